@@ -240,7 +240,7 @@ def by_name(model: nn.Module, gradient: Gradient) -> dict[str, Tensor]:
         if tensor.shape != parameters[name].shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and the net's {tuple(parameters[name].shape)}")
         if not tensor.isfinite().all():
-            raise ValueError(f"{name} holds a NaN or an infinity, of which nothing can be read")
+            raise ValueError(f"{name} is not finite")
         found[name] = tensor
     if not found:
         raise ValueError("the gradient holds no tensor")

@@ -37,7 +37,7 @@ from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
 from fedpriv.audit.membership.label_leaks import STATED, Labels
 from fedpriv.audit.membership.verdict import NO_RULE
-from fedpriv.audit.progress import Progress
+from fedpriv.audit.progress import Progress, check_budget
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.verdict import verdict
 from fedpriv.defenses import build_transforms
@@ -110,6 +110,7 @@ def audit_update(
     if images.ndim != 4 or not integers or len(images) != n or not n or not bool(((images >= 0) & (images <= 1)).all()):
         raise UsageError("data: images (n, C, H, W) in [0, 1] and integer labels (n,), at least one")
     _check_numbers(lr, steps, batch_size, momentum, weight_decay, mean, std)
+    check_budget(budget)
     shape = tuple(images.shape[1:])
     try:
         net = cut(model, shape, head)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from numbers import Real
 
 from fedpriv.attacks.lab.attempts import Mount, mount
 from fedpriv.audit.finished import Finished
-from fedpriv.errors import FedprivError
+from fedpriv.errors import FedprivError, UsageError
 
 Say = Callable[[str], object]
 END = "end"
@@ -16,6 +17,12 @@ _CUT = "cut: "
 """What a reason begins with that is the end of the budget."""
 WARM = 5.0
 """Seconds after which an audit's pace is compared with that of the one before."""
+
+
+def check_budget(seconds: object) -> None:
+    """Raise :class:`UsageError` where a budget from Python is no number of seconds, or none at all."""
+    if seconds is not None and not (isinstance(seconds, Real) and float(seconds) > 0):
+        raise UsageError(f"budget = {seconds!r}: more than 0 s, a number of seconds")
 
 
 class Progress:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from numbers import Integral, Real
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single
 from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
-from fedpriv.audit.progress import END, Progress, Say, spent
+from fedpriv.audit.progress import END, Progress, Say, check_budget, spent
 from fedpriv.audit.sums import compared
 from fedpriv.audit.text.recovery import Read, on_single_texts
 from fedpriv.audit.text.recovery import on_message as on_texts_of
@@ -68,8 +68,7 @@ class AuditOptions:
         for name, least in (("messages", 1), ("label_shadows", 0), ("membership_shadows", 0), ("singles", 1)):
             if not isinstance(value := getattr(self, name), Integral) or value < least:
                 raise UsageError(f"{name} = {value!r}: at least {least}, a whole number")
-        if self.budget is not None and not (isinstance(self.budget, Real) and self.budget > 0):
-            raise UsageError(f"budget = {self.budget!r}: more than 0 s, a number of seconds")
+        check_budget(self.budget)
 
 
 @dataclass(frozen=True)

@@ -120,6 +120,7 @@ def test_a_hidden_head(net: nn.Module) -> None:
         ({"data": (IMAGES[:1], LABELS[:1] + 99)}, "of 10 classes from 0"),
         ({"data": (IMAGES[:1], LABELS[:1] * 0 - 1)}, "of 10 classes from 0"),
         ({"update": {"3.bias": torch.full((10,), math.inf)}}, r"3\.bias is not finite"),
+        ({"budget": "2m"}, "budget = '2m': more than 0 s, a number of seconds"),
         ({"lr": 0.0}, r"lr = 0\.0: that cannot be"),
         ({"lr": -1.0}, r"lr = -1\.0: that cannot be"),
         ({"lr": 0.1, "steps": 0}, "steps = 0: that cannot be"),

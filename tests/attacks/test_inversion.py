@@ -181,7 +181,7 @@ def test_an_attack_that_fails_its_control_is_not_tried(net: Own, monkeypatch: py
         ({"gradient": {"outt.weight": torch.ones(1)}}, "no parameter 'outt.weight'; did you mean 'out.weight'"),
         ({"gradient": {"out.bias": torch.ones(3)}}, r"out.bias has shape \(3,\), and the net's \(10,\)"),
         ({"gradient": {"out.bias": None}}, "holds no tensor"),
-        ({"gradient": {"out.bias": torch.full((10,), torch.nan)}}, "out.bias holds a NaN or an infinity"),
+        ({"gradient": {"out.bias": torch.full((10,), torch.nan)}}, "out.bias is not finite"),
         ({"model": Own(softmax=True)}, "something comes after it, such as a softmax"),
         ({"model": nn.Flatten()}, "no linear layer"),
     ],

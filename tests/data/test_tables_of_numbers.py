@@ -196,7 +196,7 @@ def test_an_audit_of_rows(trained: Path) -> None:
         (("--set", "data.augment=crop_flip"), "data.augment crop_flip is for images or texts"),
         (("--model", "transformer"), "--model mlp"),
         (("--model", "cnn10"), "does not fit inputs of 1"),
-        (("--encoder", "tiny"), "model.encoder tiny is for images or texts"),
+        (("--encoder", "tiny"), "it holds texts where a single column of texts is left"),
         (("--objective", "simclr"), "needs two views of an image"),
     ],
 )
