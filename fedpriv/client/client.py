@@ -286,7 +286,7 @@ class Client:
 def _check_as_trained(payload: Payload, trained: Mapping[str, Tensor]) -> None:
     """Refuse an upload that holds other values of the model than the training, whose steps alone epsilon covers, has left."""
     for name, tensor in payload.tensors.items():
-        if name in trained and not torch.equal(tensor, trained[name]):
+        if name in trained and not torch.equal(tensor.to(trained[name].device), trained[name]):
             raise UsageError(
                 f"privacy.level sample: the method would send other values of {name} than its training has left, which no noise "
                 "covers; what changes an upload without the data is a transform (fedpriv defenses)"

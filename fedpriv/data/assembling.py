@@ -61,7 +61,7 @@ def assemble(
         notes.append(f"the labels in column {columns.label!r} begin at {lowest}, not at 0: the classes below are empty")
     elif numbered and (unused := len(classes) - len(np.unique(np.concatenate(labels)))):
         gaps = f"{unused} of the numbers up to {classes[-1]} do not occur, and their classes are empty"
-        notes.append(f"the labels in column {columns.label!r} have gaps: {gaps}; names leave none")
+        notes.append(f"the labels in column {columns.label!r} have gaps: {gaps}; names in place of numbers leave no gaps")
     kept = [np.arange(len(values)) for values in labels]
     if choice.keep:
         if missing := [cls for cls in choice.keep if cls not in classes]:
