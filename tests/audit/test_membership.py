@@ -230,6 +230,16 @@ def test_candidates_are_the_clients_own_and_others_that_no_client_trained_on(tmp
     assert torch.equal(again.data.inputs, drawn.data.inputs) and np.array_equal(again.members, drawn.members)
 
 
+def test_a_sample_counts_for_one_client_alone(tmp_path: Path) -> None:
+    """Of 20 clients and 360 unused samples, 1,438 non-members were counted, and a quarter of intervals missed a null's 0.5."""
+    options = {"data.clients": 20, "train.participation": 1.0, "train.local_epochs": 1, "model.name": "mlp2"}
+    run = evidence(tmp_path / "run", "fedavg", **options)
+    found = membership(run, 1, run.store.clients(1), shadows=4)
+    unused = len(run.federation.data.labels("server"))
+    assert len(found.clients) == 20 and {FEDMIA, LIRA, LOSS} <= found.attacks.keys()
+    assert all(unused / 2 < one.non_members == one.members <= unused for one in found.attacks.values())
+
+
 def test_of_clients_that_come_with_the_data_the_others_are_their_own_too(tmp_path: Path) -> None:
     """Or an attack on a hospital's images would find the hospital."""
     draw = np.random.default_rng(0)

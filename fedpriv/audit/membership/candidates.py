@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -30,11 +32,13 @@ class Candidates:
     Attributes:
         data: as many members as non-members, shuffled; the attack gets these.
         members: which of them the client trained on ``(n,)``; the truth for scoring, which the attack never gets.
+        samples: which samples of the data set they are ``(n,)``; a number each.
         spare: the attacker's own data, of the same classes; disjoint from the candidates, and not used by any client.
     """
 
     data: Split
     members: Mask
+    samples: npt.NDArray[np.int64]
     spare: Split
 
 
@@ -73,6 +77,7 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     return Candidates(
         _gather(data, chosen, pad),
         torch.isin(chosen, members).cpu().numpy(),
+        chosen.cpu().numpy(),
         _gather(data, _shuffled(torch.cat(spare), draw), pad),
     )
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, get_args
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from fedpriv.attacks.core.reconstruction import Inapplicable
@@ -129,7 +130,9 @@ class Membership:
 
 
 def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
-    """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
+    """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples. A sample that is a
+    candidate of several clients counts for one of them: models of one round score it alike, and intervals take scores as
+    independent.
 
     FedMIA, which compares all kept rounds, is tried in the last one only: up to an earlier round no client trained on its
     candidates' non-members, and later ones may have.
@@ -144,7 +147,7 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     if shadows < 4 or shadows % 2:
         raise UsageError(f"{shadows} shadow turns: must be an even number of at least 4")
     began = time.process_time()
-    found = [_client(evidence, round, client, shadows, seed) for client in clients]
+    found = _counted_once([_client(evidence, round, client, shadows, seed) for client in clients])
     members = np.concatenate([one.members for one in found])
     kinds = {name: kind for name, kind in found[0].kinds.items() if all(name in one.kinds for one in found)}
     not_tried = _refused(found)
@@ -205,6 +208,7 @@ class _Found:
     """The result for one client.
 
     Attributes:
+        samples, classes: of the candidates, see :class:`fedpriv.audit.membership.candidates.Candidates`.
         kinds: by attack, its statistic and how it is used.
         rounds: the rounds that FedMIA used.
     """
@@ -212,10 +216,32 @@ class _Found:
     scores: dict[str, Array]
     control: dict[str, Array]
     members: Mask
+    samples: npt.NDArray[np.int64]
+    classes: npt.NDArray[np.int64]
     kinds: dict[str, tuple[Kind, Use]]
     not_tried: dict[str, str]
     diverged: int
     rounds: tuple[int, ...]
+
+    def only(self, kept: Mask) -> _Found:
+        """The same of some candidates."""
+        scores, control = ({name: one[kept] for name, one in values.items()} for values in (self.scores, self.control))
+        who, which, classes = self.members[kept], self.samples[kept], self.classes[kept]
+        return replace(self, scores=scores, control=control, members=who, samples=which, classes=classes)
+
+
+def _counted_once(found: Sequence[_Found]) -> list[_Found]:
+    """The same with each sample as the candidate of one client alone, and as many members as others of each class."""
+    counted, seen = list[_Found](), np.empty(0, dtype=np.int64)
+    for one in found:
+        kept = ~np.isin(one.samples, seen)
+        for label in np.unique(one.classes):
+            alike = kept & (one.classes == label)
+            inside, outside = np.flatnonzero(alike & one.members), np.flatnonzero(alike & ~one.members)
+            kept[inside[len(outside) :]] = kept[outside[len(inside) :]] = False
+        counted.append(one.only(kept))
+        seen = np.union1d(seen, counted[-1].samples)
+    return counted
 
 
 def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int) -> _Found:
@@ -254,9 +280,9 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
     rounds: tuple[int, ...] = ()
+    classes = pool.data.labels.cpu().numpy()
     if round == evidence.store.rounds()[-1]:
         # Only samples of one client and class are comparable, and of each half are members.
-        classes = pool.data.labels.cpu().numpy()
         try:
             if (usual := float(np.median(np.unique(classes, return_counts=True)[1]))) < FEWEST_ALIKE:
                 raise Inapplicable(
@@ -271,7 +297,7 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
                 name = Statistic.named(kind, "FedMIA", way)
                 alone = compared.control[kind, way]
                 kinds[name], scores[name], control[name] = (kind, "FedMIA"), centred(values, classes), centred(alone, classes)
-    return _Found(scores, control, pool.members, kinds, not_tried, diverged, rounds)
+    return _Found(scores, control, pool.members, pool.samples, classes, kinds, not_tried, diverged, rounds)
 
 
 def infer(
