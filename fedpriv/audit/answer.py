@@ -34,6 +34,7 @@ from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading, s
 from fedpriv.audit.verdict import (
     best_attempt,
     beyond_copies,
+    classes_open,
     could_find_classes,
     counted,
     finds_classes,
@@ -258,9 +259,8 @@ def _not_tried(run: Found) -> list[str]:
         found.append("membership inference from class centres")
     if sent and not run.get("centers") and "centers" not in (run.get("not_tried") or {}):
         found.append("reconstruction from class centres")
-    if run.get("label_shadow") and not could_find_classes(run["label_shadow"]):
-        few = "with so few clients, not even perfect answers would be distinguished from guessing"
-        found.append(f"inference of classes by simulated clients ({few})")
+    if (shadow := run.get("label_shadow")) and (why := classes_open(shadow)) and not finds_classes(shadow):
+        found.append(f"inference of classes by simulated clients ({why})")
     if unread := [one["what"].replace("_", " ") for one in _listed(run) if not one["attacked"] and not one["how"]]:
         found.append(f"what the statistics sent with the model reveal ({', '.join(unread)})")
     return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]

@@ -16,6 +16,7 @@ from fedpriv.audit.verdict import (
     best_attempt,
     beyond_guessing,
     classes_cut,
+    classes_open,
     could_find_classes,
     counted,
     gives_away,
@@ -93,7 +94,7 @@ def _labels(run: Found) -> float | None:
         telling = of_lacking(found)
         shares.append(sum(bool(one["exact"]) for one in telling) / len(telling) if telling else 0.0)
     shadow = run.get("label_shadow")
-    if shadow is not None and could_find_classes(shadow):
+    if shadow is not None and (could_find_classes(shadow) or beyond_guessing(shadow)):
         shares.append(shadow["lacking_exact"] / shadow["lacking"] if beyond_guessing(shadow) else 0.0)
     return max(shares, default=None)
 
@@ -134,7 +135,7 @@ def _classes_open(run: Found) -> str | None:
     shadow = run.get("label_shadow")
     if not shadow and any(map(lacks_a_class, run["labels"])):
         return "no classifier was trained on messages of simulated clients, and that a rule fails is no evidence"
-    return None if not shadow or could_find_classes(shadow) else "with so few clients not even perfect answers would show it"
+    return classes_open(shadow) if shadow else None
 
 
 def _members_open(run: Found) -> str | None:

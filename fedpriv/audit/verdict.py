@@ -321,11 +321,23 @@ def beyond_guessing(shadow: Found) -> bool:
 
 
 def could_find_classes(shadow: Found | None) -> bool:
-    """Whether simulated clients could have shown classes: with few clients, not even perfect answers differ from guessing.
+    """Whether it is evidence that simulated clients did not show classes. Where no client lacks one there is nothing to find."""
+    return shadow is not None and classes_open(shadow) is None
 
-    Where no client lacks a class there is nothing to find. Without a comparison with guessing (earlier versions), they could not.
+
+def classes_open(shadow: Found) -> str | None:
+    """Why simulated clients could not have shown classes; ``None``: they could have.
+
+    A classifier that has only seen few classes at once names too few of a client that holds many. With few clients, not even
+    perfect answers differ from guessing; nor is there a comparison with guessing by audits of earlier versions.
     """
-    return shadow is not None and "p" in shadow and (not shadow["lacking"] or shadow["guess"] ** shadow["lacking"] < LEVEL)
+    lacking = shadow["lacking"] if "p" in shadow else 0
+    alike = lacking - shadow.get("wider", 0)
+    if lacking and 2 * alike <= lacking:
+        return "most clients hold more classes than the simulated ones"
+    if "p" in shadow and (not lacking or shadow["guess"] ** alike < LEVEL):
+        return None
+    return "with so few clients, not even perfect answers would be distinguished from guessing"
 
 
 def of_shadows(shadow: Found | None) -> list[str]:

@@ -329,6 +329,17 @@ def test_too_few_clients_for_simulated_ones_are_said() -> None:
     assert "Nor did the inference of classes, which has no control." in answer(run)["finding"]["sentence"]
 
 
+def test_simulated_clients_of_fewer_classes_show_nothing_by_failing() -> None:
+    """Of clients with five of ten classes they named none; those with as many classes named nine of ten."""
+    run = harmless()
+    run["label_shadow"] |= {"lacking": 10, "lacking_exact": 0, "guess": 0.1, "p": 1.0, "wider": 10}
+    assert "inference of classes" not in answer(run)["finding"]["sentence"]
+    said = "inference of classes by simulated clients (most clients hold more classes than the simulated ones)"
+    assert said in answer(run)["not_tried"]
+    run["label_shadow"] |= {"wider": 4}
+    assert "Nor did the inference of classes" in answer(run)["finding"]["sentence"] and said not in answer(run)["not_tried"]
+
+
 def unknown(run: dict[str, Any], kind: str) -> dict[str, Any]:
     """Attacks of a kind recovered none, and that is no evidence."""
     for attack in without_images(run, kind)["attacks"]:

@@ -51,6 +51,15 @@ def test_classes_by_any_way_count_and_no_way_is_not_known() -> None:
     assert labels.value(run(labels_over_rounds=[inferred(exact=True)])) == 1.0
 
 
+def test_clients_of_more_classes_than_simulated_ones_are_not_known_to_be_safe() -> None:
+    (target,) = conditions("labels<=0.5")
+    shadow = {"exact": 0.0, "lacking": 10, "lacking_exact": 0, "guess": 0.1, "p": 1.0, "wider": 10}
+    assert target.value(run(labels=[], label_shadow=shadow)) is None and not target.holds(run(labels=[], label_shadow=shadow))
+    assert target.holds(run(labels=[], label_shadow=shadow | {"wider": 4}))
+    found = shadow | {"lacking_exact": 9, "p": 1e-8}
+    assert target.value(run(labels=[], label_shadow=found)) == 0.9, "what was found counts all the same"
+
+
 def test_clients_that_hold_every_class_do_not_dilute_what_is_found_of_the_others() -> None:
     whole = inferred(true=list(range(10)))
     (labels,) = conditions("labels<=0.5")

@@ -146,6 +146,7 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
     The server simulates turns on public data (the data set's test split) with chosen label sets, and trains a classifier on them.
+    ``wider`` of the clients that lack a class hold more classes than any simulated one.
 
     Raises:
         FedprivError: a shadow turn diverged, or no client has complete samples as the shadows have.
@@ -176,10 +177,12 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     def label_sets(of: Sequence[int]) -> Tensor:
         return torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in of])
 
-    sent = [_changes(evidence, one.uploaded, one.received) for one in messages]
-    report = score_shadows(classifier, sent, label_sets(clients), label_sets(federation.data.nonempty))
+    sent, true = [_changes(evidence, one.uploaded, one.received) for one in messages], label_sets(clients)
+    report = score_shadows(classifier, sent, true, label_sets(federation.data.nonempty))
     auc = None if report.auc != report.auc else report.auc
-    return asdict(report) | {"auc": auc, "round": round, "shadows": shadows}
+    held, most = true.sum(1), int(sets.sum(1).max())
+    wider = int(((held > most) & (held < classes)).sum())
+    return asdict(report) | {"auc": auc, "round": round, "shadows": shadows, "wider": wider}
 
 
 def _changes(evidence: Evidence, uploaded: Message, received: Message) -> dict[str, Tensor]:
