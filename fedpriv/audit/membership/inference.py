@@ -17,8 +17,8 @@ from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, halv
 from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import NETS, sends_centers
 from fedpriv.audit.membership.epsilon import EpsilonBounds, epsilon_bounds
@@ -31,10 +31,12 @@ from fedpriv.audit.membership.member_scores import (
     ROWS,
     Statistic,
     Uploaded,
+    confidences,
     is_finite,
     statistics_of,
 )
 from fedpriv.audit.membership.other_clients import against_other_clients
+from fedpriv.audit.membership.readings import readings
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
@@ -80,8 +82,9 @@ class Membership:
         not_tried: why other attacks were not tried: they could not be mounted, or their positive control failed.
         controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
             chance once in a thousand times. FedMIA and the attacks on class centres are left out where their
-            own fail. The loss threshold has none: in later rounds the server's model was trained on the client's samples in its
-            earlier turns, which affects comparisons of candidates, but not those with shadows.
+            own fail. That of the loss threshold is a turn of round 1, since later models were trained on the client's samples in
+            its earlier turns, which affects comparisons of candidates, but not those with shadows; it has none where that
+            download was not kept. It fails where the non-members differ from the members in more than membership.
         positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
             whole model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
@@ -154,7 +157,7 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     must = positive_controls(shadows, seed)
     failed = {name: must[which].sentence for name, which in kinds.items() if not must[which].passed}
     not_tried |= {name: f"its control failed: {sentence}" for name, sentence in failed.items()}
-    controlled = [name for name, which in kinds.items() if name not in not_tried and which != ("confidence", "alone")]
+    controlled = [name for name in kinds if name not in not_tried and all(name in one.control for one in found)]
     pooled = {name: np.concatenate([one.control[name] for one in found]) for name in controlled}
     controls = {name: area(values, members, 1 - (1 - SURE) / len(pooled)) for name, values in pooled.items()}
     # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out. Nor is a
@@ -276,6 +279,10 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
         (scores, control), diverged = infer([message.uploaded, own.uploaded], inside, uploads, statistics)
     except (ValueError, Inapplicable) as error:
         raise FedprivError(f"round {round}, client {client}: no membership inference ({error})") from None
+    for one in statistics:
+        if one.kind == "confidence":
+            control.pop(one.attack("alone"))
+    control |= _before_any_training(evidence, round, message, own, pool, own_turn)
     kinds: dict[str, tuple[Kind, Use]] = {
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
@@ -298,6 +305,30 @@ def _client(evidence: Evidence, round: int, client: int, shadows: int, seed: int
                 alone = compared.control[kind, way]
                 kinds[name], scores[name], control[name] = (kind, "FedMIA"), centred(values, classes), centred(alone, classes)
     return _Found(scores, control, pool.members, pool.samples, classes, kinds, not_tried, diverged, rounds)
+
+
+def _before_any_training(
+    evidence: Evidence, round: int, message: Message, own: ShadowResult, pool: Candidates, number: int
+) -> dict[str, Array]:
+    """The confidence of the candidates ``(n,)`` under a turn of round 1 with the server's own samples, as a control of the loss
+    threshold; empty where that round's download was not kept.
+
+    Args:
+        own: such a turn of the attacked ``round``.
+        number: of the simulated client.
+    """
+    first: ShadowResult | None = own
+    if round > 1:
+        if (download := evidence.store.download(1)) is None:
+            return {}
+        (first,) = ShadowTurns(evidence.federation, 1, download, evidence.store.broadcast(), message.parts).run(
+            lambda _: pool.spare, [number]
+        )
+    if first is None or not is_finite(first.uploaded):
+        return {}
+    objective = evidence.federation.method.objective
+    ways = readings(evidence.federation.resident, first, pool.spare, pool.data.inputs, objective.labels)
+    return {one.attack("alone"): one.of(first.uploaded) for one in confidences(ways, pool.data.labels)}
 
 
 def infer(

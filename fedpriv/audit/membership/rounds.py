@@ -41,7 +41,7 @@ def in_rounds(
         except FedprivError as error:
             refused[round] = str(error)
             continue
-        if failed := made.failed_controls:  # a fault, or a chance of one in a thousand
+        if failed := made.failed_controls:  # a fault, other samples than the members, or a chance of one in a thousand
             refused[round] = f"{', '.join(failed)} found members in the negative control, so no attack of the round counts"
             blamed += made.described_controls()
         else:
