@@ -179,7 +179,8 @@ def _same(first: Facts, other: Facts, field: str, what: str, shown: Any) -> None
     mine, its = getattr(first, field), getattr(other, field)
     if mine != its:
         raise UsageError(
-            f"client {other.client} has {what} {line_of(shown(its))}, client {first.client} {shown(mine)}; they must be the same"
+            f"client {other.client} has {what} {line_of(shown(its))}, client {first.client} {line_of(shown(mine))}; "
+            "they must be the same"
         )
 
 
@@ -202,8 +203,9 @@ def _form(form: SampleForm) -> str:
 
 
 def _listed(classes: Sequence[str], first: Sequence[str], other: Sequence[str]) -> str:
-    only = [name for name in classes if name not in first or name not in other]
-    lacks = [name for name in (*first, *other) if name not in classes]
-    if only or lacks:
-        return f"{len(classes)}, " + (f"with {only[0]!r}" if only else f"without {lacks[0]!r}")
+    own, both = set(classes), {*first} & {*other}  # a client may declare a million
+    only = next((name for name in classes if name not in both), None)
+    lacks = next((name for name in (*first, *other) if name not in own), None)
+    if only is not None or lacks is not None:
+        return f"{len(classes)}, " + (f"with {only!r}" if only is not None else f"without {lacks!r}")
     return f"{len(classes)} in another order"

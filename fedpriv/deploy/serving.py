@@ -113,7 +113,8 @@ def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[
             raise FedprivError(f"client {client} cannot take part: {line_of(why)}")
         found[client] = Facts.of(answer.said[0] if answer.said else None, client)
         if found[client].client != client:
-            raise UsageError(f"client {found[client].client} answers in place of client {client}; two nodes have one number")
+            told = line_of(found[client].client)
+            raise UsageError(f"client {told} answers in place of client {client}; two nodes have one number")
     if absent := sorted(set(frames) - set(found)):
         raise FedprivError(f"client {absent[0]} has not answered within {seconds:g} s ({len(absent)} of {len(frames)} missing)")
     facts = [found[client] for client in sorted(found)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -414,6 +415,30 @@ def test_clients_that_do_not_fit_together_are_refused_before_the_first_round(tmp
     with pytest.raises(UsageError, match=told):
         play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 2, facts), **SETTINGS)
     assert not (tmp_path / "run").exists()
+
+
+LONG: dict[str, dict[str, Any]] = {
+    "a net": {"usual_model": "\x1b[2J" + "A" * 10**5},
+    "classes": {"classes": ["\x1b[2J" + "A" * 10**5, "b"]},
+    "a shape": {"form": {"shape": [7] * 10**5}},
+    "suggestions": {"suggests": {"train.lr": "A" * 10**5}},
+    "a partition": {"dealt": "\x1b" * 100},
+    "a number": {"client": 10**4000},
+}
+
+
+@pytest.mark.parametrize("what", LONG)
+def test_what_the_first_client_declares_is_shown_as_one_short_line(tmp_path: Path, what: str) -> None:
+    with pytest.raises(UsageError) as found:
+        play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 0, LONG[what]), **SETTINGS)
+    assert str(found.value).isprintable() and len(str(found.value)) < 800
+
+
+def test_many_classes_cost_a_server_no_time(tmp_path: Path) -> None:
+    facts, began = {"classes": [str(number) for number in range(10, 100_000)]}, time.process_time()
+    with pytest.raises(UsageError, match="client 2 has the classes 99990, with '10', client 0 10, with '0'"):
+        play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 2, facts), **SETTINGS)
+    assert time.process_time() - began < 20
 
 
 def test_what_all_clients_suggest_is_checked_as_a_config(tmp_path: Path) -> None:
