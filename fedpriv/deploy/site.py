@@ -39,6 +39,13 @@ UNKNOWN_RUN = "unknown run"
 """How a client begins its answer where it has not the terms of the run; the server then sends them again."""
 
 
+_LOG = "the client's own log says why"
+
+
+class Untold(FedprivError):
+    """An error for the server to read, in place of its cause, which only the client's own log gets."""
+
+
 class Site:
     """One client on its own machine.
 
@@ -86,10 +93,16 @@ class Site:
                 if not isinstance(one, dict) or (act := self._acts.get(one.get("do"))) is None:
                     raise Refused("a frame that asks for what no client does")
                 act(self, run, one, frame, letter)
+        except Untold as error:
+            return _failed(frame, str(error.__cause__), str(error))
         except (FedprivError, Refused) as error:
             return _failed(frame, str(error))
-        except Exception as error:
-            return _failed(frame, f"{type(error).__name__}: {error}")
+        except OSError as error:
+            return _failed(frame, f"{type(error).__name__}: {error}", f"{type(error).__name__}: {error.strerror}")
+        except Exception as error:  # whose text may quote a sample
+            return _failed(
+                frame, f"{type(error).__name__}: {error}", f"the client cannot answer ({type(error).__name__}); {_LOG}"
+            )
         return letter.frame()
 
     # --- what a server may ask -----------------------------------------------------------------------------------------
@@ -234,7 +247,12 @@ class Site:
             raise UsageError(f"the run has {wanted.data.clients} clients (data.clients), and this is client {self.number}")
         if self._loaded is None or self._loaded[0] != wanted.to_yaml():
             deal = dealt if self.source.share == "dealt" else self._all_mine
-            self._loaded = wanted.to_yaml(), load(wanted, deal)
+            try:
+                self._loaded = wanted.to_yaml(), load(wanted, deal)
+            except FedprivError as error:
+                if self.source.private:
+                    raise Untold(f"its data cannot be read as the run's config says; {_LOG}, which may quote them") from error
+                raise
         return self._loaded[1]
 
     def _all_mine(self, dataset: Dataset, config: RunConfig) -> Partition:
@@ -281,10 +299,10 @@ def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:
     return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 
-def _failed(frame: Frame, text: str) -> Frame:
-    """An error as the server may read it, without paths of this machine; with them, it is in the client's own log."""
+def _failed(frame: Frame, text: str, told: str | None = None) -> Frame:
+    """An error as the server may read it (``told``, or the text) without paths of this machine; in the client's own log, whole."""
     print(f"fedpriv: {line_of(str(frame.head.get('run')))}: {line_of(text)}", file=sys.stderr, flush=True)
-    return Letter().frame(error=_pathless(text))
+    return Letter().frame(error=_pathless(text if told is None else told))
 
 
 def _pathless(text: str) -> str:

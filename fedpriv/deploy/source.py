@@ -32,6 +32,11 @@ class Source:
         if self.label is not None and self.name is None:
             raise UsageError(f"data.label {self.label!r}: a column of which data? data.name says where they are")
 
+    @property
+    def private(self) -> bool:
+        """Whether the samples may be others than everyone can get."""
+        return self.dir is not None or (self.name is not None and self.name not in sources())
+
     def of_run(self, data: DataConfig) -> DataConfig:
         """What a run's config says of the data, with what the client alone decides: which files, and which of their columns.
 

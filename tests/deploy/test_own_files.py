@@ -14,6 +14,7 @@ from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.site import Site
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
+from fedpriv.simulation.inputs.unseen import SampleForm
 from tests.deploy.apart import ALL_KEPT, agree, play_apart, sites
 from tests.simulation.small import config, play
 
@@ -57,6 +58,36 @@ def test_a_server_chooses_no_column_of_a_clients_own_data(tmp_path: Path, report
         assert answer.error is None and sorted(answer.said[0]["classes"]) == ["cold", "flu"]
     with pytest.raises(UsageError, match="a column of which data"):
         Source(label="diagnosis")
+
+
+@pytest.mark.parametrize(
+    ("rows", "quoted"),
+    [
+        (["text,diagnosis", "a report,flu", "a report,cold,Jane Doe"], "Jane Doe"),
+        (["text,illness", "a report,flu", "a report,cold"], "illness"),
+    ],
+    ids=["a row", "a column"],
+)
+def test_errors_quote_a_clients_own_data_in_its_own_log_alone(
+    tmp_path: Path, rows: list[str], quoted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "Jane Doe").mkdir()
+    file = tmp_path / "Jane Doe" / "my reports.csv"
+    file.write_text("\n".join(rows) + "\n")
+    answer = described(tmp_path, Source(str(file), label="diagnosis"), **TEXTS, **{"data.limit": 2})
+    assert "its data cannot be read as the run's config says" in str(answer.error)
+    assert quoted not in str(answer.error) and "Doe" not in str(answer.error) and quoted in capsys.readouterr().err
+
+
+def test_an_error_that_no_one_has_thought_of_crosses_as_its_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_of: object) -> None:
+        raise KeyError("Jane Doe")
+
+    monkeypatch.setattr(SampleForm, "of", fails)
+    error = described(tmp_path, Source("digits")).error
+    assert error == "the client cannot answer (KeyError); the client's own log says why" and "Jane" in capsys.readouterr().err
 
 
 def test_a_server_names_no_other_files(tmp_path: Path) -> None:
