@@ -26,7 +26,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.simulation.setup import Loaded, dealt, load
-from fedpriv.wire import unseal
+from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ UNKNOWN_RUN = "unknown run"
 
 
 _LOG = "the client's own log says why"
+_BROADCAST = "broadcast-"
+"""In the folder of a run: how the file of the initial model is called, before its checksum."""
 
 
 class Untold(FedprivError):
@@ -153,7 +155,7 @@ class Site:
         if message is None:
             raise Refused("a welcome without a model")
         opened.take_broadcast(message)
-        write_atomically(self._folder(run) / "broadcast.safetensors", message.data)
+        write_atomically(self._folder(run) / f"{_BROADCAST}{message.digest}", message.data)
         letter.say({})
 
     def _train(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
@@ -231,13 +233,27 @@ class Site:
             opened = AgreedRun(
                 run, self.number, config, declared, loaded, ClientStore(self._folder(run) / "states"), self._secret(run)
             )
-            if (kept := self._folder(run) / "broadcast.safetensors").exists():
-                opened.take_broadcast(unseal(kept.read_bytes()))
+            if (kept := self._kept_broadcast(run)) is not None:
+                opened.take_broadcast(kept)
             if opened.masking is not None:
                 opened.masking = self._held.get(run, opened.masking)
                 _keep_latest(self._held, run, opened.masking)
             self._open = opened
         return self._open
+
+    def _kept_broadcast(self, run: str) -> Sealed | None:
+        """The initial model of a run as it came; ``None``: it has not come yet.
+
+        Raises:
+            Refused: it is damaged. It is removed, and the server sends it again.
+        """
+        for path in self._folder(run).glob(f"{_BROADCAST}*"):
+            data = path.read_bytes()
+            if path.name != _BROADCAST + hashlib.sha256(data).hexdigest():
+                path.unlink()
+                raise Refused(f"{UNKNOWN_RUN} {run}: the initial model that client {self.number} has kept of it is damaged")
+            return unseal(data)
+        return None
 
     def _load(self, config: RunConfig) -> Loaded:
         """Its data, prepared for a config; those of the last one are kept."""
@@ -300,7 +316,7 @@ def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:
 
 
 def _failed(frame: Frame, text: str, told: str | None = None) -> Frame:
-    """An error as the server may read it (``told``, or the text) without paths of this machine; in the client's own log, whole."""
+    """An error as the server may read it (``told``, or the text) without paths of this machine; the client's log has it all."""
     print(f"fedpriv: {line_of(str(frame.head.get('run')))}: {line_of(text)}", file=sys.stderr, flush=True)
     return Letter().frame(error=_pathless(text if told is None else told))
 

@@ -223,6 +223,29 @@ def test_a_client_that_has_lost_its_disk_gets_the_terms_again(tmp_path: Path) ->
     assert metrics(folder)[2]["missing"] == 1 and "missing" not in metrics(folder)[3]
 
 
+@pytest.mark.parametrize("damage", ["bits", "cut"])
+def test_an_initial_model_that_is_damaged_at_a_client_is_sent_again(tmp_path: Path, damage: str) -> None:
+    """Its private layers begin there, whenever its first turn comes."""
+    turns = {"train.selection": "schedule", "train.schedule": ((0, 2), (1, 2), (1, 2)), "train.participation": None}
+    settings = {**SETTINGS, **turns}
+
+    class Damaging(Faulty):
+        def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+            if round == 2 and 1 in frames and frames[1].said[-1]["do"] == "train":
+                (file,) = (tmp_path / "c" / "client-1" / "runs" / "run").glob("broadcast*")
+                data = bytearray(file.read_bytes()[: -7 if damage == "cut" else None])
+                data[-100:-97] = b"\0\0\0"
+                file.write_bytes(data)
+                self.sites = sites(tmp_path / "c", config("fedper", **settings))  # started again
+            yield from super().exchange(frames, seconds, round)
+
+    warnings: list[str] = []
+    grid = Damaging(tmp_path / "c", lambda asked, round, client, answer: [answer], settings, "fedper")
+    folder = play_apart(tmp_path / "run", "fedper", warnings, grid, **settings)
+    assert [one.get("missing") for one in metrics(folder)] == [None, None, 1, None]
+    assert "unknown run run: the initial model that client 1 has kept of it is damaged" in warnings[0] and len(warnings) == 1
+
+
 @pytest.mark.slow
 def test_a_stopped_run_is_resumed(tmp_path: Path) -> None:
     def stop(asked: str, round: int, client: int, answer: Any) -> list[Any]:
