@@ -224,12 +224,14 @@ def unmasked(
         try:
             secret = join({by: shares[who] for by, shares in revealed.items()})
         except (KeyError, ValueError):
-            raise Refused(f"the shares of client {who} do not give its secret") from None
+            raise Refused(
+                f"the shares that clients revealed of client {who}'s secret do not give it; one of them is false"
+            ) from None
         if who in uploads:
             total -= mask(secret, size)
             continue
         if public_of(secret) != keys[who].masks:
-            raise Refused(f"the shares of client {who} do not give its secret")
+            raise Refused(f"the shares that clients revealed of client {who}'s secret do not give it; one of them is false")
         for other in uploads:
             total += pairwise(secret, keys[other].masks, label, who, other, size)
     return decoded(total)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from fedpriv.secure.layout import Layout, Sums
 from fedpriv.secure.protocol import PublicKeys, threshold, unmasked
 from fedpriv.secure.terms import expected_mean
 from fedpriv.server.clients import Clients
-from fedpriv.wire import Payload, Sealed, Tap, seal
+from fedpriv.wire import Kind, Payload, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
 
 T = TypeVar("T")
@@ -66,8 +66,8 @@ class SecureSum:
         """
         keys = self._different(keys)
         layout, all_keys = Layout(self.agreement, self.received), {one: messages.public(found) for one, found in keys.items()}
-        letters = self._ask({one: messages.table("keys", self.round, one, all_keys) for one in keys}, self._letters)
-        letters = {one: sent for one, sent in letters.items() if sent.keys() == keys.keys() - {one}}
+        questions = {one: messages.table("keys", self.round, one, all_keys) for one in keys}
+        letters = self._ask(questions, lambda one, answer: self._rows(answer, "letters", one, keys.keys() - {one}))
         carried = {to: {of: sent[to] for of, sent in letters.items() if of != to} for to in letters}
         questions = {to: messages.table("letters", self.round, to, rows) for to, rows in carried.items()}
         uploads = self._ask(questions, lambda one, answer: messages.words_of(answer, self.round, one, layout.size))
@@ -78,7 +78,7 @@ class SecureSum:
         confirmed = self._ask(lists, lambda one, answer: messages.rows_of(answer, "confirmed", self.round, one))
         carried = {to: {of: sent[to] for of, sent in confirmed.items() if to in sent} for to in confirmed}
         questions = {to: messages.table("confirmed", self.round, to, rows) for to, rows in carried.items()}
-        shares = self._ask(questions, lambda one, answer: messages.rows_of(answer, "shares", self.round, one))
+        shares = self._ask(questions, lambda one, answer: self._rows(answer, "shares", one, letters.keys()))
         sums = layout.sums(unmasked(uploads, letters, keys, shares, self.label))
         active = tuple(sorted(uploads))
         return Summed(active, sums.loss, self._mean(sums, len(active), sum(examples[one] for one in active)))
@@ -105,8 +105,13 @@ class SecureSum:
         expected.check(sealed)
         return sealed
 
-    def _letters(self, client: int, answer: Sealed) -> dict[int, bytes]:
-        return messages.rows_of(answer, "letters", self.round, client)
+    def _rows(self, answer: Sealed, kind: Kind, client: int, about: Collection[int]) -> dict[int, bytes]:
+        """A table with a row for each of these clients."""
+        rows = messages.rows_of(answer, kind, self.round, client)
+        if rows.keys() != set(about):
+            strange = min(rows.keys() ^ set(about))
+            raise Refused(f"its {kind} have {'a' if strange in rows else 'no'} row for client {strange}")
+        return rows
 
     def _ask(self, questions: Mapping[int, Sealed], read: Callable[[int, Sealed], T]) -> dict[int, T]:
         """What clients answer, by client in ascending order; those who do not, or not as they should, drop out."""

@@ -179,7 +179,7 @@ def test_wrong_shares_are_named() -> None:
     made = Round(4)
     revealed = made.revealed([0, 1, 2, 3], [])
     revealed[1] = {**revealed[1], 2: bytes(66)}
-    with pytest.raises(Refused, match="the shares of client 2 do not give its secret"):
+    with pytest.raises(Refused, match="shares that clients revealed of client 2's secret do not give it"):
         unmasked(made.uploads, made.shared, made.keys, revealed, made.label)
 
 

@@ -170,6 +170,26 @@ def test_a_client_with_bad_keys_is_not_in_the_sum(tmp_path: Path, bad: str) -> N
     assert len(warnings) == 1 and f"client {lost} " in warnings[0] and "refused" in warnings[0]
 
 
+@pytest.mark.parametrize("step", ["letters", "shares"])
+def test_a_table_with_too_few_rows_costs_no_other_client_its_part(tmp_path: Path, step: str) -> None:
+    """Its sender is named; after its masked upload, what it sent counts."""
+    short: list[int] = []
+
+    def spoil(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        if step not in kinds or round != 1 or short:
+            return [answer]
+        short.append(client)
+        rows = messages.rows_of(unseal(answer.parts[0]), kinds[0], round, client)  # type: ignore[arg-type]
+        rows.pop(max(rows))
+        return [replace(answer, parts=(messages.table(kinds[0], round, client, rows).data,))]  # type: ignore[arg-type]
+
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "mpfedcon", warnings, Losing(tmp_path / "run-clients", spoil), **ON)
+    lost = short if step == "letters" else []
+    assert sorted(RunFolder.open(folder).records()[1]["summed"]) == sorted(set(participants(folder)) - set(lost))
+    assert len(warnings) == 1 and f"what client {short[0]} sent for the sum is refused: its {step} have no row" in warnings[0]
+
+
 def participants(folder: Path) -> list[int]:
     stored = list((folder / "payloads" / "round-0001").glob("report-*"))
     asked = RunFolder.open(folder).config()
