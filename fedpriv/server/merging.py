@@ -114,6 +114,7 @@ def _merged(method: Method, server: ServerState, matrix: Uploads) -> ServerState
         raise FedprivError(f"{called} returns a {type(merged).__name__}; it should be a Merged")
     if (found := tuple(merged.row.shape)) != (expected := tuple(matrix.previous.shape)):
         raise FedprivError(f"{called} returns a model of shape {found}; it should have that of uploads.previous, {expected}")
-    state = ServerState(matrix.expand(merged.row, server.row), dict(merged.memory), merged.report)
+    report = {name: value for name, value in merged.report.items() if math.isfinite(value)}  # squares of large numbers are not
+    state = ServerState(matrix.expand(merged.row, server.row), dict(merged.memory), report)
     state.memory = dict(method.remember(server, state, matrix.statistics))
     return state

@@ -340,13 +340,22 @@ def test_where_finite_uploads_would_merge_to_none_the_server_stays_as_it_was(
     assert "not_finite" not in second.whole[2]["metrics"] and set(run.progress.clients.values()) == {2}
     upload = second.answers[2].upload
     assert upload is not None
-    run.warn = warnings.append
+    run._merger.warn = warnings.append
     after = second.with_changed(2, **{name: torch.full_like(tensor, 3.3e38) for name, tensor in upload.tensors().items()})
     assert same(after, (before.row, before.memory, {})) and not same(second.whole, after)
     assert after[2]["metrics"]["not_finite"] == 1 and "refused" not in after[2]
     assert [f"{spoiled} would not be finite; train.max_update_norm" in warning for warning in warnings] == [True]
     assert set(run.progress.clients.values()) == {1}
     assert all(run.store.damaged({client: 2}) is not None for client in range(6)), "their states of that turn are gone"
+
+
+def test_numbers_of_a_merge_that_are_not_finite_stand_in_no_record(simulate: Simulate) -> None:
+    second = SecondRound(simulate, "fedavg", aggregation="fedu")
+    upload = second.answers[2].upload
+    assert upload is not None
+    after = second.with_changed(2, **{name: torch.full_like(tensor, 1e20) for name, tensor in upload.tensors().items()})
+    assert "not_finite" not in after[2]["metrics"] and any(name.startswith("l-dawa/") for name in after[2]["metrics"])
+    assert all(math.isfinite(value) for value in after[2]["metrics"].values())
 
 
 def test_a_sum_that_overflows_is_no_number_that_is_not_finite() -> None:
