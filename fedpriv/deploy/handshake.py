@@ -116,16 +116,25 @@ def check(facts: Sequence[Facts], now: float) -> None:
         raise UsageError("no client holds training data")
 
 
-def outweighing(facts: Sequence[Facts], config: RunConfig) -> str | None:
-    """A warning of a client that alone outweighs all others, of more than one, where uploads are weighted by samples."""
-    sizes = {one.client: one.train for one in facts if one.train}
-    client, total = max(sizes, key=lambda one: sizes[one]), sum(sizes.values())
-    if len(sizes) < 3 or 2 * sizes[client] <= total or (config.aggregation or config.method).params.get("weights") == "uniform":
-        return None
-    return (
-        f"client {client} declares {sizes[client]} of all {total} training samples, which the server cannot check: where uploads "
-        "are weighted by samples, the model is mostly its own"
-    )
+def outweighing(facts: Sequence[Facts], config: RunConfig) -> list[str]:
+    """Warnings of a client that alone outweighs all others, of more than one: in the model, where uploads are weighted by
+    samples, and in the weighted accuracy."""
+    found = []
+    if (config.aggregation or config.method).params.get("weights") != "uniform":
+        what = (
+            "training samples, which the server cannot check: where uploads are weighted by samples, the model is mostly its own"
+        )
+        found += _most({one.client: one.train for one in facts}, what)
+    what = "test samples, which the server cannot check: the accuracy that is weighted by samples is mostly its own"
+    return found + _most({one.client: one.test for one in facts}, what)
+
+
+def _most(samples: Mapping[int, int], what: str) -> list[str]:
+    sizes = {client: size for client, size in samples.items() if size}
+    total, client = sum(sizes.values()), max(sizes, key=lambda one: sizes[one], default=0)
+    if len(sizes) < 3 or 2 * sizes[client] <= total:
+        return []
+    return [f"client {client} declares {sizes[client]} of all {total} {what}"]
 
 
 def declared(facts: Sequence[Facts]) -> Declared:

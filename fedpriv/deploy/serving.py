@@ -66,7 +66,7 @@ def start(
     _check_possible(config)
     build_transforms(config.wire.transforms)
     facts = _declared_by_clients(config, grid, seconds)
-    if (said := outweighing(facts, config)) is not None:
+    for said in outweighing(facts, config):
         warn(said)
     agreement = _agreement(config, facts)
     check_tracking(agreement.config.tracking)

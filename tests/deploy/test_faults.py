@@ -483,6 +483,13 @@ def test_a_client_that_outweighs_all_others_is_named(tmp_path: Path, weights: st
     assert any("client 2 declares 1000000000 of all" in told for told in warnings) == named
 
 
+def test_a_client_that_outweighs_all_others_in_the_weighted_accuracy_is_named(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    grid = Telling(tmp_path / "c", 2, {"test": 10**9})
+    play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "train.rounds": 1})
+    assert len(warnings) == 1 and "client 2 declares 1000000000 of all" in warnings[0] and "test samples" in warnings[0]
+
+
 def test_clients_of_about_the_same_size_are_not(tmp_path: Path) -> None:
     warnings: list[str] = []
     grid = Loopback(sites(tmp_path / "c", config("fedavg", **SETTINGS)))
