@@ -9,6 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedpriv.aggregation import Aggregation
 from fedpriv.agreement import Agreement
 from fedpriv.client.model import ClientModel
 from fedpriv.client.store import ClientStore
@@ -94,7 +95,7 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
 
 def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
     """Check a download (round 0: the broadcast) by what is known without the server's state: of which round it is, that it holds
-    tensors of the net that the server may know, in their shapes, and that all its numbers are finite.
+    the tensors of the net that the server knows, in their shapes, and that all its numbers are finite.
 
     Raises:
         Refused: it is none.
@@ -111,6 +112,9 @@ def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
             raise Refused(f"{name} is of {CODES[code]}, not {dtype}")
         if about in space and shape != tuple(space[about].shape):
             raise Refused(f"{name} has shape {list(shape)}, not {list(space[about].shape)}")
+    sends_all = round == 0 or type(agreement.method.aggregation).sent is Aggregation.sent
+    if sends_all and (missing := sorted(known - download.names)):
+        raise Refused(f"{missing[0]} is missing")
     if spoiled := download.not_finite():
         raise Refused(f"{spoiled} is not finite")
 

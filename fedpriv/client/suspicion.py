@@ -71,7 +71,9 @@ def marks(agreement: Agreement, tensors: Mapping[str, Tensor]) -> Iterator[Mark]
     for name, tensor in tensors.items():
         layer = name.removesuffix(".weight")
         if layer in agreement.linear and layer.startswith("head"):
-            yield from _of_head(name, tensor, tensors.get(f"{layer}.bias"))
+            yield from _of_head(name, tensor)
+        elif name.startswith("head") and name.removesuffix(".bias") in agreement.linear:
+            yield from _of_bias(name, tensor)
         elif layer in agreement.linear:
             learned = agreement.initial[space[name].start : space[name].stop].any()  # not of layers that begin at zero, as LoRA's
             if TRANSFORMER in name and learned:
@@ -128,13 +130,15 @@ def _of_convolution(name: str, weight: Tensor) -> Iterator[Mark]:
         yield Mark(name, "a share of {} of a kernel is a single entry, which copies its input", float(shares.max()), limit)
 
 
-def _of_head(name: str, weight: Tensor, bias: Tensor | None) -> Iterator[Mark]:
+def _of_head(name: str, weight: Tensor) -> Iterator[Mark]:
     # The same vector added to all classes changes no probability, so only what differs between them counts.
     median = weight.sort(dim=0).values[(len(weight) - 1) // 2]  # Tensor.median along a dimension may vary on CUDA
     norms = (weight - median).norm(dim=1)
     if len(norms) > 3 and weight.shape[1] >= FEWEST // 2:
         ratio = float(norms.max() / norms.median().clamp(min=float(norms.max()) / MOST))
         yield Mark(name, "what one class adds to the classes' median weights is {} times that of the median class", ratio, 20)
-    if bias is not None and len(bias) > 1:
-        away = float((bias - bias.median()).abs().max())
-        yield Mark(name.replace("weight", "bias"), "one class is {} logits away from the median class", away, 10)
+
+
+def _of_bias(name: str, bias: Tensor) -> Iterator[Mark]:
+    if len(bias) > 1:
+        yield Mark(name, "one class is {} logits away from the median class", float((bias - bias.median()).abs().max()), 10)

@@ -386,6 +386,7 @@ def test_a_run_may_be_told_to_stop_and_what_is_refused_is_not_kept(tmp_path: Pat
 DOWNLOADS: list[tuple[str, Callable[[Payload], Payload], str]] = [
     ("replayed", lambda draft: replace(draft, round=1), "of kind weights for round 1"),
     ("a report", lambda draft: replace(draft, kind="report", num_examples=3), "of kind report"),
+    ("a part", lambda draft: less(draft, "encoder.fc1.weight"), "encoder.fc1.weight is missing"),
     ("a private tensor", lambda draft: more(draft, "head.weight", torch.zeros(10, 16)), "head.weight is nothing that the server"),
     ("an unknown tensor", lambda draft: more(draft, "encoder.x", torch.zeros(1)), "encoder.x is nothing that the server sends"),
     ("transposed", lambda draft: more(draft, NAME, draft.tensors[NAME].T), "has shape [64, 128], not [128, 64]"),
@@ -398,6 +399,10 @@ NAME = "encoder.fc1.weight"
 
 def more(draft: Payload, name: str, tensor: Tensor) -> Payload:
     return replace(draft, tensors={**draft.tensors, name: tensor})
+
+
+def less(draft: Payload, name: str) -> Payload:
+    return replace(draft, tensors={other: tensor for other, tensor in draft.tensors.items() if other != name})
 
 
 @pytest.mark.parametrize(("change", "reason"), [one[1:] for one in DOWNLOADS], ids=[one[0] for one in DOWNLOADS])

@@ -108,6 +108,12 @@ def test_marks_are_refused(how: str) -> None:
         check_for_marks(agreement, 1, {**state, **alter(state)})
 
 
+def test_a_bias_is_looked_at_also_where_the_weights_are_not_sent() -> None:
+    agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
+    with pytest.raises(SuspiciousDownload, match=r"head\.bias: one class is .* logits away"):
+        check_for_marks(agreement, 1, {"head.bias": state["head.bias"] - 30 * torch.eye(10)[0]})
+
+
 def test_layers_that_begin_at_zero_are_not_looked_at() -> None:
     """LoRA's second factors: what training adds to them first is nearly one direction."""
     agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
