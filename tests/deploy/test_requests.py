@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -79,6 +81,23 @@ def test_who_follows_a_run_is_shown_its_warnings(tmp_path: Path) -> None:
     said: list[str] = []
     assert request.follow(lambda: None, lambda record: None, said.append)
     assert [text for text in said if "what client 2 sent is refused" in text], said
+
+
+def test_a_warning_that_a_full_disk_does_not_take_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1, "train.max_update_norm": 1e-6})
+    request, real = Request.write(tmp_path, tmp_path / "run", chosen, 3, 60), Path.open
+
+    def full(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if path == request.warnings:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", full)
+    request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+    assert request.ended == {"finished": True}
+    assert "what client 0 sent is refused" in capsys.readouterr().err
 
 
 def test_the_last_request_of_each_run(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,9 +102,16 @@ class Request:
         save_json(self._note, {"finished": summary is not None})
 
     def _warn(self, text: str) -> None:
-        """Show a warning to who follows: what the server's app prints goes into the SuperLink's database alone."""
-        with self.warnings.open("a", encoding="utf-8") as file:
-            file.write(" ".join(text.split()) + "\n")
+        """Show a warning to who follows: what the server's app prints goes into the SuperLink's database alone.
+
+        A full disk does not end the run here; the next file of the run, which cannot be written either, says how to go on.
+        """
+        line = " ".join(text.split())
+        try:
+            with self.warnings.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            print(f"fedpriv: {line} (not written to {self.warnings}: {error.strerror})", file=sys.stderr, flush=True)
 
     @property
     def warnings(self) -> Path:
