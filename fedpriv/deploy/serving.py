@@ -18,7 +18,7 @@ from fedpriv.deploy.frames import Letter, line_of
 from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, outweighing, told_to_clients
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
-from fedpriv.files import load_json, save_json
+from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.methods.build import with_options
 from fedpriv.models.encoders import is_local
 from fedpriv.models.own import is_own
@@ -85,10 +85,18 @@ def resume(path: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: 
     """Go on with a run that was stopped or killed; arguments and errors as for :func:`start`."""
     folder = to_resume(path)
     with folder.alone(), folder.in_memory():
-        told = load_json(folder.path / DECLARED)["clients"]
-        facts = [Facts.of(one, client) for client, one in enumerate(told)]
-        agreement = _agreement(folder.config(), facts)
+        config = folder.config()
+        facts = _declared_before(folder.path / DECLARED, config.data.clients)
+        agreement = _agreement(config, facts)
         return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
+
+
+def _declared_before(file: Path, clients: int) -> list[Facts]:
+    """What each client declared before the first round; :class:`Damaged` where the file does not say it."""
+    told = load_json(file).get("clients")
+    if not isinstance(told, list) or len(told) != clients:
+        raise Damaged(f"{file} is damaged: it does not say what each of the {clients} clients declared")
+    return [Facts.of(one, client) for client, one in enumerate(told)]
 
 
 def to_resume(path: Path) -> RunFolder:

@@ -15,8 +15,9 @@ from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.serving import STOP
+from fedpriv.deploy.serving import DECLARED, STOP
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
+from fedpriv.files import Damaged
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Report
@@ -258,6 +259,16 @@ def test_a_stopped_run_is_resumed(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").facts["status"] == "interrupted"
     go_on(tmp_path / "run", Loopback(sites(here, config("mpfedcon", **SETTINGS))))
     agree(tmp_path / "run", play_whole(tmp_path))
+
+
+@pytest.mark.parametrize("written", ["{}", '{"clients": 4}', '{"clients": []}', '{"clients": ['])
+def test_what_clients_declared_is_damaged_where_it_does_not_say_so(tmp_path: Path, written: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(config("fedavg", **SETTINGS).to_yaml())
+    (tmp_path / "run" / "run.json").write_text("{}")
+    (tmp_path / "run" / DECLARED).write_text(written)
+    with pytest.raises(Damaged, match=r"declared\.json is damaged"):
+        go_on(tmp_path / "run", Loopback({}))
 
 
 def test_errors_cross_without_paths(tmp_path: Path) -> None:
