@@ -96,16 +96,20 @@ class Site:
                     raise Refused("a frame that asks for what no client does")
                 act(self, run, one, frame, letter)
         except Untold as error:
-            return _failed(frame, str(error.__cause__), str(error))
+            return self._failed(frame, str(error.__cause__), str(error))
         except (FedprivError, Refused) as error:
-            return _failed(frame, str(error))
+            return self._failed(frame, str(error))
         except OSError as error:
-            return _failed(frame, f"{type(error).__name__}: {error}", f"{type(error).__name__}: {error.strerror}")
+            return self._failed(frame, f"{type(error).__name__}: {error}", f"{type(error).__name__}: {error.strerror}")
         except Exception as error:  # whose text may quote a sample
-            return _failed(
-                frame, f"{type(error).__name__}: {error}", f"the client cannot answer ({type(error).__name__}); {_LOG}"
-            )
+            kind = type(error).__name__
+            return self._failed(frame, f"{kind}: {error}", f"the client cannot answer ({kind}); {_LOG}")
         return letter.frame()
+
+    def _failed(self, frame: Frame, text: str, told: str | None = None) -> Frame:
+        """An error as the server may read it (``told``, or the text), without paths; the client's own log has all of it."""
+        print(f"fedpriv: {line_of(str(frame.head.get('run')))}: {line_of(text)}", file=sys.stderr, flush=True)
+        return Letter().frame(error=_pathless(text if told is None else told, self.folder))
 
     # --- what a server may ask -----------------------------------------------------------------------------------------
 
@@ -315,13 +319,11 @@ def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:
     return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 
-def _failed(frame: Frame, text: str, told: str | None = None) -> Frame:
-    """An error as the server may read it (``told``, or the text) without paths of this machine; the client's log has it all."""
-    print(f"fedpriv: {line_of(str(frame.head.get('run')))}: {line_of(text)}", file=sys.stderr, flush=True)
-    return Letter().frame(error=_pathless(text if told is None else told))
+def _pathless(text: str, folder: Path) -> str:
+    """One line without paths of this machine, and without addresses, which may hold a password.
 
-
-def _pathless(text: str) -> str:
-    """One line without paths of this machine, and without addresses, which may hold a password."""
-    line = re.sub(r"\w+://[^\s;,'\"]*", "an address", " ".join(text.split()))
+    Args:
+        folder: that of the client, whose path may hold spaces.
+    """
+    line = re.sub(r"\w+://[^\s;,'\"]*", "an address", " ".join(text.replace(str(folder), "").split()))
     return line_of(re.sub(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][^\s:;,'\"]*", "a file", line))

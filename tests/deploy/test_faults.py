@@ -286,6 +286,17 @@ def test_errors_cross_without_paths(tmp_path: Path) -> None:
     assert "\n" not in told and "secret-place" not in told and str(tmp_path) not in told
 
 
+def test_a_clients_folder_with_spaces_does_not_cross(tmp_path: Path) -> None:
+    site = sites(tmp_path / "Jane Doe" / "c", config("fedavg", **SETTINGS))[0]
+    folder = site.folder / "runs" / "run"
+    folder.mkdir(parents=True)
+    (folder / "terms.json").write_text("{")
+    letter = Letter()
+    letter.say({"do": "train", "round": 1, "last": None})
+    told = site.answer(letter.frame(run="run")).head["error"]
+    assert told.startswith("a file is damaged") and "Doe" not in told
+
+
 @pytest.mark.slow
 def test_a_second_message_under_sample_level_dp_is_refused(tmp_path: Path) -> None:
     private = {**SETTINGS, "privacy.level": "sample", "privacy.noise": 4.0, "train.rounds": 1}
