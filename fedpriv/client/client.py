@@ -112,7 +112,8 @@ def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
             raise Refused(f"{name} is of {CODES[code]}, not {dtype}")
         if about in space and shape != tuple(space[about].shape):
             raise Refused(f"{name} has shape {list(shape)}, not {list(space[about].shape)}")
-    sends_all = round == 0 or type(agreement.method.aggregation).sent is Aggregation.sent
+    method = agreement.method
+    sends_all = round == 0 or not (method.sends_parts or type(method.aggregation).sent is not Aggregation.sent)
     if sends_all and (missing := sorted(known - download.names)):
         raise Refused(f"{missing[0]} is missing")
     if spoiled := download.not_finite():

@@ -65,6 +65,8 @@ class Method:
     """Whether the floating-point buffers of shared roles are averaged like weights, or kept by each client."""
     instead: ClassVar[Mapping[str, str]] = {}
     """Config keys without effect under this method -> the option to use instead; a run that sets such a key warns."""
+    sends_parts: ClassVar[bool] = False
+    """Whether a download may lack tensors that the method shares; of other methods, clients refuse one that does."""
     round_zero: ClassVar[bool] = False
     """Whether the initial model is sent to every client before the first round."""
 

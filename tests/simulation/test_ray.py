@@ -63,7 +63,8 @@ def test_all_methods_end_where_one_process_ends(on_a_cluster: Callable[..., dict
 def test_a_worker_and_a_node_may_die(on_a_cluster: Callable[..., dict[str, Any]], case: str) -> None:
     found = on_a_cluster(case)[case]
     assert found["equal"]
-    assert [text for text in found["said"] if "the Ray worker" in text and text.endswith("they run again")], found["said"]
+    ends = ("they run again", "while it started; another one starts")  # a node may be removed before its worker is there
+    assert [text for text in found["said"] if "Ray" in text and text.endswith(ends)], found["said"]
 
 
 def test_states_travel_between_stores(tmp_path: Path) -> None:
