@@ -23,8 +23,9 @@ from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import TracedCenters
-from fedpriv.audit.membership.inference import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, ROWS, infer, membership
+from fedpriv.audit.membership.inference import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, ROWS, membership
 from fedpriv.audit.membership.member_scores import Statistic
+from fedpriv.audit.membership.one_client import infer
 from fedpriv.audit.membership.readings import PROBE, STAND_IN
 from fedpriv.errors import FedprivError, UsageError
 from tests.simulation.small import play
@@ -241,7 +242,7 @@ def test_non_members_from_elsewhere_are_no_evidence(overfit: Evidence, monkeypat
         data = pool.data._replace(inputs=torch.where(same, pool.data.inputs, -pool.data.inputs))
         return replace(pool, data=data, spare=pool.spare._replace(inputs=-pool.spare.inputs))
 
-    monkeypatch.setattr("fedpriv.audit.membership.inference.candidates", elsewhere)
+    monkeypatch.setattr("fedpriv.audit.membership.one_client.candidates", elsewhere)
     assert LOSS in membership(overfit, 1, overfit.store.clients(1)[:2], shadows=4).failed_controls
 
 
