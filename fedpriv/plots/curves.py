@@ -235,9 +235,7 @@ def _marks(points: Sequence[Any]) -> dict[str, Any]:
 
 
 def _accuracy_axis(axes: Axes) -> None:
-    from matplotlib.ticker import PercentFormatter
-
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))  # as many as tell the ticks apart
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")  # as many decimals as tell the ticks apart
     axes.set_ylabel("accuracy of clients, %")
 
 
