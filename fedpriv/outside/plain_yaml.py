@@ -40,6 +40,16 @@ class PlainYamlError(ValueError):
 class _Loader(yaml.CSafeLoader):
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 -- of the base class
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._checked = set[int]()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        if id(node) not in self._checked:  # its keys, before those of others are merged into it
+            self._checked.add(id(node))
+            _check_keys(node)
+        super().flatten_mapping(node)
+
     def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
         text = node.value
         if len(text) > LONGEST:
@@ -69,7 +79,6 @@ def load(text: str) -> Any:
     """
     try:
         _check_size(text)
-        _check_keys(text)
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         if isinstance(error, yaml.MarkedYAMLError) and error.problem == _LIBRARY_TOO_DEEP:
@@ -118,20 +127,11 @@ def _check_size(text: str) -> None:
         open_ones[-1] = (outer, before + size)
 
 
-def _check_keys(text: str) -> None:
+def _check_keys(node: yaml.MappingNode) -> None:
     """Refuse a mapping that has a key twice."""
-    nodes, seen = [yaml.compose(text, _Loader)], set[int]()
-    for node in nodes:
-        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-            continue
-        seen.add(id(node))  # an alias is the node that it names
-        if not isinstance(node, yaml.MappingNode):
-            nodes += node.value
-            continue
-        keys = set[tuple[str, str]]()
-        for key, value in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in keys:
-                    raise PlainYamlError(f"{_line(key.start_mark)}: the key {key.value!r} is there twice")
-                keys.add((key.tag, key.value))
-            nodes += [key, value]
+    seen = set[tuple[str, str]]()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode):
+            if (key.tag, key.value) in seen:
+                raise PlainYamlError(f"{_line(key.start_mark)}: the key {key.value!r} is there twice")
+            seen.add((key.tag, key.value))

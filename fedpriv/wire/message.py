@@ -9,7 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 Kind = Literal["weights", "delta", "gradient", "report", "keys", "letters", "masked", "members", "confirmed", "shares"]
-"""What is in a message: a model in one of three forms, a client's report, or (the last five) a step of a secure sum."""
+"""What is in a message: a model in one of three forms, a client's report, or (the last six) a step of a secure sum."""
 Direction = Literal["down", "up", "report"]
 """A download, an upload, and a client's report, which goes up beside the upload."""
 
