@@ -13,12 +13,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score, roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
+
+from fedpriv.attacks.scoring.guessing import most_common_share, p_of_guessing
 
 Array = npt.NDArray[np.float64]
 Message = Mapping[str, Tensor]
@@ -130,7 +131,7 @@ def score_shadows(
     areas = [roc_auc_score(y[:, c], probabilities[:, c]) for c in mixed]
     exact, lacking = (found == y).all(axis=1), ~y.all(axis=1)
     tested, hits = int(lacking.sum()), int(exact[lacking].sum())
-    guess = _most_common(y if population is None else population.cpu().numpy().astype(bool))
+    guess = most_common_share(label_sets if population is None else population)
 
     def f1(guess: npt.NDArray[np.bool_]) -> float:
         return float(f1_score(y, guess, average="macro", zero_division=np.nan))
@@ -145,11 +146,5 @@ def score_shadows(
         lacking=tested,
         lacking_exact=hits,
         guess=guess,
-        p=float(binom.sf(hits - 1, tested, guess)) if tested else 1.0,
+        p=p_of_guessing(hits, tested, guess),
     )
-
-
-def _most_common(label_sets: npt.NDArray[np.bool_]) -> float:
-    """The share of the most common set among those that lack a class; 1 if there are none."""
-    sets = label_sets[~label_sets.all(axis=1)]
-    return float(np.unique(sets, axis=0, return_counts=True)[1].max() / len(sets)) if len(sets) else 1.0

@@ -35,8 +35,8 @@ from fedpriv.audit.findings import best_of_images, distinct, known_members
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
-from fedpriv.audit.membership.label_leaks import STATED, Labels
-from fedpriv.audit.membership.verdict import NO_RULE
+from fedpriv.audit.membership.classes import NO_RULE, STATED
+from fedpriv.audit.membership.label_leaks import Labels
 from fedpriv.audit.progress import Progress, check_budget
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.verdict import verdict
@@ -255,9 +255,11 @@ def _not_described(update: Update, known: Sequence[Transform]) -> Iterator[str]:
 
 def _labels(seen: Observation, labels: Tensor, classes: int) -> Labels:
     how, found, counts, note = NO_RULE, torch.zeros(classes, dtype=torch.bool), None, None
+    true = torch.bincount(labels, minlength=classes)
+    guess = 1 / math.comb(classes, int((true > 0).sum()))  # of other clients nothing is known: any set of as many classes
     try:
         stated = read_label_set(seen)
-        return Labels(1, 0, 0, STATED, stated.present, stated.counts, torch.bincount(labels, minlength=classes), note)
+        return Labels(1, 0, 0, STATED, stated.present, stated.counts, true, note, guess)
     except Inapplicable:
         pass
     try:
@@ -266,7 +268,7 @@ def _labels(seen: Observation, labels: Tensor, classes: int) -> Labels:
         how = RULE
     except Inapplicable as reason:
         note = str(reason)
-    return Labels(1, 0, 0, how, found, counts, torch.bincount(labels, minlength=classes), note)
+    return Labels(1, 0, 0, how, found, counts, true, note, guess)
 
 
 def _facts(

@@ -13,9 +13,10 @@ The first of these rules that holds gives the words:
 4. *Single samples leak*: as 1 or 2, but from clients with one sample each, which the audit simulated.
 5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class; or
    from all messages of a client together, for most of such clients; or by a classifier that was trained on messages of simulated
-   clients, for most of them and for more than guessing would find.
+   clients, for most of them; each for more clients than guessing would find, or read from what a message names in clear.
 6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, on each kind of them, or on
-   membership in one of the rounds looked at; or a message has a statistic that the audit does not know; or the audit's budget cut
+   membership in one of the rounds looked at; or most sets of classes were found, of so few clients that guessing could have found
+   as many; or a message has a statistic that the audit does not know; or the audit's budget cut
    all attacks on a message or on single samples.
 7. *Nothing was found*: all of this was tried, and none of it holds.
 """
@@ -27,22 +28,27 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.audit.formats import percent
+from fedpriv.audit.membership.classes import (
+    classes_open,
+    could_find_classes,
+    finds_classes,
+    of_labels,
+    of_lacking,
+    of_shadows,
+    rule_finds_classes,
+    rule_open,
+)
 from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA
-from fedpriv.audit.membership.verdict import not_attacked, of_attacks, of_lacking, tells, too_few
+from fedpriv.audit.membership.verdict import not_attacked, of_attacks, tells, too_few
 from fedpriv.audit.progress import was_cut
 from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading, seeks_sentences, sentences_not_known
 from fedpriv.audit.verdict import (
     best_attempt,
     beyond_copies,
-    classes_open,
-    could_find_classes,
     counted,
-    finds_classes,
     gives_away,
     of_centers,
     of_images,
-    of_labels,
-    of_shadows,
     target_cut,
 )
 
@@ -164,19 +170,15 @@ def _findings(run: Found) -> Iterator[Finding]:
 
 
 def _classes(run: Found) -> Iterator[Finding]:
-    if _mostly_exact(of_lacking(run["labels"])):
+    if rule_finds_classes(run["labels"]):
         yield Finding(CLASSES, of_labels(run["labels"])[0])
     together = of_lacking(run.get("labels_over_rounds") or [])
-    if _mostly_exact(together):
+    if rule_finds_classes(together):
         exact = sum(one["exact"] for one in together)
         found = f"from all its kept messages together for {exact} of {len(together)} clients that do not hold every class"
         yield Finding(CLASSES, f"The set of a client's classes was found exactly {found}.")
     if finds_classes(shadow := run.get("label_shadow")):
         yield Finding(CLASSES, of_shadows(shadow)[0])
-
-
-def _mostly_exact(inferred: Sequence[Found]) -> bool:
-    return 2 * sum(bool(one["exact"]) for one in inferred) > len(inferred)
 
 
 def _words(run: Found, kind: str, level: int) -> Iterator[Finding]:
@@ -209,6 +211,8 @@ def _missing(run: Found) -> Iterator[str]:
     yield from samples_not_known(run)
     if not run["membership"] or not_attacked(run) or too_few(run["membership"]):
         yield "members can be identified"
+    if any(map(rule_open, (run["labels"], run.get("labels_over_rounds") or []))):
+        yield "classes can be inferred (they were, of so few clients that guessing could have found as many)"
 
 
 def samples_not_known(run: Found) -> Iterator[str]:

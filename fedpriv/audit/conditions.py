@@ -10,14 +10,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpriv.audit.answer import samples_not_known
-from fedpriv.audit.membership.verdict import by_rule, lacks_a_class, not_attacked, of_lacking, reversed_attack, too_few
+from fedpriv.audit.membership.classes import (
+    beyond_guessing,
+    by_rule,
+    classes_open,
+    could_find_classes,
+    lacks_a_class,
+    share_by_rule,
+)
+from fedpriv.audit.membership.verdict import not_attacked, reversed_attack, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, sentences_not_known
 from fedpriv.audit.verdict import (
     best_attempt,
-    beyond_guessing,
     classes_cut,
-    classes_open,
-    could_find_classes,
     counted,
     gives_away,
     may_be_more,
@@ -89,10 +94,7 @@ def _excess(run: Found) -> float | None:
 
 
 def _labels(run: Found) -> float | None:
-    shares = []
-    for found in filter(None, (by_rule(run["labels"]), run.get("labels_over_rounds") or [])):
-        telling = of_lacking(found)
-        shares.append(sum(bool(one["exact"]) for one in telling) / len(telling) if telling else 0.0)
+    shares = [share_by_rule(found) for found in (run["labels"], run.get("labels_over_rounds") or []) if by_rule(found)]
     shadow = run.get("label_shadow")
     if shadow is not None and (could_find_classes(shadow) or beyond_guessing(shadow)):
         shares.append(shadow["lacking_exact"] / shadow["lacking"] if beyond_guessing(shadow) else 0.0)
@@ -113,7 +115,7 @@ that an attack recovered; the largest share of the tokens of texts that an attac
 of a membership attack, or one less the area of an attack that surely orders members last; the accountant's epsilon, infinite
 without differential privacy and where canaries contradict it; the largest lower bound of epsilon from the run's canaries; by how
 much it exceeds the accountant's (above 0: they contradict); the largest share of messages, or of clients, whose set of classes
-was found exactly, of those that lack a class. ``None``: it is not known."""
+was found exactly, of those that lack a class, 0 where guessing would find as many. ``None``: it is not known."""
 _SHARES = ("recovered", "words", "membership_auc", "labels")
 """Measures from 0 to 1."""
 _FEW = "with so few members and others not even a perfect attack would be distinguished from guessing"

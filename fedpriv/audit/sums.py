@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.membership.verdict import by_rule
+from fedpriv.audit.membership.classes import by_rule
 from fedpriv.audit.verdict import LIMIT
 
 Found = Mapping[str, Any]

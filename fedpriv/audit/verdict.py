@@ -9,7 +9,8 @@ from typing import Any
 from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.scoring.scores import RECOVERED, beyond, wilson
 from fedpriv.audit.formats import at_most, bound, message_of
-from fedpriv.audit.membership.verdict import LEVEL, NO_RULE, of_membership
+from fedpriv.audit.membership.classes import of_labels, of_shadows
+from fedpriv.audit.membership.verdict import of_membership
 from fedpriv.audit.progress import was_cut
 from fedpriv.audit.text.verdict import best_reading, of_texts
 
@@ -273,20 +274,6 @@ def _reasons(attack: Found) -> str:
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
 
 
-def of_labels(messages: Sequence[Found]) -> list[str]:
-    """The sentence on the classes of clients; none without messages."""
-    if not messages:
-        return []
-    exact = sum(one["exact"] for one in messages)
-    ways = sorted({one["how"] for one in messages})
-    if ways == [NO_RULE]:
-        return [f"No rule applies that infers a client's classes from these {len(messages)} messages."]
-    whose = "a client's classes" if isinstance(messages[0]["client"], int) else "the classes behind a sum"
-    rate = wilson(exact, len(messages))
-    span = f"95 % interval {rate.low:.0%} to {rate.high:.0%}"
-    return [f"The set of {whose} was found exactly from {exact} of {len(messages)} messages ({'; '.join(ways)}; {span})."]
-
-
 def of_centers(inverted: Sequence[Found]) -> list[str]:
     """A sentence for each message whose class centres gave images away; none where none did, which is no evidence."""
     return [_center(one, one["recovered"]) for one in inverted if gives_away(one)]
@@ -304,51 +291,6 @@ def _center(one: Found, hit: Found) -> str:
 def gives_away(inverted: Found) -> bool:
     """Whether class centres gave images away, more than guesses would count for; audits of earlier versions do not say."""
     return "copies" in inverted and inverted["recovered"]["successes"] > 0
-
-
-def finds_classes(shadow: Found | None) -> bool:
-    """Whether simulated clients showed the classes of real ones: most sets exactly, and more than guessing would find.
-
-    Args:
-        shadow: ``label_shadow`` of a run's findings. Without a comparison with guessing (earlier versions), it shows nothing.
-    """
-    return shadow is not None and beyond_guessing(shadow) and bool(2 * shadow["lacking_exact"] > shadow["lacking"])
-
-
-def beyond_guessing(shadow: Found) -> bool:
-    """Whether simulated clients named more sets of classes exactly than guessing would; not so by audits of earlier versions."""
-    return "p" in shadow and bool(shadow["p"] < LEVEL)
-
-
-def could_find_classes(shadow: Found | None) -> bool:
-    """Whether it is evidence that simulated clients did not show classes. Where no client lacks one there is nothing to find."""
-    return shadow is not None and classes_open(shadow) is None
-
-
-def classes_open(shadow: Found) -> str | None:
-    """Why simulated clients could not have shown classes; ``None``: they could have.
-
-    A classifier that has only seen few classes at once names too few of a client that holds many. With few clients, not even
-    perfect answers differ from guessing; nor is there a comparison with guessing by audits of earlier versions.
-    """
-    lacking = shadow["lacking"] if "p" in shadow else 0
-    alike = lacking - shadow.get("wider", 0)
-    if lacking and 2 * alike <= lacking:
-        return "most clients hold more classes than the simulated ones"
-    if "p" in shadow and (not lacking or shadow["guess"] ** alike < LEVEL):
-        return None
-    return "with so few clients, not even perfect answers would be distinguished from guessing"
-
-
-def of_shadows(shadow: Found | None) -> list[str]:
-    """The sentence on the classes that simulated clients showed; none where they were not mounted, or no client lacks a class."""
-    if shadow is None or not shadow.get("lacking"):
-        return []
-    found = f"named exactly the classes of {shadow['lacking_exact']} of {shadow['lacking']} clients that do not hold all"
-    return [
-        f"A classifier trained on messages of {shadow['shadows']} simulated clients {found} (round {shadow['round']}); "
-        f"the most common set is right for {shadow['guess']:.0%} of such clients."
-    ]
 
 
 def _exposed(statistics: Found | None) -> list[str]:

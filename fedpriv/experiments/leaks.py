@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpriv.audit.membership.verdict import NO_RULE, best_attack
+from fedpriv.audit.membership.classes import NO_RULE
+from fedpriv.audit.membership.verdict import best_attack
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.audit.verdict import beside_copies, best_attempt, counted
 from fedpriv.experiments.markdown import table

@@ -8,7 +8,7 @@ import pytest
 
 from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMPLES, WORDS, answer, changes
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.membership.verdict import NO_RULE
+from fedpriv.audit.membership.classes import NO_RULE, STATED
 from fedpriv.audit.verdict import verdict
 from tests.audit.sample_findings import findings, rate
 
@@ -184,6 +184,37 @@ def test_classes_from_all_messages_of_a_client_are_a_finding() -> None:
     run["labels_over_rounds"] = [one, one | {"client": 2}, one | {"client": 3, "exact": False}]
     found = answer(run)
     assert found["words"] == "Classes were inferred" and "for 2 of 3 clients" in found["finding"]["sentence"]
+
+
+def by_rule(*exact: bool, guess: float, how: str = "bias") -> dict[str, Any]:
+    """Nothing else was found; a message of each client, whose set of classes was found or not."""
+    run = harmless()
+    one = {"round": 1, "how": how, "true": [1], "found": [1], "of": 2, "guess": guess, "note": None}
+    run["labels"] = [one | {"client": client, "exact": hit} for client, hit in enumerate(exact)]
+    return run
+
+
+def test_classes_that_guessing_would_find_are_no_finding() -> None:
+    """With two classes, half of the clients that lack one hold the same set."""
+    assert words(by_rule(*[True] * 6, *[False] * 4, guess=0.5)) == "Nothing was found"
+    found = answer(by_rule(*[True] * 9, False, guess=0.5))
+    assert found["words"] == "Classes were inferred"
+    assert found["finding"]["sentence"].endswith("naming the same set each time is right for 50% of clients that lack a class.")
+
+
+def test_classes_of_too_few_clients_to_exclude_guessing_are_not_known() -> None:
+    few = answer(by_rule(True, True, True, guess=0.5))
+    assert few["words"] == "Leakage not known" and "guessing could have found as many" in few["finding"]["sentence"]
+    assert words(by_rule(True, True, True, guess=0.05)) == "Classes were inferred"
+    assert words(by_rule(True, guess=0.5, how=STATED)) == "Classes were inferred", "read in clear, not guessed"
+    assert words(by_rule(False, False, guess=0.5)) == "Nothing was found"
+
+
+def test_messages_of_one_client_are_one_guess() -> None:
+    run = by_rule(*[True] * 8, guess=0.5)
+    for one in run["labels"]:
+        one["client"] %= 2
+    assert words(run) == "Leakage not known"
 
 
 def test_the_worst_finding_has_its_picture() -> None:

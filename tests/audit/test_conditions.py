@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from fedpriv.audit import report
 from fedpriv.audit.conditions import MEASURES, conditions, first_met, known_recovered
 from fedpriv.audit.findings import best_of_texts
-from fedpriv.audit.membership.verdict import NO_RULE
+from fedpriv.audit.membership.classes import NO_RULE
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.text.verdict import best_reading, of_texts
 from fedpriv.cli import main
@@ -49,6 +49,14 @@ def test_classes_by_any_way_count_and_no_way_is_not_known() -> None:
     some = shadow | {"lacking": 100, "lacking_exact": 45, "guess": 0.02, "p": 1e-40}  # far beyond guessing, if not of most
     assert labels.value(run(labels=[none], label_shadow=some)) == 0.45
     assert labels.value(run(labels_over_rounds=[inferred(exact=True)])) == 1.0
+
+
+def test_classes_that_guessing_would_find_do_not_count() -> None:
+    (labels,) = conditions("labels<=0.5")
+    found = [inferred(client=client, exact=client < 6, guess=0.5) for client in range(10)]
+    assert labels.value(run(labels=found)) == 0.0
+    assert labels.value(run(labels=[one | {"guess": 0.05} for one in found])) == 0.6
+    assert labels.value(run(labels=found[:3])) == 1.0, "too few to exclude guessing, and none found otherwise"
 
 
 def test_clients_of_more_classes_than_simulated_ones_are_not_known_to_be_safe() -> None:

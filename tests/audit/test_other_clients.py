@@ -16,10 +16,10 @@ from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership import other_clients
 from fedpriv.audit.membership.candidates import candidates
+from fedpriv.audit.membership.classes import NO_RULE
 from fedpriv.audit.membership.inference import FEDMIA, ROWS, membership
 from fedpriv.audit.membership.label_leaks import Labels, labels_of, labels_over_rounds
 from fedpriv.audit.membership.other_clients import against_other_clients
-from fedpriv.audit.membership.verdict import NO_RULE
 from tests.simulation.small import play
 
 ALL_TAKE_PART = {"data.clients": 4, "train.participation": 1.0, "data.limit": 200, "wire.keep_payloads": "all", "eval.last": 1}

@@ -15,10 +15,11 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.image.centers import read_label_set
 from fedpriv.attacks.inference.labels import batch_labels, count_accuracy, present_classes, to_counts
 from fedpriv.attacks.inference.shadow import Message, fit_shadows, score_shadows
+from fedpriv.attacks.scoring.guessing import most_common_share
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.statistics import as_gradient, exposed, gradient_like
-from fedpriv.audit.membership.verdict import NO_RULE
+from fedpriv.audit.membership.classes import NO_RULE, STATED
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.seeding import generator
@@ -26,7 +27,6 @@ from fedpriv.seeding import generator
 MOST_LABELS = 4
 """Shadow clients hold one to so many classes, as the attacker does not know the true number."""
 
-STATED = "the message names its classes in clear"
 RULE = "last layer: its bias rose for the classes that are there"
 
 
@@ -39,6 +39,7 @@ class Labels:
         present: the classes that were found ``(C,)``.
         counts: of each class ``(C,)``; ``None`` where only the set can be inferred.
         true: the true counts ``(C,)``, for scoring.
+        guess: the share of clients whose set is found by naming the same one each time; ``None``: it is not known.
     """
 
     round: int
@@ -49,6 +50,7 @@ class Labels:
     counts: Tensor | None
     true: Tensor
     note: str | None
+    guess: float | None = None
 
     def described(self) -> dict[str, Any]:
         """As JSON.
@@ -58,7 +60,15 @@ class Labels:
         """
         scored = {"of": len(self.true), **_scored(self.present, self.counts, self.true)}
         applies = self.how != NO_RULE
-        return {"round": self.round, "client": self.sender, "how": self.how, "applies": applies, **scored, "note": self.note}
+        return {
+            "round": self.round,
+            "client": self.sender,
+            "how": self.how,
+            "applies": applies,
+            **scored,
+            "guess": self.guess,
+            "note": self.note,
+        }
 
 
 def _scored(present: Tensor, counts: Tensor | None, true: Tensor) -> dict[str, Any]:
@@ -95,6 +105,7 @@ def labels_over_rounds(messages: Sequence[Labels]) -> list[dict[str, Any]]:
                 "messages": len(own),
                 "how": "; ".join(dict.fromkeys(one.how for one in own)),
                 "of": len(true),
+                "guess": own[0].guess,
                 **_scored(present, counts, true),
                 "single_exact": sum(one["exact"] for one in alone),
                 "single_count_accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
@@ -109,6 +120,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
     observation = evidence.observation(message, ThreatModel())
     labels, classes = evidence.labels(client), len(evidence.federation.dataset.classes)
     true = torch.bincount(labels, minlength=classes)
+    guess = None if evidence.summed else most_common_share(_label_sets(evidence, evidence.federation.data.nonempty))
     counts: Tensor | None = None
     note = None
     try:
@@ -139,7 +151,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
             break
         else:
             note = "; ".join(dict.fromkeys(reasons))
-    return Labels(round, client, evidence.sender(round, client), how, found, counts, true, note)
+    return Labels(round, client, evidence.sender(round, client), how, found, counts, true, note, guess)
 
 
 def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:
@@ -174,15 +186,18 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
 
     classifier = fit_shadows(changes(), sets)
 
-    def label_sets(of: Sequence[int]) -> Tensor:
-        return torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in of])
-
-    sent, true = [_changes(evidence, one.uploaded, one.received) for one in messages], label_sets(clients)
-    report = score_shadows(classifier, sent, true, label_sets(federation.data.nonempty))
+    sent, true = [_changes(evidence, one.uploaded, one.received) for one in messages], _label_sets(evidence, clients)
+    report = score_shadows(classifier, sent, true, _label_sets(evidence, federation.data.nonempty))
     auc = None if report.auc != report.auc else report.auc
     held, most = true.sum(1), int(sets.sum(1).max())
     wider = int(((held > most) & (held < classes)).sum())
     return asdict(report) | {"auc": auc, "round": round, "shadows": shadows, "wider": wider}
+
+
+def _label_sets(evidence: Evidence, clients: Sequence[int]) -> Tensor:
+    """``(n, C)`` bool."""
+    classes = len(evidence.federation.dataset.classes)
+    return torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in clients])
 
 
 def _changes(evidence: Evidence, uploaded: Message, received: Message) -> dict[str, Tensor]:

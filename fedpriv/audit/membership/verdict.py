@@ -8,26 +8,9 @@ from typing import Any
 from fedpriv.attacks.scoring.operating_points import can_tell
 from fedpriv.audit.formats import message_of
 
-NO_RULE = "no rule applies"
-
 Found = Mapping[str, Any]
 LEVEL = 0.05
 """Significance level of results at low false-positive rates."""
-
-
-def by_rule(labels: Sequence[Found]) -> list[Found]:
-    """Of the messages whose classes were to be inferred, those that a rule applied to; of the others nothing was measured."""
-    return [one for one in labels if one["how"] != NO_RULE]
-
-
-def of_lacking(labels: Sequence[Found]) -> list[Found]:
-    """Of :func:`by_rule`, those of clients that lack a class; that one holds every class says nothing of it."""
-    return [one for one in by_rule(labels) if lacks_a_class(one)]
-
-
-def lacks_a_class(one: Found) -> bool:
-    """Whether the client of a message whose classes were to be inferred does not hold every class."""
-    return bool(len(one["true"]) < one.get("of", 0))
 
 
 def of_membership(run: Found) -> list[str]:

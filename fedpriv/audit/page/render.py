@@ -20,7 +20,8 @@ from markupsafe import Markup
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit import cost, formats
 from fedpriv.audit.answer import WORDS
-from fedpriv.audit.membership.verdict import best_attack, by_rule
+from fedpriv.audit.membership.classes import by_rule
+from fedpriv.audit.membership.verdict import best_attack
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.errors import FedprivError
