@@ -257,6 +257,28 @@ def test_a_merge_that_goes_wrong_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         assert done.exit_code == 1 and words in done.stderr
 
 
+LOSS = """
+from fedpriv.objectives import Objective, register
+
+@register("misspelt-loss-of-mine")
+class Misspelt(Objective):
+    def loss(self, step):
+        return step.nothing
+"""
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized", "workers"])
+def test_the_line_of_a_loss_that_goes_wrong_is_named(executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loss_of_mine.py").write_text(LOSS)
+    short = ["objective.name=misspelt-loss-of-mine", "train.rounds=1", "tracking.uri=none", "data.clients=2"]
+    run_by = "executor.workers=2" if executor == "workers" else f"executor.name={executor}"
+    flags = [flag for key in (*short, run_by) for flag in ("--set", key)]
+    done = CliRunner().invoke(main, ["train", "--plugin", "loss_of_mine.py", *flags])
+    assert done.exit_code == 1 and "object has no attribute 'nothing'" in done.stderr
+    assert f"(in {tmp_path / 'loss_of_mine.py'}, line 7" in done.stderr
+
+
 def test_a_method_that_shares_nothing_sends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "alone_of_mine.py").write_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import shlex
 import sys
 import traceback
@@ -93,9 +94,14 @@ STORE = click.option(
 
 
 def png(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Callback of an ``--output`` that is a picture: reject names that do not end in .png."""
-    if path is not None and (path.suffix.lower() != ".png" or path.is_dir()):
+    """Callback of an ``--output`` that is a picture: reject what cannot be written before anything is computed for it."""
+    if path is None:
+        return None
+    if path.suffix.lower() != ".png" or path.is_dir():
         raise click.BadParameter(f"{path} is not the name of a PNG file, such as {path.with_suffix('.png').name}")
+    folder = next(one for one in path.absolute().parents if one.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise click.BadParameter(f"{path} cannot be written: {folder} is not a folder that you may write to")
     return path
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from fedpriv.client.store import ClientStore
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.plugins import line_of_plugin
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.sequential import Executor, Warn
 from fedpriv.simulation.setup import Federation
@@ -50,7 +51,7 @@ class TaskResult:
     Attributes:
         warnings: messages for the user.
         sample_count: training samples processed, where clients trained together.
-        error: the exception that stopped the task; a traceback as text where it is a bug.
+        error: the exception that stopped the task; where it is a bug, a line that names it, and its traceback.
     """
 
     answers: Sequence[Answer] = ()
@@ -71,8 +72,10 @@ def result_of(task: Task, executor: Executor, warnings: list[str]) -> TaskResult
         return TaskResult(answers, tuple(warnings), executor.sample_count.take())
     except FedprivError as error:
         return TaskResult(error=error if type(error) is UsageError or type(error) is FedprivError else FedprivError(str(error)))
-    except Exception:
-        return TaskResult(error=traceback.format_exc())
+    except Exception as error:
+        first_line, *_ = str(error).splitlines() or [""]
+        where = f" (in {line})" if (line := line_of_plugin(error)) else ""
+        return TaskResult(error=f"{type(error).__name__}: {first_line}{where}\n{traceback.format_exc()}")
 
 
 class Worker(ABC):
@@ -172,7 +175,7 @@ class Spread(Executor):
         if isinstance(result.error, FedprivError):
             raise result.error
         if result.error is not None:
-            raise RuntimeError(f"in a worker:\n{result.error}")
+            raise RuntimeError(f"in a worker process: {result.error}")
         self.sample_count.add(result.sample_count)
         for text in result.warnings:
             self._warn(text)

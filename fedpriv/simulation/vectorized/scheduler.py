@@ -78,7 +78,7 @@ class Scheduler(Generic[T]):
                     responses = handler([request for _, request in served.values()])
                 except Exception as error:  # raised in the function that made the request, which may handle it
                     number = next(iter(served))
-                    running[number].throw(error)
+                    running[number].throw(type(error), error, error.__traceback__)  # with the lines that led to it
                     raise
                 for number, response in zip(served, responses, strict=True):
                     resume(number, response)
