@@ -1,0 +1,92 @@
+"""The reverse proxy of a deployment, as a real nginx: clients train through it, and nothing else passes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.deploy.deployed import REAL, SMALL, Deployment, same
+from tests.simulation.small import play
+
+NGINX = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+pytestmark = [*REAL, pytest.mark.skipif(NGINX is None, reason="nginx is not installed")]
+_MAIN = """{user}
+daemon off;
+pid {folder}/nginx.pid;
+error_log {folder}/error.log;
+events {{ }}
+http {{
+    access_log off;
+    client_body_temp_path {folder}/body;
+    proxy_temp_path {folder}/proxy;
+    fastcgi_temp_path {folder}/fastcgi;
+    uwsgi_temp_path {folder}/uwsgi;
+    scgi_temp_path {folder}/scgi;
+    include {site};
+}}
+"""
+
+
+@contextmanager
+def nginx(site: Path, folder: Path) -> Iterator[None]:
+    """A block in which nginx serves a site, on this machine alone."""
+    folder.mkdir()
+    here = folder / "site.conf"
+    text = re.sub(r"listen \[::\]:\d+ ssl;", "", site.read_text())
+    here.write_text(re.sub(r"listen (\d+) ssl", r"listen 127.0.0.1:\1 ssl", text))
+    user = "user root;" if os.geteuid() == 0 else ""  # its workers read the deployment's folder
+    (folder / "nginx.conf").write_text(_MAIN.format(user=user, folder=folder, site=here))
+    assert NGINX is not None
+    process = subprocess.Popen([NGINX, "-p", str(folder), "-c", str(folder / "nginx.conf"), "-e", str(folder / "error.log")])
+    try:
+        yield
+        assert process.poll() is None, (folder / "error.log").read_text()
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def status(address: str, authority: Path) -> int:
+    """The HTTP status that a POST without a key gets."""
+    request = urllib.request.Request(address, data=b"", headers={"Content-Type": "application/protobuf"})
+    until = time.monotonic() + 30
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=10, context=ssl.create_default_context(cafile=authority)) as found:
+                return int(found.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except urllib.error.URLError:  # nginx has not started yet
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
+def test_clients_train_through_it_and_nothing_else_passes(tmp_path: Path) -> None:
+    from fedpriv.deploy.flower.demo import all_here
+    from fedpriv.deploy.flower.home import make
+    from fedpriv.deploy.flower.machines import free_port
+
+    public, inner = free_port(), free_port()
+    home = make(tmp_path / "d", 3, "localhost", public, inner_port=inner)
+    for number in range(3):
+        file = home.client_file(number)
+        file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
+    play(tmp_path / "whole", "mpfedcon", **SMALL)
+    with nginx(home.path / "nginx.conf", tmp_path / "nginx"), all_here(home) as (link, look, keepers):
+        same(Deployment(home, link, look, keepers).play("proxied", "mpfedcon"), tmp_path / "whole")
+        above = [f"/v1/fleet/{dots}control/runs" for dots in ("../", "%2e%2e/", "..%2f", "./..//")]
+        for path in ("/", "/flwr.proto.Control/ListRuns", "/v1/control/runs", *above):
+            assert status(f"https://localhost:{public}{path}", home.authority) == 403, path
+        assert status(f"https://localhost:{public}/v1/fleet/pull-messages", home.authority) in (400, 401), "no key"
