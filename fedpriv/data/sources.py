@@ -138,6 +138,11 @@ def suggestions(name: str) -> Mapping[str, Any]:
     return _find(name, DataConfig(name=name)).suggests
 
 
+def usual_model(name: str) -> str | None:
+    """The net of a data set where the config names none, as far as known without opening it; ``None``: it is not."""
+    return _find(name, DataConfig(name=name)).default_model
+
+
 def sources() -> dict[str, Source]:
     """All data sets by name, including those of plug-ins."""
     known = REGISTRY.all()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, parse
-from fedpriv.data.sources import suggestions
+from fedpriv.data.sources import suggestions, usual_model
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import AS_IS, PROBE
 from fedpriv.files import Damaged, load_json, write_atomically
@@ -33,6 +33,10 @@ _NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
 """Entries of a run's summary that the result leaves out: on its folder, or stored elsewhere in the result."""
 
 
+_MAY_BE_EMPTY = ("leakage", "processor", "data_hash", "continued")
+"""Fields that a file leaves out where they are empty."""
+
+
 @dataclass(frozen=True)
 class Result:
     """The result of one run.
@@ -50,6 +54,8 @@ class Result:
         traces: numbers reported by merges and clients (``simprox/tv``): columns, one entry per round, ``None`` where missing.
         leakage: what an audit of the run found (:func:`fedpriv.experiments.leaks.leakage`); empty where it was not audited.
         processor: on which kind it ran; empty in results of earlier versions.
+        data_hash: of samples and labels; empty in results of earlier versions.
+        continued: from which round on another commit, other versions or another processor went on with the run.
     """
 
     label: str
@@ -65,10 +71,12 @@ class Result:
     traces: dict[str, list[Any]] = field(default_factory=dict)
     leakage: dict[str, Any] = field(default_factory=dict)
     processor: str = field(default_factory=str)
+    data_hash: str = field(default_factory=str)
+    continued: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Write as JSON, one line per field, so that diffs are readable."""
-        values = {name: value for name, value in asdict(self).items() if value or name not in ("leakage", "processor")}
+        values = {name: value for name, value in asdict(self).items() if value or name not in _MAY_BE_EMPTY}
         tables = {name: values.pop(name) for name in ("curve", "traces")}
         lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
         for table, columns in tables.items():
@@ -139,6 +147,8 @@ def collect(folder: RunFolder, label: str) -> Result:
         git_commit=facts.get("git_commit"),
         device=facts["device"],
         processor=facts.get("processor") or "",
+        data_hash=facts.get("data_hash") or "",
+        continued=facts.get("continued") or [],
         summary={
             **{key: value for key, value in summary.items() if key not in _NOT_COPIED},
             "bytes_round_zero": round_zero,
@@ -220,7 +230,8 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
         there = _resolved(found, None)
     except UsageError as error:
         return f"its config is of another version ({error})"
-    here = _resolved(asked, found.model.name)
+    # Of data of one's own the usual net is known only once they are opened; there any will do.
+    here = _resolved(asked, usual_model(asked.data.name) or found.model.name)
     for key in sorted(here.keys() | there.keys()):
         found_by_the_run = key in FOUND_BY_THE_RUN and here.get(key) is None
         if here.get(key) != there.get(key) and not found_by_the_run:
@@ -228,7 +239,7 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
     return None
 
 
-def _resolved(config: RunConfig, usual_model: str | None) -> dict[str, Any]:
+def _resolved(config: RunConfig, usual: str | None) -> dict[str, Any]:
     """A config as a run stores it, flat; without loading the data, and without the executor, on which results do not depend."""
-    flat = flatten(_portable(resolve(with_options(config), usual_model, suggestions(config.data.name))))
+    flat = flatten(_portable(resolve(with_options(config), usual, suggestions(config.data.name))))
     return {key: value for key, value in flat if not key.startswith("executor.")}

@@ -191,8 +191,13 @@ class _Runner:
         # A result of an earlier version, which has fewer digits of small numbers, is not written again for these alone.
         is_new = found and result.leakage not in (found, rounded(found, small=False))
         if is_new and difference(self.experiment.config(label, seed), folder.config()) is None:
-            replace(Result.load(stored), leakage=found).write(stored)
-            state = "collected"
+            if not _is_of(result, folder):
+                self.say(
+                    f"{label}-s{seed}: the audit in {_short(folder.path)} is of another run than the stored result; left out"
+                )
+            else:
+                replace(Result.load(stored), leakage=found).write(stored)
+                state = "collected"
         return Outcome(label, seed, state, result.summary["accuracy"])
 
     def _launch(self, label: str, seed: int, folder: RunFolder) -> _Job:
@@ -247,6 +252,15 @@ class _Runner:
         result = replace(collect(folder, label), leakage=leakage(folder.path))
         result.write(self.experiment.result_file(label, seed))
         return Outcome(label, seed, state, result.summary["accuracy"])
+
+
+def _is_of(result: Result, folder: RunFolder) -> bool:
+    """Whether a run gave these numbers: another one of the same config may have been made by other code."""
+    if not is_finished(folder):
+        return False
+    own, stored = collect(folder, result.label).summary, result.summary
+    same = ("accuracy", "accuracy_per_client", "bytes_up", "bytes_down")
+    return all(rounded(own[name], small=False) == rounded(stored[name], small=False) for name in same)
 
 
 @contextmanager

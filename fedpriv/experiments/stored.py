@@ -37,14 +37,19 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
             results[label][seed], path = found
             others[f"{label}-s{seed}"] = f"{path.parent.name}/{path.stem}"
     for seed in experiment.seeds:
-        partitions = {label: of_label[seed].partition_hash for label, of_label in results.items() if seed in of_label}
-        usual = Counter(partitions.values()).most_common(1)
-        if apart := [label for label, partition in partitions.items() if partition != usual[0][0]]:
-            have = "has" if len(apart) == 1 else "have"
-            complaints.append(
-                f"seed {seed}: {', '.join(apart)} {have} another partition than the others; differences to those are not paired"
-            )
+        of_seed = {label: of_label[seed] for label, of_label in results.items() if seed in of_label}
+        if apart := _unusual({label: result.partition_hash for label, result in of_seed.items()}):
+            complaints.append(f"seed {seed}: {apart} another partition than the others; differences to those are not paired")
+        if apart := _unusual({label: result.data_hash for label, result in of_seed.items() if result.data_hash}):
+            complaints.append(f"seed {seed}: {apart} other data than the others, so they cannot be compared")
     return results, others, complaints
+
+
+def _unusual(hashes: dict[str, str]) -> str:
+    """The labels of those that differ from the most common one, and a verb; empty: none does."""
+    usual = Counter(hashes.values()).most_common(1)
+    apart = [label for label, one in hashes.items() if one != usual[0][0]]
+    return f"{', '.join(apart)} {'has' if len(apart) == 1 else 'have'}" if apart else ""
 
 
 def elsewhere(experiment: Experiment, label: str, seed: int) -> tuple[Result, Path] | None:

@@ -172,6 +172,8 @@ class Server:
             for how, left_out in (("refused", arrivals.refused), ("missing", missing), ("untested", untested))
             if left_out
         }
+        if diverged := sorted(one for one, report in arrivals.reports.items() if report.diverged):
+            facts["diverged"] = diverged
         if summed is not None:
             facts["summed"] = list(summed.clients)
         return self._finish_round(round, metrics, accuracies, began, facts)
@@ -179,10 +181,6 @@ class Server:
     def participants(self, round: int) -> list[int]:
         """The clients of a round (1-based), by number."""
         return participants(self.agreement, round)
-
-    def last_turns(self) -> dict[int, int]:
-        """Client -> round of its last turn so far (re-derived: who takes part is a function of the config)."""
-        return {client: round for round in range(1, self.progress.round + 1) for client in self.participants(round)}
 
     @property
     def ledger(self) -> Ledger:

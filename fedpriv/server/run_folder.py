@@ -224,6 +224,10 @@ def default_name(config: RunConfig) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{config.called}-{data}-s{config.seed}-{tag}"
 
 
+_MADE_BY = ("git_commit", "versions", "processor")
+"""The facts on what computes a run."""
+
+
 def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str], tracking_uri: str) -> dict[str, Any]:
     """The facts of a run before its first round.
 
@@ -245,6 +249,19 @@ def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str],
         "processor": processor(),
         "tracking": config.tracking.model_dump() | {"uri": tracking_uri},
     }
+
+
+def continued(facts: Mapping[str, Any], round: int) -> dict[str, Any]:
+    """What to add to the facts of a run that goes on after ``round`` rounds; empty where nothing has changed since it began.
+
+    Each entry of ``continued`` has the round, and those of commit, versions and processor that differ from what was before.
+    """
+    known = {name: facts.get(name) for name in _MADE_BY}
+    for earlier in facts.get("continued", []):
+        known |= earlier
+    now = {"git_commit": git_commit(), "versions": versions(), "processor": processor()}
+    changed = {name: value for name, value in now.items() if value not in (known[name], None)}
+    return {"continued": [*facts.get("continued", []), {"after_round": round, **changed}]} if changed else {}
 
 
 @cache  # a process may start many runs, and each version is parsed out of its package's metadata

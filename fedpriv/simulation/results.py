@@ -38,7 +38,7 @@ def write_results(
     config, records, method = agreement.config, folder.records(), agreement.method
     last = method.averaged_rounds
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
-    per_client, last_turns = mean_per_client(records, last), server.last_turns()
+    per_client, last_turns = mean_per_client(records, last), _last_turns(server, records)
     kept = PayloadStore(folder.payloads)
     with folder.writing("the results"):
         if method.shared_names:
@@ -89,6 +89,16 @@ def write_results(
         }
         folder.write_summary(summary)
     return summary
+
+
+def _last_turns(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """Client -> round of its last turn, of those that have had one: turns that diverged or never came have changed nothing."""
+    found: dict[int, int] = {}
+    for record in records:
+        if (round := record["round"]) > 0:
+            lost = {*record.get("diverged", ()), *(one["client"] for one in record.get("missing", ()))}
+            found |= dict.fromkeys(set(server.participants(round)) - lost, round)
+    return found
 
 
 def _probed(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

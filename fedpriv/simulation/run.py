@@ -22,7 +22,7 @@ from fedpriv.data.own.owners import owners_of
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.server.rounds import Server
-from fedpriv.server.run_folder import RunFolder, first_facts
+from fedpriv.server.run_folder import RunFolder, continued, first_facts
 from fedpriv.simulation.executors.build import reach
 from fedpriv.simulation.final_model import export_model
 from fedpriv.simulation.profile import Profile
@@ -253,15 +253,17 @@ def _conducted(
 ) -> Played[tuple[dict[str, Any] | None, bool | None]]:
     folder, profile, warn = server.folder, server.profile, server.warn
     begun = _begun(folder)
+    went_on: dict[str, Any] = {}
     if begun:
         server.restore()  # refuses a changed config before anything is noted in the folder
+        went_on = continued(folder.facts, server.progress.round)
     tracking = folder.facts["tracking"]
     patience = tracking.get("wait", server.config.tracking.wait)  # runs of earlier versions say nothing
     tracker = beside(tracker_of(folder.path, tracking), warn, patience, partial(profile.beside, "tracking"))
     status, summary = "failed", None
     try:
         with folder.writing("run.json"):
-            folder.update_facts(status="running")
+            folder.update_facts(status="running", **went_on)
         with _finish_round_on_interrupt(server, warn) if patient else nullcontext():
             if not begun:
                 server.start()

@@ -41,6 +41,7 @@ class Facts(_Form):
     config_fingerprint: str = ""
     device: str | None = None
     processor: str | None = None
+    continued: list[dict[str, Any]] = []
     tracking: _Tracking
 
 

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from made_results import BASE, play, write_result, write_yaml
 
 from fedpriv.cli import main
 from fedpriv.experiments import Result, read, run, runner
-from fedpriv.experiments.results import rounded
+from fedpriv.experiments.results import difference, rounded
+from fedpriv.server import run_folder
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation import run as simulation
 from tests.marks import quick_first
 
 RUNS = {"fedavg": {"method": {"name": "fedavg"}}, "fedrep": {"method": {"name": "fedrep", "head_epochs": 1}}}
@@ -157,6 +160,49 @@ def test_a_folder_with_another_config_is_refused(tmp_path: Path) -> None:
     assert outcome.state == "failed" and outcome.error is not None
     assert "holds another run (train.lr is 0.01 there, 0.5 in the YAML)" in outcome.error
     assert not experiment.result_file("fedavg", 0).exists()
+
+
+def test_a_result_of_another_net_is_not_that_of_the_usual_one(tmp_path: Path) -> None:
+    stored = write_result(
+        write_yaml(tmp_path, base={**BASE, "model": {"name": "lenet5"}}, runs=RUNS), "fedavg", 0, {19: 0.5, 20: 0.5}
+    )
+    config = Result.load(stored).config
+    for base, other in (({**BASE, "model": {"name": "lenet5"}}, None), ({**BASE, "model": {}}, "model.name is lenet5 there, ")):
+        found = difference(read(write_yaml(tmp_path, base=base, runs=RUNS)).config("fedavg", 0), config)
+        assert found == other if other is None else (found or "").startswith(other)
+
+
+@pytest.mark.slow
+def test_an_audit_of_another_run_is_not_stored_with_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = read(write_yaml(tmp_path, base=TINY, runs=RUNS))
+    play(experiment, tmp_path / "runs", "fedavg", 0)
+    file, said = experiment.result_file("fedavg", 0), list[str]()
+    run(experiment, tmp_path / "runs", workers=0)
+    monkeypatch.setattr(runner, "leakage", lambda folder: {"answer": "Nothing was found"})
+    whole = Result.load(file)
+    replace(whole, summary=whole.summary | {"accuracy_per_client": [1.0] * 4}).write(file)
+    before = file.read_bytes()
+    assert run(experiment, tmp_path / "runs", workers=0, labels=["fedavg"], say=said.append)[0].state == "done"
+    assert file.read_bytes() == before and any("is of another run than the stored result; left out" in line for line in said)
+    whole.write(file)
+    assert run(experiment, tmp_path / "runs", workers=0, labels=["fedavg"])[0].state == "collected"
+    assert Result.load(file).leakage == {"answer": "Nothing was found"}
+
+
+@pytest.mark.slow
+def test_a_run_that_another_commit_continued_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = read(write_yaml(tmp_path, base=TINY, runs=RUNS))
+    first, second = "a" * 40, "b" * 40 + "-dirty"
+    monkeypatch.setattr(run_folder, "git_commit", lambda: first)
+    with pytest.raises(KeyboardInterrupt):
+        play(experiment, tmp_path / "runs", "fedavg", 0, stop_after_round_1)
+    monkeypatch.setattr(run_folder, "git_commit", lambda: second)
+    path = experiment.run_dir(tmp_path / "runs", "fedavg", 0)
+    simulation.resume(path, lambda federation, folder: None, lambda record: None, lambda text: None)
+    facts = RunFolder.open(path).facts
+    assert facts["git_commit"] == first and facts["continued"] == [{"after_round": 1, "git_commit": second}]
+    run(experiment, tmp_path / "runs", workers=0, labels=["fedavg"])
+    assert Result.load(experiment.result_file("fedavg", 0)).continued == facts["continued"]
 
 
 @pytest.mark.slow

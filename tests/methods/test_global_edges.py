@@ -35,6 +35,7 @@ def test_everybody_dropped_changes_nothing_on_either_side(simulate: Callable[...
     before = simulation.server
     for record in simulation.rounds():
         assert record["metrics"]["dropped"] == record["metrics"]["participants"] == 3
+        assert record["diverged"] == simulation.participants(record["round"])
     assert torch.equal(simulation.server.row, before.row) and simulation.progress.clients == {}
     assert simulation.server.memory.keys() == before.memory.keys()
     assert all(torch.equal(simulation.server.memory[name], tensor) for name, tensor in before.memory.items())
