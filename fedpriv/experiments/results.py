@@ -29,6 +29,9 @@ _CURVE = {
     "bytes_down": "total_bytes_down",
 }
 
+_OTHER_MODELS = "global_accuracy_"
+"""The beginning of the metrics of global models that were tested beside the server's, such as FedDyn's plain mean."""
+
 _NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
 """Entries of a run's summary that the result leaves out: on its folder, or stored elsewhere in the result."""
 
@@ -50,7 +53,8 @@ class Result:
         curve: columns, one entry per evaluated round; bytes and seconds are totals since the start. Results of earlier versions
             have no ``test_loss``, the global model's on the server's test set in nats. A run without labels has an entry for
             every round; where it was probed, ``probe/1``, the accuracy of a linear classifier with all labels, and
-            ``probe_as_is/1``, the same without re-estimated BatchNorm statistics.
+            ``probe_as_is/1``, the same without re-estimated BatchNorm statistics. Where other global models were tested beside
+            the server's, ``global_accuracy_<name>``.
         traces: numbers reported by merges and clients (``simprox/tv``): columns, one entry per round, ``None`` where missing.
         leakage: what an audit of the run found (:func:`fedpriv.experiments.leaks.leakage`); empty where it was not audited.
         processor: on which kind it ran; empty in results of earlier versions.
@@ -164,9 +168,10 @@ def collect(folder: RunFolder, label: str) -> Result:
 
 
 def _curve(records: Sequence[Record]) -> dict[str, list[Any]]:
-    probes = sorted({name for record in records for name in record["metrics"] if name.startswith((PROBE, AS_IS))})
+    tested = (PROBE, AS_IS, _OTHER_MODELS)
+    others = sorted({name for record in records for name in record["metrics"] if name.startswith(tested)})
     has_accuracy = any(record["metrics"].get("accuracy") is not None for record in records)
-    columns = _CURVE | {name: name for name in probes}
+    columns = _CURVE | {name: name for name in others}
     curve: dict[str, list[Any]] = {name: [] for name in ("round", *columns, "seconds")}
     seconds = 0.0
     for record in records:

@@ -206,6 +206,16 @@ def test_a_run_that_another_commit_continued_says_so(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
+def test_a_result_has_the_other_models_that_were_tested(tmp_path: Path) -> None:
+    experiment = read(write_yaml(tmp_path, base=TINY, runs={"feddyn": {"method": {"name": "feddyn", "test_mean": True}}}))
+    play(experiment, tmp_path / "runs", "feddyn", 0)
+    run(experiment, tmp_path / "runs", workers=0)
+    records = RunFolder.open(experiment.run_dir(tmp_path / "runs", "feddyn", 0)).records()
+    curve = Result.load(experiment.result_file("feddyn", 0)).curve["global_accuracy_mean"]
+    assert curve == pytest.approx([record["metrics"]["global_accuracy_mean"] for record in records[1:]], abs=1e-6)
+
+
+@pytest.mark.slow
 def test_what_a_run_keeps_of_its_payloads_decides_nothing(tmp_path: Path, in_process: Callable[[str], None]) -> None:
     """Nor do results that were stored before runs kept any have to be made again."""
     stored = write_result(write_yaml(tmp_path, runs=RUNS), "fedavg", 0, {19: 0.5, 20: 0.5})
