@@ -17,6 +17,7 @@ from typing import Any
 from fedpriv.audit.conditions import Condition
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.statistics import listed
 from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
 from fedpriv.config import RunConfig
@@ -88,7 +89,14 @@ def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str],
     if "labels" in wanted and options.label_shadows:
         with suppress(FedprivError):  # it cannot be mounted, and the audit of the real run says why
             shadow = shadow_labels(evidence, evidence.store.rounds()[0], options.label_shadows, options.seed)
-    return {"attacks": [one.described(None) for one in images], "texts": texts, "labels": labels, "label_shadow": shadow}
+    return {
+        "modalities": list(evidence.modalities),  # without them, what is not known is that of images
+        "statistics": {"listed": listed(evidence)},
+        "attacks": [one.described(None) for one in images],
+        "texts": texts,
+        "labels": labels,
+        "label_shadow": shadow,
+    }
 
 
 def search(
