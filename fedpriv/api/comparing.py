@@ -17,9 +17,10 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     Columns are, among others, ``label`` (the method, and the keys in which runs of one method differ, the seed aside),
     ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``worst_tenth``,
     ``best``, ``bytes_up``, ``bytes_down`` and ``seconds``; ``defence``, ``epsilon`` (NaN without differential privacy), and of an
-    audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. So
-    ``compare(runs).groupby("label").accuracy.agg(["mean", "std"])`` summarises over seeds; of a run whose ``status`` is not
-    ``finished`` the accuracy is that of its last evaluation.
+    audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a run
+    whose ``status`` is not ``finished`` the accuracy is that of its last evaluation; ``repeated`` is whether an earlier row has
+    the same label, seed and samples at the clients. So a mean over seeds, and over partitions, is
+    ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``.
 
     Args:
         runs: run objects, run folders, run ids, or unique beginnings of a folder's name in ``runs_dir``.
@@ -36,7 +37,10 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     if not folders:
         raise UsageError("there are no runs to compare")
     rows = [figures(folder) for folder in folders]
-    table = pd.DataFrame({"label": labels(folders, rows)} | {key: [row[key] for row in rows] for key in rows[0]})
+    named = labels(folders, rows)
+    table = pd.DataFrame(
+        {"label": named} | {key: [row[key] for row in rows] for key in rows[0]} | {"repeated": repeated(named, rows)}
+    )
     floats = ("accuracy", "worst_tenth", "best", "global_test", "global_test_f1", "epsilon", "recovered", "membership_auc")
     numbers = dict.fromkeys(floats, "float64")
     return table.astype(numbers).set_index("run")
@@ -116,7 +120,7 @@ def summary(folder: Path) -> dict[str, Any]:
 def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]:
     """The method of each run; for runs of one method with different configs, also keys in which they differ.
 
-    Runs have one label only if their configs differ in nothing but the seed, and in who runs the clients.
+    Runs have one label only if their configs differ in nothing but the seeds, and in who runs the clients.
 
     Args:
         rows: the :func:`figures` of each.
@@ -131,6 +135,21 @@ def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]
         names = [name if names.count(name) == 1 else key for name, key in zip(names, shown, strict=True)]
         found.append(", ".join([row["method"], *(f"{name}={config.get(key)}" for name, key in zip(names, shown, strict=True))]))
     return found
+
+
+def repeated(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Whether each run repeats one before it: with its label, its seed and the same samples at the clients.
+
+    Such a run adds nothing to a mean or a spread. Runs that are not finished repeat only each other.
+
+    Args:
+        named: the :func:`labels` of the runs.
+        rows: the :func:`figures` of each.
+    """
+    keys = [
+        (label, row["seed"], row["partition_hash"], row["status"] == "finished") for label, row in zip(named, rows, strict=True)
+    ]
+    return [key in keys[:index] for index, key in enumerate(keys)]
 
 
 def _enough(keys: Sequence[str], configs: Sequence[Mapping[str, str]]) -> int:

@@ -139,21 +139,23 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     largest share that an attack of `fedpriv audit` recovered, of the samples behind a message or of simulated clients with a
     single sample, which are the easiest case; AUC is that of the best membership attack.
 
-    RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed are
-    summarised as mean and standard deviation.
+    RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed, or in the seed of the
+    partition, are summarised as mean and standard deviation.
 
     \b
     Example: fedpriv compare runs/a runs/b
     """
     from rich.table import Table
 
-    from fedpriv.api.comparing import figures, labels
+    from fedpriv.api.comparing import figures, labels, repeated
     from fedpriv.plots import compare_curves
 
     folders = run_folders(runs, runs_dir)
     rows = [figures(folder) for folder in folders]
+    named = labels(folders, rows)
+    again = repeated(named, rows)
     groups: dict[str, list[int]] = {}
-    for index, label in enumerate(labels(folders, rows)):
+    for index, label in enumerate(named):
         groups.setdefault(label, []).append(index)
 
     out = console()
@@ -189,21 +191,28 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         if numbered:
             out.print(f"{number} = {row['run']}", soft_wrap=True)
     summaries = []
+    drawn: dict[str, list[int]] = {}
     for label, members in groups.items():
-        # One run per seed: repetitions of a run do not count as a spread over seeds. An unfinished one has another accuracy.
-        done = [rows[index] for index in members if rows[index]["status"] == "finished"]
-        of_seed = {row["seed"]: row["accuracy"] for row in done if row["accuracy"] is not None}
-        reached = list(of_seed.values())
+        # A repeated run adds nothing to a spread; an unfinished one has the accuracy of another round.
+        once = [index for index in members if not again[index]]
+        done = [index for index in once if rows[index]["status"] == "finished"]
+        drawn[label] = done or once
+        counted = [rows[index] for index in done if rows[index]["accuracy"] is not None]
+        reached = [row["accuracy"] for row in counted]
         average = statistics.fmean(reached) if reached else None
         spread = statistics.stdev(reached) if len(reached) > 1 else None
         names = [rows[index]["run"] for index in members]
-        summaries.append({"label": label, "runs": names, "accuracy_mean": average, "accuracy_std": spread})
+        twice = [rows[index]["run"] for index in members if again[index]]
+        summaries.append({"label": label, "runs": names, "repeated": twice, "accuracy_mean": average, "accuracy_std": spread})
+        left_out = _left_out(repeated=len(twice), unfinished=len(once) - len(done))
         if average is not None and spread is not None:
-            left_out = f"; {len(members) - len(done)} not finished, and left out" if len(done) < len(members) else ""
-            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {len(reached)} seeds{left_out}", soft_wrap=True)
+            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {_draws(counted)}{left_out}", soft_wrap=True)
+        elif twice:
+            out.print(f"{label}: no spread over seeds{left_out}", soft_wrap=True)
+    if {row["split"] for row in rows} == {"validation"}:
+        out.print("accuracies are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
     for why in _not_comparable(rows):
         say(f"warning: {why}", err=True)
-    drawn = {label: _one_a_seed(members, rows) for label, members in groups.items()}
     curves = {printable(label): [_tested(folders[index]) for index in members] for label, members in drawn.items()}
     try:
         leaks = {printable(label): _leaks([rows[index] for index in members]) for label, members in groups.items()}
@@ -217,7 +226,8 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
 def _not_comparable(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Lines on why accuracies of the runs cannot be compared."""
     if len({row["split"] for row in rows}) > 1:
-        yield "accuracies on validation and on test data are not comparable"
+        validated = ", ".join(row["run"] for row in rows if row["split"] == "validation")
+        yield f"accuracies on validation data ({validated}) and on test data are not comparable"
     if len(datasets := sorted({row["dataset"] for row in rows})) > 1:
         yield f"accuracies on different data sets ({', '.join(datasets)}) are not comparable"
     if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
@@ -232,10 +242,17 @@ def _not_comparable(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
                 yield f"{Path(dataset).name}, seed {seed}: the clients of the runs hold different samples"
 
 
-def _one_a_seed(members: Sequence[int], rows: Sequence[dict[str, Any]]) -> list[int]:
-    """Of the runs of a label the finished ones, one a seed, as in the summary; if none is finished, the others."""
-    done = [index for index in members if rows[index]["status"] == "finished"]
-    return list({rows[index]["seed"]: index for index in done or members}.values())
+def _draws(rows: Sequence[dict[str, Any]]) -> str:
+    """Over what an accuracy is averaged: seeds, or seeds and partitions where several runs have the same seed."""
+    seeds, partitions = (len({row[key] for row in rows}) for key in ("seed", "partition_hash"))
+    of = f"{seeds} seed{'s' * (seeds > 1)}"
+    return of if seeds == len(rows) else f"{len(rows)} runs of {of} and {partitions} partition{'s' * (partitions > 1)}"
+
+
+def _left_out(**counts: int) -> str:
+    """Which runs of a label are not in its summary, by why."""
+    said = ", ".join(f"{count} {why} run{'s' * (count > 1)}" for why, count in counts.items() if count)
+    return f" ({said} left out)" if said else ""
 
 
 def _tested(folder: Path) -> list[Record]:

@@ -305,4 +305,4 @@ def test_compare_averages_finished_runs_alone(tmp_path: Path) -> None:
     found = json.loads(result.stdout.splitlines()[-1])
     done = [row["accuracy"] for row in found["runs"] if row["status"] == "finished"]
     assert found["groups"][0]["accuracy_mean"] == pytest.approx(sum(done) / 2) and len(done) == 2
-    assert "over 2 seeds; 1 not finished, and left out" in call("compare", *runs, "--output", tmp_path / "out.png").stdout
+    assert "over 2 seeds (1 unfinished run left out)" in call("compare", *runs, "--output", tmp_path / "out.png").stdout
