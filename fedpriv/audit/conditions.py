@@ -20,6 +20,7 @@ from fedpriv.audit.membership.classes import (
 )
 from fedpriv.audit.membership.verdict import not_attacked, reversed_attack, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, sentences_not_known
+from fedpriv.audit.text.verdict import that_count as sentences_that_count
 from fedpriv.audit.verdict import (
     best_attempt,
     classes_cut,
@@ -27,6 +28,7 @@ from fedpriv.audit.verdict import (
     gives_away,
     may_be_more,
     samples_cut,
+    that_count,
 )
 from fedpriv.errors import UsageError
 
@@ -51,6 +53,43 @@ def most_recovered(run: Found) -> Found | None:
     # What class centres do not give away is no evidence, so they can only add to what is known.
     made += [one["recovered"] for one in run.get("centers") or [] if gives_away(one)]
     return max(made, key=lambda rate: (rate["share"], rate["high"]), default=None)
+
+
+def most_open(run: Found) -> Found | None:
+    """The rate that leaves most open: of all attacks that count, the one whose interval reaches highest; ``None``: none counts.
+
+    Returns:
+        the rate, with the ``attacker`` and the ``kind`` of what was attacked: ``message``, ``single image``, ``single text`` or
+        ``class centres``.
+    """
+    rates = [
+        {**counted(one), "attacker": one["attacker"], "kind": attack["kind"]}
+        for attack in run["attacks"]
+        for one in that_count(attack)
+    ]
+    rates += [
+        {**one["exact"], "attacker": one["attacker"], "kind": read["kind"]}
+        for read in run.get("texts") or []
+        for one in sentences_that_count(read)
+    ]
+    rates += [
+        {**one["recovered"], "attacker": "inversion", "kind": "class centres"}
+        for one in run.get("centers") or []
+        if gives_away(one)
+    ]
+    return max(rates, key=lambda rate: rate["high"], default=None)
+
+
+def membership_open(run: Found) -> float | None:
+    """The largest AUC that membership attacks leave open, by the intervals that hold for all at once; ``None``: none is known.
+
+    Of an attack that surely gives members the lower scores it is one less the lower end.
+    """
+    known = [one for one in run["membership"] if one["auc"] is not None]
+    bounds = [float(one["together"]["high"] if "together" in one else one["auc_high"]) for one in known]
+    if (turned := reversed_attack(run["membership"])) is not None:
+        bounds.append(1 - float(turned["together"]["low"]))
+    return max(bounds, default=None)
 
 
 def _recovered(run: Found) -> float | None:

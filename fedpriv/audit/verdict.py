@@ -47,11 +47,14 @@ def of_images(attack: Found) -> str:
 def best_attempt(attack: Found) -> Found | None:
     """The attempt that recovered the largest share of its images; among equals, the one with the least median error.
 
-    Attempts on single images are on different numbers of them. One that recovered none counts only if it passed a positive
-    control; otherwise nothing was measured.
+    Attempts on single images are on different numbers of them.
     """
-    made = [one for one in _made(attack) if counted(one)["successes"] or one["is_evidence"]]
-    return max(made, key=lambda one: (counted(one)["share"], -one["mse_median"]), default=None)
+    return max(that_count(attack), key=lambda one: (counted(one)["share"], -one["mse_median"]), default=None)
+
+
+def that_count(attack: Found) -> list[Found]:
+    """The attempts that recovered images, and those that recovered none but passed a positive control; others measure nothing."""
+    return [one for one in _made(attack) if counted(one)["successes"] or one["is_evidence"]]
 
 
 def may_be_more(attack: Found) -> str | None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fedpriv.audit.conditions import MEASURES, Condition, known_recovered, most_recovered
+from fedpriv.audit.conditions import MEASURES, Condition, known_recovered, membership_open, most_open, most_recovered
 from fedpriv.experiments.claims import mean_interval
 
 Found = Mapping[str, Any]
@@ -18,12 +18,16 @@ class Trade:
     """An audited run: what it costs, and what it leaks.
 
     Attributes:
-        accuracy: mean over the clients, in [0, 1]; ``interval``: 95 % of it over the clients (Student's t).
+        accuracy: mean over the clients, in [0, 1]; ``interval``: 95 % of it over the clients (Student's t, clipped to [0, 1]).
         recovered: the largest share of samples that an attack recovered, from a message or in the easiest case; ``None``: it is
             not known, as none was and not all could be mounted. ``recovered_interval``: 95 % (Wilson).
         leakage: every measure of :mod:`fedpriv.audit.conditions`.
         bytes: sent in both directions, in the whole run.
         unmet: the conditions of the target that do not hold of it, or of which it is not known.
+        recovered_open: the largest upper end of the intervals (95 %) of all attacks that count, not only of the one that
+            recovered most; ``recovered_open_by``: the rate it is of (:func:`fedpriv.audit.conditions.most_open`).
+        membership_open: the same of membership attacks, an AUC (:func:`fedpriv.audit.conditions.membership_open`).
+        membership_not_tried: why membership attacks were not tried, by attack.
     """
 
     label: str
@@ -39,10 +43,14 @@ class Trade:
     bytes: int
     words: str
     unmet: tuple[str, ...]
+    recovered_open: float | None = None
+    recovered_open_by: Mapping[str, Any] | None = None
+    membership_open: float | None = None
+    membership_not_tried: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
-        """Whether it holds the target, with a model that is better than guessing."""
+        """Whether it holds the target, with a model that is better than guessing; without a target, only the latter."""
         return not self.unmet and not self.at_chance and self.accuracy is not None
 
 
@@ -53,12 +61,11 @@ def trade(label: str, method: str, defence: str, run: Found, accuracies: Sequenc
         accuracies: of its clients.
     """
     leakage = {name: measure(run) for name, measure in MEASURES.items()}
-    interval = mean_interval(accuracies) if len(accuracies) > 1 else None
-    recovered, rate = known_recovered(run), most_recovered(run)
+    recovered, rate, widest = known_recovered(run), most_recovered(run), most_open(run)
     return Trade(
         label, method, defence, run["seed"],
         accuracy=run["cost"]["accuracy"],
-        interval=interval,
+        interval=clipped(mean_interval(accuracies)) if len(accuracies) > 1 else None,
         at_chance=run["cost"]["at_chance"],
         recovered=recovered,
         recovered_interval=None if rate is None or recovered is None else (rate["low"], rate["high"]),
@@ -66,7 +73,17 @@ def trade(label: str, method: str, defence: str, run: Found, accuracies: Sequenc
         bytes=run["cost"]["bytes_up"] + run["cost"]["bytes_down"],
         words=run["answer"]["words"],
         unmet=tuple(str(one) for one in target if not one.holds(run)),
+        recovered_open=None if widest is None or recovered is None else float(widest["high"]),
+        recovered_open_by=None if widest is None else {name: widest[name] for name in ("attacker", "kind", "successes", "n")},
+        membership_open=membership_open(run),
+        membership_not_tried=dict(run.get("membership_not_tried") or {}),
     )  # fmt: skip
+
+
+def clipped(interval: Sequence[float]) -> tuple[float, float]:
+    """An interval of a share without what lies outside 0 to 1, where Student's t may reach."""
+    low, high = (min(1.0, max(0.0, end)) for end in interval)
+    return low, high
 
 
 def pareto_optimal(trades: Sequence[Trade]) -> list[Trade]:

@@ -112,7 +112,7 @@ def frontier(plan: Plan, folder: Path, say: Say) -> dict[str, Any]:
             "target": [str(one) for one in plan.target],
             "seed": plan.seed,
             "own": _own(points[0].config),
-            "trades": [asdict(one) | {"holds": one.holds, "pareto_optimal": one.label in best} for one in trades],
+            "trades": [_listed(one, plan.target, one.label in best) for one in trades],
             "not_run": made.failed,
             "strengths": strengths,
             "chosen": None if chosen is None else chosen.label,
@@ -286,6 +286,11 @@ def _afresh(config: RunConfig, seed: int) -> RunConfig:
     privacy = config.privacy if config.privacy.target_epsilon is None else config.privacy.model_copy(update={"noise": None})
     data = config.data.model_copy(update={"partition": partition})
     return config.model_copy(update={"seed": seed, "data": data, "privacy": privacy})
+
+
+def _listed(one: Trade, target: Sequence[Condition], is_best: bool) -> dict[str, Any]:
+    """A trade as ``frontier.json`` has it."""
+    return asdict(one) | {"holds": one.holds if target else None, "pareto_optimal": is_best}
 
 
 def _numbers(found: Mapping[str, Any]) -> dict[str, float]:

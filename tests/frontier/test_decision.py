@@ -13,7 +13,6 @@ from fedpriv.audit.conditions import conditions, most_recovered
 from fedpriv.errors import FedprivError
 from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.search import search
-from fedpriv.frontier.show import answer
 from tests.audit.sample_findings import findings
 
 
@@ -64,6 +63,7 @@ def test_a_trade_says_what_the_audit_found() -> None:
     assert found.unmet == tuple(str(one) for one in target) and not found.holds
     assert found.leakage["epsilon"] is None and found.bytes == 217_800_000 + undefended["cost"]["bytes_down"]
     assert trade("dp", "mpfedcon", "dp", defended, [], target).leakage["epsilon"] == 8.0
+    assert trade("dp", "mpfedcon", "dp", defended, [0.6, 1.0], target).interval == (0.0, 1.0), "an accuracy is a share"
     unknown = trade("local", "local", "none", local, [], conditions("recovered<=1"))
     assert unknown.recovered is None and unknown.unmet == ("recovered<=1",), "what is not known does not hold"
 
@@ -73,14 +73,6 @@ def test_of_equal_shares_the_fewest_samples_leave_the_most_open() -> None:
     attempts = [{"success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1} for rate in rates.values()]
     most = most_recovered({"attacks": [{"attempts": [one]} for one in attempts]})
     assert most is not None and most["n"] == 6
-
-
-@pytest.mark.parametrize(("attacked", "open_still"), [(72, ""), (6, "up to 39.0 % may be recovered")])
-def test_the_answer_says_what_the_number_of_attacked_samples_leaves_open(attacked: int, open_still: str) -> None:
-    rate = wilson(0, attacked)
-    one = asdict(a_trade("tight", 0.9, 0.0, 10)) | {"recovered_interval": (rate.low, rate.high)}
-    said = answer({"trades": [one], "target": ["recovered<=0.06"], "chosen": "tight", "confirmed": [{"seed": 1}]})
-    assert ("--singles" in said) == bool(open_still) and open_still in said
 
 
 def of(share: float | None) -> Mapping[str, Any]:

@@ -41,10 +41,13 @@ def most_exact(texts: Sequence[Found], kind: str) -> Found | None:
     Args:
         kind: ``message`` or ``single text``.
     """
-    rates = [
-        one["exact"] for read in texts if read["kind"] == kind for one in _mounted(read) if one["exact"] and _sentences_count(one)
-    ]
+    rates = [one["exact"] for read in texts if read["kind"] == kind for one in that_count(read)]
     return max(rates, key=lambda rate: rate["share"], default=None)
+
+
+def that_count(read: Found) -> list[Found]:
+    """The attempts on sentences that found one, and those that found none but whose failure is evidence."""
+    return [one for one in _mounted(read) if one["exact"] and _sentences_count(one)]
 
 
 def _sentences_count(attempt: Found) -> bool:

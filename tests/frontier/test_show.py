@@ -1,0 +1,65 @@
+"""What the page says of points that a fresh seed refused, and without a target."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from fedpriv.audit.conditions import conditions
+from fedpriv.frontier.run import _listed
+from fedpriv.frontier.show import COLUMNS, answer, markdown
+from tests.frontier.test_decision import a_trade
+
+DIGITS = Path(__file__).parents[2] / "experiments" / "frontier" / "digits" / "frontier.json"
+
+
+def found(*trades: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    about = {"target": ["recovered<=0.05"], "chosen": None, "confirmed": [], "nearest": None}
+    return {"trades": trades, **about, "strengths": [], "not_run": {}, "command": "fedpriv frontier", "seconds": 1.0, **changes}
+
+
+def listed(label: str, seed: int = 0, recovered: float = 0.0, **changes: Any) -> dict[str, Any]:
+    one = replace(a_trade(label, 0.9, recovered, 10), seed=seed, leakage={"membership_auc": 0.58, "epsilon": None}, **changes)
+    return asdict(one) | {"holds": one.holds, "pareto_optimal": False}
+
+
+def test_what_a_fresh_seed_refused_is_told_beside_what_was_chosen() -> None:
+    digits = json.loads(DIGITS.read_text())
+    assert (
+        "with mask:names=[statistic.*]+gaussian:variance=1e-07 met it in the grid, not on seed 1000, where it misses "
+        "recovered<=0.05: accuracy 96.4 %, recovered 16.7 % (3.0 to 56.4 %), AUC 0.56."
+    ) in answer(digits)
+    (row,) = [line for line in markdown(digits).splitlines() if "+gaussian:variance=1e-07 | 0 |" in line]
+    assert row.endswith("| in the grid, not on seed 1000 |")
+    (row,) = [line for line in markdown(digits).splitlines() if "+gaussian:variance=0.0001 | 0 |" in line]
+    assert row.endswith("| yes |")
+
+
+def test_what_fresh_seeds_refused_is_told_where_none_is_chosen() -> None:
+    tried = [
+        {"label": name, "seed": seed, "holds": False} for name, seed in (("leaks", 1000), ("guesses", 1001), ("fails", 1002))
+    ]
+    trades = [listed(name) for name in ("leaks", "guesses", "fails")]
+    trades += [listed("leaks", 1000, 0.2, unmet=("recovered<=0.05",)), listed("guesses", 1001, at_chance=True)]
+    text = answer(found(*trades, confirmed=tried, nearest="leaks"))
+    assert text == (
+        "None meets recovered<=0.05. fedavg with leaks met it in the grid, not on seed 1000, where it misses recovered<=0.05: "
+        "accuracy 90.0 %, recovered 20.0 %, AUC 0.58. fedavg with guesses met it in the grid, not on seed 1001, where it is no "
+        "better than guessing: accuracy 90.0 %, recovered 0.0 %, AUC 0.58. fedavg with fails met it in the grid, not on seed "
+        "1002, where it could not be trained and audited. fedavg with leaks comes nearest: it misses nothing but the fresh seed, "
+        "at an accuracy of 90.0 %."
+    )
+
+
+def test_without_a_target_no_point_meets_it() -> None:
+    page = markdown(found(listed("none", recovered=1.0), target=[]))
+    assert "meets the target" not in page and f"| {COLUMNS} |" in page
+    assert f"| {COLUMNS} | meets the target |" in markdown(found(listed("none")))
+    one = a_trade("none", 0.9, 1.0, 10)
+    assert _listed(one, (), True)["holds"] is None and _listed(one, conditions("recovered<=1"), True)["holds"] is True
+
+
+def test_an_interval_of_an_earlier_version_stays_a_share() -> None:
+    assert "90.0 % (69.4 to 100.0 %)" in markdown(found(listed("none", interval=(0.694, 1.073))))
