@@ -13,7 +13,7 @@ from fedpriv.config import load_config
 from fedpriv.experiments import Result, read
 from fedpriv.experiments.claims import Judgement, decide, judge, mean_interval, metric
 from fedpriv.experiments.measures import Comparison
-from fedpriv.experiments.page import tables
+from fedpriv.experiments.page import verdicts
 from fedpriv.experiments.results import difference
 from fedpriv.experiments.stored import stored_results
 
@@ -113,7 +113,7 @@ def test_the_best_baseline_is_a_run_that_has_the_metric(tmp_path: Path) -> None:
     judgement = judge(experiment.claims[0], stored_results(experiment)[0])
     assert (judgement.opponent, judgement.baselines) == ("fedavg", ["fedavg", "mpfedcon"])
     assert judgement.values == pytest.approx(dict.fromkeys((0, 1, 2), 0.1)) and judgement.verdict.word == "reproduced"
-    assert "fedrep − fedavg, the best other of 2" in tables.claims(Comparison.of(experiment))[1]
+    assert "fedrep − fedavg, the best other of 2" in verdicts.claims(Comparison.of(experiment))[1]
 
     write_result(path, "fedavg", 1, {20: 0.9})
     judgement = judge(experiment.claims[0], stored_results(experiment)[0])

@@ -18,7 +18,7 @@ from fedpriv.experiments.leakage.render import section as leakage_section
 from fedpriv.experiments.leakage.spec import Leakage, describes_cells, read_leakage
 from fedpriv.experiments.markdown import bullets
 from fedpriv.experiments.measures import Comparison
-from fedpriv.experiments.page import tables
+from fedpriv.experiments.page import tables, verdicts
 from fedpriv.experiments.page.overview import anchor, overview
 from fedpriv.experiments.spec import Experiment, read
 from fedpriv.files import write_atomically
@@ -143,7 +143,7 @@ def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
         parts.append(f"![accuracy by round and by bytes]({pictures['plot']})")
     if "gains_plot" in pictures:
         parts += ["### What each client gains over training alone", f"![gains by client]({pictures['gains_plot']})", _GAINS]
-    for part in (tables.ages, tables.traces, tables.claims):
+    for part in (tables.ages, tables.traces, verdicts.claims):
         parts += part(comparison)
     if experiment.meaning:
         parts += ["### What that means", bullets(experiment.meaning)]

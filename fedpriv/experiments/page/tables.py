@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-from rich.filesize import decimal
-
 from fedpriv.experiments.by_client import AGES, by_age
-from fedpriv.experiments.claims import MIN_SEEDS, Judgement
 from fedpriv.experiments.markdown import table
 from fedpriv.experiments.measures import Comparison
-from fedpriv.experiments.paired import PAIRED, WINDOW
-from fedpriv.experiments.spec import BEST_BASELINE, Claim
+from fedpriv.experiments.page.figures import by_seed, in_bytes, percent
+from fedpriv.experiments.paired import WINDOW
 
 _TARGET = """Target: {levels}. Reached: the first evaluated round at which the mean over the evaluations of the last {window}
 rounds is at least the target of the same seed. Where fewer rounds are evaluated, that mean is a single evaluation, and the round
@@ -26,23 +23,6 @@ benchmark: machines and their load varied."""
 _AGES = """Percent, measured after the last round; the number of clients over all seeds is in brackets. Columns: rounds since the
 client last took part. Its personal layers are that old, while the shared model it is tested with is current."""
 _TRACES = """Mean over all rounds and seeds (lowest to highest round). Values for single tensors are in the result files only."""
-_WHAT = {
-    "accuracy": "",
-    "worst_tenth": " in the worst tenth",
-    "fresh_head": " with fresh heads",
-    "before_merge": " (models sent, own test data)",
-    "global_accuracy": " (global model)",
-    "global_before_merge": " (models sent, server's test set)",
-    "early_accuracy": " in the first quarter of the rounds",
-    "test_loss_roughness": " (standard deviation of the changes of the test loss, second half)",
-    "upload_bytes": ", one upload",
-    "probe": " (linear probe)",
-}
-_WHAT_OF_TWO = {
-    "clients_better": "of the clients better off with {} than with {}",
-    "speed_up": "fewer rounds of {} to the final accuracy of {}",
-    "bytes_saved": "of the bytes saved by {} to the final accuracy of {}",
-}
 
 
 def others(comparison: Comparison) -> list[str]:
@@ -59,7 +39,7 @@ def probe(comparison: Comparison) -> list[str]:
         return none
     shares = sorted({share for row in rows for share in row.probe}, key=float, reverse=True)
     cells = [
-        (row.label, *(_by_seed({seed: _percent(value) for seed, value in row.probe.get(share, {}).items()}) for share in shares))
+        (row.label, *(by_seed({seed: percent(value) for seed, value in row.probe.get(share, {}).items()}) for share in shares))
         for row in rows
     ]
     head = " | ".join(["method", *(f"{100 * float(share):g} % of the labels, each seed" for share in shares)])
@@ -77,14 +57,14 @@ def accuracy(comparison: Comparison) -> list[str]:
     cells = [
         (
             row.label + (" ¹" if row.averaged_rounds < last else ""),
-            f"**{_percent(row.mean)}**" if row.mean == best else _percent(row.mean),
+            f"**{percent(row.mean)}**" if row.mean == best else percent(row.mean),
             "–" if row.sd is None else f"{100 * row.sd:.2f}",
-            _by_seed({seed: _percent(value) for seed, value in row.accuracy.items()}),
-            _percent(row.worst_tenth),
-            *([_percent(row.fresh_head)] if fresh else []),
-            _percent(row.global_accuracy),
-            *([_percent(row.before_merge), _percent(row.global_before_merge)] if before else []),
-            _by_seed({seed: str(count) for seed, count in row.never_trained.items()}),
+            by_seed({seed: percent(value) for seed, value in row.accuracy.items()}),
+            percent(row.worst_tenth),
+            *([percent(row.fresh_head)] if fresh else []),
+            percent(row.global_accuracy),
+            *([percent(row.before_merge), percent(row.global_before_merge)] if before else []),
+            by_seed({seed: str(count) for seed, count in row.never_trained.items()}),
         )
         for row in rows
     ]
@@ -117,8 +97,8 @@ def cost(comparison: Comparison) -> list[str]:
     """Bytes and seconds by method."""
     cells = []
     for row in comparison.methods:
-        traffic = [_bytes(value) for value in (row.bytes_up, row.bytes_down, row.bytes_round_zero, row.bytes_per_round)]
-        cells.append((row.label, row.rounds, *traffic, _bytes(row.bytes_per_upload, 3), f"{row.seconds:.0f}"))
+        traffic = [in_bytes(value) for value in (row.bytes_up, row.bytes_down, row.bytes_round_zero, row.bytes_per_round)]
+        cells.append((row.label, row.rounds, *traffic, in_bytes(row.bytes_per_upload, 3), f"{row.seconds:.0f}"))
     head = "method | rounds | up | down | of it round 0 | per round, both ways | one upload | seconds"
     return ["### Cost", table(head, cells), _COST] if cells else []
 
@@ -130,19 +110,19 @@ def to_target(comparison: Comparison) -> list[str]:
     cells = []
     for row in comparison.to_target:
         reached = [count for count in row.bytes.values() if count is not None]
-        rounds = _by_seed({seed: "not reached" if number is None else str(number) for seed, number in row.rounds.items()})
+        rounds = by_seed({seed: "not reached" if number is None else str(number) for seed, number in row.rounds.items()})
         cells.append(
             (
                 row.label,
                 "tested after the last round only" if row.tested_at_end else rounds,
                 "–" if row.speed_up is None else f"{row.speed_up:.2f}×",
                 "–" if row.rounds_saved is None else f"{100 * row.rounds_saved:.1f} %",
-                "–" if not reached else _bytes(statistics.fmean(reached)),
+                "–" if not reached else in_bytes(statistics.fmean(reached)),
                 "–" if row.bytes_saved is None else f"{100 * row.bytes_saved:.1f} %",
             )
         )
     targets = comparison.results[comparison.experiment.target or ""]
-    levels = ", ".join(f"{_percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in sorted(targets))
+    levels = ", ".join(f"{percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in sorted(targets))
     head = "method | rounds, each seed | speed-up in rounds | rounds saved | bytes until then | bytes saved"
     heading = f"### Until the final accuracy of {comparison.experiment.target} is reached"
     return [heading, table(head, cells), _TARGET.format(levels=levels, window=WINDOW)]
@@ -154,7 +134,7 @@ def ages(comparison: Comparison) -> list[str]:
         return []
     spans = [f"{first} to {following - 1}" for first, following in pairwise(AGES)] + [f"{AGES[-1]} and more"]
     cells = [
-        (label, *(f"{_percent(mean)} ({count})" if count else "–" for count, mean in groups)) for label, groups in aged.items()
+        (label, *(f"{percent(mean)} ({count})" if count else "–" for count, mean in groups)) for label, groups in aged.items()
     ]
     head = " | ".join(["method", *(f"{span} rounds" for span in spans)])
     return ["### Accuracy by the age of a client's last turn", table(head, cells), _AGES]
@@ -178,48 +158,6 @@ def _range(values: Sequence[float]) -> str:
     return f"{statistics.fmean(values):.3g} ({min(values):.3g} to {max(values):.3g})" if values else "–"
 
 
-def claims(comparison: Comparison) -> list[str]:
-    """Our number and the verdict, by claim."""
-    if not comparison.judgements:
-        return []
-    experiment = comparison.experiment
-    rows = [_claim(judgement) for judgement in comparison.judgements]
-    head = "claim | the paper, or what we hold against it | ours | each seed | 95 % interval | verdict"
-    few = f"{len(experiment.seeds)} seeds are too few to call a difference reproduced; only byte counts can be."
-    return ["### What the paper says", table(head, rows), *([few] if len(experiment.seeds) < MIN_SEEDS else [])]
-
-
-def _claim(judgement: Judgement) -> tuple[str, ...]:
-    claim = judgement.claim
-    names = [judgement.opponent or "the best other method" if label == BEST_BASELINE else label for label in claim.labels]
-    if claim.metric in _WHAT_OF_TWO:
-        unit = _WHAT_OF_TWO[claim.metric].format(*names)
-    else:
-        best = f", the best other of {len(judgement.baselines)}" if judgement.opponent else ""
-        unit = " − ".join(names) + best + _WHAT[claim.metric]
-    low_high = judgement.interval and ", ".join(_number(claim, bound) for bound in judgement.interval)
-    return (
-        claim.id,
-        " ".join(claim.statement.split()),
-        f"– ({unit})" if judgement.mean is None else f"**{_number(claim, judgement.mean)}** {unit}",
-        _by_seed({seed: _number(claim, value) for seed, value in judgement.values.items()}),
-        f"[{low_high}]" if low_high else "–",
-        str(judgement.verdict),
-    )
-
-
-def _number(claim: Claim, value: float) -> str:
-    if claim.metric == "upload_bytes":
-        return _bytes(value, 3) if value >= 0 else f"-{_bytes(-value, 3)}"
-    if claim.metric == "test_loss_roughness":
-        return f"{value:+.4f} nats"
-    if claim.metric == "speed_up":
-        return f"{value:.2f}×"
-    if claim.metric in PAIRED or claim.of:
-        return f"{100 * value:.1f} %"
-    return f"{100 * value:+.2f}"
-
-
 def provenance(comparison: Comparison) -> list[str]:
     """With what the results were made."""
     if not (results := [result for of_label in comparison.results.values() for result in of_label.values()]):
@@ -232,15 +170,3 @@ def provenance(comparison: Comparison) -> list[str]:
         f"Run with {'; '.join(versions)}; commit {', '.join(commits)}; device {', '.join(devices)}; "
         f"partitions {', '.join(f'{digest} (seed {seed})' for seed, digest in partitions)}."
     ]
-
-
-def _by_seed(values: Mapping[int, str]) -> str:
-    return ", ".join(values[seed] for seed in sorted(values)) or "–"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{100 * value:.2f}"
-
-
-def _bytes(value: float, precision: int = 1) -> str:
-    return "0" if not value else str(decimal(round(value), precision=precision))

@@ -1,17 +1,4 @@
-"""The verdict on a paper's claim: our number compared with the paper's.
-
-The rule, for the differences d of the seeds, with signs such that the claim is d > margin >= 0:
-
-* **reproduced**: at least 3 seeds, a paired 95 % t interval of d above 0, and a mean of at least the margin.
-* **not reproduced**: the interval ends below the margin; or every seed falls short of the margin, by more than the seeds differ
-  from each other. The second clause applies from 2 seeds on, for which an interval is too wide to be useful. If A and B were
-  equal, it would hold by chance for one pair of seeds in ten.
-* **inconclusive** otherwise, and always with a single seed.
-
-The bytes of an upload are not random, so they are compared directly, with any number of seeds, all of which must be as claimed
-(``bytes_saved`` is random: it depends on the accuracy of both runs). Where the other run is so good that no run could be better
-by as much as the claim says, there is nothing to test: *inconclusive*.
-"""
+"""Our number beside a claim, and the verdict."""
 
 from __future__ import annotations
 
@@ -19,9 +6,18 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from fedpriv.errors import UsageError
+from fedpriv.experiments.claims.metrics import metric
+from fedpriv.experiments.claims.rule import (
+    INCONCLUSIVE,
+    NOT_REPRODUCED,
+    REPRODUCED,
+    SHORT,
+    WRONG,
+    Verdict,
+    decide,
+    mean_interval,
+)
 from fedpriv.experiments.paired import PAIRED, REACHES, reach
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import BEST_BASELINE, Claim
@@ -29,26 +25,12 @@ from fedpriv.experiments.spec import BEST_BASELINE, Claim
 Results = Mapping[str, Mapping[int, Result]]
 """label -> seed -> result; empty for a label without results."""
 
-MIN_SEEDS = 3
 _UNBOUNDED = ("test_loss_roughness", "upload_bytes")
 """Metrics that are no shares."""
 _COUNTED = ("upload_bytes",)
 """Metrics that are not random."""
 _RATIOS = ("speed_up",)
 """Metrics whose means and intervals are those of the logarithms: twice as fast and half as fast are as far from no change."""
-_SHORT, _WRONG = "short of it on every seed", "wrong sign on every seed"
-REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """The verdict in a word, with a remark."""
-
-    word: str
-    remark: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.word} ({self.remark})" if self.remark else self.word
 
 
 @dataclass(frozen=True)
@@ -173,79 +155,12 @@ def _verdict(claim: Claim, values: Sequence[float], scaled: Callable[[float], fl
     bound = claim.below if claim.above is None else claim.above
     if bound is not None:
         sign = -1 if claim.above is None else 1
-        differences, wrong = [sign * (value - scaled(bound)) for value in values], _SHORT
+        differences, wrong = [sign * (value - scaled(bound)) for value in values], SHORT
     else:
-        differences, wrong = list(values), _WRONG
+        differences, wrong = list(values), WRONG
     if claim.metric in _COUNTED and values:
         holds = all(difference > 0 and difference >= claim.margin for difference in differences)
         verdict = Verdict(REPRODUCED if holds else NOT_REPRODUCED, "counted")
     else:
         verdict = decide(differences, claim.margin, wrong)
     return Verdict(verdict.word, f"{verdict.remark}; {claim.stand_in}") if claim.stand_in else verdict
-
-
-def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = _WRONG) -> Verdict:
-    """The rule of the module's docstring.
-
-    Args:
-        differences: one per seed, positive where the claim holds.
-        margin: the claimed size of the difference, not negative.
-        wrong: the remark where all differences are negative.
-    """
-    count = len(differences)
-    seeds = f"{count} seed{'' if count == 1 else 's'}"
-    if count < 2:
-        return Verdict(INCONCLUSIVE, seeds)
-    low, high = mean_interval(differences)
-    short = [margin - value for value in differences]
-    sign_holds = count >= MIN_SEEDS and low > 0
-    if sign_holds and statistics.fmean(differences) >= margin:
-        return Verdict(REPRODUCED, seeds)
-    word = NOT_REPRODUCED if high < margin or min(short) > max(differences) - min(differences) else INCONCLUSIVE
-    if all(value < 0 for value in differences):
-        return Verdict(word, f"{seeds}, {wrong}")
-    if sign_holds:
-        return Verdict(word, f"{seeds}, the sign holds, the size does not")
-    return Verdict(word, f"{seeds}, {_SHORT}" if min(short) > 0 else seeds)
-
-
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % confidence interval of the mean of at least two values, such as paired differences (Student's t)."""
-    from scipy.stats import t
-
-    mean, count = statistics.fmean(values), len(values)
-    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(values) / math.sqrt(count)
-    return mean - half, mean + half
-
-
-def metric(result: Result, name: str, fraction: float = 1.0) -> float | None:
-    """A metric of one run (:data:`fedpriv.experiments.spec.Metric`); ``None`` where it does not apply.
-
-    ``early_accuracy`` is the mean over the evaluations of the first quarter of the rounds; ``test_loss_roughness`` the standard
-    deviation of the changes of the global model's test loss (nats) from one evaluation to the next in the second half;
-    ``probe`` the accuracy, after the last round, of a linear classifier trained with the share ``fraction`` of the labels.
-
-    Raises:
-        UsageError: an accuracy of a self-supervised run, or a probe that the run does not have.
-    """
-    summary = result.summary
-    if name == "probe":
-        share = f"{fraction:g}"
-        if share not in summary.get("probe", {}):
-            raise UsageError(f"run {result.label} has no probe with {share} of the labels (eval.probe, eval.probe_fractions)")
-        return float(summary["probe"][share])
-    if summary["accuracy"] is None and name != "upload_bytes":
-        raise UsageError(f"run {result.label} is self-supervised and has no {name}; use metric probe, with eval.probe")
-    if name == "test_loss_roughness":
-        losses: list[float | None] = result.curve.get("test_loss") or []
-        late = [loss for number, loss in zip(result.curve["round"], losses, strict=False) if number > summary["rounds"] / 2]
-        known = [loss for loss in late if loss is not None]
-        return statistics.stdev(after - before for before, after in pairwise(known)) if 2 < len(known) == len(late) else None
-    if name == "early_accuracy":
-        early = [accuracy for number, accuracy in result.tested() if number <= summary["rounds"] / 4]
-        return statistics.fmean(early) if early else None
-    if name == "upload_bytes":
-        return float(summary["bytes_per_upload"])
-    protocol = {"accuracy": "last_rounds_client_mean", "global_accuracy": "global_test"}.get(name, name)
-    value = summary["protocols"].get(protocol)  # results of earlier versions have no `fresh_head`
-    return None if value is None else float(value)

@@ -1,0 +1,70 @@
+"""The verdict on a paper's claim: our number compared with the paper's.
+
+The rule, for the differences d of the seeds, with signs such that the claim is d > margin >= 0:
+
+* **reproduced**: at least 3 seeds, a paired 95 % t interval of d above 0, and a mean of at least the margin.
+* **not reproduced**: the interval ends below the margin; or every seed falls short of the margin, by more than the seeds differ
+  from each other. The second clause applies from 2 seeds on, for which an interval is too wide to be useful. If A and B were
+  equal, it would hold by chance for one pair of seeds in ten.
+* **inconclusive** otherwise, and always with a single seed.
+
+The bytes of an upload are not random, so they are compared directly, with any number of seeds, all of which must be as claimed
+(``bytes_saved`` is random: it depends on the accuracy of both runs). Where the other run is so good that no run could be better
+by as much as the claim says, there is nothing to test: *inconclusive*.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MIN_SEEDS = 3
+SHORT, WRONG = "short of it on every seed", "wrong sign on every seed"
+REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict in a word, with a remark."""
+
+    word: str
+    remark: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word} ({self.remark})" if self.remark else self.word
+
+
+def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = WRONG) -> Verdict:
+    """The rule of the module's docstring.
+
+    Args:
+        differences: one per seed, positive where the claim holds.
+        margin: the claimed size of the difference, not negative.
+        wrong: the remark where all differences are negative.
+    """
+    count = len(differences)
+    seeds = f"{count} seed{'' if count == 1 else 's'}"
+    if count < 2:
+        return Verdict(INCONCLUSIVE, seeds)
+    low, high = mean_interval(differences)
+    short = [margin - value for value in differences]
+    sign_holds = count >= MIN_SEEDS and low > 0
+    if sign_holds and statistics.fmean(differences) >= margin:
+        return Verdict(REPRODUCED, seeds)
+    word = NOT_REPRODUCED if high < margin or min(short) > max(differences) - min(differences) else INCONCLUSIVE
+    if all(value < 0 for value in differences):
+        return Verdict(word, f"{seeds}, {wrong}")
+    if sign_holds:
+        return Verdict(word, f"{seeds}, the sign holds, the size does not")
+    return Verdict(word, f"{seeds}, {SHORT}" if min(short) > 0 else seeds)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % confidence interval of the mean of at least two values, such as paired differences (Student's t)."""
+    from scipy.stats import t
+
+    mean, count = statistics.fmean(values), len(values)
+    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(values) / math.sqrt(count)
+    return mean - half, mean + half
