@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.audit.membership.classes import NO_RULE
-from fedpriv.audit.membership.verdict import best_attack
+from fedpriv.audit.membership.verdict import best_attack, reversed_attack
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.audit.verdict import beside_copies, best_attempt, counted
 from fedpriv.experiments.markdown import table
@@ -20,10 +20,12 @@ TITLE = "### What the messages leak"
 TEXT = """Found by `fedpriv audit` in the same runs, from the messages that were sent.
 
 * *round*: of the samples behind one client's message, those that the best attack reconstructed (images: mean squared error below
-  0.01). *copies*: how many copies of the nearest public images would pass the same threshold. If these are at least as many, the
-  number after the semicolon is what the attack has below a stricter error, where it has more than the copies.
+  0.01; texts: word for word). *copies*: how many copies of the nearest public images would pass the same threshold. If these are
+  at least as many, the number after the semicolon is what the attack has below a stricter error, where it has more than the
+  copies.
 * *one sample each*: the same for simulated clients with a single sample.
 * *members*: AUC of the best membership attack on the kept messages (0.5 is guessing); the interval holds for all attacks at once.
+  *reversed*: the attack surely gives members lower scores than others, and its scores are read in the opposite order.
   *by round*: the same in each round that was looked at; the largest of several attacks is above 0.5 even where all guess.
 * *classes by rule*: kept messages from which the client's set of classes was found exactly, by the last layer's gradient or the
   class centres. *by shadows*: clients whose set was found exactly by a classifier trained on messages of simulated clients, in
@@ -36,11 +38,12 @@ def leakage(run_dir: Path) -> dict[str, Any]:
 
     Returns:
         ``answer``; ``messages``: round, samples and ``recovered`` of each message that was attacked (``None``: no attack counts),
-        of images also ``copies``, what copies of public images would count for, and where that is as much ``closer``, what was
-        recovered at a stricter threshold; ``singles``: the same of clients with one sample each; ``members``: ``auc``, ``low``
-        and ``high`` of the best membership attack; ``members_by_round``: the same in each round; ``classes``: ``exact`` of ``of``
-        messages, by the last layer's gradient or the class centres (``None``: neither was sent); ``classes_by_shadows``; and the
-        audit's ``options``. Empty where the run was not audited.
+        of texts ``what``, of images also ``copies``, what copies of public images would count for, and where that is as much
+        ``closer``, what was recovered at a stricter threshold; ``singles``: the same of clients with one sample each;
+        ``members``: ``auc``, ``low`` and ``high`` of the best membership attack, ``reversed`` where its scores are read in the
+        opposite order (the area is that of the scores so read); ``members_by_round``: the same in each round; ``classes``:
+        ``exact`` of ``of`` messages, by the last layer's gradient or the class centres (``None``: neither was sent);
+        ``classes_by_shadows``; and the audit's ``options``. Empty where the run was not audited.
 
     Raises:
         UsageError: the report in the folder is not what fedpriv writes.
@@ -55,7 +58,7 @@ def _figures(run: Found) -> dict[str, Any]:
     return {
         "answer": run["answer"]["words"],
         "messages": [one for one in targets if one["kind"] == "message"],
-        "singles": max(singles, key=lambda one: (one["recovered"] or 0) / one["samples"], default=None),
+        "singles": max(singles, key=_share_or_unknown, default=None),
         "members": _members(run["membership"]),
         "members_by_round": _members_by_round(run["membership"]),
         "classes": _classes(run["labels"]),
@@ -74,11 +77,17 @@ def _target(one: Found) -> dict[str, Any]:
         hit = best and best["exact"]
     return {
         **{name: one[name] for name in ("kind", "round", "client")},
+        **({} if "images" in one else {"what": "texts"}),
         "samples": hit["n"] if hit else samples,  # an attack may have been tried on some of them
         "recovered": hit and hit["successes"],
         "attack": best and best["attacker"],
         **(_beside(one, best) if "images" in one and best and hit and hit["successes"] else {}),
     }
+
+
+def _share_or_unknown(one: Found) -> tuple[float, bool]:
+    """Of two targets of which nothing was recovered, the one of which that is not known is the worse."""
+    return (one["recovered"] or 0) / one["samples"], one["recovered"] is None
 
 
 def _beside(attack: Found, best: Found) -> dict[str, Any]:
@@ -91,8 +100,14 @@ def _beside(attack: Found, best: Found) -> dict[str, Any]:
 
 
 def _members(attacks: Sequence[Found]) -> dict[str, Any] | None:
-    best = best_attack(attacks)
-    return None if best is None else {"attack": best["attack"], "auc": best["auc"], **best["together"]}
+    """The attack with the larger area, of the best one and of one whose scores reveal members in the opposite order."""
+    best, turned = best_attack(attacks), reversed_attack(attacks)
+    if best is None:
+        return None
+    if turned is None or best["auc"] >= 1 - turned["auc"]:
+        return {"attack": best["attack"], "auc": best["auc"], **best["together"]}
+    span = {"low": 1 - turned["together"]["high"], "high": 1 - turned["together"]["low"]}
+    return {"attack": turned["attack"], "auc": 1 - turned["auc"], **turned["together"], **span, "reversed": True}
 
 
 def _members_by_round(attacks: Sequence[Found]) -> list[dict[str, Any]]:
@@ -131,19 +146,29 @@ def section(results: Mapping[str, Mapping[int, Result]]) -> list[str]:
 
 def _row(result: Result, rounds: Sequence[int]) -> list[str]:
     found = result.leakage
-    messages = {one["round"]: one for one in found["messages"]}
     members, classes, shadows = found["members"], found["classes"], found["classes_by_shadows"]
     return [
         result.label,
         str(result.seed),
         found["answer"],
-        *(_recovered(messages.get(number)) for number in rounds),
+        *(_of_round([one for one in found["messages"] if one["round"] == number]) for number in rounds),
         _recovered(found["singles"]),
-        f"{members['auc']:.2f} ({members['low']:.2f} to {members['high']:.2f})" if members else "–",
-        ", ".join(f"{one['round']}: {one['auc']:.2f}" for one in found.get("members_by_round") or []) or "–",
+        f"{members['auc']:.2f} ({members['low']:.2f} to {members['high']:.2f}{_reversed(members, '; ')})" if members else "–",
+        ", ".join(f"{one['round']}: {one['auc']:.2f}{_reversed(one)}" for one in found.get("members_by_round") or []) or "–",
         f"{classes['exact']} of {classes['of']}" if classes else "–",
         f"{round(shadows['exact'] * shadows['clients'])} of {shadows['clients']}" if shadows else "–",
     ]
+
+
+def _reversed(members: Found, before: str = " ") -> str:
+    return f"{before}reversed" if members.get("reversed") else ""
+
+
+def _of_round(messages: Sequence[Found]) -> str:
+    """What was recovered from each message of a round; of a client's images and of its texts, whose message is the same."""
+    if len({one.get("what", "images") for one in messages}) > 1:
+        return "; ".join(f"{one.get('what', 'images')}: {_recovered(one)}" for one in messages)
+    return ", ".join(map(_recovered, messages)) or "–"
 
 
 def _recovered(one: Found | None) -> str:

@@ -76,6 +76,62 @@ def test_a_run_without_an_audit_has_nothing(tmp_path: Path) -> None:
     assert leakage(tmp_path) == {}
 
 
+def audited(tmp_path: Path, **found: Any) -> dict[str, Any]:
+    """The figures of a run of which an audit found this and nothing else."""
+    nothing = {"attacks": [], "membership": [], "labels": [], "label_shadow": None, "answer": {"words": "a"}}
+    with_report(tmp_path, json.dumps({"runs": [{"run_id": "run", **nothing, **found}], "options": {}}))
+    return leakage(tmp_path)
+
+
+def of_images(kind: str, successes: int | None, n: int) -> dict[str, Any]:
+    """What an audit found in a message, or in single images; ``None``: no attack counts."""
+    rate = {"successes": successes, "n": n, "share": (successes or 0) / n}
+    tried = {"attacker": "analytic", "inapplicable": None, "success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1}
+    attempts = [] if successes is None else [tried]
+    return {"kind": kind, "round": 1, "client": 0, "images": n, "attempts": attempts, "baselines": {}}
+
+
+def of_texts(kind: str, successes: int, n: int) -> dict[str, Any]:
+    rate = {"successes": successes, "n": n, "share": successes / n}
+    tried = {"attacker": "span", "inapplicable": None, "exact": rate, "rouge_l": 0.1, "recall": 0.1, "precision": 0.1}
+    return {"kind": kind, "round": 1, "client": 0, "texts": n, "attempts": [tried]}
+
+
+def test_both_halves_of_a_message_are_shown(tmp_path: Path) -> None:
+    """The images and the texts of a client's pairs are two targets in one message."""
+    found = audited(tmp_path, attacks=[of_images("message", 14, 72)], texts=[of_texts("message", 0, 8)])
+    path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
+    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), found)
+    assert "| images: 14 of 72; texts: 0 of 8 |" in Path(report(path)["report"]).read_text()
+    two = [of_images("message", 14, 72), of_images("message", 3, 72) | {"client": 1}]
+    (tmp_path / "two").mkdir()
+    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), audited(tmp_path / "two", attacks=two))
+    assert "| 14 of 72, 3 of 72 |" in Path(report(path)["report"]).read_text()
+
+
+@pytest.mark.parametrize("turn", [1, -1])
+@pytest.mark.parametrize(("first", "other", "shown"), [(0, None, None), (0, 1, 1), (None, 1, 1), (0, 0, 0)])
+def test_of_single_samples_what_is_not_known_is_worse_than_nothing(
+    tmp_path: Path, first: int | None, other: int | None, shown: int | None, turn: int
+) -> None:
+    targets = [of_images("single image", one, 10) for one in (first, other)][::turn]
+    assert audited(tmp_path, attacks=targets)["singles"]["recovered"] == shown
+
+
+def test_a_membership_attack_that_is_read_in_reverse_counts(tmp_path: Path) -> None:
+    """Members surely have lower scores: an AUC of 0.15 tells as much as one of 0.85."""
+    spans = {"LiRA": (0.51, 0.45, 0.57), "row distance": (0.15, 0.05, 0.3)}
+    membership = [
+        {"round": 1, "attack": attack, "auc": auc, "together": {"low": low, "high": high, "of": 2}}
+        for attack, (auc, low, high) in spans.items()
+    ]
+    found = audited(tmp_path, membership=membership)
+    assert found["members"] == {"attack": "row distance", "auc": 0.85, "low": 0.7, "high": 0.95, "of": 2, "reversed": True}
+    path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
+    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), found)
+    assert "| 0.85 (0.70 to 0.95; reversed) | 1: 0.85 reversed |" in Path(report(path)["report"]).read_text()
+
+
 @pytest.mark.parametrize("report", ['{"runs": [', '{"runs": {"attacks": 1}}', '{"runs": [{"run_id": "run", "attacks": []}]}'])
 def test_a_report_that_is_none_is_named_and_the_others_are_collected(report: str, tmp_path: Path) -> None:
     experiment = read(write_yaml(tmp_path / "paper", base=SHORT, runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0, 1]))
