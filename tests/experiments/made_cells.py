@@ -22,7 +22,13 @@ def write_cells(folder: Path, name: str = "leak", **values: Any) -> Path:
 
 
 def write_cell(
-    yaml_file: Path, label: str, mse: Sequence[float], *, grey: Sequence[float] | None = None, labels_right: int | None = None
+    yaml_file: Path,
+    label: str,
+    mse: Sequence[float],
+    *,
+    grey: Sequence[float] | None = None,
+    labels_right: int | None = None,
+    inapplicable: str | None = None,
 ) -> Path:
     """The result of a cell whose images have these errors."""
     experiment = read_leakage(yaml_file)
@@ -30,7 +36,7 @@ def write_cell(
     result = CellResult(
         label=label,
         cell=experiment.cells[label].model_dump(mode="json"),
-        inapplicable=None,
+        inapplicable=inapplicable,
         mse=list(mse),
         psnr=[20.0] * len(mse),
         ssim=[0.5] * len(mse),

@@ -86,6 +86,16 @@ def test_a_claim_of_a_cell_that_was_not_run_is_inconclusive(yaml_file: Path) -> 
     assert answers["all"] == answers["works"] == "inconclusive (strong not run)"
 
 
+def test_attacks_that_could_not_be_mounted_are_named(yaml_file: Path) -> None:
+    write_cell(yaml_file, "strong", [], inapplicable="it needs the head")
+    answers = {one.claim.id: str(one.verdict) for one in LeakageComparison.of(read_leakage(yaml_file)).answers}
+    assert answers["all"] == "inconclusive (strong could not be mounted)", "0 of 4, so up to 49 %"
+    assert answers["works"] == "inconclusive (strong could not be mounted)" and answers["weak"] == "reproduced"
+    assert answers["few"] == "inconclusive (no attack could be mounted)"
+    assert answers["more"] == answers["less"] == "inconclusive (strong could not be mounted)"
+    assert "strong could not be mounted" in Path(report(yaml_file)["report"]).read_text()
+
+
 def test_what_a_grey_image_scores_is_not_recovered(yaml_file: Path) -> None:
     write_cell(yaml_file, "noisy", [0.006, 0.004, 0.05, 0.0005], grey=[0.005, 0.005, 0.05, 0.05])
     result = CellResult.load(read_leakage(yaml_file).result_file("noisy"))

@@ -1,7 +1,8 @@
 """The verdict on a claim about cells.
 
 A share of images is compared with a bound by its 95 % Wilson interval: **reproduced** if the interval lies on the claimed side,
-**not reproduced** if it lies on the other side, else **inconclusive**. Of several attackers the best counts. A claim that one
+**not reproduced** if it lies on the other side, else **inconclusive**. Of several attackers the best counts; those that could
+not be mounted are named. A claim that one
 error is higher is tested image by image, with errors capped at a grey image's: reproduced if the 95 % interval (Student's t) of
 the mean difference lies above 0, not reproduced if it does not reach above 0, else inconclusive; also where no attack did better
 than a grey image on any image, as errors that are all capped cannot differ.
@@ -61,7 +62,13 @@ def answer(claim: LeakClaim, cells: Cells) -> Answer:
     else:
         bound = claim.below or 0.0
         word = REPRODUCED if high < bound else NOT_REPRODUCED if low > bound else INCONCLUSIVE
-    return Answer(claim, Verdict(word), *best)
+    return Answer(claim, Verdict(word, _not_mounted(claim, cells)), *best)
+
+
+def _not_mounted(claim: LeakClaim, cells: Cells) -> str:
+    """A remark on the cells whose attack does not apply; empty where there is none."""
+    found = [label for label in claim.labels if cells[label].inapplicable]
+    return f"{', '.join(found)} could not be mounted" if found else ""
 
 
 def _compared(claim: LeakClaim, cells: Cells) -> Answer:
@@ -70,9 +77,11 @@ def _compared(claim: LeakClaim, cells: Cells) -> Answer:
     n = min(len(first.mse), len(other.mse))  # the images that both attacked
     if first.cell["images"] | {"n": n} != other.cell["images"] | {"n": n}:
         return Answer(claim, Verdict(INCONCLUSIVE, "not the same images"))
-    differences = [a - b for a, b in zip(first.capped()[:n], other.capped()[:n], strict=True)]
+    if unmounted := _not_mounted(claim, cells):
+        return Answer(claim, Verdict(INCONCLUSIVE, unmounted))
     if n < 2:
         return Answer(claim, Verdict(INCONCLUSIVE, f"{n} images that both attacked"))
+    differences = [a - b for a, b in zip(first.capped()[:n], other.capped()[:n], strict=True)]
     if not any(error < grey for cell in (first, other) for error, grey in zip(cell.mse[:n], cell.grey[:n], strict=True)):
         return Answer(claim, Verdict(INCONCLUSIVE, f"on all {n} images both are no better than grey"))
     low, high = mean_interval(differences)
