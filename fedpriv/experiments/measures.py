@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.experiments.claims import Judgement, Results, judge, metric
-from fedpriv.experiments.paired import reach
+from fedpriv.experiments.paired import until_as_good
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import stored_results
@@ -19,16 +19,19 @@ class MethodRow:
     """One run label over its seeds; means over the seeds, accuracies in [0, 1], bytes and seconds for the whole run.
 
     Attributes:
+        split: the clients' data that are scored, ``test`` or ``validation``.
         accuracy: seed -> mean over clients and over the last ``averaged_rounds`` rounds.
         mean: ``None`` where the run is self-supervised.
         probe: share of the labels -> accuracy of a linear classifier on the last encoder; empty where the run was not probed.
         sd: standard deviation over the seeds (n - 1); ``None`` with one seed.
-        never_trained: seed -> number of clients that never took part.
+        tested_at_end: whether only the last rounds are tested as the method is meant.
+        never_trained: seed -> number of clients that were never chosen to train.
         bytes_per_round: of a round of training, without the broadcast of round 0.
     """
 
     label: str
     method: str
+    split: str
     accuracy: Mapping[int, float]
     mean: float | None
     sd: float | None
@@ -39,6 +42,7 @@ class MethodRow:
     global_before_merge: float | None
     rounds: int
     averaged_rounds: int
+    tested_at_end: bool
     bytes_up: float
     bytes_down: float
     bytes_round_zero: float
@@ -53,15 +57,20 @@ class MethodRow:
 class TargetRow:
     """The rounds and bytes of a method to reach the target, by seed; ``None`` where it does not reach it.
 
+    The means are over the seeds that both runs have, and ``None`` unless both reach the target on each: those that do not would
+    need more rounds and bytes than any that do.
+
     Attributes:
+        mean_bytes: until the target.
         speed_up: rounds of the target's own run over rounds of this one, mean over seeds.
         rounds_saved: share of the target run's rounds to target, mean over seeds.
-        bytes_saved: share of the target run's bytes to target, mean over seeds.
+        bytes_saved: share of the target run's bytes to target, mean over seeds; ``None`` also where that sends none.
     """
 
     label: str
     rounds: Mapping[int, int | None]
     bytes: Mapping[int, int | None]
+    mean_bytes: float | None
     speed_up: float | None
     rounds_saved: float | None
     bytes_saved: float | None
@@ -151,6 +160,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
     return MethodRow(
         label=label,
         method=runs[0].config["method"]["name"],
+        split=runs[0].summary.get("split", "test"),
         accuracy=accuracy,
         mean=statistics.fmean(accuracy.values()) if accuracy else None,
         sd=statistics.stdev(accuracy.values()) if len(accuracy) > 1 else None,
@@ -161,6 +171,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         global_before_merge=_mean([metric(run, "global_before_merge") for run in runs if accuracy]),
         rounds=runs[0].summary["rounds"],
         averaged_rounds=runs[0].summary["averaged_rounds"],
+        tested_at_end=runs[0].tested_at_end,
         bytes_up=total("bytes_up"),
         bytes_down=total("bytes_down"),
         bytes_round_zero=total("bytes_round_zero"),
@@ -178,22 +189,26 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
 def target_rows(results: Results, target: str) -> list[TargetRow]:
     """Rounds and bytes until each method reaches the final accuracy of ``target`` at the same seed; empty without its results."""
     targets = results.get(target, {})
-    own = {seed: reach(result, result.summary["accuracy"]) for seed, result in targets.items()}
+    own = {seed: until_as_good(result, result) for seed, result in targets.items()}
     rows = []
     for label, of_label in results.items():
         seeds = sorted(of_label.keys() & targets.keys())
         if not seeds:
             continue
-        found = {seed: reach(of_label[seed], targets[seed].summary["accuracy"]) for seed in seeds}
+        found = {seed: until_as_good(of_label[seed], targets[seed]) for seed in seeds}
         pairs = [(mine, its) for seed in seeds if (mine := found[seed]) and (its := own[seed])]
+        if len(pairs) < len(seeds):
+            pairs = []
+        counted = all(its[1] for _, its in pairs)
         rows.append(
             TargetRow(
                 label=label,
                 rounds={seed: hit and hit[0] for seed, hit in found.items()},
                 bytes={seed: hit and hit[1] for seed, hit in found.items()},
+                mean_bytes=_mean([hit and hit[1] for hit in found.values()]) if all(found.values()) else None,
                 speed_up=_mean([its[0] / mine[0] for mine, its in pairs]),
                 rounds_saved=_mean([1 - mine[0] / its[0] for mine, its in pairs]),
-                bytes_saved=_mean([1 - mine[1] / its[1] if its[1] else None for mine, its in pairs]),
+                bytes_saved=_mean([1 - mine[1] / its[1] for mine, its in pairs]) if counted else None,
                 tested_at_end=of_label[seeds[0]].tested_at_end,
             )
         )

@@ -16,7 +16,7 @@ from fedpriv.experiments.paired import PAIRED
 from fedpriv.methods.build import objective_of, with_options
 
 BEST_BASELINE = "best_baseline"
-"""In a claim: of the runs that have the metric, the one with its highest mean, except the other side of the comparison."""
+"""In a claim: of its ``baselines`` that have the metric, the one with the highest mean."""
 
 Metric = Literal[
     "accuracy",
@@ -41,7 +41,8 @@ class Claim(BaseModel):
     ``compare: [A, B]`` claims that A is higher than B (by ``margin``); with a metric of both runs, that it is ``above`` or
     ``below`` a value: ``clients_better``, the share of clients with a higher accuracy in A than in B; ``speed_up`` and
     ``bytes_saved``, what A saves until it has B's final accuracy. ``of: A`` compares one run's metric with ``above``,
-    ``below``, or, for the bytes of an upload, which are not random, ``equals`` up to ``within``.
+    ``below``, or, for the bytes of an upload, which are not random, ``equals`` up to ``within``. ``baselines`` are the runs that
+    ``best_baseline`` stands for; by default all those of other methods.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -50,6 +51,7 @@ class Claim(BaseModel):
     statement: str = Field(description="what the paper says, in our words")
     compare: tuple[str, str] | None = None
     of: str | None = None
+    baselines: tuple[str, ...] | None = Field(None, min_length=1)
     metric: Metric = "accuracy"
     margin: NonNegativeFloat = Field(0.0, description="claimed size of the difference, in the metric's unit (accuracy: share)")
     above: float | None = None
@@ -84,6 +86,8 @@ class Claim(BaseModel):
         if BEST_BASELINE in self.labels and (self.of or self.metric in PAIRED or self.labels[0] == BEST_BASELINE):
             # As the first side it would win too often: it is chosen by the numbers that it is compared by.
             raise ValueError(f"{BEST_BASELINE} can be used only as the second side of a comparison of means")
+        if self.baselines is not None and (BEST_BASELINE not in self.labels or self.labels[0] in self.baselines):
+            raise ValueError(f"baselines are the runs that the first side is compared with as {BEST_BASELINE}")
         return self
 
 
@@ -224,12 +228,26 @@ def _claim(path: Path, number: int, values: dict[str, Any], configs: Mapping[str
     for label in claim.labels:
         if label not in {*configs, BEST_BASELINE}:
             raise UnknownName(f"run in {where}", label, [*configs, BEST_BASELINE])
-    for label in configs if BEST_BASELINE in claim.labels else claim.labels:
+    if BEST_BASELINE in claim.labels:
+        claim = claim.model_copy(update={"baselines": _baselines(where, claim, configs)})
+    for label in (claim.labels[0], *(claim.baselines or claim.labels[1:])):
         _check_metric(where, claim, label, configs[label])
-    if BEST_BASELINE in claim.labels and not configs.keys() - set(claim.labels):
-        raise UsageError(f"{where}: {BEST_BASELINE} needs a run besides {' and '.join(configs)}")
     clients = {label: configs[label].data.clients for label in claim.labels if label in configs}
     if claim.metric == "clients_better" and len(set(clients.values())) > 1:
         told = ", ".join(f"{number} of {label}" for label, number in clients.items())
         raise UsageError(f"{where}: clients_better needs runs with the same clients, not {told}")
     return claim
+
+
+def _baselines(where: str, claim: Claim, configs: Mapping[str, RunConfig]) -> tuple[str, ...]:
+    """The runs that the first side is compared with; not its own method with other options, which a paper has for ablations."""
+    first, *_ = claim.labels
+    for label in claim.baselines or ():
+        if label not in configs:
+            raise UnknownName(f"baseline in {where}", label, configs)
+    found = claim.baselines or tuple(label for label in configs if configs[label].method.name != configs[first].method.name)
+    if not found:
+        raise UsageError(
+            f"{where}: {BEST_BASELINE} needs a run of another method than {first}; or name the runs: baselines: [...]"
+        )
+    return found

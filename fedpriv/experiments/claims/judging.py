@@ -9,16 +9,17 @@ from dataclasses import dataclass
 
 from fedpriv.experiments.claims.metrics import metric
 from fedpriv.experiments.claims.rule import (
+    BEYOND,
     INCONCLUSIVE,
     NOT_REPRODUCED,
     REPRODUCED,
     SHORT,
-    WRONG,
     Verdict,
     decide,
+    decide_against_each,
     mean_interval,
 )
-from fedpriv.experiments.paired import PAIRED, REACHES, reach
+from fedpriv.experiments.paired import PAIRED, REACHES, until_as_good, why_not
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import BEST_BASELINE, Claim
 
@@ -31,6 +32,8 @@ _COUNTED = ("upload_bytes",)
 """Metrics that are not random."""
 _RATIOS = ("speed_up",)
 """Metrics whose means and intervals are those of the logarithms: twice as fast and half as fast are as far from no change."""
+_GAINS = {"speed_up": "speed-up", "bytes_saved": "saving"}
+"""What the metrics of ``REACHES`` are called in a remark."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,10 @@ class Judgement:
     Attributes:
         opponent: the run that ``best_baseline`` stands for.
         baselines: the runs from which it was chosen.
-        values: seed -> the metric of ``of``, that of a pair of runs, or the difference A - B.
-        mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for ``upload_bytes``). Of
-            ratios (``speed_up``) both are computed on the logarithms.
+        values: seed -> the metric of ``of``, that of a pair of runs, or the difference A - B; with ``best_baseline`` of A and the
+            opponent.
+        mean, interval: of the values; the interval is the paired 95 % t interval (from 2 seeds on; not for ``upload_bytes``), not
+            corrected for the choice of the opponent. Of ratios (``speed_up``) both are computed on the logarithms.
     """
 
     claim: Claim
@@ -56,61 +60,60 @@ class Judgement:
 
 def judge(claim: Claim, results: Results) -> Judgement:
     """Compute our number and the verdict, over the seeds that all runs of the claim have finished."""
-    opponent, baselines = None, _baselines(claim, results)
+    baselines = _baselines(claim, results)
     concerned = [*(label for label in claim.labels if label != BEST_BASELINE), *baselines]
-    seeds = [
-        seed for seed in sorted(_union(results, concerned)) if _have([results[label].get(seed) for label in concerned], claim)
-    ]
-    if BEST_BASELINE in claim.labels and not baselines:
+    finished = sorted(set.intersection(*({*results[label]} for label in concerned)))
+    seeds = [seed for seed in finished if _have([results[label][seed] for label in concerned], claim)]
+    if none_to_beat := BEST_BASELINE in claim.labels and not baselines:
         seeds = []
-    if baselines and seeds:
-        opponent = max(
-            baselines,
-            key=lambda label: statistics.fmean(
-                metric(results[label][seed], claim.metric, claim.fraction) or 0.0 for seed in seeds
-            ),
-        )
-    values: dict[int, float] = {}
-    most: list[float] = []
-    short: list[bool] = []
-    for seed in seeds:
-        sides = [results[opponent if label == BEST_BASELINE and opponent else label][seed] for label in claim.labels]
-        most.append(_most(claim, sides))
-        if claim.metric in PAIRED:
-            values[seed] = PAIRED[claim.metric](*sides) or 0.0
-            short.append(claim.metric in REACHES and reach(sides[0], sides[1].summary["accuracy"]) is None)
-        else:
-            first, *other = (metric(side, claim.metric, claim.fraction) or 0.0 for side in sides)
-            values[seed] = first - sum(other)
     scaled, unscaled = (math.log, math.exp) if claim.metric in _RATIOS else (float, float)
+    by_baseline = {label: [_value(claim, _sides(claim, results, seed, label)) for seed in seeds] for label in baselines}
+    opponent = min(by_baseline, key=lambda label: statistics.fmean(by_baseline[label])) if baselines and seeds else None
+    sides = {seed: _sides(claim, results, seed, opponent) for seed in seeds}
+    values = {seed: _value(claim, both) for seed, both in sides.items()}
     drawn = [scaled(value) for value in values.values()]
     mean = unscaled(statistics.fmean(drawn)) if drawn else None
     interval = None
     if len(drawn) > 1 and claim.metric not in _COUNTED:
         low, high = mean_interval(drawn)
         interval = unscaled(low), unscaled(high)
-    verdict = _verdict(claim, drawn, scaled)
-    if verdict.word == REPRODUCED and claim.metric in REACHES and claim.above is not None and (never := sum(short)):
-        verdict = Verdict(INCONCLUSIVE, f"{verdict.remark}; on {never} the first run never gets there, so its value is a bound")
-    if lacking := [seed for seed in sorted(_union(results, concerned)) if seeds and _lacks(results, concerned, seed, claim)]:
-        verdict = Verdict(verdict.word, f"{verdict.remark}; no {claim.metric} on seed {', '.join(map(str, lacking))}")
+    verdict = _verdict(claim, drawn, scaled, by_baseline, opponent)
+    if claim.metric in REACHES:
+        verdict = _of_bounds(verdict, claim, [seed for seed in seeds if until_as_good(*sides[seed]) is None])
+    if none_to_beat:
+        verdict = Verdict(verdict.word, f"{verdict.remark}; no other method has {claim.metric}")
+    elif lacking := [seed for seed in finished if seed not in seeds]:
+        why = why_not(claim.metric, *_sides(claim, results, lacking[0], None)) if claim.metric in PAIRED else ""
+        said = f"no {claim.metric} on seed {', '.join(map(str, lacking))}{f': {why}' if why else ''}"
+        verdict = Verdict(verdict.word, f"{verdict.remark}; {said}")
     wanted = claim.margin if claim.above is None else claim.above
-    if drawn and wanted > 0 and max(most) <= wanted:
+    if drawn and wanted > 0 and (most := max(_most(claim, both) for both in sides.values())) <= wanted:
         room = "of the clients could gain" if claim.metric == "clients_better" else "could be gained"
-        verdict = Verdict(INCONCLUSIVE, f"cannot be tested: at most {100 * max(most):.2g} % {room}")
+        verdict = Verdict(INCONCLUSIVE, f"cannot be tested: at most {100 * most:.2g} % {room}")
+    if claim.stand_in and claim.compare:
+        verdict = Verdict(verdict.word, f"{verdict.remark}; {claim.stand_in}")
     return Judgement(claim, opponent, baselines, values, mean, interval, verdict)
 
 
 def _baselines(claim: Claim, results: Results) -> list[str]:
-    """The runs from which ``best_baseline`` is chosen: all others, but for those whose results do not have the metric."""
-    if BEST_BASELINE not in claim.labels:
-        return []
-    others = {label: list(of_label.values()) for label, of_label in results.items() if label not in claim.labels}
+    """The runs from which ``best_baseline`` is chosen, but for those whose results do not have the metric."""
     return [
         label
-        for label, runs in others.items()
-        if not runs or any(metric(run, claim.metric, claim.fraction) is not None for run in runs)
+        for label in claim.baselines or ()
+        if not results[label] or any(_have([run], claim) for run in results[label].values())
     ]
+
+
+def _sides(claim: Claim, results: Results, seed: int, opponent: str | None) -> list[Result]:
+    """The runs of a claim at a seed, with this one for ``best_baseline``."""
+    return [results[opponent if label == BEST_BASELINE and opponent else label][seed] for label in claim.labels]
+
+
+def _value(claim: Claim, sides: Sequence[Result]) -> float:
+    if claim.metric in PAIRED:
+        return PAIRED[claim.metric](*sides) or 0.0
+    first, *other = (metric(side, claim.metric, claim.fraction) or 0.0 for side in sides)
+    return first - sum(other)
 
 
 def _most(claim: Claim, sides: Sequence[Result]) -> float:
@@ -125,42 +128,59 @@ def _most(claim: Claim, sides: Sequence[Result]) -> float:
     return 1 - (metric(other, claim.metric, claim.fraction) or 0.0)
 
 
-def _union(results: Results, labels: Sequence[str]) -> set[int]:
-    return {seed for label in labels for seed in results[label]}
-
-
-def _lacks(results: Results, labels: Sequence[str], seed: int, claim: Claim) -> bool:
-    """Whether all runs of a seed are there, but not what the claim is computed from."""
-    sides = [results[label].get(seed) for label in labels]
-    return None not in sides and not _have(sides, claim)
-
-
-def _have(sides: Sequence[Result | None], claim: Claim) -> bool:
+def _have(sides: Sequence[Result], claim: Claim) -> bool:
     """Whether the runs of a seed have what the claim is computed from."""
-    there = [side for side in sides if side is not None]
-    if len(there) < len(sides):
-        return False
     if claim.metric in PAIRED:
-        return PAIRED[claim.metric](*there) is not None
-    return all(metric(side, claim.metric, claim.fraction) is not None for side in there)
+        return PAIRED[claim.metric](*sides) is not None
+    return all(metric(side, claim.metric, claim.fraction) is not None for side in sides)
 
 
-def _verdict(claim: Claim, values: Sequence[float], scaled: Callable[[float], float]) -> Verdict:
-    """Of values on the metric's scale, to which ``scaled`` brings the claim's bound."""
-    if claim.equals is not None and values:
-        holds = all(abs(value - claim.equals) <= claim.within for value in values)
-        return Verdict(REPRODUCED if holds else NOT_REPRODUCED, "counted")
+def _verdict(
+    claim: Claim,
+    values: Sequence[float],
+    scaled: Callable[[float], float],
+    by_baseline: Mapping[str, Sequence[float]],
+    opponent: str | None,
+) -> Verdict:
+    """The verdict on a claim but for what its values are worth.
+
+    Args:
+        values: on the metric's scale, to which ``scaled`` brings the claim's bound.
+        by_baseline: those against each run that ``opponent`` was chosen from.
+    """
     if claim.of and claim.stand_in:
         return Verdict(INCONCLUSIVE, f"{claim.stand_in}: the level is not comparable")
-    bound = claim.below if claim.above is None else claim.above
-    if bound is not None:
-        sign = -1 if claim.above is None else 1
-        differences, wrong = [sign * (value - scaled(bound)) for value in values], SHORT
-    else:
-        differences, wrong = list(values), WRONG
     if claim.metric in _COUNTED and values:
-        holds = all(difference > 0 and difference >= claim.margin for difference in differences)
-        verdict = Verdict(REPRODUCED if holds else NOT_REPRODUCED, "counted")
-    else:
-        verdict = decide(differences, claim.margin, wrong)
-    return Verdict(verdict.word, f"{verdict.remark}; {claim.stand_in}") if claim.stand_in else verdict
+        held = [_holds(claim, value) for of_one in (by_baseline.values() if opponent else [values]) for value in of_one]
+        return Verdict(REPRODUCED if all(held) else NOT_REPRODUCED, "counted")
+    if opponent is not None:
+        return decide_against_each(by_baseline, opponent, claim.margin)
+    if claim.above is not None:
+        return decide([value - scaled(claim.above) for value in values], wrong=SHORT)
+    if claim.below is not None:
+        return decide([scaled(claim.below) - value for value in values], wrong=BEYOND)
+    return decide(values, claim.margin)
+
+
+def _holds(claim: Claim, value: float) -> bool:
+    """Whether a number that is not random is as claimed."""
+    if claim.equals is not None:
+        return abs(value - claim.equals) <= claim.within
+    if claim.above is not None:
+        return value > claim.above
+    if claim.below is not None:
+        return value < claim.below
+    return value > 0 and value >= claim.margin
+
+
+def _of_bounds(verdict: Verdict, claim: Claim, short: Sequence[int]) -> Verdict:
+    """The verdict where the first run never reaches the other's accuracy on the seeds ``short``.
+
+    The values of these are upper bounds: they cannot show that a claim ``above`` holds, or that one ``below`` does not.
+    """
+    if not short:
+        return verdict
+    open_to = NOT_REPRODUCED if claim.above is None else REPRODUCED
+    where = f"on {len(short)} seed{'s' * (len(short) > 1)} {claim.labels[0]} never reaches it"
+    remark = f"{verdict.remark}; {where}; its {_GAINS[claim.metric]} is at most the value shown"
+    return Verdict(INCONCLUSIVE if verdict.word == open_to else verdict.word, remark)

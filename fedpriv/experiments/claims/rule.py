@@ -8,20 +8,26 @@ The rule, for the differences d of the seeds, with signs such that the claim is 
   equal, it would hold by chance for one pair of seeds in ten.
 * **inconclusive** otherwise, and always with a single seed.
 
+Against the best of k others, the claim is about each of them, since who is best is not known from a few seeds: *reproduced* only
+if it is so against each; *not reproduced* if against one of them the interval of level 1 - 0.05 / k (Bonferroni's) ends below the
+margin. The clause for two seeds is left out, which would hold by chance for one of several others far more often.
+
 The bytes of an upload are not random, so they are compared directly, with any number of seeds, all of which must be as claimed
 (``bytes_saved`` is random: it depends on the accuracy of both runs). Where the other run is so good that no run could be better
-by as much as the claim says, there is nothing to test: *inconclusive*.
+by as much as the claim says, there is nothing to test: *inconclusive*. A value that is only a bound, since the first run never
+reaches the other's accuracy, decides only what it bounds: it shows that a claim falls short, not that it holds, or the reverse.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 MIN_SEEDS = 3
-SHORT, WRONG = "short of it on every seed", "wrong sign on every seed"
+LEVEL = 0.95
+SHORT, WRONG, BEYOND = "short of it on every seed", "wrong sign on every seed", "above the bound on every seed"
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
 
 
@@ -61,10 +67,33 @@ def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = WRONG
     return Verdict(word, f"{seeds}, {SHORT}" if min(short) > 0 else seeds)
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """95 % confidence interval of the mean of at least two values, such as paired differences (Student's t)."""
+def decide_against_each(differences: Mapping[str, Sequence[float]], best: str, margin: float = 0.0) -> Verdict:
+    """The rule for a claim against the best of several others.
+
+    Args:
+        differences: other run -> one difference per seed, positive where the claim holds; of each the same seeds.
+        best: the other run that is shown.
+        margin: the claimed size of the difference, not negative.
+    """
+    alone = {label: decide(values, margin) for label, values in differences.items()}
+    shown = alone[best]
+    if all(verdict.word == REPRODUCED for verdict in alone.values()):
+        return shown
+    level = 1 - (1 - LEVEL) / len(differences)
+    failed = [label for label, values in differences.items() if len(values) > 1 and mean_interval(values, level)[1] < margin]
+    if failed:
+        also = "" if best in failed else f"; short of it against {', '.join(failed)}"
+        return Verdict(NOT_REPRODUCED, f"{shown.remark}{also}")
+    if shown.word == REPRODUCED:
+        unshown = ", ".join(label for label, verdict in alone.items() if verdict.word != REPRODUCED)
+        return Verdict(INCONCLUSIVE, f"{shown.remark}; not shown against {unshown}")
+    return Verdict(INCONCLUSIVE, shown.remark)
+
+
+def mean_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """Confidence interval of the mean of at least two values, such as paired differences (Student's t); by default of 95 %."""
     from scipy.stats import t
 
     mean, count = statistics.fmean(values), len(values)
-    half = float(t.ppf(0.975, count - 1)) * statistics.stdev(values) / math.sqrt(count)
+    half = float(t.ppf((1 + level) / 2, count - 1)) * statistics.stdev(values) / math.sqrt(count)
     return mean - half, mean + half
