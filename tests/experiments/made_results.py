@@ -10,8 +10,10 @@ from typing import Any
 import yaml
 
 from fedpriv.experiments import Result, read
+from fedpriv.experiments.claims import Judgement, judge
 from fedpriv.experiments.results import _portable
 from fedpriv.experiments.spec import Experiment
+from fedpriv.experiments.stored import stored_results
 from fedpriv.simulation import run as simulation
 
 BASE = {
@@ -21,6 +23,9 @@ BASE = {
     "eval": {"every": 5, "last": 2},
     "tracking": {"uri": "none"},
 }
+
+
+FIVE = {name: {"method": {"name": name}} for name in ("local", "fedavg", "fedavg-ft", "fedrep", "mpfedcon")}
 
 
 def write_yaml(folder: Path, name: str = "tiny", **values: Any) -> Path:
@@ -55,6 +60,7 @@ def write_result(
     worst_tenth: float = 0.0,
     protocols: Mapping[str, float] = MappingProxyType({}),
     partition: str = "p",
+    split: str = "test",
 ) -> Path:
     """The result of a run evaluated at ``points`` (round -> accuracy); its summary is the mean over the last two."""
     experiment = read(yaml_file)
@@ -84,6 +90,7 @@ def write_result(
             "bytes_round_zero": round_zero,
             "bytes_per_upload": round_bytes // 4,
             "seconds": 10.0,
+            "split": split,
             "clients_never_trained": seed,
             "accuracy_per_client": list(per_client) or [accuracy] * 4,
             "protocols": {
@@ -107,3 +114,24 @@ def write_result(
     path = experiment.result_file(label, seed)
     result.write(path)
     return path
+
+
+def first_claim(yaml_file: Path) -> Judgement:
+    """The judgement on the first claim of an experiment."""
+    experiment = read(yaml_file)
+    return judge(experiment.claims[0], stored_results(experiment)[0])
+
+
+def judged(
+    folder: Path,
+    claim: dict[str, Any],
+    accuracies: Mapping[str, Sequence[float]],
+    runs: Mapping[str, Any] = MappingProxyType(FIVE),
+    **settings: Any,
+) -> Judgement:
+    """The judgement on a claim, of runs whose final accuracies these are, seed by seed from 0."""
+    path = write_yaml(folder, runs=dict(runs), seeds=[0, 1, 2], claims=[{"id": "C", "statement": "s", **claim}])
+    for label, values in accuracies.items():
+        for seed, value in enumerate(values):
+            write_result(path, label, seed, {5: 0.1, 10: 0.2, 19: value, 20: value}, **settings)
+    return first_claim(path)

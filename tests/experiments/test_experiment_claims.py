@@ -7,17 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_results import write_result, write_yaml
+from made_results import FIVE, first_claim, judged, write_result, write_yaml
 
 from fedpriv.config import load_config
-from fedpriv.experiments import Result, read
-from fedpriv.experiments.claims import Judgement, decide, judge, mean_interval, metric
-from fedpriv.experiments.measures import Comparison
-from fedpriv.experiments.page import verdicts
+from fedpriv.experiments import Result
+from fedpriv.experiments.claims import decide, mean_interval, metric
 from fedpriv.experiments.results import difference
-from fedpriv.experiments.stored import stored_results
-
-RUNS = {name: {"method": {"name": name}} for name in ("local", "fedavg", "fedavg-ft", "fedrep", "mpfedcon")}
 
 
 @pytest.mark.parametrize(
@@ -64,78 +59,15 @@ def test_the_interval_is_students() -> None:
     assert (low, high) == pytest.approx((0.02 - half, 0.02 + half), abs=1e-8)
 
 
-def judged(tmp_path: Path, claim: dict[str, object], accuracies: dict[str, list[float]], **settings: object) -> Judgement:
-    path = write_yaml(tmp_path, runs=RUNS, seeds=[0, 1, 2], claims=[{"id": "C", "statement": "s", **claim}])
-    for label, values in accuracies.items():
-        for seed, value in enumerate(values):
-            write_result(path, label, seed, {5: 0.1, 10: 0.2, 19: value, 20: value}, **settings)  # type: ignore[arg-type]
-    experiment = read(path)
-    return judge(experiment.claims[0], stored_results(experiment)[0])
-
-
-def test_the_best_baseline_is_the_one_with_the_best_mean(tmp_path: Path) -> None:
-    accuracies = {
-        "local": [0.5, 0.9, 0.5],
-        "fedavg": [0.2] * 3,
-        "fedavg-ft": [0.1] * 3,
-        "fedrep": [0.7] * 3,
-        "mpfedcon": [0.8, 0.81, 0.82],
-    }
-    judgement = judged(tmp_path, {"compare": ["mpfedcon", "best_baseline"], "margin": 0.0165}, accuracies)
-    assert judgement.opponent == "fedrep"
-    assert judgement.values == pytest.approx({0: 0.1, 1: 0.11, 2: 0.12})
-    assert judgement.mean == pytest.approx(0.11)
-    assert judgement.verdict.word == "reproduced"
-
-
-@pytest.mark.slow
-def test_the_best_baseline_waits_for_all_methods(tmp_path: Path) -> None:
-    accuracies = {"local": [0.5] * 3, "fedavg": [0.2] * 3, "fedavg-ft": [0.1] * 3, "fedrep": [0.7], "mpfedcon": [0.8] * 3}
-    judgement = judged(tmp_path, {"compare": ["mpfedcon", "best_baseline"]}, accuracies)
-    assert list(judgement.values) == [0]
-    assert str(judgement.verdict) == "inconclusive (1 seed)"
-    accuracies.pop("fedrep")
-    empty = judged(tmp_path / "other", {"compare": ["mpfedcon", "best_baseline"]}, accuracies)
-    assert (empty.mean, empty.opponent, str(empty.verdict)) == (None, None, "inconclusive (0 seeds)")
-
-
-def test_the_best_baseline_is_a_run_that_has_the_metric(tmp_path: Path) -> None:
-    """``local`` has no global model; where no other run has one, there is no baseline."""
-    claim = {"id": "C", "statement": "s", "compare": ["fedrep", "best_baseline"], "metric": "global_accuracy"}
-    runs = {name: RUNS[name] for name in ("local", "fedavg", "fedrep", "mpfedcon")}
-    path = write_yaml(tmp_path, runs=runs, seeds=[0, 1, 2], claims=[claim])
-    of_global = {"fedavg": 0.5, "fedrep": 0.6, "mpfedcon": 0.3}
-    for seed in (0, 1, 2):
-        write_result(path, "local", seed, {20: 0.9})
-        for label, value in of_global.items():
-            write_result(path, label, seed, {20: 0.9}, protocols={"global_test": value})
-    experiment = read(path)
-    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
-    assert (judgement.opponent, judgement.baselines) == ("fedavg", ["fedavg", "mpfedcon"])
-    assert judgement.values == pytest.approx(dict.fromkeys((0, 1, 2), 0.1)) and judgement.verdict.word == "reproduced"
-    assert "fedrep − fedavg, the best other of 2" in verdicts.claims(Comparison.of(experiment))[1]
-
-    write_result(path, "fedavg", 1, {20: 0.9})
-    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
-    assert list(judgement.values) == [0, 2] and str(judgement.verdict).endswith("2 seeds; no global_accuracy on seed 1)")
-
-    for seed in (0, 1, 2):
-        for label in ("fedavg", "mpfedcon"):
-            write_result(path, label, seed, {20: 0.9})
-    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
-    assert (judgement.opponent, judgement.mean, str(judgement.verdict)) == (None, None, "inconclusive (0 seeds)")
-
-
 def test_share_of_clients_better_off(tmp_path: Path) -> None:
     path = write_yaml(
         tmp_path,
-        runs=RUNS,
+        runs=FIVE,
         claims=[{"id": "C10", "statement": "s", "compare": ["mpfedcon", "local"], "metric": "clients_better", "above": 0.7}],
     )
     write_result(path, "local", 0, {20: 0.5}, per_client=[0.5, 0.5, 0.5, 0.5])
     write_result(path, "mpfedcon", 0, {20: 0.5}, per_client=[0.6, 0.5, 0.4, 0.9])  # equal is not better
-    experiment = read(path)
-    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
+    judgement = first_claim(path)
     assert judgement.values == {0: 0.5}
     assert str(judgement.verdict) == "inconclusive (1 seed)"
 
@@ -143,64 +75,24 @@ def test_share_of_clients_better_off(tmp_path: Path) -> None:
 def test_a_margin_for_which_there_is_no_room_is_not_tested(tmp_path: Path) -> None:
     claim: dict[str, object] = {"compare": ["mpfedcon", "local"], "margin": 0.05}
     full = {"local": [0.97, 0.96, 0.96], "mpfedcon": [0.9, 0.9, 0.9]}
-    assert str(judged(tmp_path / "full", claim, full).verdict) == "inconclusive (cannot be tested: at most 4 % could be gained)"
+    told = "cannot be tested: at most 4 % could be gained"
+    assert str(judged(tmp_path / "full", claim, full).verdict) == f"inconclusive ({told})"
+    stood_in = judged(tmp_path / "other data", {**claim, "stand_in": "X for Y"}, full)
+    assert str(stood_in.verdict) == f"inconclusive ({told}; X for Y)"
     room = {**full, "local": [0.97, 0.96, 0.94]}
     assert judged(tmp_path / "room", claim, room).verdict.word == "not reproduced"
     best: dict[str, object] = {"compare": ["mpfedcon", "local"]}  # without a margin, any lead would do
     assert judged(tmp_path / "best", best, full).verdict.word == "not reproduced"
 
 
-def test_ratios_are_averaged_by_their_logarithms(tmp_path: Path) -> None:
-    """Twice, four times and eight times as fast: four times, and an interval that no ratio falls out of."""
-    claim = {"id": "C6", "statement": "s", "compare": ["fedrep", "fedavg"], "metric": "speed_up", "above": 3.7}
-    path = write_yaml(tmp_path, runs=RUNS, claims=[claim], seeds=[0, 1, 2])
-    for seed, reached in ((0, 20), (1, 10), (2, 5)):
-        write_result(path, "fedavg", seed, {5: 0.1, 10: 0.1, 20: 0.1, 40: 0.4})
-        write_result(path, "fedrep", seed, {at: 0.5 if at >= reached else 0.1 for at in (5, 10, 20, 40)})
-    experiment = read(path)
-    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
-    half = math.exp(4.302653 * math.log(2) / math.sqrt(3))
-    assert judgement.values == {0: 2.0, 1: 4.0, 2: 8.0} and judgement.mean == pytest.approx(4.0)
-    assert judgement.interval == pytest.approx((4 / half, 4 * half)) and judgement.verdict.word == "inconclusive"
-
-
-@pytest.mark.parametrize(("claim", "word"), [({"above": 0.3}, "inconclusive"), ({"below": 0.3}, "not reproduced")])
-def test_who_never_gets_there_saves_nothing(tmp_path: Path, claim: dict[str, float], word: str) -> None:
-    """What FedRep sent in all its rounds is less than FedAvg needed, but it never reaches FedAvg's accuracy: only a bound."""
-    claims = [{"id": "C7", "statement": "s", "compare": ["fedrep", "fedavg"], "metric": "bytes_saved", **claim}]
-    path = write_yaml(tmp_path, runs=RUNS, claims=claims, seeds=[0, 1, 2])
-    for seed in (0, 1, 2):
-        write_result(path, "fedavg", seed, {10: 0.5, 20: 0.8}, round_bytes=1000)
-        write_result(path, "fedrep", seed, {10: 0.5, 20: 0.5}, round_bytes=100)
-    experiment = read(path)
-    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
-    assert judgement.mean is not None and judgement.mean > 0.5 and judgement.verdict.word == word
-    assert ("on 3 the first run never gets there" in judgement.verdict.remark) == (word == "inconclusive")
-
-
 def test_clients_at_the_top_cannot_gain(tmp_path: Path) -> None:
     claim = {"id": "C10", "statement": "s", "compare": ["mpfedcon", "local"], "metric": "clients_better", "above": 0.7}
-    path = write_yaml(tmp_path, runs=RUNS, claims=[claim], seeds=[0, 1, 2])
+    path = write_yaml(tmp_path, runs=FIVE, claims=[claim], seeds=[0, 1, 2])
     for seed in (0, 1, 2):
         write_result(path, "local", seed, {20: 0.9}, per_client=[1.0, 1.0, 0.5, 0.9])
         write_result(path, "mpfedcon", seed, {20: 0.9}, per_client=[1.0, 1.0, 0.6, 0.8])
-    experiment = read(path)
-    verdict = judge(experiment.claims[0], stored_results(experiment)[0]).verdict
+    verdict = first_claim(path).verdict
     assert str(verdict) == "inconclusive (cannot be tested: at most 50 % of the clients could gain)"
-
-
-@pytest.mark.parametrize(("metric", "values"), [("speed_up", {0: 2.0, 1: 0.5}), ("bytes_saved", {0: 0.4, 1: -1.4})])
-def test_what_is_saved_until_the_other_s_final_accuracy(tmp_path: Path, metric: str, values: dict[int, float]) -> None:
-    """FedAvg has its own 0.4 in round 10, after 10,000 bytes; round 0 costs FedRep 1,000 (seed 0) or 4,000."""
-    claim = {"id": "C6", "statement": "s", "compare": ["fedrep", "fedavg"], "metric": metric, "above": 0.3}
-    path = write_yaml(tmp_path, runs=RUNS, claims=[claim], seeds=[0, 1])
-    for seed in (0, 1):
-        write_result(path, "fedavg", seed, {5: 0.1, 10: 0.4, 15: 0.4, 20: 0.4})
-    write_result(path, "fedrep", 0, {5: 0.5, 10: 0.5}, round_zero=1000)
-    write_result(path, "fedrep", 1, {5: 0.1, 10: 0.2, 15: 0.3, 20: 0.3}, round_zero=4000)  # never: all that it took counts
-    experiment = read(path)
-    judgement = judge(experiment.claims[0], stored_results(experiment)[0])
-    assert judgement.values == pytest.approx(values) and judgement.verdict.word == "inconclusive"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +108,15 @@ def test_what_is_saved_until_the_other_s_final_accuracy(tmp_path: Path, metric: 
         ({"compare": ["fedrep", "local"]}, "reproduced (3 seeds)"),
         ({"compare": ["fedrep", "local"], "stand_in": "X for Y"}, "reproduced (3 seeds; X for Y)"),
         ({"compare": ["fedrep", "local"], "metric": "early_accuracy"}, "inconclusive (3 seeds)"),  # the same beginning
-        ({"compare": ["fedrep", "local"], "metric": "global_accuracy"}, "inconclusive (0 seeds)"),  # they have none
+        (  # they have none
+            {"compare": ["fedrep", "local"], "metric": "global_accuracy"},
+            "inconclusive (0 seeds; no global_accuracy on seed 0, 1, 2)",
+        ),
+        (
+            {"of": "fedrep", "metric": "upload_bytes", "equals": 250, "stand_in": "X for Y"},
+            "inconclusive (X for Y: the level is not comparable)",
+        ),
+        ({"of": "fedrep", "below": 0.6}, "not reproduced (3 seeds, above the bound on every seed)"),
     ],
 )
 def test_kinds_of_claims(tmp_path: Path, claim: dict[str, object], verdict: str) -> None:
@@ -244,11 +144,11 @@ def test_kinds_of_claims(tmp_path: Path, claim: dict[str, object], verdict: str)
 def test_bytes_are_compared_as_they_stand(tmp_path: Path, claim: dict[str, object], verdict: str, seeds: int) -> None:
     """An upload of ``fedavg`` and ``fedrep`` has 250 bytes, one of ``local`` 100."""
     claims = [{"id": "C", "statement": "s", "metric": "upload_bytes", **claim}]
-    path = write_yaml(tmp_path, runs=RUNS, seeds=[0, 1], claims=claims)
+    path = write_yaml(tmp_path, runs=FIVE, seeds=[0, 1], claims=claims)
     for seed in range(seeds):
         for label, size in {"fedavg": 1000, "fedrep": 1000, "local": 400}.items():
             write_result(path, label, seed, {20: 0.5}, round_bytes=size)
-    judgement = judge(read(path).claims[0], stored_results(read(path))[0])
+    judgement = first_claim(path)
     assert str(judgement.verdict) == verdict and judgement.interval is None
 
 

@@ -79,7 +79,10 @@ CLAIM = {"id": "C3", "statement": "s"}
             "metric speed_up needs compare",
         ),
         ({"runs": FEDAVG, "claims": [{**CLAIM, "compare": ["fedavg"] * 2, "margn": 1}]}, "did you mean 'margin'"),
-        ({"runs": FEDAVG, "claims": [{**CLAIM, "compare": ["fedavg", "best_baseline"]}]}, "needs a run besides fedavg"),
+        (
+            {"runs": FEDAVG, "claims": [{**CLAIM, "compare": ["fedavg", "best_baseline"]}]},
+            "needs a run of another method than fedavg",
+        ),
         (
             {
                 "runs": {**FEDAVG, "many": {"method": "local", "data": {"clients": 8}}},

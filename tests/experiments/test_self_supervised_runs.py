@@ -31,7 +31,9 @@ def test_a_claim_on_an_accuracy_that_is_not_there(tmp_path: Path, name: str) -> 
 
 def test_a_claim_on_the_best_baseline_looks_at_all_runs(tmp_path: Path) -> None:
     claim = {**CLAIM, "compare": ["a", "best_baseline"]}
-    file = write_yaml(tmp_path, runs={"a": {"method": "fedavg"}, "b": {"method": "fedper"}, "c": SSL}, claims=[claim])
+    file = write_yaml(
+        tmp_path, runs={"a": {"method": "fedavg"}, "b": {"method": "fedper"}, "c": {**SSL, "method": "fedprox"}}, claims=[claim]
+    )
     with pytest.raises(UsageError, match="run c is self-supervised"):
         read(file)
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from rich.filesize import decimal
 
 
-def by_seed(values: Mapping[int, str]) -> str:
-    return ", ".join(values[seed] for seed in sorted(values)) or "–"
+def of_seeds(seeds: Sequence[int]) -> str:
+    """The head of a column that has a value for each of these seeds."""
+    return f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}" if seeds else "each seed"
+
+
+def by_seed(values: Mapping[int, str], seeds: Sequence[int]) -> str:
+    """The values in the order of a column's seeds, a dash for those that are missing."""
+    return ", ".join(values.get(seed, "–") for seed in seeds) if values else "–"
 
 
 def percent(value: float | None) -> str:

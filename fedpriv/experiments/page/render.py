@@ -24,9 +24,12 @@ from fedpriv.experiments.spec import Experiment, read
 from fedpriv.files import write_atomically
 
 _RULE = """A claim is *reproduced* only if the mean difference over at least 3 seeds has the claimed sign and size and its paired
-95 % interval excludes 0; *not reproduced* if that interval falls short of the claim, or every seed does and by more than the
-seeds differ from each other; else *inconclusive*. All of it holds for the setting of these runs alone, which is not quite the
-paper's: see what differs."""
+95 % interval lies wholly on the claimed side of 0, or of the claimed bound; *not reproduced* if that interval falls short of the
+claim, or every seed does and by more than the seeds differ from each other; else *inconclusive*. A claim against the best other
+method is *reproduced* only if it is so against each of the k other methods, and *not reproduced* if the interval of 1 - 0.05 / k
+against one of them falls short. Each claim is tested at its own 95 %: of many claims on what is a tie in truth, about one in 40
+would be called reproduced. All of it holds for the setting of these runs alone, which is not quite the paper's: see what
+differs."""
 _GAINS = """The box has the middle half of the clients, of all seeds; the whiskers go from the 5th to the 95th percentile; dots
 are the others. Each client is compared with itself: same seed, same data."""
 

@@ -9,17 +9,17 @@ from itertools import pairwise
 
 from fedpriv.experiments.by_client import AGES, by_age
 from fedpriv.experiments.markdown import table
-from fedpriv.experiments.measures import Comparison
-from fedpriv.experiments.page.figures import by_seed, in_bytes, percent
-from fedpriv.experiments.paired import WINDOW
+from fedpriv.experiments.measures import Comparison, MethodRow
+from fedpriv.experiments.page.figures import by_seed, in_bytes, of_seeds, percent
+from fedpriv.experiments.paired import window
 
 _TARGET = """Target: {levels}. Reached: the first evaluated round at which the mean over the evaluations of the last {window}
-rounds is at least the target of the same seed. Where fewer rounds are evaluated, that mean is a single evaluation, and the round
-is known to within the distance of two evaluations. Ratios are means over the seeds at which both runs reach it (geometric ones in
-the claims). *Rounds saved* is the paper's traffic saving, as if a round cost every method the same; *bytes* are those counted,
-both ways, round 0 included."""
-_COST = """Counted on the wire, mean over seeds; *down* includes round 0, the broadcast of the initial model. Seconds are no
-benchmark: machines and their load varied."""
+is at least the target of the same seed. Where fewer rounds are evaluated, that mean is a single evaluation, and the round
+is known to within the distance of two evaluations. Ratios and bytes are means over the seeds that a method has (geometric ones in
+the claims), with a dash where it does not reach the target on each. *Rounds saved* is the paper's traffic saving, as if a round
+cost every method the same; *bytes* are those counted, both ways, round 0 included."""
+_COST = """Counted on the wire, mean over seeds; *down* includes round 0, the broadcast of the initial model. *One client's
+answer*: its upload and its report. Seconds are no benchmark: machines and their load varied."""
 _AGES = """Percent, measured after the last round; the number of clients over all seeds is in brackets. Columns: rounds since the
 client last took part. Its personal layers are that old, while the shared model it is tested with is current."""
 _TRACES = """Mean over all rounds and seeds (lowest to highest round). Values for single tensors are in the result files only."""
@@ -38,11 +38,13 @@ def probe(comparison: Comparison) -> list[str]:
     if not (rows := [row for row in comparison.methods if row.probe]):
         return none
     shares = sorted({share for row in rows for share in row.probe}, key=float, reverse=True)
-    cells = [
-        (row.label, *(by_seed({seed: percent(value) for seed, value in row.probe.get(share, {}).items()}) for share in shares))
-        for row in rows
-    ]
-    head = " | ".join(["method", *(f"{100 * float(share):g} % of the labels, each seed" for share in shares)])
+    seeds = {share: sorted({seed for row in rows for seed in row.probe.get(share, {})}) for share in shares}
+
+    def cell(row: MethodRow, share: str) -> str:
+        return by_seed({seed: percent(value) for seed, value in row.probe.get(share, {}).items()}, seeds[share])
+
+    cells = [(row.label, *(cell(row, share) for share in shares)) for row in rows]
+    head = " | ".join(["method", *(f"{100 * float(share):g} % of the labels, {of_seeds(seeds[share])}" for share in shares)])
     text = "Percent. Accuracy on all test images of a linear classifier on the frozen encoder after the last round."
     return ["### Linear probe", table(head, cells), text, *none]
 
@@ -51,29 +53,39 @@ def accuracy(comparison: Comparison) -> list[str]:
     """The clients' accuracy by method."""
     if not (rows := [row for row in comparison.methods if row.mean is not None]):
         return []
-    best, last = max(row.mean or 0.0 for row in rows), max(row.averaged_rounds for row in rows)
+    last = max(row.averaged_rounds for row in rows)
+    seeds = sorted({seed for row in rows for seed in row.never_trained})
+    splits = {row.split for row in rows}
+    comparable = [row for row in rows if row.accuracy.keys() == {*seeds} and len(splits) == 1]
+    best = max((row.mean or 0.0 for row in comparable), default=None) if len(comparable) > 1 or len(rows) == 1 else None
     fresh = any(row.fresh_head is not None for row in rows)
     before = any(row.before_merge is not None for row in rows)
     cells = [
         (
-            row.label + (" ¹" if row.averaged_rounds < last else ""),
-            f"**{percent(row.mean)}**" if row.mean == best else percent(row.mean),
+            row.label + _mark(row, last) + (f" ({row.split})" if len(splits) > 1 else ""),
+            f"**{percent(row.mean)}**" if row.mean == best and row in comparable else percent(row.mean),
             "–" if row.sd is None else f"{100 * row.sd:.2f}",
-            by_seed({seed: percent(value) for seed, value in row.accuracy.items()}),
+            by_seed({seed: percent(value) for seed, value in row.accuracy.items()}, seeds),
             percent(row.worst_tenth),
             *([percent(row.fresh_head)] if fresh else []),
             percent(row.global_accuracy),
             *([percent(row.before_merge), percent(row.global_before_merge)] if before else []),
-            by_seed({seed: str(count) for seed, count in row.never_trained.items()}),
+            by_seed({seed: str(count) for seed, count in row.never_trained.items()}, seeds),
         )
         for row in rows
     ]
+    rounds = f"the last {last} rounds" if last > 1 else "the last round"
     texts = [
-        f"Percent. Accuracy: mean over all clients and over the last {last} rounds. Worst tenth: of the clients. A client "
-        "that was never sampled is tested with its initial head, if its head is personal."
+        f"Percent. Accuracy: mean over all clients, each on its own {' or '.join(sorted(splits))} data, and over {rounds}. "
+        "Worst tenth: of the clients. A client that was never chosen is tested with its initial head, if its head is personal."
     ]
-    if any(row.averaged_rounds < last for row in rows):
-        texts.append("¹ Fine-tuned and tested after the last round only, so its accuracy is of that round alone.")
+    if len(comparable) < len(rows):
+        texts.append(
+            "Bold: the best of those that have every seed."
+            if best is not None
+            else "None is bold: they have other seeds, or are scored on other data."
+        )
+    texts += _footnotes(rows, last)
     if fresh:
         texts.append(
             "Fresh heads: after the last round, with each client's head trained further on the present encoder, in place of a "
@@ -84,13 +96,31 @@ def accuracy(comparison: Comparison) -> list[str]:
             "Models sent: those of a round's clients, before they are merged, each on its client's own test data and on the "
             "server's test set; means over the clients and the same rounds."
         )
-    columns = ["method", "accuracy", "sd over seeds", "each seed", "worst tenth", *(["fresh heads"] if fresh else [])]
+    measured = f"{next(iter(splits))} accuracy" if len(splits) == 1 else "accuracy"
+    columns = ["method", measured, "sd over seeds", of_seeds(seeds), "worst tenth", *(["fresh heads"] if fresh else [])]
     columns += [
         "global model, server's test set",
         *(["models sent, own test data", "models sent, server's test set"] if before else []),
     ]
-    head = " | ".join([*columns, "clients never trained"])
-    return ["### Accuracy", table(head, cells), *texts]
+    head = " | ".join([*columns, "clients never chosen"])
+    return ["### Accuracy" + " on validation data" * (splits == {"validation"}), table(head, cells), *texts]
+
+
+def _mark(row: MethodRow, last: int) -> str:
+    if row.averaged_rounds == last:
+        return ""
+    return " ¹" if row.tested_at_end else " ²"
+
+
+def _footnotes(rows: Sequence[MethodRow], last: int) -> list[str]:
+    """What the marks of rows say, whose accuracy is a mean over fewer rounds than that of others."""
+    marks = {_mark(row, last) for row in rows}
+    fewer = ", ".join(f"{row.averaged_rounds} ({row.label})" for row in rows if _mark(row, last) == " ²")
+    notes = {
+        " ¹": "¹ Fine-tuned and tested after the last round only, so its accuracy is of that round alone.",
+        " ²": f"² Mean over fewer of the last rounds: {fewer}.",
+    }
+    return [note for mark, note in notes.items() if mark in marks]
 
 
 def cost(comparison: Comparison) -> list[str]:
@@ -99,7 +129,7 @@ def cost(comparison: Comparison) -> list[str]:
     for row in comparison.methods:
         traffic = [in_bytes(value) for value in (row.bytes_up, row.bytes_down, row.bytes_round_zero, row.bytes_per_round)]
         cells.append((row.label, row.rounds, *traffic, in_bytes(row.bytes_per_upload, 3), f"{row.seconds:.0f}"))
-    head = "method | rounds | up | down | of it round 0 | per round, both ways | one upload | seconds"
+    head = "method | rounds | up | down | of it round 0 | per round, both ways | one client's answer | seconds"
     return ["### Cost", table(head, cells), _COST] if cells else []
 
 
@@ -107,25 +137,26 @@ def to_target(comparison: Comparison) -> list[str]:
     """Rounds and bytes until the target's accuracy, by method."""
     if not comparison.to_target:
         return []
-    cells = []
+    targets = comparison.results[comparison.experiment.target or ""]
+    seeds, cells = sorted(targets), []
     for row in comparison.to_target:
-        reached = [count for count in row.bytes.values() if count is not None]
-        rounds = by_seed({seed: "not reached" if number is None else str(number) for seed, number in row.rounds.items()})
+        rounds = by_seed({seed: "not reached" if number is None else str(number) for seed, number in row.rounds.items()}, seeds)
         cells.append(
             (
                 row.label,
                 "tested after the last round only" if row.tested_at_end else rounds,
                 "–" if row.speed_up is None else f"{row.speed_up:.2f}×",
                 "–" if row.rounds_saved is None else f"{100 * row.rounds_saved:.1f} %",
-                "–" if not reached else in_bytes(statistics.fmean(reached)),
+                "–" if row.mean_bytes is None else in_bytes(row.mean_bytes),
                 "–" if row.bytes_saved is None else f"{100 * row.bytes_saved:.1f} %",
             )
         )
-    targets = comparison.results[comparison.experiment.target or ""]
-    levels = ", ".join(f"{percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in sorted(targets))
-    head = "method | rounds, each seed | speed-up in rounds | rounds saved | bytes until then | bytes saved"
+    levels = ", ".join(f"{percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in seeds)
+    smoothed = max(window(run) for run in targets.values())
+    over = f"{smoothed} rounds" if smoothed > 1 else "round"
+    head = f"method | rounds, {of_seeds(seeds)} | speed-up in rounds | rounds saved | bytes until then | bytes saved"
     heading = f"### Until the final accuracy of {comparison.experiment.target} is reached"
-    return [heading, table(head, cells), _TARGET.format(levels=levels, window=WINDOW)]
+    return [heading, table(head, cells), _TARGET.format(levels=levels, window=over)]
 
 
 def ages(comparison: Comparison) -> list[str]:
