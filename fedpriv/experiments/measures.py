@@ -25,7 +25,8 @@ class MethodRow:
         probe: share of the labels -> accuracy of a linear classifier on the last encoder; empty where the run was not probed.
         sd: standard deviation over the seeds (n - 1); ``None`` with one seed.
         tested_at_end: whether only the last rounds are tested as the method is meant.
-        never_trained: seed -> number of clients that were never chosen to train.
+        never_trained: seed -> number of clients that had no turn (of which none counted, in results that record divergence).
+        dropped: seed -> number of turns that diverged and were left out, of how many; only where there were some.
         bytes_per_round: of a round of training, without the broadcast of round 0.
     """
 
@@ -50,6 +51,7 @@ class MethodRow:
     bytes_per_upload: float
     seconds: float
     never_trained: Mapping[int, int]
+    dropped: Mapping[int, tuple[int, int]]
     probe: Mapping[str, Mapping[int, float]]
 
 
@@ -179,6 +181,9 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         bytes_per_upload=total("bytes_per_upload"),
         seconds=total("seconds"),
         never_trained={run.seed: run.summary["clients_never_trained"] for run in runs},
+        dropped={
+            run.seed: (run.summary["turns_dropped"], run.summary["turns"]) for run in runs if run.summary.get("turns_dropped")
+        },
         probe={
             share: {run.seed: run.summary["probe"][share] for run in runs if share in run.summary.get("probe", {})}
             for share in shares

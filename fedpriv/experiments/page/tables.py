@@ -77,7 +77,7 @@ def accuracy(comparison: Comparison) -> list[str]:
     rounds = f"the last {last} rounds" if last > 1 else "the last round"
     texts = [
         f"Percent. Accuracy: mean over all clients, each on its own {' or '.join(sorted(splits))} data, and over {rounds}. "
-        "Worst tenth: of the clients. A client that was never chosen is tested with its initial head, if its head is personal."
+        "Worst tenth: of the clients. A client without a turn is tested with its initial head, if its head is personal."
     ]
     if len(comparable) < len(rows):
         texts.append(
@@ -86,6 +86,8 @@ def accuracy(comparison: Comparison) -> list[str]:
             else "None is bold: they have other seeds, or are scored on other data."
         )
     texts += _footnotes(rows, last)
+    if lost := [f"{row.label} {n} of {of} (seed {seed})" for row in rows for seed, (n, of) in sorted(row.dropped.items())]:
+        texts.append(f"Turns that diverged, and were left out: {', '.join(lost)}.")
     if fresh:
         texts.append(
             "Fresh heads: after the last round, with each client's head trained further on the present encoder, in place of a "
@@ -102,7 +104,7 @@ def accuracy(comparison: Comparison) -> list[str]:
         "global model, server's test set",
         *(["models sent, own test data", "models sent, server's test set"] if before else []),
     ]
-    head = " | ".join([*columns, "clients never chosen"])
+    head = " | ".join([*columns, "clients without a turn"])
     return ["### Accuracy" + " on validation data" * (splits == {"validation"}), table(head, cells), *texts]
 
 
@@ -194,7 +196,9 @@ def provenance(comparison: Comparison) -> list[str]:
     if not (results := [result for of_label in comparison.results.values() for result in of_label.values()]):
         return []
     versions = sorted({", ".join(f"{name} {version}" for name, version in result.versions.items()) for result in results})
-    commits = sorted({re.sub(r"^(\w{12})\w*", r"\1", result.git_commit or "not recorded") for result in results})
+    named = {result.git_commit or "not recorded" for result in results}
+    named |= {part["git_commit"] for result in results for part in result.continued if "git_commit" in part}
+    commits = sorted({re.sub(r"^(\w{12})\w*", r"\1", commit) for commit in named})
     partitions = sorted({(result.seed, result.partition_hash[:12]) for result in results})
     devices = sorted({f"{result.device} ({result.processor})" if result.processor else result.device for result in results})
     return [
