@@ -236,7 +236,8 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
     except UsageError as error:
         return f"its config is of another version ({error})"
     # Of data of one's own the usual net is known only once they are opened; there any will do.
-    here = _resolved(asked, usual_model(asked.data.name) or found.model.name)
+    usual = found.model.name and (usual_model(asked.data.name) or found.model.name)
+    here = _resolved(asked, usual)
     for key in sorted(here.keys() | there.keys()):
         found_by_the_run = key in FOUND_BY_THE_RUN and here.get(key) is None
         if here.get(key) != there.get(key) and not found_by_the_run:

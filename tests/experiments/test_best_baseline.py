@@ -137,3 +137,15 @@ def test_the_interval_is_said_to_be_uncorrected(tmp_path: Path) -> None:
     assert "], not corrected for choosing the best of 2 |" in row
     judged(tmp_path / "one", {"compare": ["a", "b1"]}, {"a": [0.9, 0.8, 0.9], "b1": [0.7] * 3}, runs=THREE)
     assert "not corrected" not in verdicts.claims(Comparison.of(read(tmp_path / "one" / "tiny.yaml")))[1]
+
+
+def test_several_that_are_ahead_show_what_none_shows_alone() -> None:
+    """Against 12 others: six by t = 5.2 (one-sided p = 0.018) are not enough, nor one by 11.3 (0.0039); all of them are."""
+    tie, ahead, far = [0.01, -0.01, 0.0], [-0.0188, -0.0351, -0.0302], [-0.054, -0.062, -0.047]
+    others = {str(number): tie for number in range(12)}
+    assert decide_against_each(others | {"0": far}, "0").word == "inconclusive"
+    assert decide_against_each(others | {str(number): ahead for number in range(6)}, "0").word == "inconclusive"
+    found = decide_against_each({str(number): far for number in range(12)}, "0")
+    assert str(found) == "not reproduced (3 seeds, wrong sign on every seed)"
+    found = decide_against_each(others | {str(number): far for number in range(5)}, "0")
+    assert found.word == "not reproduced"

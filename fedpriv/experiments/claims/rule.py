@@ -9,8 +9,9 @@ The rule, for the differences d of the seeds, with signs such that the claim is 
 * **inconclusive** otherwise, and always with a single seed.
 
 Against the best of k others, the claim is about each of them, since who is best is not known from a few seeds: *reproduced* only
-if it is so against each; *not reproduced* if against one of them the interval of level 1 - 0.05 / k (Bonferroni's) ends below the
-margin. The clause for two seeds is left out, which would hold by chance for one of several others far more often.
+if it is so against each; *not reproduced* if Simes' test (Biometrika 73, 1986) rejects, at 2.5 %, that it holds against all: if
+for some i the i-th smallest of the k one-sided p-values is at most i * 0.025 / k. So one that is far ahead shows it, or several
+that are somewhat ahead. The clause for two seeds is left out, which would hold by chance for one of several far more often.
 
 The bytes of an upload are not random, so they are compared directly, with any number of seeds, all of which must be as claimed
 (``bytes_saved`` is random: it depends on the accuracy of both runs). Where the other run is so good that no run could be better
@@ -79,9 +80,7 @@ def decide_against_each(differences: Mapping[str, Sequence[float]], best: str, m
     shown = alone[best]
     if all(verdict.word == REPRODUCED for verdict in alone.values()):
         return shown
-    level = 1 - (1 - LEVEL) / len(differences)
-    failed = [label for label, values in differences.items() if len(values) > 1 and mean_interval(values, level)[1] < margin]
-    if failed:
+    if failed := _rejected({label: _p_of_falling_short(values, margin) for label, values in differences.items()}):
         also = "" if best in failed else f"; short of it against {', '.join(failed)}"
         return Verdict(NOT_REPRODUCED, f"{shown.remark}{also}")
     if shown.word == REPRODUCED:
@@ -90,10 +89,28 @@ def decide_against_each(differences: Mapping[str, Sequence[float]], best: str, m
     return Verdict(INCONCLUSIVE, shown.remark)
 
 
-def mean_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
-    """Confidence interval of the mean of at least two values, such as paired differences (Student's t); by default of 95 %."""
+def _rejected(p_values: Mapping[str, float]) -> list[str]:
+    """The others by which Simes' test rejects that a claim holds against all; empty: it does not."""
+    ordered = sorted(p_values, key=lambda label: p_values[label])
+    share = (1 - LEVEL) / 2 / len(ordered)
+    enough = [count for count, label in enumerate(ordered, 1) if p_values[label] <= count * share]
+    return ordered[: max(enough, default=0)]
+
+
+def _p_of_falling_short(values: Sequence[float], margin: float) -> float:
+    """One-sided p-value of the values (Student's t), where their true mean were the margin; 1 for a single one."""
+    from scipy.stats import t
+
+    if len(values) < 2:
+        return 1.0
+    distance, spread = statistics.fmean(values) - margin, statistics.stdev(values) / math.sqrt(len(values))
+    return float(t.cdf(distance / spread, len(values) - 1)) if spread else float(distance >= 0)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean of at least two values, such as paired differences (Student's t)."""
     from scipy.stats import t
 
     mean, count = statistics.fmean(values), len(values)
-    half = float(t.ppf((1 + level) / 2, count - 1)) * statistics.stdev(values) / math.sqrt(count)
+    half = float(t.ppf((1 + LEVEL) / 2, count - 1)) * statistics.stdev(values) / math.sqrt(count)
     return mean - half, mean + half
