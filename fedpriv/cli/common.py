@@ -101,7 +101,7 @@ def png(_context: click.Context, _parameter: click.Parameter, path: Path | None)
         raise click.BadParameter(f"{path} is not the name of a PNG file, such as {path.with_suffix('.png').name}")
     folder = next(one for one in path.absolute().parents if one.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise click.BadParameter(f"{path} cannot be written: {folder} is not a folder that you may write to")
+        raise click.BadParameter(f"cannot write {path}: {folder} is not a folder that you may write to")
     return path
 
 

@@ -197,7 +197,7 @@ def test_output_is_a_picture_of_all(empty_folder: Path, fedpriv: Fedpriv) -> Non
         (["idlg", "--mask-layers", 4], ("--mask-layers", "0<=x<=3")),
         (["idlg", "--mask-layers", -1], ("--mask-layers", "0<=x<=3")),
         (["idlg", "--output", "found.jpg"], ("found.jpg", "found.png")),
-        (["idlg", "--output", "/dev/null/found.png"], ("found.png cannot be written", "/dev/null is not a folder")),
+        (["idlg", "--output", "/dev/null/found.png"], ("cannot write /dev/null/found.png", "/dev/null is not a folder")),
         (["idlg", "--dataset", "digitz"], ("did you mean 'digits'",)),
         (["secagg-masks", "--set", "bits=40"], ("bits must be a whole number from 8 to 28",)),
         (["secagg-masks", "--set", "bit=4"], ("secagg-masks has no option 'bit'", "did you mean 'bits'")),
