@@ -46,6 +46,12 @@ def first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def in_a_line(error: BaseException) -> str:
+    """The kind of an exception of other code, and the first line of what it says."""
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first}"
+
+
 _SHOWN = 16  # names that an error lists
 
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import FedprivError, UsageError, in_a_line
 
 VARIABLE = "FEDPRIV_PLUGINS"
 """Environment variable with the loaded files, separated as in PATH; child processes inherit it."""
@@ -66,7 +66,6 @@ def _load(file: Path, called: str) -> None:
     try:
         import_module(file.stem)
     except (Exception, SystemExit) as error:
-        first_line, *_ = str(error).splitlines() or [""]
-        raise FedprivError(f"{called} cannot be imported: {type(error).__name__}: {first_line}") from error
+        raise FedprivError(f"{called} cannot be imported: {in_a_line(error)}") from error
     _loaded[file.stem] = file
     os.environ[VARIABLE] = os.pathsep.join(map(str, _loaded.values()))

@@ -17,7 +17,7 @@ import click
 
 from fedpriv.cli.families import family_of
 from fedpriv.cli.terminal import FilePath, say, shown_error, terminal
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import FedprivError, UsageError, in_a_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,8 +61,7 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
             except Exception as error:
                 if debug:
                     say(traceback.format_exc(), err=True)
-                first_line, *_ = str(error).splitlines() or [""]
-                told = shown_error(Exception(f"{type(error).__name__}: {first_line}"))
+                told = shown_error(Exception(in_a_line(error)))
                 from fedpriv.plugins import line_of_plugin
 
                 line = line_of_plugin(error)

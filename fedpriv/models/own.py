@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpriv.errors import FedprivError, UnknownName, UsageError
+from fedpriv.errors import FedprivError, UnknownName, UsageError, in_a_line
 from fedpriv.models.net import Net
 from fedpriv.models.registry import Shape, predictor_on
 from fedpriv.outside.names import shape_text
@@ -159,7 +159,7 @@ def _built(name: str, build: Build, input_shape: Shape, classes: int) -> nn.Modu
     try:
         net = build(**{key: value for key, value in given.items() if key in taken})
     except Exception as error:
-        raise UsageError(f"model {name} cannot be built for inputs of {shape_text(input_shape)}: {_brief(error)}") from error
+        raise UsageError(f"model {name} cannot be built for inputs of {shape_text(input_shape)}: {in_a_line(error)}") from error
     if not isinstance(net, nn.Module):
         raise UsageError(f"model {name} returns a {type(net).__name__}, not an nn.Module")
     return net
@@ -177,7 +177,9 @@ def _logits(name: str, net: nn.Module, probe: Tensor) -> tuple[Tensor, str | Non
         with torch.no_grad():
             logits = net(probe)
     except Exception as error:
-        raise UsageError(f"model {name} does not take inputs of {shape_text(tuple(probe.shape[1:]))}: {_brief(error)}") from error
+        raise UsageError(
+            f"model {name} does not take inputs of {shape_text(tuple(probe.shape[1:]))}: {in_a_line(error)}"
+        ) from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -247,18 +249,14 @@ def _imported(module: str, of: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         if os.getcwd() in sys.path or module.partition(".")[0] != error.name:
-            raise FedprivError(f"model {of} cannot be imported: {_brief(error)}") from error
+            raise FedprivError(f"model {of} cannot be imported: {in_a_line(error)}") from error
         sys.path.append(os.getcwd())  # as plug-ins are found beside each other
         return _imported(module, of)
     except Exception as error:
-        raise FedprivError(f"model {of} cannot be imported: {_brief(error)}") from error
+        raise FedprivError(f"model {of} cannot be imported: {in_a_line(error)}") from error
 
 
 def _attribute(module: Any, dotted: str) -> Any:
     for part in dotted.split("."):
         module = getattr(module, part, None)
     return module
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fedpriv.client.store import ClientStore
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import FedprivError, UsageError, in_a_line
 from fedpriv.plugins import line_of_plugin
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.sequential import Executor, Warn
@@ -73,9 +73,8 @@ def result_of(task: Task, executor: Executor, warnings: list[str]) -> TaskResult
     except FedprivError as error:
         return TaskResult(error=error if type(error) is UsageError or type(error) is FedprivError else FedprivError(str(error)))
     except Exception as error:
-        first_line, *_ = str(error).splitlines() or [""]
         where = f" (in {line})" if (line := line_of_plugin(error)) else ""
-        return TaskResult(error=f"{type(error).__name__}: {first_line}{where}\n{traceback.format_exc()}")
+        return TaskResult(error=f"{in_a_line(error)}{where}\n{traceback.format_exc()}")
 
 
 class Worker(ABC):
