@@ -62,7 +62,7 @@ def speed_up(ours: Result, theirs: Result) -> float | None:
     """Rounds until ``theirs`` reaches its own final accuracy, over the rounds until ``ours`` does.
 
     If ``ours`` never does, all its rounds count: the value is then an upper bound. ``None`` where ``theirs`` never does, and
-    where ``ours`` is tested at its end only, so that nobody knows when it did.
+    where ``ours`` is tested at its end only, so that the round in which it did is not known.
     """
     found = _both(ours, theirs)
     return found and found[1][0] / found[0][0]
