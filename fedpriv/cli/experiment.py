@@ -104,6 +104,65 @@ def _count(outcomes: Sequence[Outcome | CellOutcome]) -> str:
     return f"{len(outcomes)} runs: " + ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
 
 
+@command(experiment, "plan")
+@click.argument("path", type=_PATH, metavar="FILE|FOLDER")
+@click.option("--measure", is_flag=True, help="Where no run with a label is done, train four rounds to know what one costs.")
+@click.option("--only", "labels", multiple=True, metavar="LABEL", help="Only runs with this label; repeatable.")
+@click.option("--seed", "--seeds", "seeds", multiple=True, type=int, metavar="SEED", help="Only runs with this seed; repeatable.")
+@click.option("--data-dir", type=_PATH, help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
+@click.option(
+    "--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder whose experiments/ holds the run folders."
+)
+def plan(
+    path: Path, measure: bool, labels: tuple[str, ...], seeds: tuple[int, ...], data_dir: Path | None, runs_dir: Path
+) -> dict[str, Any]:
+    """Say what is left to run, and how many hours it will take.
+
+    FILE is an experiment's YAML; of a FOLDER, each YAML gets a line. A round's cost is that of the runs with the same label that
+    are done, with their tests; of the same kind of processor, if there are such. Cells of a leakage experiment are counted only.
+
+    \b
+    Example: fedpriv experiment plan experiments/mpfedcon
+             fedpriv experiment plan experiments/mpfedcon/cifar10_5.yaml --measure --data-dir data
+    """
+    loading()
+    from fedpriv.experiments.plan import planned
+
+    found = planned(path, runs_dir, labels, seeds, measure, data_dir)
+    _show(found)
+    return {"experiments": found}
+
+
+def _show(found: Sequence[dict[str, Any]]) -> None:
+    """Print what is left: of several experiments a line each, of one a line a label."""
+    from rich.table import Table
+
+    out, alone = console(), len(found) == 1
+    rows = found[0]["runs"] if alone else found
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run" if alone else "experiment", overflow="fold")
+    for column in ("runs left", "rounds left", "time"):
+        table.add_column(column, justify="right")
+    table.add_column("a round, measured on" if alone else "not measured", overflow="fold")
+    for row in rows:
+        cost = "" if not alone or row["seconds_a_round"] is None else f"{row['seconds_a_round']:.3g} s, "
+        about = cost + row["source"] if alone else ", ".join(row["not_measured"])
+        name = row["label"] if alone else Path(row["file"]).name
+        more = "over " if row["hours"] and row.get("not_measured") else ""
+        table.add_row(name, str(row["left"]), str(row["rounds"]), more + _time(row["hours"]), about)
+    out.print(table)
+    left, known = sum(row["left"] for row in rows), sum(row["hours"] or 0 for row in rows)
+    lacking = any(row["hours"] is None or row.get("not_measured") for row in rows)
+    told = f"{left} {'run' if left == 1 else 'runs'} left, about {_time(known)} of one core (or GPU)"
+    out.print(told + (" without those that were not measured" if lacking else ""), soft_wrap=True)
+
+
+def _time(hours: float | None) -> str:
+    if hours is None:
+        return "?"
+    return f"{hours:.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
+
+
 @command(experiment, "report")
 @click.argument("path", type=_PATH, metavar="FILE|FOLDER")
 @click.option(

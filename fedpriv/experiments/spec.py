@@ -159,6 +159,18 @@ class Experiment:
         ]
 
 
+def yamls(path: Path) -> list[Path]:
+    """The YAMLs of a folder of experiments, by name; of a file, itself.
+
+    Raises:
+        UsageError: the folder has none.
+    """
+    files = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+    if not files:
+        raise UsageError(f"no experiment (*.yaml) in {path}")
+    return files
+
+
 def read(path: Path) -> Experiment:
     """Read and check an experiment, including every run's config.
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv import plots
-from fedpriv.errors import UsageError
 from fedpriv.experiments import leaks
 from fedpriv.experiments.by_client import gains
 from fedpriv.experiments.leakage.comparison import LeakageComparison
@@ -20,7 +19,7 @@ from fedpriv.experiments.markdown import bullets
 from fedpriv.experiments.measures import Comparison
 from fedpriv.experiments.page import tables, verdicts
 from fedpriv.experiments.page.overview import anchor, overview
-from fedpriv.experiments.spec import Experiment, read
+from fedpriv.experiments.spec import Experiment, read, yamls
 from fedpriv.files import write_atomically
 
 _RULE = """A claim is *reproduced* only if the mean difference over at least 3 seeds has the claimed sign and size and its paired
@@ -49,13 +48,11 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
     Raises:
         UsageError: there is no YAML, or one is not valid.
     """
+    files = yamls(path)
     if path.is_dir():
-        files = sorted(path.glob("*.yaml"))
-        if not files:
-            raise UsageError(f"no experiment (*.yaml) in {path}")
         output, name = output or path / "REPORT.md", path.absolute().name
     else:
-        files, output, name = [path], output or path.parent / "results" / f"{path.stem}.md", path.stem
+        output, name = output or path.parent / "results" / f"{path.stem}.md", path.stem
     parts = [
         f"# {name}: our runs beside the paper",
         "Written by `fedpriv experiment report`; edit the YAML, not this file.",

@@ -1,0 +1,204 @@
+"""What is left of an experiment, and what it will cost: from runs that are done, or from a few rounds as a pilot."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedpriv.config import RunConfig, parse
+from fedpriv.errors import FedprivError
+from fedpriv.experiments.leakage import describes_cells, read_leakage, run_cells
+from fedpriv.experiments.results import Result, difference
+from fedpriv.experiments.spec import Experiment, merge, read, yamls
+from fedpriv.experiments.stored import stored_results
+from fedpriv.server.run_folder import RunFolder, processor
+from fedpriv.simulation.run import start
+from fedpriv.tracking.folder import read_lines
+
+PILOT_ROUNDS = 4
+"""Rounds of a pilot: one to warm up, one with tests, one without, and the last with what is tested once."""
+
+_OF_PILOT = {
+    "train": {"rounds": PILOT_ROUNDS},
+    "eval": {"every": 2, "last": 1},
+    "tracking": {"uri": "none"},
+    "wire": {"keep_payloads": "none"},
+}
+
+
+@dataclass(frozen=True)
+class Left:
+    """What is left of the runs of one label.
+
+    Attributes:
+        left: its runs without a result.
+        rounds: how many these still have to train, together; an interrupted run goes on from its last round.
+        seconds_a_round: of one core (or GPU), tests included; ``None``: not measured.
+        source: what that was measured on, or why it was not.
+    """
+
+    label: str
+    left: int
+    rounds: int
+    seconds_a_round: float | None
+    source: str
+
+    @property
+    def hours(self) -> float | None:
+        """Of one core (or GPU); ``None``: not known."""
+        return None if self.seconds_a_round is None else self.rounds * self.seconds_a_round / 3600
+
+
+def planned(
+    path: Path,
+    runs_dir: Path,
+    labels: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    measure: bool = False,
+    data_dir: Path | None = None,
+) -> list[dict[str, Any]]:
+    """What is left of an experiment (a YAML), or of all in a folder, as data.
+
+    Args:
+        measure: run :func:`pilot` for labels of which no run is done.
+        data_dir: the data folder, if not that of the YAML or ``FEDPRIV_DATA``.
+
+    Returns:
+        of each YAML: ``file``, ``runs`` (:class:`Left` and its hours, as mappings), and over these ``left`` (their number),
+        ``rounds``, ``hours`` (of those that are known; ``None``: of none) and ``not_measured`` (labels). The cells of a leakage
+        experiment are counted only.
+
+    Raises:
+        UsageError: there is no YAML, one is not valid, or has no such label or seed.
+    """
+
+    def measured(config: RunConfig) -> float:
+        elsewhere = {} if data_dir is None else {"data": config.data.model_copy(update={"dir": data_dir})}
+        return pilot(config.model_copy(update=elsewhere))
+
+    found = []
+    for file in yamls(path):
+        if describes_cells(file):
+            left = sum(outcome.state == "left" for outcome in run_cells(read_leakage(file), 0, labels))
+            lacking = ["cells"] if left else []
+            found.append(
+                {
+                    "file": str(file),
+                    "left": left,
+                    "rounds": 0,
+                    "hours": None if left else 0.0,
+                    "not_measured": lacking,
+                    "runs": [],
+                }
+            )
+            continue
+        runs = plan(read(file), runs_dir, labels, seeds, measured if measure else None)
+        hours = [one.hours for one in runs if one.hours is not None]
+        found.append(
+            {
+                "file": str(file),
+                "left": sum(one.left for one in runs),
+                "rounds": sum(one.rounds for one in runs),
+                "hours": math.fsum(hours) if hours or not runs else None,
+                "not_measured": [one.label for one in runs if one.hours is None],
+                "runs": [{**asdict(one), "hours": one.hours} for one in runs],
+            }
+        )
+    return found
+
+
+def plan(
+    experiment: Experiment,
+    runs_dir: Path,
+    labels: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+    measured: Callable[[RunConfig], float] | None = None,
+) -> list[Left]:
+    """What is left of an experiment, label by label; labels of which nothing is left are left out.
+
+    Args:
+        runs_dir: the folder whose ``experiments/`` holds the run folders.
+        labels, seeds: the runs that are looked at; all where none are given.
+        measured: gives the seconds of a round of a config, such as :func:`pilot`; called for labels of which no run is done.
+
+    Raises:
+        UsageError: the experiment has no such label or seed.
+    """
+    done, _, _ = stored_results(experiment)
+    asked, found = experiment.select(labels, seeds), []
+    for label in experiment.configs:
+        waiting = [seed for one, seed in asked if one == label and seed not in done[label]]
+        if not waiting:
+            continue
+        rounds = sum(experiment.configs[label].train.rounds - _trained(experiment, runs_dir, label, seed) for seed in waiting)
+        cost, source = _of_results(done[label])
+        if cost is None and rounds and measured is not None:
+            try:
+                cost, source = measured(experiment.config(label, waiting[0])), f"{PILOT_ROUNDS} rounds, now"
+            except FedprivError as error:
+                source = f"the pilot failed: {error}"
+        found.append(Left(label, len(waiting), rounds, cost, source))
+    return found
+
+
+def pilot(config: RunConfig) -> float:
+    """The mean CPU seconds of a round of a run, from a run of :data:`PILOT_ROUNDS` rounds that is thrown away.
+
+    Rounds with tests are told from those without, and both from the last, after which clients may be fine-tuned once.
+    Wall-clock seconds where the run is on a GPU, or spread over processes.
+
+    Raises:
+        FedprivError: the run cannot be started, or failed.
+    """
+    short: RunConfig = parse(RunConfig, merge(config.model_dump(mode="json", exclude={"run_dir"}), _OF_PILOT), "the pilot")
+    here_alone = config.device == "cpu" and not config.executor.spread
+    clock = time.process_time if here_alone else time.perf_counter
+    ended: dict[int, float] = {}
+
+    def on_round(record: dict[str, Any]) -> None:
+        ended[record["round"]] = clock()
+
+    with tempfile.TemporaryDirectory(prefix="fedpriv-") as folder:
+        start(short, Path(folder), lambda federation, made: None, on_round, lambda text: None)
+    spent = {number: ended[number] - ended[number - 1] for number in range(2, PILOT_ROUNDS + 1)}
+    tested, untested, last = spent[2], spent[3], spent[4]
+    rounds, tests = config.train.rounds, _tests(config)
+    return ((rounds - tests) * min(untested, tested) + (tests - 1) * tested + max(last, tested)) / rounds
+
+
+def _tests(config: RunConfig) -> int:
+    """After how many rounds the clients are tested."""
+    rounds, every, last = config.train.rounds, config.eval.every, config.eval.last
+    return sum(number > rounds - last or number % every == 0 for number in range(1, rounds + 1))
+
+
+def _of_results(results: dict[int, Result]) -> tuple[float | None, str]:
+    """Seconds of a round of runs that are done, and which these are; of this kind of processor, if there are such."""
+    here = processor()
+    alike = {seed: result for seed, result in results.items() if result.processor == here}
+    chosen = alike or results
+    costs = [cost for result in chosen.values() if (cost := _seconds(result)) is not None]
+    if not costs:
+        return None, "not measured"
+    seeds = ", ".join(map(str, sorted(chosen)))
+    return math.fsum(costs) / len(costs), f"seed{'s' * (len(chosen) > 1)} {seeds}{'' if alike else ', another processor'}"
+
+
+def _seconds(result: Result) -> float | None:
+    """CPU seconds of a round; wall-clock seconds where an earlier version did not count the former."""
+    spent = result.summary.get("cpu_seconds") or result.summary.get("seconds")
+    return None if spent is None else float(spent) / float(result.summary["rounds"])
+
+
+def _trained(experiment: Experiment, runs_dir: Path, label: str, seed: int) -> int:
+    """Rounds that a run without a result has behind it; of a run with another config, none."""
+    folder = RunFolder(experiment.run_dir(runs_dir, label, seed))
+    if not folder.config_file.exists() or difference(experiment.config(label, seed), folder.config()) is not None:
+        return 0
+    records, _ = read_lines(folder.path)
+    return int(records[-1]["round"]) if records else 0
