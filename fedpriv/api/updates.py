@@ -74,7 +74,7 @@ def audit_update(
     """Audit one message of any training loop: what does it reveal of the samples behind it?
 
     The attacks, their controls and the page are those of :func:`fedpriv.audit`. What needs a run is listed as not tried:
-    membership inference, label inference by simulated clients, clients with single samples, several rounds, the cost.
+    membership inference, label inference by shadow clients, clients with single samples, several rounds, the cost.
 
     The failure of an attack counts as evidence only if the client's steps give the update: the audit takes them with ``data``,
     and compares.

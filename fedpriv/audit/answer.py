@@ -117,7 +117,7 @@ def _change(run: Found, like: Sequence[Found]) -> tuple[str, str | None]:
     """The sentence, and the target to search for."""
     level = run["answer"]["level"]
     if level == CONTRADICTED:
-        return "Noise and clipping that are what the ledger says; until then its epsilon means nothing.", None
+        return "Noise and clipping as the privacy accountant assumes; until then its epsilon means nothing.", None
     if level == NOTHING:
         return "Nothing, by these attacks. A stronger attack may find more; only an epsilon bounds what all of them can.", None
     if level == NOT_KNOWN:
@@ -128,9 +128,9 @@ def _change(run: Found, like: Sequence[Found]) -> tuple[str, str | None]:
         return f"{_defended(best)}: “{best['answer']['words']}”{_cost(best, run)}.", None
     if better:
         return f"{_defended(better[0])}: “{better[0]['answer']['words']}”, but its model is no better than guessing.", None
-    tried = f"None of the {len(like)} other defences that were audited here." if like else "Not measured."
+    tried = f"None of the other defences that were audited here ({len(like)})." if like else "Not measured."
     target = {MEMBERS: "membership_auc<=0.6", CLASSES: "labels<=0.5"}.get(level, "recovered<=0")
-    return f"{tried} This looks for the most accurate defence that does:", target
+    return f"{tried} This command searches for the most accurate defence that does:", target
 
 
 def _defended(run: Found) -> str:
@@ -264,7 +264,7 @@ def _not_tried(run: Found) -> list[str]:
     if sent and not run.get("centers") and "centers" not in (run.get("not_tried") or {}):
         found.append("reconstruction from class centres")
     if (shadow := run.get("label_shadow")) and (why := classes_open(shadow)) and not finds_classes(shadow):
-        found.append(f"inference of classes by simulated clients ({why})")
+        found.append(f"inference of classes by shadow clients ({why})")
     if unread := [one["what"].replace("_", " ") for one in _listed(run) if not one["attacked"] and not one["how"]]:
         found.append(f"what the statistics sent with the model reveal ({', '.join(unread)})")
     return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]

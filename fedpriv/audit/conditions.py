@@ -175,7 +175,7 @@ def _classes_open(run: Found) -> str | None:
         return "inference of classes was cut by the audit's budget"
     shadow = run.get("label_shadow")
     if not shadow and any(map(lacks_a_class, run["labels"])):
-        return "no classifier was trained on messages of simulated clients, and that a rule fails is no evidence"
+        return "no classifier was trained on messages of shadow clients, and that a rule fails is no evidence"
     return classes_open(shadow) if shadow else None
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _DATA_FLAGS: dict[str, tuple[Any, str]] = {
     "dataset": (str, "Data set: a name of `fedpriv data list`, a path, or hf:owner/name."),
     "clients": (int, "Number of registered clients."),
-    "partition": (str, "How samples are dealt to clients; a name of `fedpriv data list`."),
+    "partition": (str, "How samples are partitioned among clients; a name of `fedpriv data list`."),
     "classes-per-client": (int, "S of the partitions `classes` and `class_subsets`."),
     "alpha": (float, "Concentration of the Dirichlet partitions."),
     "column": (str, "Column of a table whose values are the clients (--partition by_column)."),

@@ -75,7 +75,8 @@ class Reporter:
     def on_start(self, federation: Federation, folder: RunFolder) -> None:
         config, data = federation.config, federation.data
         sizes = sorted(data.size(client) for client in range(config.data.clients))
-        model = f"{config.model.name} ({federation.resident.space.size:,} numbers)"
+        trained = sum(entry.stop - entry.start for entry in federation.resident.space.entries if entry.kind != "buffer")
+        model = f"{config.model.name} ({trained:,} trainable parameters)"
         partition = f"partition {config.data.partition.name} ({data.partition.hash()[:12]})"
         self.err.print(
             styled(
@@ -161,7 +162,7 @@ class Reporter:
             rows.append(("global model on the server's test set", scores))
         first = records[0]["metrics"]
         broadcast = f" (of which {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
-        rows.append(("crossed the wire", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"))
+        rows.append(("traffic", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"))
         if snr := summary.get("snr_db"):
             rows.append(
                 ("signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items()))
@@ -241,7 +242,7 @@ def _left_out(federation: Federation) -> str:
     if empty := federation.config.data.clients - len(federation.data.nonempty):
         remarks.append(f"{empty} of them without any")
     if dealt < images:
-        remarks.append(f"{images - dealt:,} of {images:,} images dealt to no client")
+        remarks.append(f"{images - dealt:,} of {images:,} images assigned to no client")
     return f" ({', '.join(remarks)})" if remarks else ""
 
 

@@ -46,7 +46,7 @@ class Ditto(Method):
     paper = "Li et al., ICML 2021"
     Params = DittoParams
     keeps = "its personal model: p floats"
-    no_dp = "the personal model is trained on the same samples in steps that the ledger's plan does not count"
+    no_dp = "the personal model is trained on the same samples in steps that the privacy accountant does not count"
 
     def __init__(self, params: DittoParams, context: Context, *halves: Any) -> None:
         super().__init__(params, context, *halves)

@@ -88,7 +88,7 @@ def check(
         )
     if level == "sample" and (twice := next((held for held in shares.holders() if len(set(held)) < len(held)), None)):
         raise UsageError(
-            f"privacy.level sample: partition {config.data.partition.name} deals client {max(twice, key=twice.count)} a sample "
+            f"privacy.level sample: partition {config.data.partition.name} gives client {max(twice, key=twice.count)} a sample "
             "several times, which would then count as several samples; use a partition that does not"
         )
     protected, what = config.data.clients, "clients"

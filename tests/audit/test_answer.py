@@ -67,7 +67,7 @@ def test_simulated_clients_that_show_the_classes_are_a_finding() -> None:
     run["label_shadow"] |= {"lacking": 3, "lacking_exact": 3, "guess": 0.06, "p": 0.06**3}
     found = answer(run)
     assert found["words"] == "Classes were inferred"
-    assert "named exactly the classes of 3 of 3 clients that do not hold all (round 1); the most common set is right for 6 %" in (
+    assert "identified exactly the classes of 3 of 3 clients that do not hold all (round 1); the most common set is right for 6 %" in (
         found["finding"]["sentence"].replace("%", " %")
     )
 
@@ -314,12 +314,12 @@ def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:
     assert "no better than guessing" in changes(leaks, [with_answer(other, NOTHING, at_chance=True)])["sentence"]
     for level in (SAMPLES, NOT_KNOWN):
         found = changes(leaks, [with_answer(other, level, at_chance=False)])
-        assert found["sentence"].startswith("None of the 1 other defences")
+        assert found["sentence"].startswith("None of the other defences that were audited here (1)")
         assert found["command"]
 
 
 @pytest.mark.parametrize(
-    ("level", "word"), [(NOT_KNOWN, "why this one could not"), (NOTHING, "epsilon"), (CONTRADICTED, "ledger")]
+    ("level", "word"), [(NOT_KNOWN, "why this one could not"), (NOTHING, "epsilon"), (CONTRADICTED, "accountant")]
 )
 def test_no_change_where_nothing_was_found_or_known(level: int, word: str) -> None:
     found = changes(with_answer(findings()["runs"][0], level), [])
@@ -355,7 +355,7 @@ def test_too_few_clients_for_simulated_ones_are_said() -> None:
     run["label_shadow"] |= {"lacking": 2, "lacking_exact": 2, "guess": 0.5, "p": 0.25}
     found = answer(run)
     assert found["finding"]["sentence"].endswith("each that counts had recovered its positive control.")
-    assert any(one.startswith("inference of classes by simulated clients (with so few clients") for one in found["not_tried"])
+    assert any(one.startswith("inference of classes by shadow clients (with so few clients") for one in found["not_tried"])
     run["label_shadow"] |= {"lacking": 3, "lacking_exact": 0, "guess": 0.1, "p": 1.0}
     assert "Nor did the inference of classes, which has no control." in answer(run)["finding"]["sentence"]
 
@@ -365,7 +365,7 @@ def test_simulated_clients_of_fewer_classes_show_nothing_by_failing() -> None:
     run = harmless()
     run["label_shadow"] |= {"lacking": 10, "lacking_exact": 0, "guess": 0.1, "p": 1.0, "wider": 10}
     assert "inference of classes" not in answer(run)["finding"]["sentence"]
-    said = "inference of classes by simulated clients (most clients hold more classes than the simulated ones)"
+    said = "inference of classes by shadow clients (most clients hold more classes than the shadow clients)"
     assert said in answer(run)["not_tried"]
     run["label_shadow"] |= {"wider": 4}
     assert "Nor did the inference of classes" in answer(run)["finding"]["sentence"] and said not in answer(run)["not_tried"]

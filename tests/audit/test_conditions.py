@@ -307,7 +307,7 @@ def test_a_rule_that_fails_is_no_evidence_without_simulated_clients() -> None:
     (target,), (alarm,) = conditions("labels<=0.5"), conditions("labels>0.5")
     failed = run(labels=[inferred()] * 3)
     assert target.value(failed) == 0.0 and not target.holds(failed)
-    assert "no classifier was trained on messages of simulated clients" in (alarm.met(failed) or "")
+    assert "no classifier was trained on messages of shadow clients" in (alarm.met(failed) or "")
     shadow = {"exact": 0.0, "lacking": 3, "lacking_exact": 0, "guess": 0.1, "p": 1.0}
     assert target.holds(failed | {"label_shadow": shadow}) and alarm.met(failed | {"label_shadow": shadow}) is None
     whole = run(labels=[inferred(true=list(range(10)))])

@@ -99,7 +99,7 @@ def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkey
     monkeypatch.setattr(other_clients, "_seen", seen)
     found = membership(kept, 2, [0], shadows=4)
     reason = found.not_tried[f"{FEDMIA}, {ROWS}"]
-    assert reason.startswith("its negative control failed: an upload of a turn that saw no candidate")
+    assert reason.startswith("its negative control failed: an upload of a client trained on none of the candidates")
     assert f"{FEDMIA}, {ROWS}" not in found.attacks and ROWS in found.attacks and not found.failed_controls
     described = {(one["attacker"], one["name"]): one["passed"] for one in found.described_controls()}
     assert described[f"{FEDMIA}, {ROWS}", "negative"] is False

@@ -372,7 +372,7 @@ def test_two_runs_with_secure_sums_at_once(tmp_path: Path) -> None:
 def test_a_deal_of_samples_to_several_clients_is_refused_under_sample_level_dp(tmp_path: Path) -> None:
     """A simulation composes the spending of all that hold a sample; a server without data cannot know them."""
     private = {**FOUR, "privacy.level": "sample", "privacy.noise": 1.0, "data.partition.name": "class_dir_min1"}
-    with pytest.raises(FedprivError, match="class_dir_min1 deals samples to several clients"):
+    with pytest.raises(FedprivError, match="class_dir_min1 assigns samples to several clients"):
         play_apart(tmp_path / "run", "fedavg", **private)
 
 

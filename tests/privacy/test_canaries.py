@@ -195,7 +195,7 @@ def test_a_tenth_of_the_noise_is_caught(tmp_path: Path, monkeypatch: pytest.Monk
     fine, caught = measured(honest.folder, claim), measured(broken.folder, claim)
     assert fine is not None and caught is not None
     assert fine["lower"] <= claim["epsilon"] and len(fine["sentences"]) == 1
-    assert caught["lower"] > claim["epsilon"] and "not what the ledger says" in caught["sentences"][1]
+    assert caught["lower"] > claim["epsilon"] and "is not what it assumes" in caught["sentences"][1]
     by_name = {bound["name"]: bound["epsilon"] for bound in caught["bounds"]}
     assert min(by_name["one run"], by_name["f-DP, one run"]) > claim["epsilon"] or participation < 1
 

@@ -96,7 +96,7 @@ def test_a_sample_dealt_to_one_client_twice_is_refused(monkeypatch: pytest.Monke
         return Dealt([*parts[:-1], np.concatenate([parts[-1], parts[-1][:1]])])
 
     monkeypatch.setitem(REGISTRY._known, "iid", Dealing(twice, frozenset()))
-    with pytest.raises(UsageError, match="deals client 4 a sample several times"):
+    with pytest.raises(UsageError, match="gives client 4 a sample several times"):
         build(load_config(None, settings("fedavg", **SAMPLE, **{"data.partition.name": "iid"})))
 
 

@@ -48,6 +48,6 @@ def measured(folder: RunFolder, statement: Mapping[str, Any] | None) -> dict[str
 def contradiction(name: str, lower: float, claim: float) -> str:
     """The sentence on a lower bound that exceeds the claim."""
     return (
-        f"By {name} the canaries show an epsilon of at least {lower:.3g}, above the {claim:.3g} of the ledger: noise or clipping "
-        "is not what the ledger says. If both are, a bound exceeds a ledger that is tight in up to one run of twenty."
+        f"By {name} the canaries show an epsilon of at least {lower:.3g}, above the {claim:.3g} of the privacy accountant: noise "
+        "or clipping is not what it assumes. If both are, a bound exceeds a tight epsilon in up to one run of twenty."
     )

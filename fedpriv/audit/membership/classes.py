@@ -125,7 +125,7 @@ def classes_open(shadow: Found) -> str | None:
     lacking = shadow["lacking"] if "p" in shadow else 0
     alike = lacking - shadow.get("wider", 0)
     if lacking and 2 * alike <= lacking:
-        return "most clients hold more classes than the simulated ones"
+        return "most clients hold more classes than the shadow clients"
     if "p" in shadow and (not lacking or shadow["guess"] ** alike < LEVEL):
         return None
     return "with so few clients, not even perfect answers would be distinguished from guessing"
@@ -135,8 +135,8 @@ def of_shadows(shadow: Found | None) -> list[str]:
     """The sentence on the classes that simulated clients showed; none where they were not mounted, or no client lacks a class."""
     if shadow is None or not shadow.get("lacking"):
         return []
-    found = f"named exactly the classes of {shadow['lacking_exact']} of {shadow['lacking']} clients that do not hold all"
+    found = f"identified exactly the classes of {shadow['lacking_exact']} of {shadow['lacking']} clients that do not hold all"
     return [
-        f"A classifier trained on messages of {shadow['shadows']} simulated clients {found} (round {shadow['round']}); "
+        f"A classifier trained on messages of {shadow['shadows']} shadow clients {found} (round {shadow['round']}); "
         f"the most common set is right for {shadow['guess']:.0%} of such clients."
     ]

@@ -187,7 +187,7 @@ def _finds_nothing(control: Area) -> bool:
 
 def _on_no_candidate(control: Area) -> str:
     span = f"interval {control.low:.2f} to {control.high:.2f}"
-    return f"an upload of a turn that saw no candidate (AUC {control.value:.2f}, {span})"
+    return f"an upload of a client trained on none of the candidates (AUC {control.value:.2f}, {span})"
 
 
 def _refused(found: Sequence[OfClient]) -> dict[str, str]:

@@ -111,7 +111,7 @@ def _labels_found(run: Found) -> str | None:
         ways.append(f"in {rate.successes} of {rate.n} messages ({formats.span(rate.low, rate.high)})")
     if (shadow := run.get("label_shadow")) and shadow["exact"] is not None:
         exact, clients = shadow["exact"], shadow["clients"]
-        ways.append(f"{round(exact * clients)} of {clients} clients, by simulated clients ({_interval_of(exact, clients)})")
+        ways.append(f"{round(exact * clients)} of {clients} clients, by shadow clients ({_interval_of(exact, clients)})")
     return "; ".join(ways) or None
 
 

@@ -13,13 +13,13 @@ READ = (
 )
 SNR = (
     "The signal-to-noise ratio compares a layer's change in training with the noise that was added to it, as a mean over a "
-    "round's participants: at 0 dB there is as much noise as change, every 10 dB less is ten times as much noise. It is for "
-    "one message; an attacker that averages over messages, parameters or clients sees more. No ratio is a guarantee."
+    "round's participants. At 0 dB both are equally strong; each 10 dB less means ten times as much noise power. The ratio is "
+    "that of one message; an attacker that averages over messages, parameters or clients sees more. No ratio is a guarantee."
 )
 CENTERS = (
     "The attack looks for the most likely image of the class whose embedding is the centre; the guess is the mean of public "
-    "images of the class. Images count as recovered only where there are more of them than the nearest public images, and that "
-    "mean, would count for. A failure is no evidence: there is no control. Distances are from an embedding to the centre, as a "
+    "images of the class. Images count as recovered only if more of them pass the threshold than of the nearest public images "
+    "and of that mean. A failure is no evidence: there is no control. Distances are from an embedding to the centre, as a "
     "share of the centre's squared length; where that of the true images is not near 0, the attacker does not know the net that "
     "made the centres, such as a projector that stays with the client."
 )
@@ -68,7 +68,8 @@ GLOSSARY = {
     "TPR at FPR": "True-positive rate at a false-positive rate: the share of members that is found while at most that share of "
     "the non-members is falsely accused.",
     "F1": "The harmonic mean of precision and recall over the classes; compare it with that of constant answers.",
-    "class centre": "The mean of a client's embeddings of one class, which some methods send.",
+    "class centre": "The mean of a client's embeddings of one class (class prototype), which some methods send.",
+    "shadow client, shadow model": "One that the attacker simulates on data it knows, to learn what messages reveal.",
     "epsilon, delta": "The parameters of differential privacy: how much the data of one person (or sample) can change what an "
     "observer sees, except with a probability of about delta; smaller is stronger, and 0 is no influence at all.",
     "accountant": "The calculation of epsilon over a training run: an upper bound that holds against any attacker, under the "
