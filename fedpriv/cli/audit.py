@@ -62,7 +62,8 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "--fail-if",
     metavar="CONDITIONS",
     help="Exit with 3 if one holds of a run: recovered, words (of texts), membership_auc, epsilon, epsilon_measured, "
-    "epsilon_excess or labels, such as 'recovered>0.05,epsilon>8'; epsilon_excess>0: canaries show more than the privacy accountant claims.",
+    "epsilon_excess or labels, such as 'recovered>0.05,epsilon>8'; epsilon_excess>0: canaries show more than the "
+    "privacy accountant claims.",
 )
 @STORE
 @click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")

@@ -168,7 +168,7 @@ class Reporter:
                 ("signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items()))
             )
         if summary["turns_dropped"]:
-            rows.append(("diverged turns, left out", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
+            rows.append(("diverged local trainings, left out", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
         if summary["answers_refused"]:
             rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
         rows += self._privacy(summary.get("privacy"))

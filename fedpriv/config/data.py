@@ -13,7 +13,9 @@ from fedpriv.config.sections import Section
 class PartitionConfig(Section):
     """The partition of the data over the clients (``fedpriv data show`` draws it)."""
 
-    name: str = Field("classes", description="how the samples are partitioned among the clients; `fedpriv data list` names the partitions")
+    name: str = Field(
+        "classes", description="how the samples are partitioned among the clients; `fedpriv data list` names the partitions"
+    )
     classes_per_client: PositiveInt = Field(2, description="S of the partitions `classes` and `class_subsets`")
     alpha: PositiveFloat = Field(0.5, description="concentration of the Dirichlet partitions")
     distinct: bool = Field(True, description="`classes`: no client gets the same class twice (false: the published sampler)")

@@ -121,8 +121,8 @@ class Site:
             raise UsageError("rows of a table are scaled and coded by statistics of all clients' rows, which no client has alone")
         if loaded.config.privacy.level == "sample" and any(len(held) > 1 for held in data.partition.holders()):
             raise UsageError(
-                f"privacy.level sample: partition {loaded.config.data.partition.name} assigns samples to several clients, and the "
-                "server, which has no data, would count each client's spending alone; use a partition that does not, such as iid"
+                f"privacy.level sample: partition {loaded.config.data.partition.name} assigns samples to several clients, and "
+                "the server, which has no data, would count each client's spending alone; use another partition, such as iid"
             )
         facts = Facts(
             self.number,

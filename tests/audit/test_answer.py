@@ -67,8 +67,9 @@ def test_simulated_clients_that_show_the_classes_are_a_finding() -> None:
     run["label_shadow"] |= {"lacking": 3, "lacking_exact": 3, "guess": 0.06, "p": 0.06**3}
     found = answer(run)
     assert found["words"] == "Classes were inferred"
-    assert "identified exactly the classes of 3 of 3 clients that do not hold all (round 1); the most common set is right for 6 %" in (
-        found["finding"]["sentence"].replace("%", " %")
+    assert (
+        "identified exactly the classes of 3 of 3 clients that do not hold all (round 1); the most common set is right for 6 %"
+        in (found["finding"]["sentence"].replace("%", " %"))
     )
 
 

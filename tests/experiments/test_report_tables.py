@@ -35,7 +35,7 @@ def test_missing_seeds_have_a_dash_and_no_one_wins_without_them(tmp_path: Path) 
     assert "| test accuracy | sd over seeds | seeds 0, 1, 2 |" in table
     assert row(table, "fedavg").startswith("| fedavg | **50.00** | 0.00 | 50.00, 50.00, 50.00 |")
     assert row(table, "fedrep").startswith("| fedrep | 50.50 | 0.71 | 50.00, –, 51.00 |")
-    assert row(table, "fedrep").endswith("| 0, –, 2 |") and "| clients without a turn |" in table
+    assert row(table, "fedrep").endswith("| 0, –, 2 |") and "| clients that never took part |" in table
     assert "Bold: the best of those that have every seed." in texts
     _, table, *texts = accuracy_table(tmp_path / "apart", {"fedavg": {0: 0.5}, "fedrep": {1: 0.6}})
     assert "**" not in table and "None is bold: they have other seeds, or are scored on other data." in texts
@@ -60,7 +60,7 @@ def test_turns_that_diverged_and_commits_that_went_on_are_told(tmp_path: Path) -
         counted = result.summary | {"turns": 200, "turns_dropped": lost}
         replace(result, summary=counted, git_commit="a" * 40, continued=later).write(file)
     comparison = Comparison.of(read(path))
-    assert "Turns that diverged, and were left out: fedavg 110 of 200 (seed 1)." in tables.accuracy(comparison)
+    assert "Local trainings that diverged, and were left out: fedavg 110 of 200 (seed 1)." in tables.accuracy(comparison)
     assert f"commit {'a' * 12}, {'b' * 12}; device" in tables.provenance(comparison)[0]
 
 

@@ -194,7 +194,7 @@ def test_turns_that_were_left_out_are_said(tmp_path: Path, fedpriv: Fedpriv) -> 
     hot = {"train.lr": 1e6, "train.on_nan": "drop"}
     result = fedpriv("train", *flags("fedavg", **hot), "--run-dir", tmp_path / "run")
     assert result.exit_code == 0
-    assert re.search(r"diverged turns, left out +9 of 9", result.stdout)
+    assert re.search(r"diverged local trainings, left out +9 of 9", result.stdout)
 
 
 def test_the_commit_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,15 +14,14 @@ from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.spec import Table
 from fedpriv.experiments.markdown import bullets, table
 
-_RULE = f"""An image counts as *recovered* where the mean squared error of its pixels is below {RECOVERED:g} and below that of a
-flat grey image; every share comes with its 95 % Wilson interval, and every error is that of the reconstruction clipped to
-[0, 1]. Restarts are chosen by the attacker's own loss. A claim is *reproduced* where the interval lies where the claim says,
-*not reproduced* where it lies on the other side, else *inconclusive*; of several attackers the best counts. No number here says
-that something is private: that an attack failed within its budget is all that is said."""
-_COSTS = """Recovered: by the best of the attackers that were tried, in the victim of these cells. Accuracy: mean over clients,
-rounds and seeds of complete runs; the change is to the undefended run of the same seeds, in points, with its paired 95 %
-interval. Attack and accuracy are measured on different nets and data (see what differs): they stand side by side, not in one
-run."""
+_RULE = f"""An image counts as *recovered* if the mean squared error of its pixels is below {RECOVERED:g} and below that of a
+flat grey image. Every share has its 95 % Wilson interval, and errors are those of reconstructions clipped to [0, 1]. Restarts
+are chosen by the attacker's own loss. A claim is *reproduced* if the interval lies on the claimed side, *not reproduced* if
+it lies on the other, else *inconclusive*; of several attackers the best counts. A failed attack shows only that it failed
+within its budget, not that something is private."""
+_COSTS = """Recovered: by the best of the attackers that were tried on the victim of these cells. Accuracy: mean over clients,
+rounds and seeds of complete runs; the change is from the undefended run with the same seeds, in points, with its paired 95 %
+interval. Attack and accuracy are measured on different nets and data (see what differs), not in one run."""
 
 
 def section(comparison: LeakageComparison, pictures: Sequence[tuple[str, str]]) -> list[str]:
@@ -48,7 +47,7 @@ def section(comparison: LeakageComparison, pictures: Sequence[tuple[str, str]]) 
     parts += [f"![{what}]({link})" for what, link in pictures]
     if comparison.answers:
         rows = [_claim(one, comparison.cells) for one in comparison.answers]
-        parts += ["### What the paper says", table("claim | the paper, or what we hold against it | ours | verdict", rows)]
+        parts += ["### What the paper says", table("claim | the paper, or our own claim | ours | verdict", rows)]
     if experiment.notes:
         parts += ["### What differs from the paper", bullets(experiment.notes)]
     if comparison.cells:

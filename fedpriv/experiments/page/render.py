@@ -22,13 +22,13 @@ from fedpriv.experiments.page.overview import anchor, overview
 from fedpriv.experiments.spec import Experiment, read, yamls
 from fedpriv.files import write_atomically
 
-_RULE = """A claim is *reproduced* only if the mean difference over at least 3 seeds has the claimed sign and size and its paired
-95 % interval lies wholly on the claimed side of 0, or of the claimed bound; *not reproduced* if that interval falls short of the
-claim, or every seed does and by more than the seeds differ from each other; else *inconclusive*. A claim against the best other
-method is *reproduced* only if it is so against each of the k other methods, and *not reproduced* if the interval of 1 - 0.05 / k
-against one of them falls short. Each claim is tested at its own 95 %: of many claims on what is a tie in truth, about one in 40
-would be called reproduced. All of it holds for the setting of these runs alone, which is not quite the paper's: see what
-differs."""
+_RULE = """A claim is *reproduced* if there are at least 3 seeds, the mean difference reaches the claimed size, and its paired
+95 % interval lies on the claimed side of 0, or of the claimed bound. It is *not reproduced* if that interval falls short of
+the claim, or if every seed does, by more than the seeds differ from each other. Otherwise it is *inconclusive*. A claim
+against the best other method is *reproduced* only if it is so against each of the other methods, and *not reproduced* if
+Simes' test rejects, at 2.5 %, that it holds against all. Each claim is tested by itself: of many claims on methods that are
+in truth equal, about one in 40 would be called reproduced. All of this holds for the setting of these runs, which is not
+quite the paper's: see what differs."""
 _GAINS = """The box has the middle half of the clients, of all seeds; the whiskers go from the 5th to the 95th percentile; dots
 are the others. Each client is compared with itself: same seed, same data."""
 

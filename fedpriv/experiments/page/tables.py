@@ -14,14 +14,14 @@ from fedpriv.experiments.page.figures import by_seed, in_bytes, of_seeds, percen
 from fedpriv.experiments.paired import window
 
 _TARGET = """Target: {levels}. Reached: the first evaluated round at which the mean over the evaluations of the last {window}
-is at least the target of the same seed. Where fewer rounds are evaluated, that mean is a single evaluation, and the round
-is known to within the distance of two evaluations. Ratios and bytes are means over the seeds that a method has (geometric ones in
-the claims), with a dash where it does not reach the target on each. *Rounds saved* is the paper's traffic saving, as if a round
-cost every method the same; *bytes* are those counted, both ways, round 0 included."""
-_COST = """Counted on the wire, mean over seeds; *down* includes round 0, the broadcast of the initial model. *One client's
-answer*: its upload and its report. Seconds are no benchmark: machines and their load varied."""
-_AGES = """Percent, measured after the last round; the number of clients over all seeds is in brackets. Columns: rounds since the
-client last took part. Its personal layers are that old, while the shared model it is tested with is current."""
+is at least the target of the same seed. If fewer rounds are evaluated, that mean is a single evaluation, and the round is
+known only up to the distance between evaluations. Ratios and bytes are means over a method's seeds (geometric ones in the
+claims), with a dash if it does not reach the target on every seed. *Rounds saved* is the paper's traffic saving, as if a
+round cost every method the same; *bytes* are counted, in both directions, with round 0."""
+_COST = """Bytes are counted; mean over seeds. *Down* includes round 0, the broadcast of the initial model. *One client's
+answer* is its upload and its report. Seconds are not a benchmark: machines and their load varied."""
+_AGES = """Percent, measured after the last round; in brackets the number of clients over all seeds. A client's personal
+layers are from the round in which it last took part, while the shared model it is tested with is current."""
 _TRACES = """Mean over all rounds and seeds (lowest to highest round). Values for single tensors are in the result files only."""
 
 
@@ -77,7 +77,8 @@ def accuracy(comparison: Comparison) -> list[str]:
     rounds = f"the last {last} rounds" if last > 1 else "the last round"
     texts = [
         f"Percent. Accuracy: mean over all clients, each on its own {' or '.join(sorted(splits))} data, and over {rounds}. "
-        "Worst tenth: of the clients. A client without a turn is tested with its initial head, if its head is personal."
+        "Worst tenth: the 10 % of the clients with the lowest accuracy. A client that never took part is tested with its initial "
+        "head, if its head is personal."
     ]
     if len(comparable) < len(rows):
         texts.append(
@@ -87,10 +88,10 @@ def accuracy(comparison: Comparison) -> list[str]:
         )
     texts += _footnotes(rows, last)
     if lost := [f"{row.label} {n} of {of} (seed {seed})" for row in rows for seed, (n, of) in sorted(row.dropped.items())]:
-        texts.append(f"Turns that diverged, and were left out: {', '.join(lost)}.")
+        texts.append(f"Local trainings that diverged, and were left out: {', '.join(lost)}.")
     if fresh:
         texts.append(
-            "Fresh heads: after the last round, with each client's head trained further on the present encoder, in place of a "
+            "Fresh heads: after the last round, with each client's head trained further on the current encoder, instead of a "
             "method's own fine-tuning."
         )
     if before:
@@ -104,7 +105,7 @@ def accuracy(comparison: Comparison) -> list[str]:
         "global model, server's test set",
         *(["models sent, own test data", "models sent, server's test set"] if before else []),
     ]
-    head = " | ".join([*columns, "clients without a turn"])
+    head = " | ".join([*columns, "clients that never took part"])
     return ["### Accuracy" + " on validation data" * (splits == {"validation"}), table(head, cells), *texts]
 
 
@@ -170,7 +171,7 @@ def ages(comparison: Comparison) -> list[str]:
         (label, *(f"{percent(mean)} ({count})" if count else "–" for count, mean in groups)) for label, groups in aged.items()
     ]
     head = " | ".join(["method", *(f"{span} rounds" for span in spans)])
-    return ["### Accuracy by the age of a client's last turn", table(head, cells), _AGES]
+    return ["### Accuracy by the rounds since a client last took part", table(head, cells), _AGES]
 
 
 def traces(comparison: Comparison) -> list[str]:
@@ -183,7 +184,7 @@ def traces(comparison: Comparison) -> list[str]:
                     seen.setdefault(name, {}).setdefault(label, []).extend(value for value in column if value is not None)
     labels = [label for label in comparison.results if any(label in of_name for of_name in seen.values())]
     cells = [(name, *(_range(of_name.get(label, [])) for label in labels)) for name, of_name in seen.items()]
-    heading = "### What the merges and the clients reported"
+    heading = "### What server and clients reported"
     return [heading, table(" | ".join(["reported", *labels]), cells), _TRACES] if cells else []
 
 

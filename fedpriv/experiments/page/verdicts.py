@@ -39,7 +39,7 @@ def claims(comparison: Comparison) -> list[str]:
     experiment = comparison.experiment
     seeds = sorted({seed for judgement in comparison.judgements for seed in judgement.values})
     rows = [_claim(judgement, seeds) for judgement in comparison.judgements]
-    head = f"claim | the paper, or what we hold against it | ours | {of_seeds(seeds)} | 95 % interval | verdict"
+    head = f"claim | the paper, or our own claim | ours | {of_seeds(seeds)} | 95 % interval | verdict"
     texts = []
     if any(row.split == "validation" for row in comparison.methods):
         texts.append("Accuracies of clients are those on validation data.")
