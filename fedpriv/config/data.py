@@ -21,15 +21,17 @@ class PartitionConfig(Section):
     distinct: bool = Field(True, description="`classes`: no client gets the same class twice (false: the published sampler)")
     shards_per_client: PositiveInt = Field(2, description="shards per client of the partition `shards`")
     capacity: bool = Field(
-        True, description="`dirichlet`: a client with more than its even share gets none of the next class (MOON)"
+        True, description="`dirichlet`: a client with more than an equal share of the samples gets none of the next class (MOON)"
     )
-    min_samples: NonNegativeInt = Field(0, description="redraw (`dirichlet`) until every client holds so many training samples")
+    min_samples: NonNegativeInt = Field(
+        0, description="`dirichlet`: redraw until every client holds at least this many training samples"
+    )
     size_mean: float = Field(4.0, description="mu of the log-normal sizes of the partition `lognormal`")
     size_sigma: NonNegativeFloat = Field(1.0, description="sigma of the log-normal sizes")
     size_offset: NonNegativeInt = Field(50, description="added to each log-normal size")
     reuse: bool = Field(False, description="`lognormal`: let clients hold the same image, as the published FEMNIST sampler does")
     column: str | None = Field(
-        None, description="column of a table whose values are the clients (`by_column`), such as hospital; never a feature"
+        None, description="`by_column`: column of a table whose values are the clients, such as hospital; not used as a feature"
     )
     test: Literal["disjoint", "all_of_class", "auto"] = Field(
         "auto",
@@ -49,26 +51,28 @@ class DataConfig(Section):
     )
     dir: Path | None = Field(None, description="folder that holds <name>/{train,test}.parquet; null: FEDPRIV_DATA, then the hub")
     limit: PositiveInt | None = Field(
-        None, description="training samples kept, a fixed choice with the classes in proportion; null: all. Test images stay"
+        None, description="training samples kept, a fixed stratified choice; null: all. Test samples are not affected"
     )
     test_limit: PositiveInt | None = Field(None, description="test samples kept, chosen as by `limit`; null: all")
     label: str | None = Field(
         None, description="column of the labels, in files and data sets of the hub; null: found by its type or a common name"
     )
     clients: PositiveInt = Field(
-        20, description="number of registered clients; follows from the data where they come with their clients"
+        20, description="number of registered clients; follows from the data if these are partitioned already"
     )
     partition: PartitionConfig = PartitionConfig()
     image_size: PositiveInt | None = Field(
-        None, le=4096, description="pixels a side that images are brought to; null: as they are, or as the data set suggests"
+        None, le=4096, description="side in pixels to which images are resized; null: as they are, or as the data set suggests"
     )
     pixels: Literal["standardised", "unit", "raw"] = Field(
         "standardised",
-        description="how the net gets images: less the data set's mean and over its standard deviation, in [0, 1], or in "
-        "[0, 255] as released codes have them (FedDUAL's)",
+        description="pixel values that the net gets: standardised by the data set's mean and standard deviation, in [0, 1], or "
+        "in [0, 255] as in FedDUAL's code",
     )
     max_tokens: int | None = Field(
-        None, ge=4, description="tokens that a text is cut to, special ones included; null: as the data set suggests, else 128"
+        None,
+        ge=4,
+        description="tokens to which a text is truncated, special ones included; null: as the data set suggests, else 128",
     )
     image_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no texts")
     text_only: float = Field(0.0, ge=0, le=1, description="image-text pairs: share of the clients that have no images")
@@ -81,7 +85,8 @@ class DataConfig(Section):
     ) = Field(
         None,
         description="augmentation drawn for each sample of a batch: nothing, a pad-4 random crop and horizontal flip, the same "
-        "with mirrored edges in place of zeros (MOON, CIFAR-10), followed by a turn of up to 15 degrees (MOON, CIFAR-100); flip, "
+        "with mirrored edges instead of zeros (MOON, CIFAR-10), followed by a rotation of up to 15 degrees (MOON, "
+        "CIFAR-100); flip, "
         "colours and a turn of up to 10 degrees (SimProx, pairs); or the views of SimCLR as L-DAWA has them, and these without "
         "blur; null: as the objective suggests, else nothing",
     )

@@ -18,19 +18,20 @@ class ModelConfig(Section):
     )
     roles: dict[Literal["projector", "head"], str] | None = Field(
         None,
-        description="of a net of your own: the module that is its head, and its projector; null: modules of these names, or else "
+        description="of a net of your own: the module that is its head, and its projector; null: modules of these names, or "
+        "else "
         "the linear layer that is called last as the head",
     )
     projection: PositiveInt | None = Field(128, description="width k of the projector's output; none: no projector")
     projector: Literal["two_layers", "linear", "simclr", "barlow_twins"] = Field(
         "two_layers",
-        description="what it is made of: two layers (MOON), one (L-DAWA's code), or with BatchNorm two (SimCLR) or three of "
+        description="layers of the projector: two (MOON), one (L-DAWA's code), or with BatchNorm two (SimCLR) or three of "
         "width k (Barlow Twins)",
     )
     head_on: Literal["projection", "features"] = Field(
         "projection",
-        description="what the head classifies: the projector's output (MOON, FedSiam-DA), or the encoder's, so that the "
-        "projector serves the objective's other terms alone; nets on images and rows of a table",
+        description="input of the head: the projector's output (MOON, FedSiam-DA), or the encoder's, so that only the "
+        "objective's other terms use the projector; for nets on images and table rows",
     )
     encoder: str | None = Field(
         None,
@@ -39,7 +40,8 @@ class ModelConfig(Section):
     )
     pooling: Literal["mean", "cls", "pooler"] | None = Field(
         None,
-        description="what stands for a text: the mean over its tokens, the first one, or BERT's pooler; null: as the encoder",
+        description="representation of a text: the mean over its tokens, the first token, or BERT's pooler; null: the "
+        "encoder's own",
     )
     backbone: str | None = Field(
         None, description="of image-text pairs: a torchvision net by name, or `efficientnet_lite0`; null: resnet50"
@@ -47,16 +49,16 @@ class ModelConfig(Section):
     pretrained: bool = Field(True, description="of image-text pairs: the backbone with its ImageNet weights")
     tune: Literal["full", "lora", "head"] | None = Field(
         None,
-        description="what learns of a pretrained encoder: all of it, LoRA's matrices in its attention (peft), or nothing, so "
-        "that its features are computed once; null: nothing, and all of a random one",
+        description="trained part of the encoder: all of it, LoRA's matrices in its attention (peft), or nothing, so that its "
+        "features are computed once; null: nothing of a pretrained one, all of a random one",
     )
     adapter: PositiveInt | None = Field(
         None,
-        description="width of a layer (Linear, ReLU) that learns on a frozen encoder's features, as the net's encoder; null: "
-        "none, or the features' width where a method shares the encoder alone",
+        description="width of a trained layer (Linear, ReLU) on a frozen encoder's features, which is then the net's encoder; "
+        "null: none, or the features' width if a method shares only the encoder",
     )
     lora_rank: PositiveInt = Field(8, description="r of LoRA")
-    lora_alpha: PositiveInt = Field(16, description="alpha of LoRA: the matrices' product counts alpha / r times")
+    lora_alpha: PositiveInt = Field(16, description="alpha of LoRA: the matrices' product is scaled by alpha / r")
     predictor: PositiveInt | None = Field(
         None, description="hidden width of a predictor on the projection (BYOL, SimSiam); null: as the method suggests, else none"
     )

@@ -42,9 +42,9 @@ class RunConfig(Section):
 
     method: NamedOptions = Field(NamedOptions(name="mpfedcon"), description="a name of `fedpriv methods`, and its options")
     objective: NamedOptions | None = Field(
-        None, description="another client's half than the method's: an objective of `fedpriv methods`, and its options"
+        None, description="client objective instead of the method's own: a name of `fedpriv methods`, and its options"
     )
-    aggregation: NamedOptions | None = Field(None, description="another server's half than the method's, and its options")
+    aggregation: NamedOptions | None = Field(None, description="server aggregation instead of the method's own, and its options")
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     train: TrainConfig = TrainConfig()

@@ -26,20 +26,21 @@ class TrainConfig(Section):
         None, description="the clients of each round, or a file with a line of them for each (selection: schedule)"
     )
     local_epochs: PositiveInt = Field(5, description="epochs over the client's data (layered methods: of the encoder phase)")
-    local_steps: PositiveInt | None = Field(None, description="stop local training after so many steps; null: all of the epochs")
+    local_steps: PositiveInt | None = Field(None, description="stop local training after this many steps; null: all epochs")
     batch_size: PositiveInt = Field(10, description="samples per SGD step; the last partial batch is kept")
     min_batch: PositiveInt = Field(1, description="smaller batches are skipped; 2 where BatchNorm normalises vectors")
     accumulate: PositiveInt = Field(
         1,
-        description="parts that a batch goes through the net in, their gradients summed to the batch's, so that a big batch fits "
-        "a small memory; BatchNorm then sees the parts, and dropout draws for each",
+        description="gradient accumulation: parts in which a batch passes the net, so that a large batch fits into memory; "
+        "BatchNorm and dropout then act on each part",
     )
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
-        description="of training's forward and backward passes (torch.autocast); parameters, gradients, the loss, frozen models "
+        description="of training's forward and backward passes (torch.autocast); parameters, gradients, the loss, frozen "
+        "models "
         "and evaluation are in float32 always",
     )
-    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the clients' optimiser, fresh at each phase")
+    optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the clients' optimiser, reset at each phase")
     lr: PositiveFloat = Field(0.01, description="learning rate")
     warmup_steps: NonNegativeInt = Field(
         0,
@@ -48,7 +49,7 @@ class TrainConfig(Section):
     )
     lr_decay: float = Field(1.0, gt=0, le=1, description="the learning rate of round t is lr * lr_decay^(t-1)")
     clip_grad_norm: PositiveFloat | None = Field(None, description="bound on the L2 norm of a step's gradient; null: none")
-    momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; fresh at each phase")
+    momentum: float = Field(0.5, ge=0, lt=1, description="heavy-ball momentum; reset at each phase")
     weight_decay: NonNegativeFloat = Field(1e-4, description="L2 penalty on weights; adamw: decoupled decay")
     weight_decay_bias: NonNegativeFloat = Field(0.0, description="L2 penalty on biases and norm scales")
     cache_features: bool = Field(
@@ -56,13 +57,13 @@ class TrainConfig(Section):
     )
     on_nan: Literal["stop", "drop"] = Field(
         "stop",
-        description="a client whose loss or weights are not finite: stop the run, or drop its upload, which is the default with "
+        description="a client whose loss or weights are not finite: stop the run, or drop its upload, which is the default "
+        "with "
         "clients on other machines, and always so under client-level DP",
     )
     on_refused: Literal["drop", "stop"] = Field(
         "drop",
-        description="an answer of a client that is not what the server asked for: leave it out, or stop the run; under "
-        "client-level DP it is always left out",
+        description="an invalid answer of a client: leave it out, or stop the run; under client-level DP it is always left out",
     )
     min_uploads: PositiveInt = Field(1, description="with fewer valid uploads in a round the server's model stays as it is")
     max_update_norm: PositiveFloat | None = Field(
@@ -89,16 +90,17 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     """When and how accuracy is measured."""
 
-    every: PositiveInt = Field(1, description="evaluate every so many rounds, and in each of the last `last` rounds")
-    last: PositiveInt = Field(10, description="the reported accuracy is the mean over so many last rounds")
+    every: PositiveInt = Field(1, description="evaluate every this many rounds, and in each of the last `last` rounds")
+    last: PositiveInt = Field(10, description="the reported accuracy is the mean over this many last rounds")
     state: Literal["global_encoder", "local_encoder"] = Field(
         "global_encoder",
         description="layered methods: test the new global encoder, or the client's own last one, with the client's head",
     )
     fresh_head: NonNegativeInt = Field(
         0,
-        description="after the last round, test each client once more, on a copy whose projector and head were trained for so "
-        "many epochs on the present encoder, instead of any fine-tuning: what their age costs (`accuracy_fresh_head`)",
+        description="after the last round, test each client once more, with a copy whose projector and head were trained for "
+        "this many epochs on the current encoder, instead of any fine-tuning: it shows the cost of old heads "
+        "(`accuracy_fresh_head`)",
     )
     before_merge: bool = Field(
         False,

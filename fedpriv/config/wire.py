@@ -15,10 +15,10 @@ class WireConfig(Section):
     transforms: tuple[dict[str, Any], ...] = Field((), description="in order; each {name: ..., option: value}")
     secure_aggregation: bool = Field(
         False,
-        description="the server learns the sum of a round's uploads, and no upload; not with a merge that needs single ones",
+        description="the server learns only the sum of a round's uploads; not for aggregations that need single uploads",
     )
     check_downloads: bool = Field(
-        True, description="clients refuse weights with marks of an attack on their data; see docs/malicious-server.md"
+        True, description="clients refuse weights with patterns of an attack on their data; see docs/malicious-server.md"
     )
     keep_payloads: Literal["none", "default", "all"] | tuple[PositiveInt, ...] = Field(
         "default",
@@ -43,22 +43,22 @@ class PrivacyConfig(Section):
 
     level: Literal["none", "client", "sample"] = Field(
         "none",
-        description="what is a blank in a neighbour: a client (the server adds noise) or a training sample (DP-SGD at clients)",
+        description="unit of privacy: a client (the server adds noise) or a training sample (DP-SGD at clients)",
     )
     noise: PositiveFloat | None = Field(
-        None, description="noise multiplier: standard deviation of the noise over `clip`; null: found for target_epsilon"
+        None, description="noise multiplier: standard deviation of the noise over `clip`; null: computed for target_epsilon"
     )
     clip: PositiveFloat = Field(1.0, description="bound on the L2 norm of a client's change, or of a sample's gradient")
     clipping: Literal["per_sample", "ghost"] = Field(
         "per_sample",
-        description="level sample: each sample's gradient is made (any loss), or only its norm (Opacus' ghost clipping: "
-        "less memory, no loss that looks at the parameters)",
+        description="level sample: compute each sample's gradient (any loss), or only its norm (Opacus' ghost clipping: less "
+        "memory, no loss that depends directly on the parameters)",
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is given")
     target_epsilon: PositiveFloat | None = Field(None, description="epsilon that the whole run may spend")
-    accountant: Literal["rdp", "prv"] = Field("rdp", description="whose epsilon counts; the summary has both")
+    accountant: Literal["rdp", "prv"] = Field("rdp", description="accountant whose epsilon counts; the summary has both")
     canaries: NonNegativeInt = Field(
-        0, description="canaries to plant, half of them used, so that the epsilon spent is measured; in simulations"
+        0, description="canaries to plant, half of them used, to measure the epsilon spent; simulations only"
     )
 
     @model_validator(mode="after")

@@ -31,17 +31,17 @@ Accounts = dict[str, list[list[float]]]
 """Account -> [[noise, rate, steps], ...]; JSON, part of a run's checkpoint."""
 
 _ADJACENCY = {
-    "client": "two federations are neighbours if one client of the first is a blank in the second: registered and drawn, "
+    "client": "two federations are neighbours if one client of the first is zeroed out in the second: registered and sampled, "
     "but its change counts as zero",
-    "sample": "two federations are neighbours if one training sample of the first is a blank in the second, with every client "
-    "that holds it: counted in n and drawn, but its gradient counts as zero",
+    "sample": "two federations are neighbours if one training sample of the first is zeroed out in the second, at every client "
+    "that holds it: counted in n and sampled, but its gradient counts as zero",
 }
 _ADJACENCY_APART = (
-    "two federations are neighbours if one training sample of one client of the first is a blank in the second: counted in n and "
-    "drawn, but its gradient counts as zero"
+    "two federations are neighbours if one training sample of one client of the first is zeroed out in the second: counted in n "
+    "and sampled, but its gradient counts as zero"
 )
 _NEEDS = {
-    "client": "the server draws each client with probability {rate:g} a round, independently, keeps who was drawn to itself, "
+    "client": "the server samples each client with probability {rate:g} per round, independently, does not reveal the sample, "
     "and is trusted: it sees the clipped changes without noise; epsilon holds against observers of the models it sends",
     "sample": "each client draws each of its n samples with probability batch_size / n in every step, independently; "
     "epsilon holds against observers of the uploads, the server included",
@@ -77,9 +77,9 @@ _SEVERAL = "a record that several clients hold: the epsilons of its holders add 
 Randomness = Literal["seed", "secrets"]
 """What noise is drawn from: the run's seed, or secrets of the clients."""
 _RANDOMNESS: dict[Randomness, str] = {
-    "seed": "noise and draws come from the run's seed, which is public (it is in the config): a simulation measures what epsilon "
-    "costs, and does not protect from an observer who knows the seed",
-    "secrets": "noise and draws of a turn come from the run's seed mixed with a secret of each client, 32 bytes from the "
+    "seed": "noise and sampling come from the run's seed, which is public (it is in the config): a simulation measures "
+    "what epsilon costs, and does not protect against an observer who knows the seed",
+    "secrets": "noise and sampling of a client come from the run's seed mixed with a secret of each client, 32 bytes from the "
     "operating system that never leave its disk; the generator is a Mersenne Twister with a seed of 63 bits, not a cryptographic "
     "one",
 }

@@ -165,7 +165,7 @@ def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
         said = book.statement(13, 0.3)
         assert said["epsilon"] == said["epsilon_rdp"] >= said["epsilon_prv"] > 0
         assert "neighbours" in said["adjacency"] and "independently" in said["holds_if"]
-        assert "blank" in said["adjacency"] and said["epsilon_replace_one"] > said["epsilon"]
+        assert "zeroed out" in said["adjacency"] and said["epsilon_replace_one"] > said["epsilon"]
         assert any("number n of samples" in one for one in said["not_covered"]) == (level == "sample")
         assert len(said["not_covered"]) >= 5 and len(said["epsilon_per_client"]) == 13
         assert any("training loss" in one for one in said["not_covered"]) and any(
