@@ -40,11 +40,11 @@ MASKS = "secagg-masks"
     type=click.Choice(["honest", "malicious"]),
     default="honest",
     show_default=True,
-    help="The server: it follows the protocol, or alters what it sends to the client (with --run).",
+    help="Whether the server follows the protocol, or alters what it sends to the client (with --run).",
 )
 @click.option("--images", type=FilePath(), metavar="FOLDER", help="Attack one step on each image of a folder.")
 @click.option(
-    "--dataset", help="Attack one step on test samples of a data set. Default: crops of two photographs, or made-up requests."
+    "--dataset", help="Attack one step on test samples of a data set. Default: crops of two photographs, or synthetic requests."
 )
 @click.option("--data-dir", type=FilePath(), help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
 @click.option(
@@ -79,18 +79,18 @@ def attack(
     """Reconstruct images, or texts, from what a client sends.
 
     By default, each image is attacked through one gradient step of DLG's sigmoid LeNet, with all parameters drawn from
-    U(-0.5, 0.5) and as many linear layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) use one
-    step of a text encoder under a new linear layer. With --run, both attack a real message of a run. secagg-masks attacks the
-    masks of a secure aggregation instead: those that Flower draws, and those of this package.
+    U(-0.5, 0.5) and as many linear layers as are masked: the setting of the papers. Attacks on texts (tokens, tag, span) use
+    one step of a text encoder under a new linear layer. With --run, both attack a real message of a run. secagg-masks attacks
+    the masks of a secure aggregation instead: those that Flower draws, and those of this package.
 
-    An attack of a malicious server (--threat malicious) alters the download of that message. The client of the run takes its turn
-    on it again, with its own data, and what it then sends is attacked. The command says whether the client's check of downloads
+    An attack of a malicious server (--threat malicious) alters the download of that message. The client of the run trains on
+    it again, with its own data, and its new upload is attacked. The command says whether the client's check of downloads
     refuses this; the figures are those of a client without the check.
 
-    Where layers are hidden, every applicable attack is reported, since a defence is only as good as against the best of them.
-    Those that optimise begin with six images (with --n: all), and none is run after one that recovered them all.
-    Controls run first, with the attack's options. An attack that fails its positive control, or finds something in noise, is not
-    run; if all fail, the exit code is 1.
+    If layers are hidden, every applicable attack is reported, since a defence is only as good as it is against the best
+    attack. Attacks that optimise begin with six images (with --n: all), and none is run after one that recovered all images.
+    Controls run first, with the attack's options. An attack that fails its positive control, or finds something in noise, is
+    not run; if all fail, the exit code is 1.
 
     \b
     Example: fedpriv attack dlg --mask-layers 2 --n 8 --output dlg.png

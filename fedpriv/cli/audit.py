@@ -47,11 +47,13 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "--singles",
     default=24,
     show_default=True,
-    help="Most single-image clients that optimising attacks get; 0 recovered of 72 bounds the rate at 5 %, of 24 at 14 %.",
+    help="Most single-image clients for attacks that optimise; 0 of 72 recovered bounds the rate at 5 %, 0 of 24 at 14 %.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the attacks.")
 @click.option("--workers", type=click.IntRange(1), help="Worker processes. Default: one for each core.")
-@click.option("--budget", callback=_seconds, metavar="TIME", help="Begin no further attack on a run after so long: 90s, 2m, 1h.")
+@click.option(
+    "--budget", callback=_seconds, metavar="TIME", help="Begin no further attack on a run after this time, such as 90s, 2m or 1h."
+)
 @click.option("--profile", is_flag=True, help="Show what took the audit's time.")
 @click.option(
     "--output",
@@ -61,9 +63,9 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option(
     "--fail-if",
     metavar="CONDITIONS",
-    help="Exit with 3 if one holds of a run: recovered, words (of texts), membership_auc, epsilon, epsilon_measured, "
-    "epsilon_excess or labels, such as 'recovered>0.05,epsilon>8'; epsilon_excess>0: canaries show more than the "
-    "privacy accountant claims.",
+    help="Exit with code 3 if a condition holds for a run: recovered, words (of texts), membership_auc, epsilon, "
+    "epsilon_measured, epsilon_excess or labels, such as 'recovered>0.05,epsilon>8'; epsilon_excess>0: canaries show more than "
+    "the privacy accountant claims.",
 )
 @STORE
 @click.option("--runs-dir", type=FilePath(), default=Path("runs"), show_default=True, help="Folder of the runs.")

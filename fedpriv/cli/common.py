@@ -87,9 +87,7 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
     return register
 
 
-STORE = click.option(
-    "--tracking-uri", help="MLflow store for the result. Required if the run names a different store from yours."
-)
+STORE = click.option("--tracking-uri", help="MLflow store for the result. Required if the run names a store other than yours.")
 
 
 def png(_context: click.Context, _parameter: click.Parameter, path: Path | None) -> Path | None:

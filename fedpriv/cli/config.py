@@ -55,7 +55,7 @@ def config(key: str | None) -> dict[str, Any]:
 def init(file: Path, config_file: Path | None, assignments: tuple[str, ...], **flags: Any) -> dict[str, Any]:
     """Write a commented config file for `fedpriv train --config`.
 
-    It has every key with its default and meaning; those that you give are set, as `fedpriv train` takes them.
+    It has every key with its default and meaning. Options of `fedpriv train` set keys.
 
     \b
     Example: fedpriv init

@@ -19,7 +19,7 @@ _DIR = click.argument("folder", metavar="DIR", type=FilePath())
 
 @main.group("deploy", cls=SafeGroup)
 def deploy() -> None:
-    """Clients on other machines, by Flower (extra `deploy`).
+    """Train with clients on other machines, by Flower (extra `deploy`).
 
     \b
     Example: fedpriv deploy demo --clients 3 --method mpfedcon
@@ -33,7 +33,7 @@ def deploy() -> None:
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any config key; repeatable.")
 @click.option("--dir", "folder", type=FilePath(), help="New folder for all files. Default: a temporary one, removed at the end.")
 def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], folder: Path | None) -> dict[str, Any]:
-    """A deployment on this machine, with TLS and keys, and whether it equals a simulation bit for bit.
+    """Run a deployment on this machine, with TLS and keys, and check that it equals a simulation bit for bit.
 
     \b
     Example: fedpriv deploy demo --clients 3 --method mpfedcon
@@ -174,7 +174,7 @@ def run(
 @click.argument("run_dir", metavar="RUN", type=FilePath())
 @click.option("--detach", is_flag=True, help="Return once the run is started; `fedpriv deploy status` shows it.")
 def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
-    """Go on with a run that was stopped or killed, from its last checkpoint.
+    """Continue a run that was stopped or killed, from its last checkpoint.
 
     RUN is its folder, in the deployment's folder `runs`.
 
@@ -201,7 +201,7 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
 @command(deploy, "status")
 @_DIR
 def status(folder: Path) -> dict[str, Any]:
-    """The clients of a deployment and its runs.
+    """Show the clients of a deployment and its runs.
 
     \b
     Example: fedpriv deploy status DIR
@@ -236,7 +236,7 @@ def status(folder: Path) -> dict[str, Any]:
 @command(deploy, "stop")
 @click.argument("run_dir", metavar="RUN", type=FilePath())
 def stop(run_dir: Path) -> None:
-    """Stop a run after the round that it is in; `fedpriv deploy resume` goes on with it.
+    """Stop a run after the current round; `fedpriv deploy resume` continues it.
 
     \b
     Example: fedpriv deploy stop DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b

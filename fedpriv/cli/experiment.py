@@ -46,7 +46,7 @@ def experiment() -> None:
 @click.option(
     "--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder whose experiments/ holds the run folders."
 )
-@click.option("--allow-dirty", is_flag=True, help="Run with changes in the git checkout that are not committed.")
+@click.option("--allow-dirty", is_flag=True, help="Run with uncommitted changes in the git checkout.")
 def run(
     file: Path,
     jobs: int,
@@ -58,11 +58,10 @@ def run(
 ) -> dict[str, Any]:
     """Run each label and seed of FILE that is not done; the results are stored beside FILE.
 
-    The same command resumes interrupted runs. FILE may describe the cells of a leakage experiment in place of runs: then each
+    The same command resumes interrupted runs. FILE may describe the cells of a leakage experiment instead of runs: then each
     cell that is not done is run, and --only names cells.
 
-    Where FILE lies in a git checkout with changes that are not committed, nothing is run: a result names the commit that repeats
-    it.
+    Nothing is run if FILE lies in a git checkout with uncommitted changes, since a result names the commit that reproduces it.
 
     \b
     Example: fedpriv experiment run experiments/mpfedcon/cifar10.yaml --jobs 2

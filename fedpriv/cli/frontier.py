@@ -23,8 +23,8 @@ from fedpriv.cli.terminal import FilePath
     "--defenses",
     multiple=True,
     metavar="DEFENCE[ DEFENCE…]",
-    help="As --defense of train, several joined by +; also dp-client, dp-sample:noise=1, secure-aggregation. An option that is a "
-    "range, such as gaussian:variance=1e-7..1e-2, is searched. Separated by spaces; repeatable.",
+    help="As --defense of train, several joined by +; also dp-client, dp-sample:noise=1, secure-aggregation. An option that is "
+    "a range, such as gaussian:variance=1e-7..1e-2, is searched. Separated by spaces; repeatable.",
 )
 @click.option(
     "--target", help="What must hold: recovered, words, membership_auc, epsilon, labels, such as 'recovered<=0.05,epsilon<=8'."
@@ -34,11 +34,9 @@ from fedpriv.cli.terminal import FilePath
 )
 @click.option("--jobs", type=click.IntRange(1), help="Processes at a time. Default: one for each core.")
 @click.option("--messages", default=3, show_default=True, help="Messages to attack in each run, as in `fedpriv audit`.")
-@click.option(
-    "--label-shadows", default=60, show_default=True, help="Simulated clients that a classifier of classes learns from; 0: none."
-)
-@click.option("--membership-shadows", default=32, show_default=True, help="Shadow turns for membership inference; 0: none.")
-@click.option("--singles", default=24, show_default=True, help="Most single-image clients that optimising attacks get.")
+@click.option("--label-shadows", default=60, show_default=True, help="Shadow clients for inferring label sets; 0: none.")
+@click.option("--membership-shadows", default=32, show_default=True, help="Shadow models for membership inference; 0: none.")
+@click.option("--singles", default=24, show_default=True, help="Most single-image clients for attacks that optimise.")
 def frontier(
     config_file: Path | None,
     assignments: tuple[str, ...],

@@ -25,14 +25,14 @@ _DATA_FLAGS: dict[str, tuple[Any, str]] = {
 }
 _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "method": (str, "A name of `fedpriv methods`."),
-    "objective": (str, "Client objective in place of the method's own; `fedpriv methods` lists them."),
-    "aggregation": (str, "Server aggregation in place of the method's own; without --method the rest is FedAvg's."),
+    "objective": (str, "Client objective instead of the method's own; `fedpriv methods` lists them."),
+    "aggregation": (str, "Server aggregation instead of the method's own; without --method, all else is FedAvg's."),
     "model": (str, "A name of `fedpriv models`, or package.module:Name of a net of your own."),
     "encoder": (
         str,
         "For texts: a transformers model by hub name or folder, minilm or tiny. Default: BERT base.",
     ),
-    "tune": (str, "For texts: what is trained of a pretrained encoder: full, lora or head. Default: head."),
+    "tune": (str, "For texts: trained part of a pretrained encoder: full, lora or head. Default: head."),
     "selection": (str, "Who takes part: uniform, window, all or schedule."),
     "optimizer": (str, "The clients' optimiser: sgd, adam or adamw."),
     "participation": (float, "Share of the clients sampled each round. Default: ten clients."),
@@ -44,7 +44,7 @@ _RUN_FLAGS: dict[str, tuple[Any, str]] = {
     "noise": (float, "Noise multiplier of --dp: standard deviation of the noise over --clip."),
     "clip": (float, "Bound on a client's change (--dp client) or a sample's gradient (--dp sample)."),
     "delta": (float, "Delta of --dp."),
-    "target-epsilon": (float, "Epsilon that the whole run may spend; the noise is found for it."),
+    "target-epsilon": (float, "Epsilon that the whole run may spend; the noise is computed for it."),
     "canaries": (int, "Number of canaries to plant, half of which are used, to measure the epsilon of --dp."),
     "secure-aggregation": (
         bool,
@@ -76,7 +76,7 @@ def config_options(run: bool = True) -> Callable[[Command], Command]:
     """Add ``--config``, ``--set`` and the flags (only those about data unless ``run``); read them with :func:`config_from`."""
 
     def add(function: Command) -> Command:
-        help_set = "Any config key, such as --set method.mu=5; repeatable, strongest."
+        help_set = "Any config key, such as --set method.mu=5; repeatable, overrides all else."
         function = click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help=help_set)(function)
         help_config = "YAML file, as a run writes it (config.yaml)."
         function = click.option("--config", "config_file", type=FilePath(), help=help_config)(function)

@@ -78,7 +78,7 @@ def _check_port(host: str, port: int) -> None:
 @click.argument("runs", metavar="[RUN]...", nargs=-1)
 @click.option("--all", "every", is_flag=True, help="Every run of the runs folder.")
 @_runs_dir
-@click.option("--tracking-uri", help="Send to this MLflow store. Required if a run names a different store from yours.")
+@click.option("--tracking-uri", help="Send to this MLflow store. Required if a run names a store other than yours.")
 def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: str | None) -> dict[str, Any]:
     """Send records to MLflow that it does not have yet.
 
@@ -135,9 +135,9 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, Any]:
     """Compare runs in a table and a plot.
 
-    The plot shows accuracy over rounds and over bytes, and of two or more audited runs accuracy against leakage. Recovered is the
-    largest share that an attack of `fedpriv audit` recovered, of the samples behind a message or of simulated clients with a
-    single sample, which are the easiest case; AUC is that of the best membership attack.
+    The plot shows accuracy over rounds and over bytes, and of two or more audited runs accuracy against leakage. Recovered:
+    the largest share that an attack of `fedpriv audit` recovered, of the samples behind a message, or of simulated clients
+    with a single sample (the easiest case). AUC: that of the best membership attack.
 
     RUN is a run folder, a run id, or the beginning of a folder's name. Runs that differ only in the seed, or in the seed of the
     partition, are summarised as mean and standard deviation.

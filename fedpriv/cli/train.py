@@ -75,7 +75,7 @@ def train(
 )
 @click.option("--ray-address", help="HOST:PORT of the Ray cluster of --workers ray. Default: one of this machine alone.")
 @click.option("--ray-workers", type=click.IntRange(min=1), help="Processes on it. Default: one for each of its cores.")
-@click.option("--tracking-uri", help="MLflow store from now on. Required if the run folder names a different store from yours.")
+@click.option("--tracking-uri", help="MLflow store from now on. Required if the run folder names a store other than yours.")
 @_PROFILE
 @_RUNS_DIR
 def resume(

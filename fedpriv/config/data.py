@@ -86,7 +86,6 @@ class DataConfig(Section):
         None,
         description="augmentation drawn for each sample of a batch: nothing, a pad-4 random crop and horizontal flip, the same "
         "with mirrored edges instead of zeros (MOON, CIFAR-10), followed by a rotation of up to 15 degrees (MOON, "
-        "CIFAR-100); flip, "
-        "colours and a turn of up to 10 degrees (SimProx, pairs); or the views of SimCLR as L-DAWA has them, and these without "
-        "blur; null: as the objective suggests, else nothing",
+        "CIFAR-100); flip, colours and a rotation of up to 10 degrees (SimProx, pairs); or the views of SimCLR as L-DAWA has "
+        "them, and these without blur; null: as the objective suggests, else nothing",
     )

@@ -19,8 +19,7 @@ class ModelConfig(Section):
     roles: dict[Literal["projector", "head"], str] | None = Field(
         None,
         description="of a net of your own: the module that is its head, and its projector; null: modules of these names, or "
-        "else "
-        "the linear layer that is called last as the head",
+        "else the linear layer that is called last as the head",
     )
     projection: PositiveInt | None = Field(128, description="width k of the projector's output; none: no projector")
     projector: Literal["two_layers", "linear", "simclr", "barlow_twins"] = Field(

@@ -37,8 +37,7 @@ class TrainConfig(Section):
     precision: Literal["float32", "bfloat16"] = Field(
         "float32",
         description="of training's forward and backward passes (torch.autocast); parameters, gradients, the loss, frozen "
-        "models "
-        "and evaluation are in float32 always",
+        "models and evaluation are in float32 always",
     )
     optimizer: Literal["sgd", "adam", "adamw"] = Field("sgd", description="the clients' optimiser, reset at each phase")
     lr: PositiveFloat = Field(0.01, description="learning rate")
@@ -58,8 +57,7 @@ class TrainConfig(Section):
     on_nan: Literal["stop", "drop"] = Field(
         "stop",
         description="a client whose loss or weights are not finite: stop the run, or drop its upload, which is the default "
-        "with "
-        "clients on other machines, and always so under client-level DP",
+        "with clients on other machines, and always so under client-level DP",
     )
     on_refused: Literal["drop", "stop"] = Field(
         "drop",
@@ -90,8 +88,8 @@ class TrainConfig(Section):
 class EvalConfig(Section):
     """When and how accuracy is measured."""
 
-    every: PositiveInt = Field(1, description="evaluate every this many rounds, and in each of the last `last` rounds")
-    last: PositiveInt = Field(10, description="the reported accuracy is the mean over this many last rounds")
+    every: PositiveInt = Field(1, description="rounds between evaluations; each of the last `last` rounds is evaluated, too")
+    last: PositiveInt = Field(10, description="number of last rounds over which the reported accuracy is averaged")
     state: Literal["global_encoder", "local_encoder"] = Field(
         "global_encoder",
         description="layered methods: test the new global encoder, or the client's own last one, with the client's head",

@@ -32,7 +32,7 @@ class MpFedconParams(FedRepParams):
     negative: Literal["R1", "R2", "R3", "none"] = Field(
         "R1",
         description="frozen model of the negative: received encoder with the projector of the round's start (R1), "
-        "the client's own last model (R2), received encoder with the present projector (R3), none",
+        "the client's own last model (R2), received encoder with the current projector (R3), none",
     )
     denominator: Literal["pair", "all_centers"] = Field("pair", description="eq. 5: two-way, or over every valid centre")
     con_phase: Literal["both", "encoder", "head"] = Field("both", description="the phases with the contrastive term")

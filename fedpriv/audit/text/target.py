@@ -133,7 +133,7 @@ def samples(name: str, data_dir: Path | None, steps: Steps, label: str | None = 
 def made_up(steps: Steps) -> TextTarget:
     """One step each on invented requests; needs no data set."""
     texts, labels = requests()
-    return _steps("made-up requests", texts, texts, labels, len(CLASSES), replace(steps, encoder=steps.encoder or "tiny"))
+    return _steps("synthetic requests", texts, texts, labels, len(CLASSES), replace(steps, encoder=steps.encoder or "tiny"))
 
 
 def _steps(what: str, public: Sequence[str], texts: Sequence[str], labels: Tensor, classes: int, steps: Steps) -> TextTarget:

@@ -18,7 +18,7 @@ def iid(deal: Deal) -> Dealt:
 
 @dealer("classes", uses=["classes_per_client", "distinct"])
 def classes(deal: Deal) -> Dealt:
-    """S classes per client: every class cut into S n / C equal shards, one shard per dealt class (FedRep's protocol).
+    """S classes per client: every class cut into S n / C equal shards, one shard per assigned class (FedRep's protocol).
 
     With ``distinct`` every client has exactly S classes; without it a client can be dealt a class twice, as published
     (9.5 % of the clients then have a single class at n = 100, S = 2, C = 10). Where S n is no multiple of C, some classes,
