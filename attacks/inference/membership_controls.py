@@ -52,7 +52,7 @@ def positive_controls(shadows: int, seed: int = 0) -> dict[tuple[Kind, Use], Con
     found: dict[tuple[Kind, Use], Control] = {}
     for kind, use in every[0]:
         points = area(np.concatenate([scores[kind, use] for scores in every]), members, SURE)
-        by = f", by {shadows} shadow turns" if use.startswith("LiRA") else ""
+        by = f", by {shadows} shadow models" if use.startswith("LiRA") else ""
         who = f"members of {_CLIENTS} undefended clients that memorised {_CANDIDATES // 2} images{by}"
         needed = f"AUC {points.value:.2f}, {SURE:.1%} interval {points.low:.2f} to {points.high:.2f}; it must lie above 0.5"
         found[kind, use] = Control("positive", points.is_above_chance, f"{who} ({needed})", each)

@@ -16,7 +16,9 @@ class LocalParams:
     """Options of ``local``."""
 
     epochs: int | None = Field(
-        None, ge=1, description="epochs per turn; null: 10 + train.local_epochs, the budget of FedRep and MpFedcon"
+        None,
+        ge=1,
+        description="epochs per round of participation; null: 10 + train.local_epochs, the budget of FedRep and MpFedcon",
     )
 
 

@@ -35,7 +35,7 @@ class ScaffoldParams:
 
     variate: Literal["mean", "II", "I"] = Field(
         "mean",
-        description="the new control variate: the mean of the turn's raw gradients, which is option II for plain SGD and stays "
+        description="the new control variate: the mean of the round's raw gradients, which is option II for plain SGD and stays "
         "one with momentum and Adam; option II by its formula, plain SGD only; option I, the full gradient at the received model",
     )
     plain: bool = Field(False, description="under SGD, the corrected tensors step without train.momentum (FedPVR's script: true)")

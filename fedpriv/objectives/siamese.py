@@ -44,7 +44,7 @@ class SiameseParams:
     push: bool = Field(True, description="push the projection from the history model's (eq. 10)")
     history: Literal["epoch", "round", "step", "none"] = Field(
         "epoch",
-        description="the history model: L of the last epoch, in a turn's first epoch the last upload (our reading of eq. 10); "
+        description="the history model: L of the last epoch; in a round's first epoch, the last upload (our reading of eq. 10); "
         "always the last upload (eq. 3); L of the last step (eq. 10 taken literally); none",
     )
     order: Literal["alternating", "simultaneous"] = Field(

@@ -321,7 +321,7 @@ def test_the_attack_gets_statistics_and_shadows_and_no_membership() -> None:
     assert diverged == 1
     assert scores[LIRA][members].mean() - scores[LIRA][~members].mean() > 2
     assert abs(none[LIRA][members].mean() - none[LIRA][~members].mean()) < 2
-    with pytest.raises(ValueError, match="20 of 20 shadow turns diverged"):
+    with pytest.raises(ValueError, match="20 of 20 shadow models diverged"):
         infer([], inside, [None] * 20, [])
 
 

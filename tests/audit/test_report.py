@@ -258,7 +258,7 @@ def test_two_processes_find_what_one_finds(runs: Callable[[str], Path]) -> None:
     def found(workers: int) -> dict[str, Any]:
         result = fedpriv("audit", runs("mpfedcon"), *QUICK[:-1], workers, "--json", "--profile")
         assert result.exit_code == 0, result.output
-        assert "membership: 4 shadow turns" in result.stderr and "share" in result.stderr
+        assert "membership: 4 shadow models" in result.stderr and "share" in result.stderr
         (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
         return dict(run)
 

@@ -79,7 +79,7 @@ def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, templat
     assert len(trained) >= 2
     trained.clear()
     again = fedpriv(*asked)
-    assert not trained and "shadow turns" not in again.stderr, "all of it is done"
+    assert not trained and "shadow models" not in again.stderr, "all of it is done"
     told = json.loads(again.stdout.splitlines()[-1])
     assert {**told, "seconds": 0} == {**found, "seconds": 0}
     _hang_below_one_run(tmp_path / "out")

@@ -25,7 +25,8 @@ CONFIDENCE = 0.95
 _THREAT = (
     "The server follows the protocol and uses one upload of each client, but for FedMIA. It knows what it sent in this round and "
     "in round 0, the method and its options, and the number of samples where the upload states it.",
-    "It does not know the run's random draws, nor what a client kept from earlier turns: its shadows train as in a first turn.",
+    "It does not know the run's random draws, nor what a client kept from earlier rounds: its shadow models train "
+    "as in a client's first round.",
     "It scores candidates with known labels, half of them members, and trains its shadows on random halves of them; it has "
     "further samples of the same classes. No client trained on the non-members or on the server's own samples up to this round.",
 )
@@ -123,7 +124,7 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         FedprivError: an upload is not finite, too many shadows diverged, or no candidates are left.
     """
     if shadows < 4 or shadows % 2:
-        raise UsageError(f"{shadows} shadow turns: must be an even number of at least 4")
+        raise UsageError(f"{shadows} shadow models: must be an even number of at least 4")
     began = time.process_time()
     found = counted_once([of_client(evidence, round, client, shadows, seed) for client in clients])
     members = np.concatenate([one.members for one in found])

@@ -177,7 +177,7 @@ def infer(
         for values, statistic in zip(seen, statistics, strict=True):
             values.append(statistic.of(shadow))
     if len(kept) < 4:
-        raise ValueError(f"{len(inside) - len(kept)} of {len(inside)} shadow turns diverged")
+        raise ValueError(f"{len(inside) - len(kept)} of {len(inside)} shadow models diverged")
     if not all(map(is_finite, uploads)):
         raise ValueError("an upload is not finite")
     found: list[dict[str, Array]] = [{} for _ in uploads]

@@ -70,7 +70,9 @@ def against_other_clients(evidence: Evidence, client: int, pool: Candidates) -> 
             control[key].append(none[key][0])
             others[key].append(null[key])
     if not used:
-        raise Inapplicable(f"in no round are the messages of the client and of {OTHERS} others and the server's turn finite")
+        raise Inapplicable(
+            f"in no round are the messages of the client and of {OTHERS} others and of the server's own training finite"
+        )
     keys = [key for key, found in observed.items() if len(found) == len(used)]
     if not keys:
         raise Inapplicable("no statistic applies to the messages of the client and of the others in every round")

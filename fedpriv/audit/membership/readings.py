@@ -18,7 +18,7 @@ from fedpriv.samples import Inputs, size
 Reading = Callable[[Mapping[str, Tensor]], Tensor]
 """Uploaded tensors, by the net's names -> logits ``(n, C)`` of given inputs."""
 
-STAND_IN, PROBE = "head of the server's own turn", "linear probe"
+STAND_IN, PROBE = "head trained by the server", "linear probe"
 
 
 def readings(resident: Resident, own: ShadowResult, spare: Split, inputs: Inputs, has_head: bool = True) -> dict[str, Reading]:

@@ -36,7 +36,7 @@ def in_rounds(
         try:
             progress.in_time()
             clients = evidence.whole_clients(round)
-            progress(f"membership: {turns} shadow turns for each of {len(clients)} clients of round {round}")
+            progress(f"membership: {turns} shadow models for each of {len(clients)} clients of round {round}")
             made = membership(evidence, round, clients, turns, seed)
         except FedprivError as error:
             refused[round] = str(error)
@@ -118,7 +118,7 @@ def _rows(found: Membership, count: int, bounds: bool) -> list[dict[str, Any]]:
 def _extent(found: Membership, name: str) -> str:
     """How many shadow turns, or how many rounds, an attack used."""
     if name.startswith(LIRA):
-        return f" ({found.shadows} shadow turns a client)"
+        return f" ({found.shadows} shadow models per client)"
     if name.startswith(FEDMIA):
         least, most = min(map(len, found.rounds)), max(map(len, found.rounds))
         return f" ({least if least == most else f'{least} to {most}'} round{'s' * (most > 1)} a client)"
