@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeVar
 
@@ -157,8 +157,9 @@ class TextFacts:
     Attributes:
         words: parameter name of the word embedding's weight ``(V, d)``.
         positions: parameter name of the position embedding ``(length, d)``; ``None`` where there is none.
-        special: ids that every sentence has: first the opening one, last the closing one. Scores leave them out.
+        special: ids that every sentence has, in order. Scores leave them out.
         length: the largest number of tokens that the encoder takes.
+        opens: so many of the special ids are before the words, the others behind them.
     """
 
     words: str
@@ -166,6 +167,22 @@ class TextFacts:
     pad: int
     special: tuple[int, ...]
     length: int
+    opens: int = 1
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """The ids with which every sentence begins; none in T5's, for example."""
+        return self.special[: self.opens]
+
+    @property
+    def closing(self) -> tuple[int, ...]:
+        """The ids with which every sentence ends; none in Gemma's, for example."""
+        return self.special[self.opens :]
+
+    @property
+    def last(self) -> int | None:
+        """The id at every sentence's end, where they all have the same."""
+        return self.closing[-1] if self.closing else None
 
 
 @dataclass(frozen=True)
@@ -203,6 +220,8 @@ class Observation:
         altered: the effect of the message's transforms on ``shared``; every attack takes it into account.
         public: ``None`` unless the threat model gives them, or where there are none.
         unlike: in what the message differs from those of every attack's controls, a clause each: then a failure is no evidence.
+        idle: a tensor's weights at the client's start -> their change if none of their gradients was other than zero, by what the
+            attacker knows of an optimiser that no schedule describes; ``None`` where it knows nothing.
     """
 
     shared: Mapping[str, Tensor]
@@ -223,3 +242,4 @@ class Observation:
     altered: Altered = UNALTERED
     public: Public | None = None
     unlike: tuple[str, ...] = ()
+    idle: Callable[[Tensor], Tensor] | None = None

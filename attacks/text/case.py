@@ -129,7 +129,7 @@ def _twice_differentiable(case: TextCase) -> None:
     Raises:
         Inapplicable: an operation of the net has none; it is named.
     """
-    ids = torch.full((1, 2), case.text.special[0], device=case.table.device)
+    ids = torch.full((1, 2), int(case.text.pad == 0), device=case.table.device)  # any word
     start = case.table[ids].clone().requires_grad_()
     targets = case.table.new_full((1, case.classes), 1 / case.classes)
     with differentiating_twice():

@@ -64,6 +64,8 @@ def whole_sentences(
     draw, covered = torch.Generator().manual_seed(seed), torch.zeros_like(hits)
     found, others, tested = list[Tensor](), dict[tuple[int, ...], float](), 0
     lengths = [n for n in ends(hits, text) if all(map(len, _choices(hits[:, :n], text)))]
+    if text.last is None:  # any length is possible, and the longest is that of a sentence
+        lengths = lengths[::-1][: None if samples > 1 else 1]
     while lengths and len(found) < samples and sum(map(len, found)) < span.basis.shape[1] and tested < budget:
         for length in lengths:
             choices = list(_choices(hits[:, :length], text))
@@ -84,7 +86,7 @@ def whole_sentences(
 def ends(hits: Tensor, text: TextFacts) -> list[int]:
     """The lengths that a sentence may have by the words possible at each position ``(V, L)``; ascending."""
     most = int(hits.any(0).long().cumprod(0).sum())
-    closing = text.special[-1] if text.special else None
+    closing = text.last
     return [n for n in range(1, most + 1) if closing is None or bool(hits[closing, n - 1])]
 
 
@@ -118,7 +120,7 @@ def descend(observation: Observation, span: Span, ids: Tensor, choices: list[Ten
 
 def _choices(hits: Tensor, text: TextFacts) -> Iterator[Tensor]:
     """The words of each place of a sentence of the whole length of ``(V, L)``: the closing token is at its end and only there."""
-    closing = text.special[-1] if text.special else None
+    closing = text.last
     for place, possible in enumerate(hits.T):
         words = possible.nonzero().flatten()
         if closing is not None:

@@ -57,15 +57,15 @@ class Places:
 
 
 def places(case: TextCase, lengths: Sequence[int], words: Tensor) -> Places:
-    """Sentences of ``lengths`` with the special tokens at their ends, and ``words`` ``(K,)`` between."""
+    """Sentences of ``lengths`` with the special tokens where every sentence has them, and ``words`` ``(K,)`` elsewhere."""
     special = torch.tensor(case.text.special, dtype=torch.long)
     words = torch.cat([special, words[~torch.isin(words, torch.cat([special, torch.tensor([case.text.pad])]))]])
     allowed = torch.zeros(len(lengths), max(lengths), len(words), dtype=torch.bool)
     for row, length in zip(allowed, lengths, strict=True):
         row[:length, len(special) :] = True
-        if len(special):
-            row[0], row[length - 1] = False, False
-            row[0, 0], row[length - 1, len(special) - 1] = True, True
+        ends = [*range(len(case.text.opening)), *range(length - len(case.text.closing), length)]
+        row[ends] = False
+        row[ends, torch.arange(len(ends))] = True
     return Places(words, allowed)
 
 

@@ -108,7 +108,7 @@ def _check(hits: Tensor, text: TextFacts) -> None:
 
 def _places(hits: Tensor, text: TextFacts, samples: int, total: int | None, known: Sequence[Tensor]) -> Places:
     """The words allowed at each place by the pairs ``(V, L)`` that were found; those of ``known`` sentences are fixed."""
-    closing = text.special[-1] if text.special else None
+    closing = text.last
     left = None if total is None else total - sum(map(len, known))
     unknown = _lengths(ends(hits, text), samples - len(known), left) if len(known) < samples else []
     words = hits.any(1).nonzero().flatten()

@@ -47,7 +47,7 @@ class Tag(SearchOptions):
             each, certain = known
             note += f"; {'' if certain else 'about '}{', '.join(map(str, each))} tokens long"
         else:
-            tried = [self.length] if self.length else range(3, observation.input_shape[0] + 1)
+            tried = [self.length] if self.length else range(len(case.text.special) + 1, observation.input_shape[0] + 1)
             each = [min(tried, key=lambda n: self._misfit(case, n, words, labels, seed))] * case.samples
             note += f"; the length {each[0]} was {'assumed' if self.length else 'the one that matched best'}"
         return seek(self, case, places(case, each, words), labels, f"searched {note}", seed)

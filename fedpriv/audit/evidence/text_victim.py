@@ -37,12 +37,20 @@ def text_facts(net: nn.Module, encoder: Encoder) -> TextFacts | None:
         pad=encoder.pad,
         special=specials(encoder),
         length=encoder.length,
+        opens=opening(encoder),
     )
 
 
 def specials(encoder: Encoder) -> tuple[int, ...]:
     """The ids that every sentence has: those of the empty text."""
     return tuple(encoder.tokenizer("")["input_ids"])
+
+
+def opening(encoder: Encoder) -> int:
+    """How many of :func:`specials` are before the words: of BERT's one, of T5's none."""
+    every, some = specials(encoder), tuple(encoder.tokenizer("a")["input_ids"])
+    fits = (n for n in range(len(every) + 1) if some[:n] == every[:n] and some[len(some) - len(every) + n :] == every[n:])
+    return next(fits, 1)
 
 
 @dataclass(frozen=True, eq=False)

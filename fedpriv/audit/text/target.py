@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpriv.attacks.core.observation import Observation, TextFacts, ThreatModel
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
-from fedpriv.audit.evidence.text_victim import specials, text_victim
+from fedpriv.audit.evidence.text_victim import opening, specials, text_victim
 from fedpriv.audit.fitting import unfit
 from fedpriv.audit.text.samples import CLASSES, requests
 from fedpriv.data.sources import load_dataset
@@ -60,7 +60,7 @@ class TextTarget:
     @cached_property
     def facts(self) -> TextFacts:
         """The special ids, for scoring; the knowledge of attacks is in their observations."""
-        return TextFacts("", None, self.encoder.pad, specials(self.encoder), self.encoder.length)
+        return TextFacts("", None, self.encoder.pad, specials(self.encoder), self.encoder.length, opening(self.encoder))
 
     @property
     def words(self) -> int:
