@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 
+import torch
 from torch import Tensor
 
-from fedpriv.attacks.core.observation import Observation, Schedule
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.gradients.multistep import response
 
 FALSE_ALARMS = 0.1
 """Expected number of rows that noise alone raises above the limit."""
 PARALLEL = 0.1
-"""Rows count as parallel to their initial weights if the median residual is below this share of their norm."""
+"""A row counts as parallel to its initial weights if the residual is below this share of its norm."""
+ALIKE = 3
+"""At least so many rows that are parallel to their initial weights show what weight decay did."""
 ROUNDING = 4.0
 """The rounding error of a row's decay, relative to the row, is less than so many times its typical size."""
+NEAR = 2.0**-14
+"""Relative distance at which numbers are the same one of 16 bits."""
+MOST = 0.98
+"""Share of the entries that must lie on a grid."""
 FLOAT32 = 2.0**-24
 """Largest relative error of one rounding."""
+MANY = 64
+"""Roundings of a row, where the number of steps is not known."""
+INEXACT = 1e-3
+"""Largest relative error of the computed decay of a row."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +53,30 @@ class Rows:
 def used_rows(observation: Observation, name: str) -> Rows:
     """The used rows of the embedding whose weight is ``name``, which was sent.
 
-    Where no row is zero, a known schedule gives the effect of weight decay on an unused row. Without a schedule, or where every
-    row changed by more, most rows are assumed to be unused, and their median shows decay and noise.
+    Where no row is zero, a known schedule gives the effect of weight decay on an unused row. Without one, the unused rows are
+    those that changed by a common factor. Rounding of what is sent changes unused rows too, by as much as it may. Where none of
+    this tells, most rows are assumed to be unused, and their median shows decay and noise.
     """
     rows = observation.shared[name].double()
     start = observation.weights.get(name) if observation.kind == "change" else None
     norms = rows.norm(dim=1)
-    idle = norms == 0
+    error = observation.altered.variance.get(name, 0.0)
     if start is not None:
         start = start.double()
+        if error and (found := _half_precision(rows, start, observation, name) or _quantised(rows, start, observation, name)):
+            return found
+    idle = norms == 0
+    if start is not None:
         idle &= start.norm(dim=1) > 0  # a row of zeros does not decay
     if bool(idle.any()):
         if name in observation.altered.kept:
             return Rows(norms > 0, norms, False, "rows of which something was sent; words whose rows are small may be missing")
         return Rows(norms > 0, norms, True, "the other rows are zero")
-    if start is not None and (
-        found := _beyond_decay(rows, start, observation.schedule and observation.schedule.of(name)) or _undecayed(rows, start)
-    ):
-        return found
+    if start is not None:
+        ways = [partial(_beyond_decay, rows, start, observation, name), partial(_undecayed, rows, start)]
+        for way in ways if observation.schedule else reversed(ways):  # without a schedule, to compute the decay takes longer
+            if (found := way()) is not None:
+                return found
     # Under noise of one variance the norms of unused rows lie close to their median.
     middle = norms.median()
     spread = (norms - middle).abs().median() / NormalDist().inv_cdf(0.75)
@@ -65,29 +84,81 @@ def used_rows(observation: Observation, name: str) -> Rows:
     return Rows(norms > limit, norms, False, "an estimate: every row changed, and these stand out from the noise")
 
 
-def _beyond_decay(rows: Tensor, start: Tensor, schedule: Schedule | None) -> Rows | None:
-    """The used rows of the change ``(V, d)``, where some others changed by no more than the schedule's weight decay."""
-    if schedule is None or schedule.weight_decay == 0:
+def unexplained(observation: Observation, name: str) -> str | None:
+    """Why used rows may be missing: what moved the others is not known, and it is no noise or pruning that was declared."""
+    altered = observation.altered
+    if name not in observation.shared or name in altered.kept or altered.variance.get(name, 0.0):
         return None
-    weight, velocity = 1.0, 0.0
-    for _ in range(schedule.steps):
-        velocity = schedule.momentum * velocity + schedule.weight_decay * weight
-        weight -= schedule.lr * velocity
-    left = (rows - (weight - 1) * start).norm(dim=1)
+    if used_rows(observation, name).exact:
+        return None
+    return "the rows of unused words changed, too, by the client's own steps, so that the words found are an estimate"
+
+
+def _decay(observation: Observation, name: str, start: Tensor) -> tuple[Tensor, int]:
+    """The change ``(V, d)`` of unused rows by weight decay, as far as it is known, and the number of steps."""
+    if observation.schedule is None:
+        return torch.zeros_like(start) if observation.idle is None else observation.idle(start), MANY
+    schedule = observation.schedule.of(name)
+    return response(schedule, schedule.weight_decay).shrink * start, schedule.steps
+
+
+def _beyond_decay(rows: Tensor, start: Tensor, observation: Observation, name: str) -> Rows | None:
+    """The used rows of the change ``(V, d)``, where some others changed by no more than weight decay."""
+    decayed, steps = _decay(observation, name, start)
+    left = (rows - decayed).norm(dim=1)
     # Each step rounds every entry once, up or down.
-    used = left > ROUNDING * FLOAT32 * math.sqrt(schedule.steps) * start.norm(dim=1)
-    if bool(used.all()):
+    limit = ROUNDING * FLOAT32 * math.sqrt(steps) * start.norm(dim=1) + INEXACT * decayed.norm(dim=1)
+    if bool((left > limit).all()) or not bool(decayed.any()):
         return None
-    return Rows(used, left, True, f"the other rows only decayed, as {schedule.steps} steps of the schedule say")
+    return Rows(left > limit, left, True, "the other rows only decayed, as the schedule says")
 
 
 def _undecayed(rows: Tensor, start: Tensor) -> Rows | None:
-    """The used rows of the change ``(V, d)``, where most rows are ``start`` times a common factor."""
+    """The used rows of the change ``(V, d)``, where others are ``start`` times a common factor.
+
+    A used row is hardly ever parallel to its weights.
+    """
     length = start.norm(dim=1).clamp_min(1e-30)
-    factor = ((rows * start).sum(1) / length.square()).median()
-    left = (rows - factor * start).norm(dim=1)
-    if not float((left / rows.norm(dim=1).clamp_min(1e-30)).median()) < PARALLEL:
+    factors = (rows * start).sum(1) / length.square()
+    away = (rows - factors[:, None] * start).norm(dim=1) / rows.norm(dim=1).clamp_min(1e-30)
+    parallel = (away < PARALLEL) & rows.any(1)
+    if int(parallel.sum()) < ALIKE:
         return None
+    factor = factors[parallel].median()
+    left = (rows - factor * start).norm(dim=1)
     share = left / length
-    used = (share > ROUNDING * share.median()) & (left > 0)
+    used = (share > ROUNDING * share[parallel].median()) & (left > 0)
     return Rows(used, left, True, f"the other rows only decayed, by {-float(factor):.2g}")
+
+
+def _half_precision(rows: Tensor, start: Tensor, observation: Observation, name: str) -> Rows | None:
+    """The used rows of the change ``(V, d)``, where weights were sent with 16 bits: those that round to others than unused ones.
+
+    ``None``: they were not.
+    """
+    sent = (start + rows).float()
+    near = sent.abs() * NEAR + 1e-9
+    for dtype in (torch.bfloat16, torch.float16):  # nearly all numbers of the first are also of the second
+        if float(((sent - sent.to(dtype).float()).abs() < near).float().mean()) > MOST:
+            decayed, _ = _decay(observation, name, start)
+            other = (sent - (start + decayed).float().to(dtype).float()).abs() > near
+            # Weights next to the middle of two numbers may be rounded to the other one.
+            used = other.sum(1) > max(1.0, (1 - MOST) * other.shape[1])
+            return Rows(used, (rows - decayed).norm(dim=1), False, f"the others round to what unused rows do in {str(dtype)[6:]}")
+    return None
+
+
+def _quantised(rows: Tensor, start: Tensor, observation: Observation, name: str) -> Rows | None:
+    """The used rows of the change ``(V, d)``, where it was sent as multiples of one number.
+
+    ``None``: it was not.
+    """
+    step = math.sqrt(6 * observation.altered.variance[name])
+    codes = rows / step
+    if float(((codes - codes.round()).abs() < 0.1).float().mean()) <= MOST:
+        return None
+    decayed, _ = _decay(observation, name, start)
+    far = ((rows - decayed).abs() > 1.1 * step).any(1)
+    expected = decayed.abs().sum(1) / step  # of the numbers of an unused row that are not rounded to 0
+    used = far | (codes.round().ne(0).sum(1) > expected + 4 * expected.sqrt() + 3)
+    return Rows(used, (rows - decayed).norm(dim=1), False, "the others changed by no more than decay and rounding may do")

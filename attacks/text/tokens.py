@@ -63,11 +63,12 @@ def find_tokens(observation: Observation) -> Tokens:
 def estimated_counts(norms: Tensor, present: Tensor, text: TextFacts, sentences: int | None) -> Tensor:
     """How often each word occurs ``(V,)``, from its row's norm ``(V,)`` relative to that of the closing token.
 
-    The closing token occurs once in every sentence. Within one sentence the gradients at two positions are nearly parallel, so
-    norms add; between sentences they are nearly orthogonal, so squares add. Hence ``norm / closing`` for one sentence and
-    ``n (norm / closing)^2`` for n. On banking questions through a random BERT the overlap with the true counts (sum of the
-    smaller over sum of the larger) was 1.0, 0.85, 0.78 and 0.73 for 1, 4, 16 and 64 sentences; counting every word once has 0.97,
-    0.77, 0.53 and 0.31. Where the number of sentences is not known, or there is no closing token, every word counts once.
+    A special token, such as the closing one, occurs once in every sentence. Within one sentence the gradients at two positions
+    are nearly parallel, so norms add; between sentences they are nearly orthogonal, so squares add. Hence ``norm / closing`` for
+    one sentence and ``n (norm / closing)^2`` for n. On banking questions through a random BERT the overlap with the true counts
+    (sum of the smaller over sum of the larger) was 1.0, 0.85, 0.78 and 0.73 for 1, 4, 16 and 64 sentences; counting every word
+    once has 0.97, 0.77, 0.53 and 0.31. Where the number of sentences is not known, or there is no special token, every word
+    counts once.
     """
     counts = present.long()
     closing = text.special[-1] if text.special else None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from fedpriv.attacks.core.altered import UNALTERED, Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, state_names
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
+from fedpriv.audit.evidence.local_steps import idle_of, schedule_of
 from fedpriv.audit.evidence.shadow_turns import initial_row
 from fedpriv.audit.evidence.text_victim import text_facts
 from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
@@ -246,6 +247,7 @@ class Evidence:
         text = None if encoder is None else text_facts(victim.net, encoder)
         known = message.num_examples if threat.num_examples else None
         schedule = self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None
+        idle = self._idle(message, known) if threat.schedule and known is not None and gradient is None else None
         observation = Observation(
             shared={victim.names[name]: tensor for name, tensor in news.items() if name in victim.names},
             kind="change" if gradient is None else "gradient",
@@ -264,6 +266,7 @@ class Evidence:
             text=text,
             altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
+            idle=idle,
             unlike=unlike_controls(
                 self.config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
             ),
@@ -273,22 +276,17 @@ class Evidence:
         return replace(observation, labels=self.labels(message.client))
 
     def schedule(self, message: Message, num_examples: int) -> Schedule | None:
-        """The local SGD steps of the shared layers; ``None`` where a schedule cannot describe them: layers took different numbers
-        of steps, learning rates differ, or the optimiser is not linear in the gradients. Its names are the net's."""
-        train, roles = self.config.train, {name.split(".")[0] for name in message.uploaded if is_model(name)}
-        if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps:
+        """See :func:`fedpriv.audit.evidence.local_steps.schedule_of`."""
+        method, plain = self.federation.method, self.federation.method.objective.without_momentum(message.received)
+        sent = [name for name in message.uploaded if is_model(name)]
+        return schedule_of(self.config.train, method, message.round, sent, num_examples, message.parts, plain)
+
+    def _idle(self, message: Message, num_examples: int) -> Callable[[Tensor], Tensor] | None:
+        """What the client's steps do to weights that have no gradient, where :meth:`schedule` does not tell."""
+        if self.config.privacy.level == "sample":  # noise moves them, too
             return None
-        size = train.batch_size * self.federation.method.objective.batches_per_step * message.parts
-        an_epoch = math.ceil(num_examples / size)
-        phases = self.federation.method.phases(message.round)
-        steps = {sum(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains) for role in roles}
-        rates = {phase.lr or train.lr for phase in phases}
-        if len(steps) != 1 or len(rates) != 1:
-            return None
-        lr = rates.pop() * train.lr_decay ** (message.round - 1)
-        decay = (train.weight_decay, train.weight_decay_bias)
-        plain = self.federation.method.objective.without_momentum(message.received)
-        return Schedule(lr, steps.pop(), min(size, num_examples), train.momentum, *decay, plain)
+        sent = [name for name in message.uploaded if is_model(name)]
+        return idle_of(self.config.train, self.federation.method, message.round, sent, num_examples, message.parts)
 
     def _once(self, message: Message) -> bool:
         """Whether each of the client's samples was in one local step, as one view of it."""

@@ -1,0 +1,80 @@
+"""A client's local steps as the server knows them from the config: plain SGD as a schedule, others by what weight decay does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.core.observation import Schedule
+from fedpriv.config import TrainConfig
+from fedpriv.methods import Method
+
+
+def schedule_of(
+    train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int, plain: frozenset[str]
+) -> Schedule | None:
+    """The local SGD steps of the shared layers; ``None`` where a schedule cannot describe them: layers took different numbers of
+    steps, learning rates differ, or the optimiser is not linear in the gradients. Its names are the net's.
+
+    Args:
+        sent: the names of the tensors of the model in the message.
+        examples: number of samples behind it.
+        parts: of how many clients.
+        plain: the tensors without momentum.
+    """
+    if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps:
+        return None
+    if (alike := _alike(train, method, round, sent, examples, parts)) is None:
+        return None
+    steps, lr = alike
+    decay = (train.weight_decay, train.weight_decay_bias)
+    return Schedule(lr, steps, min(_batch(train, method, parts), examples), train.momentum, *decay, plain)
+
+
+def idle_of(
+    train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int
+) -> Callable[[Tensor], Tensor] | None:
+    """What the steps do to weights whose gradients are all zero; see :class:`fedpriv.attacks.core.observation.Observation`.
+
+    ``None``: it is not known how many there are. The arguments are those of :func:`schedule_of`.
+    """
+    if parts != 1 or len(method.phases(round)) != 1:
+        return None
+    alike = _alike(train, method, round, sent, examples, parts)
+    return None if alike is None else partial(_decayed, train, *alike)
+
+
+def _alike(
+    train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int
+) -> tuple[int, float] | None:
+    """The number of steps and the learning rate, if they are the same for all layers."""
+    an_epoch, phases = math.ceil(examples / _batch(train, method, parts)), method.phases(round)
+    roles = {name.split(".")[0] for name in sent}
+    steps = {sum(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains) for role in roles}
+    rates = {phase.lr or train.lr for phase in phases}
+    if len(steps) != 1 or len(rates) != 1:
+        return None
+    return steps.pop(), rates.pop() * train.lr_decay ** (round - 1)
+
+
+def _batch(train: TrainConfig, method: Method, parts: int) -> int:
+    return train.batch_size * method.objective.batches_per_step * parts
+
+
+def _decayed(train: TrainConfig, steps: int, lr: float, start: Tensor) -> Tensor:
+    """The change of weights ``start``. Adam divides a penalty by its own size, so all move by about ``lr`` in every step."""
+    weights, decay = start.float().clone(), train.weight_decay
+    optimiser: torch.optim.Optimizer
+    if train.optimizer == "sgd":
+        optimiser = torch.optim.SGD([weights], lr=lr, momentum=train.momentum, weight_decay=decay)
+    else:
+        optimiser = (torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam)([weights], lr=lr, weight_decay=decay)
+    weights.grad = torch.zeros_like(weights)
+    for step in range(steps):
+        optimiser.param_groups[0]["lr"] = lr * min(1.0, step / train.warmup_steps) if train.warmup_steps else lr
+        optimiser.step()
+    return weights.double() - start.double()

@@ -1,0 +1,92 @@
+"""Which words a client has, by the rows of its embedding, whatever its optimiser and rounding do to the rows of other words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Schedule
+from fedpriv.attacks.core.text_reconstruction import counts_of
+from fedpriv.attacks.text.rows import unexplained
+from fedpriv.attacks.text.tokens import find_tokens
+from fedpriv.attacks.text.victims import PAD, SMALL
+from fedpriv.audit.evidence.local_steps import idle_of
+from fedpriv.config import TrainConfig
+from fedpriv.interfaces import phase
+from tests.attacks.text_client import TEXT, message, trained, whole
+
+MOST_WORDS = [16] * 24
+"""Lengths of sentences that hold most of the small vocabulary."""
+
+
+def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observation, Tensor]:
+    """The change after steps of torch's Adam or AdamW on all sentences, and which words they hold ``(V,)``."""
+    observation, ids, labels = message(lengths)
+    net = whole(observation)
+    kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
+    optimiser = kind(net.parameters(), lr=train.lr, weight_decay=train.weight_decay)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        F.cross_entropy(net(ids), labels).backward()
+        optimiser.step()
+    change = {name: p.detach() - observation.weights[name] for name, p in net.named_parameters()}
+    method: Any = SimpleNamespace(phases=lambda round: [phase(epochs=steps)], objective=SimpleNamespace(batches_per_step=1))
+    idle = idle_of(train, method, 1, ["encoder.word"], len(lengths), 1)
+    true = counts_of(ids, SMALL.words, PAD) > 0
+    return replace(observation, kind="change", shared=change, idle=idle), true
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("decay", [1e-4, 1e-3])
+@pytest.mark.parametrize("lengths", [[8, 6], MOST_WORDS], ids=["few words", "most words"])
+def test_after_adams_steps_with_weight_decay(optimizer: Any, lengths: list[int], decay: float) -> None:
+    """Adam's penalty moves every word's row by the learning rate in every step."""
+    train = TrainConfig(optimizer=optimizer, lr=1e-3, weight_decay=decay, batch_size=100)
+    seen, true = stepped(lengths, train, steps=4)
+    found = find_tokens(seen)
+    assert torch.equal(found.present, true) and found.exact
+    assert unexplained(seen, TEXT.words) is None
+
+
+def test_where_it_is_not_known_what_moved_the_rows_a_failure_is_no_evidence() -> None:
+    train = TrainConfig(optimizer="adam", lr=1e-3, weight_decay=1e-3, batch_size=100)
+    seen, true = stepped([8, 6], train, steps=4)
+    seen = replace(seen, idle=None)
+    assert not bool((find_tokens(seen).present & true).any())
+    assert "estimate" in str(unexplained(seen, TEXT.words))
+    declared = replace(seen, altered=Altered(variance={TEXT.words: 1e-6}))
+    assert unexplained(declared, TEXT.words) is None, "noise that was declared is a defence"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("decay", [0.0, 1e-3])
+def test_weights_that_were_sent_with_16_bits(dtype: torch.dtype, decay: float) -> None:
+    """Rounding changes the rows of all words, by up to half of the last place."""
+    seen, ids, _ = trained(MOST_WORDS, Schedule(lr=0.5, steps=5, batch_size=24, momentum=0.5, weight_decay=decay))
+    shared = {n: (seen.weights[n] + t).to(dtype).float() - seen.weights[n] for n, t in seen.shared.items()}
+    rounded = replace(seen, shared=shared, altered=Altered(variance=dict.fromkeys(shared, 1e-10)))
+    found, true = find_tokens(rounded).present, counts_of(ids, SMALL.words, PAD) > 0
+    assert not bool((found & ~true).any()), "no other word is named"
+    assert float((found & true).sum() / true.sum()) > (0.99 if dtype is torch.float16 else 0.5)
+
+
+def test_a_quantised_change() -> None:
+    """What weight decay did to a number is far less than a step, and is rounded up to one at random."""
+    seen, ids, _ = trained([16] * 4, Schedule(lr=0.05, steps=40, batch_size=4, momentum=0.5, weight_decay=1e-2))
+    draw, shared, variance = torch.Generator().manual_seed(0), {}, {}
+    for name, change in seen.shared.items():
+        step = change.abs().max() / 127
+        shared[name] = (change / step + torch.rand(change.shape, generator=draw)).floor() * step
+        variance[name] = float(step) ** 2 / 6
+    quantised = replace(seen, shared=shared, altered=Altered(variance=variance))
+    moved, true = shared[TEXT.words].any(1), counts_of(ids, SMALL.words, PAD) > 0
+    assert float((moved & true).sum() / moved.sum()) < 0.5, "most of the rows that changed are of other words"
+    found = find_tokens(quantised).present
+    assert float((found & true).sum() / found.sum()) > 0.95 < float((found & true).sum() / true.sum())
