@@ -20,6 +20,9 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import SharedLinear, from_picture, known_net, output_layer, weight_dtype
 from fedpriv.attacks.gradients.multistep import as_gradient
 
+LONG = 16
+"""Words of a random text."""
+
 
 def idlg_label(observation: Observation) -> int:
     """Label of the one sample: the row of the weight gradient with the smallest sum (Zhao et al. 2020, iDLG, section 3).
@@ -120,14 +123,22 @@ def batch_labels(observation: Observation) -> Tensor:
 
 @torch.no_grad()
 def guessed_probability(observation: Observation, images: int = 256, seed: int = 0) -> Tensor:
-    """``(C,)`` estimate of the mean prediction of the client's model without its data: on random images where the weights are
-    known (Geng et al.'s dummy data), else uniform."""
+    """``(C,)`` estimate of the mean prediction of the client's model without its data: on random images, or on random words,
+    where the weights are known (Geng et al.'s dummy data), else uniform."""
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
     if any(name not in weights for name in state_names(net)):
         return torch.full((observation.classes,), 1 / observation.classes, dtype=dtype)
-    drawn = torch.rand(images, *observation.input_shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
-    logits: Tensor = functional_call(net, weights, (from_picture(observation, drawn),))
+    draw = torch.Generator().manual_seed(seed)
+    if observation.text is None:
+        drawn = torch.rand(images, *observation.input_shape, generator=draw).to(device, dtype)
+        inputs = from_picture(observation, drawn)
+    else:
+        shape = (images, min(LONG, observation.input_shape[0]))
+        words = len(weights[observation.text.words]) - 1
+        inputs = torch.randint(words, shape, generator=draw).to(device)
+        inputs += (inputs >= observation.text.pad).long()  # any word but padding
+    logits: Tensor = functional_call(net, weights, (inputs,))
     return logits.softmax(dim=1).mean(dim=0)
 
 

@@ -26,6 +26,7 @@ class TextScores:
         rouge: ROUGE-L of each sentence ``(n,)``; ``None`` where the attack finds no order.
         exact: number of sentences that are right in every token; ``None`` likewise.
         labels: how many are right; ``None`` where the attack guesses none.
+        named: how many of the words that it named are right, over all messages.
     """
 
     precision: Tensor
@@ -35,6 +36,7 @@ class TextScores:
     rouge: Tensor | None
     exact: Rate | None
     labels: Rate | None
+    named: Rate | None
 
 
 def score_text(found: TextReconstruction, true: Tensor, labels: Tensor, text: TextFacts) -> TextScores:
@@ -54,7 +56,7 @@ def score_text(found: TextReconstruction, true: Tensor, labels: Tensor, text: Te
         found = replace(found, labels=made_labels)
         pairs = list(zip(plain(made_ids, text), plain(true, text), strict=True))
         rouge = torch.tensor([rouge_l(a, b) for a, b in pairs])
-        exact = wilson(sum(a == b for a, b in pairs), len(pairs))
+        exact = wilson(sum(a == b != [] for a, b in pairs), len(pairs))  # to find nothing in a text without words is no success
     if bool((found.labels >= 0).any()):
         right = wilson(_right_labels(found.labels, labels, size, ordered=found.ids is not None), len(labels))
     return TextScores(
@@ -65,6 +67,7 @@ def score_text(found: TextReconstruction, true: Tensor, labels: Tensor, text: Te
         rouge,
         exact,
         right,
+        wilson(int(sets.sum()), named) if (named := int((made > 0).sum())) else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import fields, replace
 from typing import Any
@@ -21,6 +22,8 @@ TOKENS = 8
 """Number of tokens of each sentence, two of which are special."""
 NEEDED = 0.8
 """ROUGE-L that the positive control must reach where the attack finds an order; it must always find every token."""
+LARGEST = 200
+"""Largest number of tokens of a message in a control."""
 PUBLIC = 200
 """Number of other sentences that a malicious server knows."""
 CHANCE = 0.2
@@ -45,6 +48,34 @@ def positive_control(attack: TextAttack, seed: int = 0) -> Control:
     sentence = f"{attack.name} found {recall:.0%} of the tokens of {MESSAGES} undefended sentences (all needed){order}"
     passed = recall == 1 and (rouge is None or rouge >= NEEDED)
     return Control("positive", passed, sentence, time.process_time() - began)
+
+
+def sized_control(attack: TextAttack, count: int, tokens: int, width: int, seed: int = 0) -> Control:
+    """A positive control on one message of ``count`` sentences of so many ``tokens``; kept.
+
+    Args:
+        width: of the encoder; the control's is as wide where that matters, as all is harder to find in a narrow one.
+    """
+    enough = max(2 * SMALL.width, SMALL.heads * math.ceil(count * tokens / (0.7 * SMALL.heads)))
+    width = min(width - width % SMALL.heads, enough)
+    return kept(attack, seed, count, tokens, width, compute=lambda: [_sized(attack, count, tokens, width, seed)])[0]
+
+
+def _sized(attack: TextAttack, count: int, tokens: int, width: int, seed: int) -> Control:
+    what = f"undefended message of {count} sentence{'' if count == 1 else 's'} of {tokens} tokens, at a width of {width}"
+    if count * tokens > LARGEST:
+        return Control("positive", False, f"{attack.name} has no control that is as large as an {what}", None)
+    began = time.process_time()
+    size = replace(SMALL, length=max(SMALL.length, tokens), width=width)
+    ids, labels = sentences([tokens] * count, seed, size), torch.arange(count) % size.classes
+    try:
+        made = attack.run([observe_text(small_bert(seed, size), ids, labels, facts(size))], seed)
+    except Inapplicable as error:
+        return Control("positive", False, f"{attack.name} cannot be mounted on an {what} ({error})", time.process_time() - began)
+    scores = score_text(made, ids, labels, facts(size))
+    rouge = 0.0 if scores.rouge is None else float(scores.rouge.mean())
+    sentence = f"{attack.name} finds an {what}, with a ROUGE-L of {rouge:.2f} (at least {NEEDED:g} needed)"
+    return Control("positive", rouge >= NEEDED, sentence, time.process_time() - began)
 
 
 def negative_control(attack: TextAttack, seed: int = 0) -> Control:

@@ -105,8 +105,14 @@ def _words(run: Found) -> float | None:
 def _words_open(run: Found) -> str | None:
     if samples_cut(run):
         return "attacks on texts were cut by the audit's budget"
-    reads = [one for one in run.get("texts") or [] if best_reading(one) is None and naming_words(one) is None]
+    reads = [one for one in run.get("texts") or [] if best_reading(one) is None and _more_words(one)]
     return f"no attack whose failure is evidence was mounted on {len(reads)} of the texts' messages" if reads else None
+
+
+def _more_words(read: Found) -> bool:
+    """Whether words may be missing, none of the attacks on a target being evidence of what it did not name."""
+    named = naming_words(read)
+    return named is None or bool(named.get("no_evidence"))
 
 
 def _membership(run: Found) -> float | None:

@@ -18,7 +18,9 @@ from fedpriv.attacks.core.text_registry import MaliciousTextAttack, TextAttack
 from fedpriv.attacks.inference.labels import batch_labels
 from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
+from fedpriv.attacks.text.controls import sized_control
 from fedpriv.attacks.text.rank import longest, total_tokens
+from fedpriv.attacks.text.rows import unexplained
 from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
 from fedpriv.seeding import kept_rng
@@ -85,11 +87,11 @@ class TextAttempt:
 
     @property
     def no_evidence(self) -> str | None:
-        """Why it is no evidence that it found no sentence, or no token where it finds no order; ``None``: it is, or it did."""
+        """Why it is no evidence that it found no sentence, or without an order not all tokens; ``None``: it is, or it did."""
         scores = self.scores
-        found = (
-            scores is not None and (scores.recall if scores.exact is None else torch.tensor(scores.exact.successes)).gt(0).any()
-        )
+        if scores is None:
+            return None
+        found = bool(scores.exact.successes) if scores.exact is not None else bool(scores.recall.eq(1).all())
         return None if found else "; ".join(self.unlike) or None
 
 
@@ -106,7 +108,7 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
         for observation in observe(attacker.threat):
             found.append(_one(attacker.attack, observation, seed))
             matches = attacker.attack.name in SEEKS or isinstance(attacker.attack, MaliciousTextAttack)
-            unlike = _unlike(observation) if matches else ()
+            unlike = _unlike(observation) if matches else _estimated(observation)
     except UsageError as error:  # earlier messages that a statistic needs were not kept
         return TextAttempt(attacker, inapplicable=str(error))
     made = [one for one in found if isinstance(one, TextReconstruction)]
@@ -114,6 +116,8 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
         return TextAttempt(attacker, inapplicable=str(found[0]), left=what_is_left(observe, target))
     whole = _joined(found, made[0], len(target.ids) // target.messages, target.facts.pad)
     scores = score_text(whole, target.ids, target.labels, target.facts)
+    if scores.exact is not None and not scores.exact.successes and not unlike and attacker.attack.name in SEEKS:
+        unlike = _beyond_its_control(attacker.attack, target, seed)
     ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
     return TextAttempt(attacker, whole, scores, ids, refused=len(found) - len(made), unlike=unlike)
 
@@ -141,6 +145,19 @@ def _unlike(observation: Observation) -> tuple[str, ...]:
         return observation.unlike
     behind = "" if schedule is None else f", and behind the message are {schedule.steps}"
     return (*observation.unlike, f"it reads the change as one step of SGD{behind}")
+
+
+def _estimated(observation: Observation) -> tuple[str, ...]:
+    """Why words may be missing among those that the word embedding names: a clause, if any."""
+    why = None if observation.text is None else unexplained(observation, observation.text.words)
+    return (why,) if why else ()
+
+
+def _beyond_its_control(attack: TextAttack, target: TextTarget, seed: int) -> tuple[str, ...]:
+    """A clause where the attack, with its budget, does not find so many undefended sentences of that length either."""
+    most = int(target.ids.ne(target.facts.pad).sum(1).max())
+    control = sized_control(attack, len(target.ids) // target.messages, most, int(target.encoder.config.hidden_size), seed)
+    return () if control.passed else (control.sentence,)
 
 
 def _not_tried(name: str, target: TextTarget) -> str | None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
@@ -39,6 +41,7 @@ def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
     found = attempt.found
     return row | {
         **score_figures(attempt.scores),
+        "by_frequency": by_frequency(found, target),
         "messages": len(found.counts),
         "refused": attempt.refused,
         "no_evidence": attempt.no_evidence,
@@ -56,7 +59,25 @@ def score_figures(scores: TextScores) -> dict[str, Any]:
         "rouge_l": None if scores.rouge is None else as_number(scores.rouge.mean()),
         "exact": None if scores.exact is None else rate(scores.exact),
         "labels": None if scores.labels is None else rate(scores.labels),
+        "named": None if scores.named is None else rate(scores.named),
     }
+
+
+def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:
+    """Of as many words as were named of each message, but the most frequent ones of public texts, the share that is right.
+
+    ``None``: none was named.
+    """
+    special, right, named = [target.facts.pad, *target.facts.special], 0, 0
+    often = target.frequency.clone()
+    often[special] = -1
+    order = often.argsort(descending=True, stable=True)
+    for counts, ids in zip(found.counts, torch.split(target.ids, len(target.ids) // target.messages), strict=True):
+        words = counts > 0
+        words[special] = False
+        guessed = order[: int(words.sum())]
+        right, named = right + int(torch.isin(guessed, ids).sum()), named + len(guessed)
+    return right / named if named else None
 
 
 def recovered(attempt: TextAttempt, target: TextTarget) -> list[dict[str, Any]]:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scipy.stats import binom
+
 from fedpriv.audit.formats import message_of
 
 Found = Mapping[str, Any]
 PRECISE = 0.5
+LEAST_CHANCE = 0.05
+"""Random words count as right at least so often, as they are drawn once, and few of them for short texts."""
+BY_CHANCE = 0.01
+"""The words that an attack named count as found where random words are right as often with at most this probability."""
 
 
 def best_reading(read: Found) -> Found | None:
@@ -63,12 +69,19 @@ def naming_words(read: Found) -> Found | None:
     """Of the attempts that named words far better than chance, the one that named most; ``None``: none did.
 
     At least half of what it named is right, and at least twice the share of random words; where these are right more often than
-    not, at least half of what they miss.
+    not, at least half of what they miss. The same against as many of the most frequent public words. Random words would be right
+    as often in at most one of a hundred tries.
     """
-    chance = read["baseline"]["precision"] or 0.0
-    least = max(PRECISE, min(2 * chance, (1 + chance) / 2))
-    made = [one for one in _mounted(read) if chance < 1 and (one["precision"] or 0.0) >= least]
+    made = [one for one in _mounted(read) if _beyond_chance(one, read["baseline"]["precision"] or 0.0)]
     return max(made, key=lambda one: (one["recall"] or 0.0) * one["precision"], default=None)
+
+
+def _beyond_chance(one: Found, random: float) -> bool:
+    """Whether an attempt named words far better than ``random`` ones, and than frequent ones; see :func:`naming_words`."""
+    chance, named = max(random, one.get("by_frequency") or 0.0), one.get("named")  # earlier audits have neither
+    if chance >= 1 or (one["precision"] or 0.0) < max(PRECISE, min(2 * chance, (1 + chance) / 2)):
+        return False
+    return named is None or float(binom.sf(named["successes"] - 1, named["n"], max(random, LEAST_CHANCE))) <= BY_CHANCE
 
 
 def of_texts(texts: Sequence[Found]) -> list[str]:
