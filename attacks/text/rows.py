@@ -144,7 +144,7 @@ def _half_precision(rows: Tensor, start: Tensor, observation: Observation, name:
             other = (sent - (start + decayed).float().to(dtype).float()).abs() > near
             # Weights next to the middle of two numbers may be rounded to the other one.
             used = other.sum(1) > max(1.0, (1 - MOST) * other.shape[1])
-            return Rows(used, (rows - decayed).norm(dim=1), False, f"the others round to what unused rows do in {str(dtype)[6:]}")
+            return Rows(used, (rows - decayed).norm(dim=1), True, f"the others round to what unused rows do in {str(dtype)[6:]}")
     return None
 
 
@@ -161,4 +161,4 @@ def _quantised(rows: Tensor, start: Tensor, observation: Observation, name: str)
     far = ((rows - decayed).abs() > 1.1 * step).any(1)
     expected = decayed.abs().sum(1) / step  # of the numbers of an unused row that are not rounded to 0
     used = far | (codes.round().ne(0).sum(1) > expected + 4 * expected.sqrt() + 3)
-    return Rows(used, (rows - decayed).norm(dim=1), False, "the others changed by no more than decay and rounding may do")
+    return Rows(used, (rows - decayed).norm(dim=1), True, "the others changed by no more than decay and rounding may do")

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.text_reconstruction import counts_of
+from fedpriv.attacks.text.rank import longest
 from fedpriv.attacks.text.rows import unexplained
 from fedpriv.attacks.text.tokens import find_tokens
 from fedpriv.attacks.text.victims import PAD, SMALL
@@ -72,6 +73,7 @@ def test_weights_that_were_sent_with_16_bits(dtype: torch.dtype, decay: float) -
     seen, ids, _ = trained(MOST_WORDS, Schedule(lr=0.5, steps=5, batch_size=24, momentum=0.5, weight_decay=decay))
     shared = {n: (seen.weights[n] + t).to(dtype).float() - seen.weights[n] for n, t in seen.shared.items()}
     rounded = replace(seen, shared=shared, altered=Altered(variance=dict.fromkeys(shared, 1e-10)))
+    assert longest(rounded) == MOST_WORDS[0]
     found, true = find_tokens(rounded).present, counts_of(ids, SMALL.words, PAD) > 0
     assert not bool((found & ~true).any()), "no other word is named"
     assert float((found & true).sum() / true.sum()) > (0.99 if dtype is torch.float16 else 0.5)
@@ -88,5 +90,6 @@ def test_a_quantised_change() -> None:
     quantised = replace(seen, shared=shared, altered=Altered(variance=variance))
     moved, true = shared[TEXT.words].any(1), counts_of(ids, SMALL.words, PAD) > 0
     assert float((moved & true).sum() / moved.sum()) < 0.5, "most of the rows that changed are of other words"
+    assert longest(quantised) == 16
     found = find_tokens(quantised).present
     assert float((found & true).sum() / found.sum()) > 0.95 < float((found & true).sum() / true.sum())
