@@ -10,6 +10,9 @@ from torch import Tensor
 from fedpriv.wire import Payload
 from fedpriv.wire.coding import is_model
 
+RUNNING_VAR = "running_var"
+"""How the names of BatchNorm's running variances end; a transform must leave them at 0 or above."""
+
 
 def model_tensors(payload: Payload) -> dict[str, Tensor]:
     """The payload's floating-point tensors that are part of the net."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedpriv.defenses.change import changes, model_tensors
+from fedpriv.defenses.change import RUNNING_VAR, changes, model_tensors
 from fedpriv.wire import Payload, TransformContext
 
 Draw = Callable[[torch.Size, torch.Generator], Tensor]
@@ -33,7 +33,7 @@ def add_noise(payload: Payload, context: TransformContext, variance: float, draw
     for name, tensor in model_tensors(payload).items():
         noise = math.sqrt(variance) * draw(tensor.shape, context.generator)
         noisy[name] = tensor + noise.to(tensor)
-        if name.endswith("running_var"):
+        if name.endswith(RUNNING_VAR):
             noisy[name].clamp_(min=0)  # a negative running variance would make outputs NaN
     return payload.with_tensors(noisy, note)
 

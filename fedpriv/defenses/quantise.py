@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,10 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.defenses.change import changes
+from fedpriv.defenses.change import RUNNING_VAR, changes
 from fedpriv.defenses.stage import Stage, transform
 from fedpriv.wire import Expected, Form, Payload, TransformContext
-from fedpriv.wire.coding import SCALE, base_name, codes_name, is_model, pack_codes
+from fedpriv.wire.coding import INDICES, SCALE, VALUES, base_name, codes_name, is_model, pack_codes
 
 
 @transform
@@ -22,8 +22,8 @@ class Quantise:
     """Send each tensor's change as integers of ``bits`` bits times one scale (QSGD, Alistarh et al. 2017, max norm).
 
     ``scale = max|change| / L``, ``L = 2^(bits-1) - 1``, ``code = floor(change / scale + u)`` with u uniform in [0, 1):
-    unbiased, with an error of less than one scale. The server decodes ``received + code * scale``. Tensors that the client was
-    not sent are sent whole.
+    unbiased, with an error of less than one scale. The server decodes ``received + code * scale``. Running variances are not
+    rounded to below zero. Tensors that the client was not sent are sent whole.
     """
 
     stage: ClassVar[Stage] = Stage.DIGITS
@@ -35,6 +35,8 @@ class Quantise:
             if base_name(name) in context.received:
                 del sent[name]
                 codes, sent[name + SCALE] = self._codes(change.float(), context.generator)
+                if base_name(name).endswith(RUNNING_VAR):
+                    codes = _not_below_zero(codes, sent[name + SCALE], _reference(name, payload, context.received))
                 sent[codes_name(name, self.bits)] = pack_codes(codes, self.bits)
         return replace(payload, kind="delta").with_tensors(sent, str(self))
 
@@ -65,3 +67,17 @@ class Quantise:
 
     def __str__(self) -> str:
         return f"quantise({self.bits})"
+
+
+def _reference(name: str, payload: Payload, received: Mapping[str, Tensor]) -> Tensor:
+    """What the server adds the changes of a tensor to: all of it, or of a sparse change the entries that are sent."""
+    whole = received[base_name(name)]
+    if not name.endswith(VALUES):
+        return whole
+    return whole.reshape(-1)[payload.tensors[base_name(name) + INDICES].long()]
+
+
+def _not_below_zero(codes: Tensor, scale: Tensor, reference: Tensor) -> Tensor:
+    """The codes, raised where ``reference + code * scale`` would be negative: of such a variance BatchNorm makes NaN."""
+    least = (-reference.to(codes) / scale).ceil() if float(scale) > 0 else torch.zeros_like(codes)
+    return codes.maximum(least.clamp(max=0))

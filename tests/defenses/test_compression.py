@@ -87,6 +87,17 @@ def test_quantised_bytes() -> None:
         assert sent.schema["encoder.fc1.weight~scale"] == ("F32", (1,))
 
 
+@pytest.mark.parametrize("pruned", [False, True])
+def test_a_rounded_running_variance_stays_a_variance(pruned: bool) -> None:
+    """One channel of a large variance gives the scale of all, which is larger than what the others have."""
+    base = {"encoder.norm.running_var": torch.linspace(0.1, 1, 1000)}
+    now = torch.full((1000,), 0.05).index_fill(0, torch.tensor(7), 40.0)
+    first = [{"name": "prune", "fraction": 0.5}] if pruned else []
+    sent = Sender(base, *first, {"name": "quantise", "bits": 3}).arrives(Payload({"encoder.norm.running_var": now}, 1))
+    assert sent["encoder.norm.running_var"].min() >= -1e-6
+    assert sent["encoder.norm.running_var"][7] == pytest.approx(40, rel=1e-3)
+
+
 def test_no_change_is_sent_as_none() -> None:
     base = received(5)
     arrived = Sender(base, {"name": "quantise"}).arrives(Payload(base, round=1))
