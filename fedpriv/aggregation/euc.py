@@ -107,12 +107,24 @@ class Euc(Aggregation):
         waiting = self._waiting(received[INTERVALS], round)
         return [name for name in names if name not in waiting]
 
-    def begin(self, turn: ClientTurn) -> None:
+    def place(self, turn: ClientTurn) -> None:
+        """A client's own copy of what it was not sent.
+
+        Raises:
+            UsageError: it has none, as its last turn did not count.
+        """
+        if self.params.euc == "weight":
+            return
         own = {name.removeprefix(_OWN): tensor for name, tensor in turn.private.items() if name.startswith(_OWN)}
+        waiting = self._waiting(turn.received[INTERVALS], turn.round - 1)
+        if lost := sorted(waiting - own.keys()):
+            raise UsageError(
+                f"aggregation euc: client {turn.client} has no copy of {lost[0]}, which is not sent in round {turn.round}, as its "
+                "turn in the round before did not count; use euc=weight"
+            )
         missing = {name: tensor for name, tensor in own.items() if name not in turn.received}
-        if missing:
-            self.context.space.pack(missing, turn.row)
-            turn.start.copy_(turn.row)
+        for row in (turn.row, turn.start):
+            self.context.space.pack(missing, row)
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         if self.params.euc == "weight":

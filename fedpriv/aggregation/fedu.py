@@ -61,8 +61,8 @@ class LDawaFedU(LDawa):
         super().begin(turn)
         if turn.first_time or float(turn.private[_MOVED]) < self.params.fedu_threshold:
             return
-        self.context.space.pack(self._part.unpack(turn.private[_OWN]), turn.row)
-        turn.start.copy_(turn.row)
+        for row in (turn.row, turn.start):  # which differ where an objective goes on from a model of its own
+            self.context.space.pack(self._part.unpack(turn.private[_OWN]), row)
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         own = self._part.pack(turn.state(self._part.names), turn.row.new_empty(self._part.size))

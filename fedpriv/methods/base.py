@@ -188,6 +188,7 @@ class Method:
 
     def begin(self, turn: ClientTurn) -> None:
         """Called before local training."""
+        self.aggregation.place(turn)
         for half in self.halves:
             half.begin(turn)
 

@@ -14,8 +14,11 @@ from torch import Tensor
 from fedpriv.aggregation.euc import intervals
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ClientTurn
+from fedpriv.server.arrivals import Arrivals
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
+from fedpriv.wire.message import Refused
+from fedpriv.wire.report import Answer, Report
 from tests.aggregation.rounds import doubles, merge, uploads
 
 Simulate = Callable[..., Simulation]
@@ -59,14 +62,14 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
     simulation = simulate("fedavg", play=False, aggregation=EARLY, **OPTIONS, **overrides)
     rounds: dict[int, dict[str, Any]] = {}
     method = simulation.federation.method
-    half, begin, keep = method.aggregation, method.aggregation.begin, method.aggregation.keep
+    half, begin, keep = method.aggregation, method.objective.begin, method.aggregation.keep
 
     def of(round: int) -> dict[str, Any]:
         return rounds.setdefault(round, {"down": set(), "up": set(), "start": {}, "end": {}})
 
     def watched_begin(turn: ClientTurn) -> None:
+        assert torch.equal(turn.start, turn.row)  # an objective begins with what the client goes on from: MOON freezes it
         begin(turn)
-        assert torch.equal(turn.start, turn.row)
         of(turn.round)["start"][turn.client] = turn.row.clone()
 
     def watched_keep(turn: ClientTurn) -> dict[str, Tensor]:
@@ -77,7 +80,7 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
         if way != "report":
             of(sealed.round)[way].add(frozenset(name for name in sealed.schema if not name.startswith("statistic.")))
 
-    half.begin, half.keep = watched_begin, watched_keep  # type: ignore[method-assign]
+    method.objective.begin, half.keep = watched_begin, watched_keep  # type: ignore[method-assign]
     simulation.taps.append(tap)
     for record in simulation.rounds():
         rounds[record["round"]]["after"] = simulation.server.row.clone()
@@ -101,6 +104,24 @@ def test_what_waits_is_not_sent_and_clients_go_on_with_their_own(simulate: Simul
         for client in range(4):
             source = rounds[3]["end"][client] if name in waiting else rounds[3]["after"]
             assert torch.equal(space.view(rounds[4]["start"][client], name), space.view(source, name)), name
+
+
+def test_a_client_without_its_copy_does_not_go_on_from_the_initial_one(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Arrivals.take
+
+    def refusing(self: Arrivals, answer: Answer) -> Report:
+        if (self.round, answer.client) == (3, 1):
+            raise Refused("it does not fit")
+        return take(self, answer)
+
+    monkeypatch.setattr(Arrivals, "take", refusing)
+    simulation = simulate("fedavg", play=False, aggregation=EARLY, **OPTIONS)
+    for _ in range(3):
+        simulation.run_round()
+    with pytest.raises(UsageError, match=r"client 1 has no copy of \S+, which is not sent in round 4"):
+        simulation.run_round()
 
 
 @pytest.mark.slow

@@ -51,6 +51,22 @@ def test_a_client_that_moved_far_goes_on_with_its_own_projector(simulate: Simula
         assert not torch.equal(space.view(seen[2, client], own_names[0]), space.view(after, own_names[0]))
 
 
+def test_what_it_was_sent_is_where_it_began_whatever_it_goes_on_from(simulate: Simulate) -> None:
+    """Siamese training may go on from the client's own last model; its anchor is a copy of what was received."""
+    objective = {"name": "siamese", "local_init": "persistent"}
+    options = {**ALL_TAKE_PART, "model.predictor": 8, "aggregation": {"name": "fedu", "fedu_threshold": 1e-6}}
+    simulation = simulate("fedavg", play=False, objective=objective, **options)
+    simulation.run_round()
+    after, begun = simulation.server.row.clone(), dict[int, Tensor]()
+    half = simulation.federation.method.aggregation
+    keep = half.keep
+    half.keep = lambda turn: (begun.update({turn.client: turn.start.clone()}), keep(turn))[1]  # type: ignore[method-assign]
+    simulation.run_round()
+    space = simulation.federation.resident.space
+    for name in space.select(["encoder", "head"]):
+        assert all(torch.equal(space.view(start, name), space.view(after, name)) for start in begun.values()), name
+
+
 def test_a_client_that_moved_little_takes_the_global_one(simulate: Simulate) -> None:
     simulation, seen = starts(simulate, {"name": "fedu", "fedu_threshold": 1e6})
     assert all(torch.equal(seen[2, client], simulation.after_one) for client in range(4))  # type: ignore[attr-defined]
