@@ -26,7 +26,11 @@ class TrainConfig(Section):
         None, description="the clients of each round, or a file with a line of them for each (selection: schedule)"
     )
     local_epochs: PositiveInt = Field(5, description="epochs over the client's data (layered methods: of the encoder phase)")
-    local_steps: PositiveInt | None = Field(None, description="stop local training after this many steps; null: all epochs")
+    local_steps: PositiveInt | None = Field(
+        None,
+        description="exactly this many steps of local training (layered methods: of the encoder phase), over as many epochs as "
+        "needed; null: all epochs",
+    )
     batch_size: PositiveInt = Field(10, description="samples per SGD step; the last partial batch is kept")
     min_batch: PositiveInt = Field(1, description="smaller batches are skipped; 2 where BatchNorm normalises vectors")
     accumulate: PositiveInt = Field(

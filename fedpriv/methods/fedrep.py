@@ -14,7 +14,7 @@ from fedpriv.models.net import AFTER_ENCODER
 
 @params
 class FedRepParams(FedPerParams):
-    """Options of FedRep; ``train.local_epochs`` is the number of epochs of the encoder phase."""
+    """Options of FedRep; ``train.local_epochs``, or ``local_steps``, is the length of the encoder phase."""
 
     head_epochs: int = Field(10, ge=0, description="E_h, epochs of the head phase (MpFedcon sec. 5.1; FedRep)")
 
@@ -28,4 +28,4 @@ class FedRep(FedPer):
 
     def phases(self, round: int) -> Sequence[Phase]:
         head = phase(*AFTER_ENCODER, epochs=self.params.head_epochs)
-        return [head, phase("encoder", epochs=self.train.local_epochs)]
+        return [head, phase("encoder", epochs=self.train.local_epochs, steps=self.train.local_steps)]

@@ -18,7 +18,8 @@ class LocalParams:
     epochs: int | None = Field(
         None,
         ge=1,
-        description="epochs per round of participation; null: 10 + train.local_epochs, the budget of FedRep and MpFedcon",
+        description="epochs per round of participation; null: train.local_steps, or else 10 + train.local_epochs, the budget of "
+        "FedRep and MpFedcon",
     )
 
 
@@ -33,12 +34,16 @@ class Local(Method):
     def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
         """As many clients as are sampled, but in rotation, since sampling would leave some clients without any training.
 
-        Over T rounds at participation r each client has about T r turns, the budget of the federated methods.
+        Over T rounds at participation r each client has about T r turns, the budget of the federated methods. A schedule
+        (``train.schedule``) says itself who trains.
         """
+        if self.train.selection == "schedule":
+            return sampled
         seed = self.context.config.seed
         order = sorted(everyone, key=lambda client: derive(seed, "turn order", client))
         first = (round - 1) * len(sampled)
         return sorted({order[(first + i) % len(order)] for i in range(len(sampled))})
 
     def phases(self, round: int) -> Sequence[Phase]:
-        return [phase(epochs=self.params.epochs or 10 + self.train.local_epochs)]
+        epochs = self.params.epochs
+        return [phase(epochs=epochs or 10 + self.train.local_epochs, steps=None if epochs else self.train.local_steps)]

@@ -80,6 +80,10 @@ def check(
             raise UsageError(f"privacy.level sample: {method.name} with objective {objective.name}: {reason}")
         if config.train.local_steps is not None:
             raise UsageError("privacy.level sample counts epochs; leave train.local_steps out")
+        if config.train.min_batch > 1:
+            raise UsageError(
+                "privacy.level sample draws batches of any size, and takes a step on each; leave train.min_batch out"
+            )
         _check_apart(config, net)
     if sent_names([table for table in server.memory if table.startswith(STATISTIC)], transforms, ()):
         raise UsageError(

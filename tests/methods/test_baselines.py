@@ -77,6 +77,8 @@ def test_local_trains_each_client_alone_in_turn_and_sends_no_model(simulate: Sim
 def test_local_has_the_budget_of_fedrep_by_default(simulate: Simulate) -> None:
     method = simulate("local", play=False, **{"train.local_epochs": 3}).federation.method
     assert [p.epochs for p in method.phases(1)] == [13]
+    own = simulate("local", play=False, **{"method.epochs": 2, "train.local_steps": 3}).federation.method.phases(1)
+    assert [(p.epochs, p.steps) for p in own] == [(2, None)]
 
 
 @pytest.mark.slow

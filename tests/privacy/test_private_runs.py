@@ -137,6 +137,7 @@ def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None
         ("fedavg", {**CLIENT, "privacy.clip": -1}, "privacy.clip"),
         ("fedavg", {**CLIENT, "privacy.target_epsilon": 0.1}, "leave the noise out"),
         ("fedavg", {**SAMPLE, "privacy.delta": 1e-3, "data.limit": None}, "1438 training samples.*below 0.000695"),
+        ("fedavg", {**SAMPLE, "train.min_batch": 2}, "leave train.min_batch out"),
         ("fedavg", {"privacy.level": "server", "privacy.noise": 1}, "privacy.level"),
     ],
 )

@@ -98,6 +98,14 @@ def test_the_state_between_rounds_does_not_grow(watched: Watched) -> None:
     assert len(watched.kept) == 4 and watched.kept[-1] == watched.kept[1]
 
 
+@pytest.mark.parametrize("method", sorted(methods()))
+def test_steps_and_participants_are_what_the_config_says(simulate: Callable[..., Simulation], method: str) -> None:
+    schedule = {"train.selection": "schedule", "train.schedule": [[0, 3], [1], [0, 2]], "train.rounds": 3}
+    simulation = simulate(method, play=False, **{**TINY, "train.participation": None}, **schedule, **{"train.local_steps": 3})
+    assert simulation.federation.method.phases(1)[-1].steps == 3
+    assert [simulation.participants(round) for round in (1, 2, 3)] == schedule["train.schedule"]
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_everybody_dropped_leaves_the_model_as_it_was(simulate: Callable[..., Simulation], method: str) -> None:
     diverges = {"method.b" if method == "perfedavg" else "train.lr": 1e30, "train.local_epochs": 3, "train.on_nan": "drop"}
