@@ -145,6 +145,7 @@ def agree(
             for name in module.state_dict()
         ),
         layers=layers,
+        masked=frozenset(space.names) - set(sent_names(space.names, transforms, linear)),
         mean_samples=declared.mean_samples,
     )
     net = net.to(device)

@@ -82,6 +82,7 @@ class Context:
         generator: purpose -> a fresh random generator of the run.
         norms: names of the tensors of BatchNorm layers, by module type: scales, shifts and running statistics.
         layers: the net's parameter names in forward order.
+        masked: names of the net's tensors that a mask keeps off the wire, whoever sends.
         mean_samples: number of training samples of a client, averaged over those that hold any.
     """
 
@@ -93,6 +94,7 @@ class Context:
     generator: Callable[[str], torch.Generator]
     norms: frozenset[str] = frozenset()
     layers: tuple[str, ...] = ()
+    masked: frozenset[str] = frozenset()
     mean_samples: float = 1.0
 
 

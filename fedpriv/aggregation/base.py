@@ -32,6 +32,7 @@ class Uploads:
         clients: their numbers.
         registered: number K_all of registered clients.
         whole: the layout of the whole net; ``None``: all of it was sent.
+        unsent: names of the net's tensors that are sent in other rounds, by clients who have data for them (of pairs, a branch).
     """
 
     space: ParameterSpace
@@ -44,6 +45,7 @@ class Uploads:
     registered: int
     whole: ParameterSpace | None = None
     large: UploadedRows | None = None
+    unsent: frozenset[str] = frozenset()
 
     @property
     def by_columns(self) -> Rows:

@@ -82,12 +82,13 @@ class Scaffold(Mean):
         if self.params.server_lr != 1:
             moved = uploads.previous + self.params.server_lr * (mean - uploads.previous)
             row = with_plain_buffers(moved, mean, uploads.space)
-        # Private or masked parameters have no variate at the server, and are not corrected.
+        # Private or masked parameters have no variate at the server, and are not corrected; a branch of the net for which no
+        # client of this round has data keeps its own.
         variates = {name: c for name, c in memory.items() if tensor_of(name) in uploads.space}
         for name in variates:
             if not any(name in sent for sent in uploads.statistics):
                 raise UsageError(f"aggregation scaffold needs {name} of every client; a mask removes it")
-        changed = dict(variates)
+        changed = {name: c for name, c in memory.items() if name in variates or tensor_of(name) in uploads.unsent}
         for name, c in variates.items():
             if changes := [sent[name].to(c) for sent in uploads.statistics if name in sent]:
                 changed[name] = c + torch.stack(changes).sum(0) * (len(uploads) / len(changes)) / uploads.registered

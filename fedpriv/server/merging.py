@@ -52,6 +52,7 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
         registered=method.context.config.data.clients,
         whole=whole,
         large=large,
+        unsent=frozenset(method.shared_names) - method.context.masked - sent,
     )
     complete(matrix, [names for _, names in arrived], method.aggregation.weigh(matrix))
     return _merged(method, server, matrix)

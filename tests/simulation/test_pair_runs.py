@@ -192,6 +192,23 @@ def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_a_round_without_images_leaves_their_variates(tmp_path: Path, folder: Path) -> None:
+    data = simulation(tmp_path / "look", "scaffold", **pairs(folder)).federation.data
+    of_texts = [client for client in range(5) if data.lacking(client) == "image"]
+    rounds = {"train.selection": "schedule", "train.schedule": [[0, 1, 2, 3, 4], of_texts, [0, 1, 2, 3, 4]], "train.rounds": 3}
+    run = simulation(tmp_path / "run", "scaffold", **pairs(folder, **rounds))
+    run.start()
+    found = []
+    for _ in run.rounds():
+        found.append(dict(run.server.memory))
+    images = [name for name in found[0] if str(tensor_of(name)).startswith("encoder.image.")]
+    assert images and found[1].keys() == found[0].keys()
+    for name in images:
+        assert torch.equal(found[1][name], found[0][name]), name
+    assert any(not torch.equal(found[2][name], found[1][name]) for name in images)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["sample", "client"])
 def test_private(tmp_path: Path, folder: Path, level: str) -> None:
     outcome = play(tmp_path / "run", "fedavg", **pairs(folder, **{"privacy.level": level, "privacy.noise": 4.0}))
