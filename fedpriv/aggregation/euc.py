@@ -119,7 +119,7 @@ class Euc(Aggregation):
         waiting = self._waiting(turn.received[INTERVALS], turn.round - 1)
         if lost := sorted(waiting - own.keys()):
             raise UsageError(
-                f"aggregation euc: client {turn.client} has no copy of {lost[0]}, which is not sent in round {turn.round}, as its "
+                f"aggregation euc: client {turn.client} has no copy of {lost[0]}, which is not sent in round {turn.round}: its "
                 "turn in the round before did not count; use euc=weight"
             )
         missing = {name: tensor for name, tensor in own.items() if name not in turn.received}

@@ -20,6 +20,7 @@ from fedpriv.data.federated import Split, Which
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import checksum
 from fedpriv.interfaces import Phase, Private
+from fedpriv.objectives.cross_entropy import Plain
 from fedpriv.privacy.canaries import OfClient
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
@@ -241,9 +242,10 @@ class Client:
         if not phases or not self.data.size("train"):
             return True
         turn = self._turn(model, self.data.train(), replace(received, tensors={}), kept, False, "adapt")
+        method = self.agreement.method
         try:
             for phase in phases:
-                turn.train(phase, self.agreement.method.local_loss)
+                turn.train(phase, method.local_loss, Plain(method.objective.smallest_batch))
         except ClientDiverged:
             return False
         return True

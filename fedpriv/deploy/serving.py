@@ -202,6 +202,8 @@ def _check_possible(config: RunConfig) -> None:
         raise UsageError(f"eval.{PROBE.rstrip('/')} needs the training images, which the server has not; --set eval.probe=none")
     if config.eval.before_merge:
         raise UsageError("eval.before_merge needs test samples, which the server has not; --set eval.before_merge=false")
+    if config.eval.fresh_head:
+        raise UsageError("eval.fresh_head: heads are trained afresh in simulations; --set eval.fresh_head=0")
     if config.privacy.level == "client":
         raise UsageError("privacy.level client: its noise would come from the seed, which every client knows; use sample")
     if config.privacy.canaries:

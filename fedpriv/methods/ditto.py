@@ -28,7 +28,8 @@ class DittoParams:
 class Pull(Plain):
     """Adds ``lam (v - w)`` to a step's gradient, ``w`` being what the client received this round."""
 
-    def __init__(self, lam: float, towards: Tensor) -> None:
+    def __init__(self, lam: float, towards: Tensor, smallest_batch: int) -> None:
+        super().__init__(smallest_batch)
         self.lam, self.towards = lam, towards
 
     def correct(self, turn: ClientTurn, learner: Learner) -> None:
@@ -61,7 +62,7 @@ class Ditto(Method):
         turn.row.copy_(turn.private[PERSONAL])
         epochs = self.params.personal_epochs
         stretch = phase(epochs=epochs or self.train.local_epochs, steps=None if epochs else self.train.local_steps)
-        turn.train(stretch, cross_entropy, Pull(self.params.lam, turn.start))
+        turn.train(stretch, cross_entropy, Pull(self.params.lam, turn.start, self.objective.smallest_batch))
         turn.memo[PERSONAL] = turn.row.clone()
         # Uploads, weights and reports are those of the global model.
         turn.row.copy_(shared)

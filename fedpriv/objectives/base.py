@@ -30,7 +30,7 @@ class Objective(Part):
     batches_per_step: int = 1
     """Number of batches of ``train.batch_size`` in a step."""
 
-    smallest_batch: ClassVar[int] = 1
+    smallest_batch: int = 1
     """Batches with fewer samples are skipped."""
     uses_companion: ClassVar[bool] = False
     """Whether its step trains a second model (:attr:`ClientTurn.companion`)."""

@@ -8,10 +8,14 @@ from fedpriv.objectives import Objective, register
 
 
 class Plain(Objective):
-    """A plain gradient step on any loss."""
+    """A plain gradient step on any loss, without options and without a run's context.
 
-    def __init__(self) -> None:
-        """Without options and without a run's context."""
+    Args:
+        smallest_batch: that of the objective which the net is made for.
+    """
+
+    def __init__(self, smallest_batch: int = 1) -> None:
+        self.smallest_batch = smallest_batch
 
 
 PLAIN = Plain()

@@ -116,6 +116,9 @@ def build(config: RunConfig) -> Federation:
         check_probe(config, agreement.method)
     if config.eval.before_merge:
         _check_before_merge(config, agreement.method)
+    if config.eval.fresh_head and not agreement.method.objective.labels:
+        why = f"objective {agreement.method.objective.name} learns without labels"
+        raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     sizes = [data.size(client) for client in participants(agreement, 1)]

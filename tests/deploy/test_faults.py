@@ -556,7 +556,11 @@ def test_a_client_without_its_data_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "told"),
-    [({"eval.probe": "linear"}, "which the server has not"), ({"privacy.level": "client", "privacy.noise": 4.0}, "use sample")],
+    [
+        ({"eval.probe": "linear"}, "which the server has not"),
+        ({"eval.fresh_head": 1}, "trained afresh in simulations"),
+        ({"privacy.level": "client", "privacy.noise": 4.0}, "use sample"),
+    ],
 )
 def test_what_a_deployment_cannot_do_is_refused(tmp_path: Path, key: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.errors import UsageError
 from fedpriv.objectives.barlow_twins import batch_norm, cross_correlation_loss, unbiased
 from fedpriv.objectives.simclr import nt_xent
 from fedpriv.simulation.simulation import Simulation
@@ -160,3 +161,8 @@ def test_a_batch_of_one_is_skipped(simulate: Simulate) -> None:
     size = data.size(0) - 1
     simulation = simulate("fedavg", **{"objective.name": "barlow-twins", **SSL, "train.batch_size": size})
     assert torch.isfinite(simulation.server.row).all()
+
+
+def test_no_head_is_trained_afresh_without_labels(simulate: Simulate) -> None:
+    with pytest.raises(UsageError, match=r"eval.fresh_head .* objective simclr learns without labels"):
+        simulate("fedavg", play=False, **{"objective.name": "simclr", "eval.fresh_head": 1, **SSL})
