@@ -82,7 +82,7 @@ class Context:
         generator: purpose -> a fresh random generator of the run.
         norms: names of the tensors of BatchNorm layers, by module type: scales, shifts and running statistics.
         layers: the net's parameter names in forward order.
-        masked: names of the net's tensors that a mask keeps off the wire, whoever sends.
+        masked: names of the net's tensors that no client sends, because a mask removes them.
         mean_samples: number of training samples of a client, averaged over those that hold any.
     """
 

@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from fedpriv.experiments.runner import Outcome
 
 _PATH = FilePath()
+_ONLY = click.option("--only", "labels", multiple=True, metavar="LABEL", help="Only runs with this label; repeatable.")
+_SEEDS = click.option(
+    "--seed", "--seeds", "seeds", multiple=True, type=int, metavar="SEED", help="Only runs with this seed; repeatable."
+)
+_DATA_DIR = click.option("--data-dir", type=_PATH, help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
+_RUNS_DIR = click.option(
+    "--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder whose experiments/ holds the run folders."
+)
 
 
 @main.group("experiment")
@@ -40,12 +48,10 @@ def experiment() -> None:
     show_default=True,
     help="Processes at a time; 0: only collect what is finished.",
 )
-@click.option("--only", "labels", multiple=True, metavar="LABEL", help="Only runs with this label; repeatable.")
-@click.option("--seed", "--seeds", "seeds", multiple=True, type=int, metavar="SEED", help="Only runs with this seed; repeatable.")
-@click.option("--data-dir", type=_PATH, help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
-@click.option(
-    "--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder whose experiments/ holds the run folders."
-)
+@_ONLY
+@_SEEDS
+@_DATA_DIR
+@_RUNS_DIR
 @click.option("--allow-dirty", is_flag=True, help="Run with uncommitted changes in the git checkout.")
 def run(
     file: Path,
@@ -106,12 +112,10 @@ def _count(outcomes: Sequence[Outcome | CellOutcome]) -> str:
 @command(experiment, "plan")
 @click.argument("path", type=_PATH, metavar="FILE|FOLDER")
 @click.option("--measure", is_flag=True, help="Where no run with a label is done, train four rounds to know what one costs.")
-@click.option("--only", "labels", multiple=True, metavar="LABEL", help="Only runs with this label; repeatable.")
-@click.option("--seed", "--seeds", "seeds", multiple=True, type=int, metavar="SEED", help="Only runs with this seed; repeatable.")
-@click.option("--data-dir", type=_PATH, help="Folder with <name>/{train,test}.parquet (or set FEDPRIV_DATA).")
-@click.option(
-    "--runs-dir", type=_PATH, default=Path("runs"), show_default=True, help="Folder whose experiments/ holds the run folders."
-)
+@_ONLY
+@_SEEDS
+@_DATA_DIR
+@_RUNS_DIR
 def plan(
     path: Path, measure: bool, labels: tuple[str, ...], seeds: tuple[int, ...], data_dir: Path | None, runs_dir: Path
 ) -> dict[str, Any]:
