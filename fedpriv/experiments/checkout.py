@@ -12,22 +12,32 @@ _SHOWN = 3
 
 
 def refuse_changes(experiment: Path) -> None:
-    """Check that the git checkout that holds an experiment's YAML, if one does, is as it was committed.
+    """Check that the git checkout that holds an experiment's YAML, if one does, is as it was committed, and has the YAML.
 
-    Files that git does not track are no changes.
+    Other files that git does not track are no changes.
 
     Raises:
-        UsageError: a tracked file was changed; with the names of the first ones.
+        UsageError: a tracked file was changed, with the names of the first ones; or git does not track the YAML.
     """
-    command = ["git", "-C", str(experiment.absolute().parent), "diff", "--name-only", "HEAD"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+    changed = _git(experiment, "diff", "--name-only", "HEAD")
+    if changed is None:
         return
-    changed = done.stdout.splitlines()
-    if done.returncode == 0 and changed:
+    if not changed and not _git(experiment, "ls-files", "--", experiment.name):
+        changed = [experiment.name]
+    if changed:
         names = ", ".join(changed[:_SHOWN]) + (f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else "")
         raise UsageError(
             f"not committed: {names}; a result names the commit that repeats it, so commit the changes first, "
             "or --allow-dirty for results that are not to be kept"
         )
+
+
+def _git(experiment: Path, *command: str) -> list[str] | None:
+    """What git prints in the folder, by line; ``None`` outside a checkout, before its first commit, or without git."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(experiment.absolute().parent), *command], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.splitlines() if done.returncode == 0 else None

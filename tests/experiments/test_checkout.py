@@ -98,6 +98,8 @@ def test_a_run_names_the_commit_that_was_checked(checkout: Path, started: Callab
 def test_a_cell_names_the_commit_that_was_checked(checkout: Path) -> None:
     cell = {"images": {"n": 2}, "victim": {"masked": 0}, "attacker": {"name": "idlg-label"}}
     cells = read_leakage(write_cells(checkout.parent, cells={"a": cell}))
+    git(checkout.parent, "add", "-A")
+    git(checkout.parent, "commit", "-qm", "cells")
     assert [one.state for one in run_cells(cells)] == ["finished"]
     assert CellResult.load(cells.result_file("a")).git_commit == head(checkout.parent)
 
@@ -108,6 +110,14 @@ def test_leakage_cells_likewise(checkout: Path) -> None:
     with pytest.raises(UsageError, match=r"not committed: paper/tiny\.yaml;"):
         run_cells(cells)
     assert [one.state for one in run_cells(cells, workers=0)] == ["left"]
+
+
+def test_an_experiment_that_no_commit_has_is_refused(checkout: Path) -> None:
+    own = checkout.with_name("own.yaml")
+    own.write_text(checkout.read_text())
+    with pytest.raises(UsageError, match=r"not committed: own\.yaml;"):
+        refuse_changes(own)
+    refuse_changes(checkout)
 
 
 def test_new_files_are_no_changes_and_staged_ones_are(checkout: Path) -> None:
