@@ -104,7 +104,7 @@ def run(
 
 def _count(outcomes: Sequence[Outcome | CellOutcome]) -> str:
     words = {"done": "done before", "collected": "collected", "finished": "finished now"}
-    words |= {"interrupted": "interrupted", "failed": "failed", "left": "not done"}
+    words |= {"diverged": "diverged", "interrupted": "interrupted", "failed": "failed", "left": "not done"}
     counts = {state: sum(outcome.state == state for outcome in outcomes) for state in words}
     return f"{len(outcomes)} runs: " + ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
 

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpriv.experiments.claims import Judgement, Results, judge, metric
+from fedpriv.experiments.divergence import Divergence
 from fedpriv.experiments.paired import until_as_good
 from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import Experiment
-from fedpriv.experiments.stored import stored_results
+from fedpriv.experiments.stored import divergences, stored_results
 
 
 @dataclass(frozen=True)
@@ -81,10 +82,16 @@ class TargetRow:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results of an experiment so far; ``others``: run -> the run of another experiment whose result it is."""
+    """The results of an experiment so far.
+
+    Attributes:
+        diverged: label -> seed -> how a run without a result diverged.
+        others: run -> the run of another experiment whose result it is.
+    """
 
     experiment: Experiment
     results: Results
+    diverged: Mapping[str, Mapping[int, Divergence]]
     others: Mapping[str, str]
     complaints: Sequence[str]
     methods: Sequence[MethodRow]
@@ -95,14 +102,22 @@ class Comparison:
     def of(cls, experiment: Experiment) -> Comparison:
         """From the results stored beside the YAML."""
         results, others, complaints = stored_results(experiment)
+        diverged = {
+            label: {seed: one for seed, one in of_label.items() if seed not in results[label]}
+            for label, of_label in divergences(experiment).items()
+        }
         to_target = target_rows(results, experiment.target) if experiment.target else []
-        judgements = [judge(claim, results) for claim in experiment.claims]
-        return cls(experiment, results, others, complaints, method_rows(results), to_target, judgements)
+        judgements = [judge(claim, results, diverged) for claim in experiment.claims]
+        return cls(experiment, results, diverged, others, complaints, method_rows(results), to_target, judgements)
 
     @property
     def missing(self) -> list[str]:
-        """Runs without a valid result, as ``<label>-s<seed>``."""
-        return [f"{label}-s{seed}" for label, seed in self.experiment.select() if seed not in self.results[label]]
+        """Runs without a valid result that did not diverge, as ``<label>-s<seed>``."""
+        return [
+            f"{label}-s{seed}"
+            for label, seed in self.experiment.select()
+            if seed not in self.results[label] and seed not in self.diverged[label]
+        ]
 
     @property
     def begun(self) -> bool:
@@ -140,6 +155,11 @@ class Comparison:
             "begun": self.begun,
             "total": len(self.experiment.select()),
             "missing": self.missing,
+            "diverged": {
+                f"{label}-s{seed}": {"client": one.client, "round": one.diverged_in}
+                for label, of_label in self.diverged.items()
+                for seed, one in of_label.items()
+            },
             "others": dict(self.others),
             "complaints": list(self.complaints),
         }

@@ -15,7 +15,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.experiments.leakage import describes_cells, read_leakage, run_cells
 from fedpriv.experiments.results import Result, difference
 from fedpriv.experiments.spec import Experiment, merge, read, yamls
-from fedpriv.experiments.stored import stored_results
+from fedpriv.experiments.stored import divergences, stored_results
 from fedpriv.server.run_folder import RunFolder, processor
 from fedpriv.simulation.run import start
 from fedpriv.tracking.folder import read_lines
@@ -119,7 +119,8 @@ def plan(
     seeds: Sequence[int] = (),
     measured: Callable[[RunConfig], float] | None = None,
 ) -> list[Left]:
-    """What is left of an experiment, label by label; labels of which nothing is left are left out.
+    """What is left of an experiment, label by label; labels of which nothing is left are left out. A run that is known to diverge
+    is not left.
 
     Args:
         runs_dir: the folder whose ``experiments/`` holds the run folders.
@@ -130,9 +131,10 @@ def plan(
         UsageError: the experiment has no such label or seed.
     """
     done, _, _ = stored_results(experiment)
+    diverged = divergences(experiment)
     asked, found = experiment.select(labels, seeds), []
     for label in experiment.configs:
-        waiting = [seed for one, seed in asked if one == label and seed not in done[label]]
+        waiting = [seed for one, seed in asked if one == label and seed not in done[label] and seed not in diverged[label]]
         if not waiting:
             continue
         rounds = sum(experiment.configs[label].train.rounds - _trained(experiment, runs_dir, label, seed) for seed in waiting)

@@ -134,7 +134,7 @@ def collect(folder: RunFolder, label: str) -> Result:
     Raises:
         UsageError: the run is not finished.
     """
-    summary, config, facts = folder.summary(), folder.config(), folder.facts
+    summary = folder.summary()
     if summary is None or not is_finished(folder):
         raise UsageError(f"{folder.path} is not finished")
     records = read_records(folder.path)
@@ -142,17 +142,7 @@ def collect(folder: RunFolder, label: str) -> Result:
     turns = sum(metrics["participants"] - metrics["dropped"] for metrics in trained)
     round_zero = sum(record["metrics"]["bytes_down"] for record in records if record["round"] == 0)
     result = Result(
-        label=label,
-        seed=config.seed,
-        config=_portable(config),
-        config_fingerprint=config.fingerprint(),
-        partition_hash=facts["partition_hash"],
-        versions=facts["versions"],
-        git_commit=facts.get("git_commit"),
-        device=facts["device"],
-        processor=facts.get("processor") or "",
-        data_hash=facts.get("data_hash") or "",
-        continued=facts.get("continued") or [],
+        **made_as(folder, label),
         summary={
             **{key: value for key, value in summary.items() if key not in _NOT_COPIED},
             "bytes_round_zero": round_zero,
@@ -165,6 +155,24 @@ def collect(folder: RunFolder, label: str) -> Result:
     )
     # The config is not rounded at all, so that it matches the run's to the last digit.
     return Result(**{name: value if name == "config" else rounded(value) for name, value in asdict(result).items()})
+
+
+def made_as(folder: RunFolder, label: str) -> dict[str, Any]:
+    """What the result of a run says of it besides its numbers: the config, and on what data and by what it was computed."""
+    config, facts = folder.config(), folder.facts
+    return {
+        "label": label,
+        "seed": config.seed,
+        "config": _portable(config),
+        "config_fingerprint": config.fingerprint(),
+        "partition_hash": facts["partition_hash"],
+        "versions": facts["versions"],
+        "git_commit": facts.get("git_commit"),
+        "device": facts["device"],
+        "processor": facts.get("processor") or "",
+        "data_hash": facts.get("data_hash") or "",
+        "continued": facts.get("continued") or [],
+    }
 
 
 def _curve(records: Sequence[Record]) -> dict[str, list[Any]]:

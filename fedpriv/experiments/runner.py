@@ -18,17 +18,19 @@ from typing import Literal
 
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.checkout import refuse_changes
+from fedpriv.experiments.divergence import Divergence
 from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.results import Result, collect, difference, is_finished, rounded
 from fedpriv.experiments.spec import Experiment
-from fedpriv.experiments.stored import elsewhere
+from fedpriv.experiments.stored import divergence_of, elsewhere
 from fedpriv.outside.addresses import with_secrets
 from fedpriv.processes import python_command
 from fedpriv.server.run_folder import CHECKOUT, RunFolder
 from fedpriv.tracking.folder import read_lines
 
-State = Literal["done", "collected", "finished", "interrupted", "failed", "left"]
-"""done: the result exists; collected: the run had finished before; finished: it finished now; left: not started."""
+State = Literal["done", "collected", "finished", "diverged", "interrupted", "failed", "left"]
+"""done: the result exists; collected: the run had finished before; finished: it finished now; diverged: it has no result, since a
+client diverged, now or before; left: not started."""
 
 Say = Callable[[str], None]
 
@@ -137,6 +139,8 @@ def _told(outcome: Outcome) -> str | None:
     states = {"collected": "was finished, result stored", "finished": "finished", "interrupted": "interrupted, can be resumed"}
     if outcome.state == "failed":
         return f"{outcome.name}: FAILED: {outcome.error}"
+    if outcome.state == "diverged":
+        return f"{outcome.name}: has no result: {outcome.error}"
     if outcome.state in states:
         accuracy = "" if outcome.accuracy is None else f", accuracy {outcome.accuracy:.3f}"
         return f"{outcome.name}: {states[outcome.state]}{accuracy}"
@@ -169,11 +173,15 @@ class _Runner:
             if (found := elsewhere(self.experiment, label, seed)) is not None:
                 self.say(f"{label}-s{seed}: is {found[1].parent.name}/{found[1].stem}, whose result counts")
                 return self._done(label, seed, *found, folder)
+            if (known := divergence_of(self.experiment, label, seed)) is not None:
+                return Outcome(label, seed, "diverged", error=str(known))
             if folder.config_file.exists():
                 if (other := difference(config, folder.config())) is not None:
                     raise FedprivError(f"{_short(folder.path)} holds another run ({other}); move it away")
                 if is_finished(folder):
                     return self._store(label, seed, folder, "collected")
+                if (diverged := Divergence.of(folder, label)) is not None:
+                    return self._ended(diverged)
             return self._launch(label, seed, folder) if may_start else Outcome(label, seed, "left")
         except FedprivError as error:
             return Outcome(label, seed, "failed", error=str(error))
@@ -241,6 +249,8 @@ class _Runner:
                 return Outcome(job.label, job.seed, "failed", error=str(error))
         if stopping or job.process.returncode == 130:
             return Outcome(job.label, job.seed, "interrupted")
+        if (diverged := Divergence.of(job.folder, job.label)) is not None:
+            return self._ended(diverged)
         with job.log.open("rb") as file:
             file.seek(job.log_start)
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
@@ -252,6 +262,10 @@ class _Runner:
         result = replace(collect(folder, label), leakage=leakage(folder.path))
         result.write(self.experiment.result_file(label, seed))
         return Outcome(label, seed, state, result.summary["accuracy"])
+
+    def _ended(self, diverged: Divergence) -> Outcome:
+        diverged.write(self.experiment.divergence_file(diverged.label, diverged.seed))
+        return Outcome(diverged.label, diverged.seed, "diverged", error=str(diverged))
 
 
 def _is_of(result: Result, folder: RunFolder) -> bool:

@@ -139,6 +139,10 @@ class Experiment:
         """The committed result: ``results/<stem>/<label>-s<seed>.json`` beside the YAML."""
         return self.path.parent / "results" / self.path.stem / f"{label}-s{seed}.json"
 
+    def divergence_file(self, label: str, seed: int) -> Path:
+        """Beside the results: that the run has none, since a client diverged."""
+        return self.result_file(label, seed).with_suffix(".diverged.json")
+
     def select(self, labels: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[tuple[str, int]]:
         """The (label, seed) pairs, seed by seed, each once; all where nothing is given.
 

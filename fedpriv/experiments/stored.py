@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
+from fedpriv.experiments.divergence import Divergence
 from fedpriv.experiments.results import Result, difference
 from fedpriv.experiments.spec import Experiment
 
@@ -55,12 +59,43 @@ def _unusual(hashes: dict[str, str]) -> str:
 def elsewhere(experiment: Experiment, label: str, seed: int) -> tuple[Result, Path] | None:
     """The result of a run with the same config in another experiment of the folder, under this label, and its file."""
     config, own = experiment.config(label, seed), experiment.result_file(label, seed)
-    files = own.parent.parent.glob(f"*/*-s{seed}.json")
-    for path in sorted(file for file in files if file.parent != own.parent):
+    for path in sorted(own.parent.parent.glob(f"*/*-s{seed}.json")):
+        if path.parent == own.parent:
+            continue
         with suppress(FedprivError, LookupError):  # a result that is damaged is reported by its own experiment
             result = Result.load(path)
-            # Comparing configs takes milliseconds, and most differ in these.
-            alike = (result.config["method"]["name"], result.config["train"]["rounds"])
-            if alike == (config.method.name, config.train.rounds) and difference(config, result.config) is None:
+            if _is_alike(config, result.config):
                 return replace(result, label=label), path
     return None
+
+
+def divergences(experiment: Experiment) -> dict[str, dict[int, Divergence]]:
+    """The runs of which is stored that a client diverged, by label and seed."""
+    found: dict[str, dict[int, Divergence]] = {label: {} for label in experiment.configs}
+    for label, seed in experiment.select():
+        if (diverged := divergence_of(experiment, label, seed)) is not None:
+            found[label][seed] = diverged
+    return found
+
+
+def divergence_of(experiment: Experiment, label: str, seed: int) -> Divergence | None:
+    """How the run of this label and seed, or the same run in another experiment of the folder, diverged; ``None``: not known.
+
+    Raises:
+        Damaged: a file beside the YAML says it, and cannot be read.
+    """
+    config, own = experiment.config(label, seed), experiment.divergence_file(label, seed)
+    for path in sorted(own.parent.parent.glob(f"*/*-s{seed}.diverged.json")):
+        if path.parent == own.parent and path != own:
+            continue
+        with suppress(*() if path == own else [FedprivError]):  # as of a result
+            diverged = Divergence.load(path)
+            if _is_alike(config, diverged.config):
+                return replace(diverged, label=label)
+    return None
+
+
+def _is_alike(config: RunConfig, stored: Mapping[str, Any]) -> bool:
+    """Whether a stored config is that of the same run. Comparing them takes milliseconds, and most differ in the first two."""
+    alike = (stored["method"]["name"], stored["train"]["rounds"])
+    return alike == (config.method.name, config.train.rounds) and difference(config, stored) is None

@@ -142,7 +142,7 @@ class _Frontier:
         for outcome in run_all(runs, self.folder / "runs", self.plan.jobs, say=self.say, allow_dirty=True):
             if outcome.state in ("interrupted", "left"):
                 raise KeyboardInterrupt
-            if outcome.state == "failed":
+            if outcome.state in ("failed", "diverged"):
                 self.failed[outcome.name] = str(outcome.error)
         done = [one for one in points if f"{one.label}-s{seed}" not in self.failed]
         self._audit([self.run_dir(one.label, seed) for one in done])

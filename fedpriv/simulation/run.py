@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.data.own.owners import owners_of
-from fedpriv.errors import UsageError
+from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.files import Damaged
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder, continued, first_facts
@@ -254,9 +254,12 @@ def _conducted(
     folder, profile, warn = server.folder, server.profile, server.warn
     begun = _begun(folder)
     went_on: dict[str, Any] = {}
+    ended: dict[str, Any] = {}
     if begun:
         server.restore()  # refuses a changed config before anything is noted in the folder
         went_on = continued(folder.facts, server.progress.round)
+        if folder.facts.get("diverged"):
+            went_on["diverged"] = None
     tracking = folder.facts["tracking"]
     patience = tracking.get("wait", server.config.tracking.wait)  # runs of earlier versions say nothing
     tracker = beside(tracker_of(folder.path, tracking), warn, patience, partial(profile.beside, "tracking"))
@@ -280,11 +283,14 @@ def _conducted(
     except (KeyboardInterrupt, GeneratorExit):
         status = "interrupted"
         raise
+    except ClientDiverged as error:
+        ended = {"diverged": {"client": error.client, "round": error.round}}
+        raise
     finally:
         profile.begin(END)
         server.clients.close()
         try:
-            folder.update_facts(status=status)
+            folder.update_facts(status=status, **ended)
         except (OSError, MemoryError) as error:  # what stopped the run, if anything did, is what the user must hear of
             warn(f"cannot note in {folder.path} that the run is {status}: {getattr(error, 'strerror', 'out of memory')}")
         with profile("tracking"):

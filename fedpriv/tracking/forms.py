@@ -42,6 +42,7 @@ class Facts(_Form):
     device: str | None = None
     processor: str | None = None
     continued: list[dict[str, Any]] = []
+    diverged: dict[str, int] | None = None
     tracking: _Tracking
 
 

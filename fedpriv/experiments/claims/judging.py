@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from fedpriv.experiments.claims.metrics import metric
 from fedpriv.experiments.claims.rule import (
@@ -58,8 +59,12 @@ class Judgement:
     verdict: Verdict
 
 
-def judge(claim: Claim, results: Results) -> Judgement:
-    """Compute our number and the verdict, over the seeds that all runs of the claim have finished."""
+def judge(claim: Claim, results: Results, diverged: Mapping[str, Collection[int]] = MappingProxyType({})) -> Judgement:
+    """Compute our number and the verdict, over the seeds that all runs of the claim have finished.
+
+    Args:
+        diverged: label -> seeds of runs that a client's divergence ended; the verdict names those of the claim.
+    """
     baselines = _baselines(claim, results)
     concerned = [*(label for label in claim.labels if label != BEST_BASELINE), *baselines]
     finished = sorted(set.intersection(*({*results[label]} for label in concerned)))
@@ -86,6 +91,8 @@ def judge(claim: Claim, results: Results) -> Judgement:
         why = why_not(claim.metric, *_sides(claim, results, lacking[0], None)) if claim.metric in PAIRED else ""
         said = f"no {claim.metric} on seed {', '.join(map(str, lacking))}{f': {why}' if why else ''}"
         verdict = Verdict(verdict.word, f"{verdict.remark}; {said}")
+    if ended := [f"{label} on seed {', '.join(map(str, sorted(s)))}" for label in concerned if (s := diverged.get(label))]:
+        verdict = Verdict(verdict.word, f"{verdict.remark}; diverged: {', '.join(ended)}")
     wanted = claim.margin if claim.above is None else claim.above
     if drawn and wanted > 0 and (most := max(_most(claim, both) for both in sides.values())) <= wanted:
         room = "of the clients could gain" if claim.metric == "clients_better" else "could be gained"

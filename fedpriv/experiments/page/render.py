@@ -134,6 +134,8 @@ def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
     if missing:
         named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
         parts.append(f"**Unfinished**: {total - len(missing)} of {total} runs are done. Missing: {named}.")
+    if ended := [f"{label}-s{seed} ({one})" for label, seeds in comparison.diverged.items() for seed, one in seeds.items()]:
+        parts.append(f"**Without a result**, as a client's loss or weights became infinite or NaN: {', '.join(ended)}.")
     parts += [f"**Attention**: {complaint}." for complaint in comparison.complaints]
     for part in (tables.others, tables.accuracy, tables.probe, tables.cost):
         parts += part(comparison)

@@ -54,7 +54,8 @@ def accuracy(comparison: Comparison) -> list[str]:
     if not (rows := [row for row in comparison.methods if row.mean is not None]):
         return []
     last = max(row.averaged_rounds for row in rows)
-    seeds = sorted({seed for row in rows for seed in row.never_trained})
+    diverged = {seed for row in rows for seed in comparison.diverged[row.label]}
+    seeds = sorted(diverged | {seed for row in rows for seed in row.never_trained})
     splits = {row.split for row in rows}
     comparable = [row for row in rows if row.accuracy.keys() == {*seeds} and len(splits) == 1]
     best = max((row.mean or 0.0 for row in comparable), default=None) if len(comparable) > 1 or len(rows) == 1 else None
@@ -65,7 +66,11 @@ def accuracy(comparison: Comparison) -> list[str]:
             row.label + _mark(row, last) + (f" ({row.split})" if len(splits) > 1 else ""),
             f"**{percent(row.mean)}**" if row.mean == best and row in comparable else percent(row.mean),
             "–" if row.sd is None else f"{100 * row.sd:.2f}",
-            by_seed({seed: percent(value) for seed, value in row.accuracy.items()}, seeds),
+            by_seed(
+                dict.fromkeys(comparison.diverged[row.label], "diverged")
+                | {seed: percent(value) for seed, value in row.accuracy.items()},
+                seeds,
+            ),
             percent(row.worst_tenth),
             *([percent(row.fresh_head)] if fresh else []),
             percent(row.global_accuracy),
