@@ -121,6 +121,7 @@ def invert(
     batch_size: int | None = None,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    weight_decay_bias: float | None = None,
     head: str | None = None,
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
@@ -145,6 +146,7 @@ def invert(
         n: number of images behind it.
         labels: ``(n,)``, for an attacker that is given them.
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD, where its change is given.
+        weight_decay_bias: of tensors of one dimension; ``None``: as ``weight_decay``, as ``torch.optim.SGD`` has it.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         mean, std: of the client's normalisation, by channel: the net gets ``(image - mean) / std`` for an image in [0, 1].
         controls: first check, at this budget, that the attack recovers images where it must, and none from noise.
@@ -157,6 +159,7 @@ def invert(
         TypeError: an option that the attack does not have, or its value.
     """
     net = cut(model, tuple(input_shape), head)
+    check_normalisation(mean, std, input_shape[0])
     if classes is not None and classes != net.classes:
         raise ValueError(f"classes = {classes}, and the net returns {net.classes} logits")
     if n < 1 or (labels is not None and labels.shape != (n,)):
@@ -164,8 +167,8 @@ def invert(
     attacker = _attacker(attack, options)
     schedule = None
     if lr is not None:
-        schedule = Schedule(lr, steps, batch_size or n, momentum, weight_decay)
-    elif (steps, batch_size, momentum, weight_decay) != (1, None, 0.0, 0.0):
+        schedule = sgd(lr, steps, batch_size or n, momentum, weight_decay, weight_decay_bias)
+    elif (steps, batch_size, momentum, weight_decay, weight_decay_bias) != (1, None, 0.0, 0.0, None):
         raise ValueError("steps, batch_size, momentum and weight_decay describe a change of the weights; give its lr, too")
     threat = replace(attacker.threat, labels=labels is not None)
     seen = observed(model, net, gradient, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
@@ -179,6 +182,24 @@ def invert(
         return Inversion(attack, mount(attacker, [seen], seed), threat, passed)
     except Inapplicable as refusal:
         raise Inapplicable(net.in_own_names(str(refusal))) from None
+
+
+def check_normalisation(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
+    """Raise :class:`ValueError` where there is neither one number for all channels nor one for each."""
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (1, channels):
+            raise ValueError(
+                f"{name} has {len(values)} numbers, and an image {channels} channels; give one number, or one for each"
+            )
+
+
+def sgd(
+    lr: float, steps: int, batch_size: int, momentum: float, weight_decay: float, weight_decay_bias: float | None
+) -> Schedule:
+    """The schedule of SGD; without a decay of its own, a bias has that of the weights, as in ``torch.optim.SGD``."""
+    return Schedule(
+        lr, steps, batch_size, momentum, weight_decay, weight_decay if weight_decay_bias is None else weight_decay_bias
+    )
 
 
 def observed(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.api.inversion import by_name, observed
+from fedpriv.attacks.api.inversion import by_name, check_normalisation, observed, sgd
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
@@ -61,6 +61,7 @@ def audit_update(
     batch_size: int | None = None,
     momentum: float = 0.0,
     weight_decay: float = 0.0,
+    weight_decay_bias: float | None = None,
     head: str | None = None,
     mean: Sequence[float] = (0.0,),
     std: Sequence[float] = (1.0,),
@@ -89,6 +90,7 @@ def audit_update(
         data: the images ``(n, C, H, W)`` in [0, 1] and labels ``(n,)`` that the client trained on, to score attacks against;
             attacks never get them.
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD.
+        weight_decay_bias: of tensors of one dimension; ``None``: as ``weight_decay``, as ``torch.optim.SGD`` has it.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         mean, std: of the normalisation, by channel.
         public: other images and labels of the same kind: copies of the nearest one are the baseline, and attackers who have
@@ -109,10 +111,11 @@ def audit_update(
     integers = labels.ndim == 1 and not labels.is_floating_point() and not labels.is_complex()
     if images.ndim != 4 or not integers or len(images) != n or not n or not bool(((images >= 0) & (images <= 1)).all()):
         raise UsageError("data: images (n, C, H, W) in [0, 1] and integer labels (n,), at least one")
-    _check_numbers(lr, steps, batch_size, momentum, weight_decay, mean, std)
+    _check_numbers(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias, mean, std)
     check_budget(budget)
     shape = tuple(images.shape[1:])
     try:
+        check_normalisation(mean, std, shape[0])
         net = cut(model, shape, head)
         sent, changed = _sent(model, update, lr)
     except ValueError as error:
@@ -123,7 +126,9 @@ def audit_update(
         raise UsageError(f"the update cannot be audited: {spoiled} is not finite")
     if changed and lr is None:
         raise UsageError("the update is a change of the weights, or the new ones; give the client's lr (and steps)")
-    schedule = Schedule(lr, steps, batch_size or n, momentum, weight_decay) if changed and lr is not None else None
+    schedule = None
+    if changed and lr is not None:
+        schedule = sgd(lr, steps, batch_size or n, momentum, weight_decay, weight_decay_bias)
 
     own = copy.deepcopy(model).cpu().float()
     described, statistics = build_transforms(transforms), _statistics(update)
@@ -207,6 +212,7 @@ def _check_numbers(
     batch_size: int | None,
     momentum: float,
     weight_decay: float,
+    weight_decay_bias: float | None,
     mean: Sequence[float],
     std: Sequence[float],
 ) -> None:
@@ -217,6 +223,7 @@ def _check_numbers(
         ("batch_size", batch_size, batch_size is None or batch_size >= 1),
         ("momentum", momentum, 0 <= momentum < 1),
         ("weight_decay", weight_decay, 0 <= weight_decay < math.inf),
+        ("weight_decay_bias", weight_decay_bias, weight_decay_bias is None or 0 <= weight_decay_bias < math.inf),
         ("mean", mean, all(map(math.isfinite, mean))),
         ("std", std, all(0 < one < math.inf for one in std)),
     ):

@@ -127,6 +127,8 @@ def test_a_hidden_head(net: nn.Module) -> None:
         ({"lr": 0.1, "batch_size": -1}, "batch_size = -1: that cannot be"),
         ({"lr": 0.1, "momentum": 2.0}, r"momentum = 2\.0: that cannot be"),
         ({"std": (0.0,)}, "std = .*: that cannot be"),
+        ({"std": (0.5, 0.5)}, "std has 2 numbers, and an image 3 channels"),
+        ({"lr": 0.1, "weight_decay_bias": -1.0}, r"weight_decay_bias = -1\.0: that cannot be"),
         ({"std": (math.nan,)}, "std = .*: that cannot be"),
         ({"update": fedpriv.Payload({"3.bias": torch.zeros(10)}, round=1, kind="delta")}, "give the client's lr"),
         ({"model": nn.Sequential(nn.Flatten(), nn.Linear(192, 10), nn.Softmax(1))}, "something comes after it"),

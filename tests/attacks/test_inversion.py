@@ -104,6 +104,22 @@ def test_a_change_of_several_steps(net: Own) -> None:
     assert result.scores(IMAGES[:1]).mse.item() < 1e-4
 
 
+@pytest.mark.parametrize("of_biases", [None, 0.0])
+def test_biases_decay_as_in_the_clients_optimiser(net: Own, of_biases: float | None) -> None:
+    """``torch.optim.SGD`` has one penalty for all tensors, unless they are in groups of their own."""
+    own = copy.deepcopy(net)
+    rest = [own.hidden.weight, own.out.weight]
+    groups = [{"params": rest}, {"params": [own.hidden.bias, own.out.bias], "weight_decay": of_biases}]
+    optimiser = torch.optim.SGD(own.parameters() if of_biases is None else groups, lr=0.1, weight_decay=0.5)
+    F.cross_entropy(own(IMAGES[:1]), LABELS[:1]).backward()
+    optimiser.step()
+    after = dict(own.named_parameters())
+    change = {name: (after[name] - parameter).detach() for name, parameter in net.named_parameters()}
+    decay = {"weight_decay": 0.5, "weight_decay_bias": of_biases}
+    result = invert(net, change, input_shape=SHAPE, attack="analytic", lr=0.1, **decay)  # type: ignore[arg-type]
+    assert result.scores(IMAGES[:1]).mse.item() < 1e-4
+
+
 @pytest.mark.slow
 def test_several_images_are_scored_in_their_order(net: Own) -> None:
     result = invert(net, gradient_of(net, 2), input_shape=SHAPE, attack="idlg", n=2, labels=LABELS)
@@ -176,6 +192,8 @@ def test_an_attack_that_fails_its_control_is_not_tried(net: Own, monkeypatch: py
         ({"head": "outt"}, "the net has no module 'outt' for the head; did you mean 'out'"),
         ({"head": "hidden"}, "the net cannot be cut before 'hidden'"),
         ({"steps": 3}, "give its lr, too"),
+        ({"mean": (0.5, 0.5)}, "mean has 2 numbers, and an image 3 channels"),
+        ({"weight_decay_bias": 0.1}, "give its lr, too"),
         ({"n": 0}, "n = 0: at least 1"),
         ({"gradient": []}, "a list of 0, and the net has 4 parameters"),
         ({"gradient": {"outt.weight": torch.ones(1)}}, "no parameter 'outt.weight'; did you mean 'out.weight'"),
