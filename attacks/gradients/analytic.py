@@ -65,23 +65,30 @@ class Candidates:
 
 
 def leaky_layers(observation: Observation) -> list[SharedLinear]:
-    """Shared linear layers with a bias, first layer first."""
+    """Shared linear layers with a bias, in the order of the net's modules."""
     return [layer for layer in shared_linears(observation) if layer.bias is not None]
 
 
+def fed_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
+    """Shared linear layers with a bias that are fed one vector for each sample: those that are fed the image, then the others in
+    the order in which the net calls them, which need not be that of its modules."""
+    leaky = {layer.name: layer for layer in leaky_layers(observation)}
+    found = [(leaky[name], fed) for name, fed in layer_inputs(observation).items() if name in leaky and fed.once]
+    return sorted(found, key=lambda pair: not pair[1].is_image)
+
+
 def row_ratios(observation: Observation, options: AnalyticOptions | None = None) -> list[Candidates]:
-    """The candidates of every shared linear layer with a bias, first layer first.
+    """The candidates of every layer of :func:`fed_layers`.
 
     Raises:
         Inapplicable: if there is no such layer.
     """
     options = options or AnalyticOptions()
     observation = as_gradient(observation, options.undo_decay)
-    layers = leaky_layers(observation)
+    layers = fed_layers(observation)
     if not layers:
         raise Inapplicable("no linear layer with a bias was shared: the weight-by-bias quotient needs one")
-    fed = layer_inputs(observation)
-    return [_layer(observation, layer, fed[layer.name], options) for layer in layers]
+    return [_layer(observation, layer, fed, options) for layer, fed in layers]
 
 
 def single_sample(observation: Observation, undo_decay: bool = True) -> list[tuple[Candidates, float]]:
@@ -92,9 +99,8 @@ def single_sample(observation: Observation, undo_decay: bool = True) -> list[tup
         one sample without noise, so that the attacker sees whether the assumption holds.
     """
     observation = as_gradient(observation, undo_decay)
-    fed = layer_inputs(observation)
     found = []
-    for layer in leaky_layers(observation):
+    for layer, fed in fed_layers(observation):
         assert layer.bias is not None
         weight, bias = layer.weight.double(), layer.bias.double()
         x = fed_by_one(replace(layer, weight=weight, bias=bias))
@@ -102,12 +108,10 @@ def single_sample(observation: Observation, undo_decay: bool = True) -> list[tup
         if layer.kept is not None:
             missed, weight = missed * layer.kept, weight * layer.kept
         left = missed.square().sum() / weight.square().sum().clamp(min=1e-300)
-        values, in_range = _checked(observation, x[None], fed[layer.name], 0.01)
+        values, in_range = _checked(observation, x[None], fed, 0.01)
         one = torch.ones(1, dtype=torch.long)
         plausible = torch.tensor([bool(left < 1e-3)])
-        found.append(
-            (Candidates(layer.name, fed[layer.name].is_image, values, -one, one, in_range, torch.ones(1), plausible), float(left))
-        )
+        found.append((Candidates(layer.name, fed.is_image, values, -one, one, in_range, torch.ones(1), plausible), float(left)))
     return found
 
 

@@ -40,10 +40,12 @@ class LayerInput:
     Attributes:
         is_image: the layer's input is the flattened image itself, as one vector for each sample.
         lowest: 0 where no input is negative (after ReLU or sigmoid), else minus infinity.
+        once: whether the layer is fed one vector for each sample; otherwise its gradient mixes several vectors of a sample.
     """
 
     is_image: bool
     lowest: float
+    once: bool = True
 
 
 def shared_linears(observation: Observation) -> list[SharedLinear]:
@@ -111,9 +113,10 @@ def training_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]
 
 @torch.no_grad()
 def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> dict[str, LayerInput]:
-    """The kind of each linear layer's input, by name.
+    """The kind of each linear layer's input, by name, in the order in which the net calls them.
 
-    Found by passing random images through the net, so that it works for any architecture.
+    Found by passing random images through the net, so that it works for any architecture. Layers that the net does not call, such
+    as the projection of torch's attention, whose weight it reads, are left out.
     """
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
@@ -125,7 +128,8 @@ def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> d
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             fed = args[0]
             same = fed.shape[-1] == x[0].numel() and torch.equal(fed.flatten(), x.flatten())
-            seen[name] = LayerInput(same, 0.0 if fed.min() >= 0 else -torch.inf)
+            once = name not in seen and fed.numel() == images * fed.shape[-1]
+            seen[name] = LayerInput(same, 0.0 if fed.min() >= 0 else -torch.inf, once)
 
         module.register_forward_pre_hook(hook)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
 from fedpriv.attacks.core.registry import register
-from fedpriv.attacks.gradients.analytic import AnalyticOptions, Candidates, leaky_layers, row_ratios, single_sample
-from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified, layer_inputs, to_picture
+from fedpriv.attacks.gradients.analytic import AnalyticOptions, Candidates, fed_layers, leaky_layers, row_ratios, single_sample
+from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified, to_picture
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 from fedpriv.attacks.gradients.spear import SpearOptions, projected, unmix
 from fedpriv.attacks.image.feature_inversion import InversionOptions, invert_features
@@ -43,7 +43,7 @@ class Analytic(AnalyticOptions):
     def harder(observation: Observation) -> str | None:
         """See :class:`fedpriv.attacks.lab.setting.Declared`."""
         seen = as_gradient(observation)
-        first = leaky_layers(seen)[0].name
+        first = fed_layers(seen)[0][0].name
         if observation.num_examples == 1 or is_rectified(seen, first):
             return None
         return f"no ReLU follows {first!r}, so that every image behind a message moves every neuron"
@@ -117,11 +117,12 @@ class Spear(SpearOptions):
     def _layer(observation: Observation) -> tuple[SharedLinear, float]:
         """The first linear layer with its gradient, and the standard deviation of an entry's error."""
         seen = as_gradient(observation)
-        layers = leaky_layers(seen)
+        layers = fed_layers(seen)
         if not layers:
             raise Inapplicable("no linear layer with a bias was shared")
-        first, name = layers[0], f"{layers[0].name}.weight"
-        if not layer_inputs(seen)[first.name].is_image:
+        first, fed = layers[0]
+        name = f"{first.name}.weight"
+        if not fed.is_image:
             raise Inapplicable(f"the input of {first.name!r} is features, not the image")
         if name not in seen.weights or f"{first.name}.bias" not in seen.weights:
             raise Inapplicable(f"the weights of {first.name!r} at which the client began are not known")

@@ -21,7 +21,7 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
 from fedpriv.attacks.core.registry import register
-from fedpriv.attacks.gradients.analytic import CERTAIN, leaky_layers
+from fedpriv.attacks.gradients.analytic import CERTAIN, fed_layers
 from fedpriv.attacks.gradients.linear import output_layer
 from fedpriv.attacks.gradients.matching import case_of
 from fedpriv.attacks.gradients.multistep import as_gradient
@@ -137,7 +137,7 @@ class Fishing:
 
 def _read_off(alone: Observation, seed: int) -> Reconstruction | None:
     """By the closed form; ``None``: it needs another net, as that of several samples gives mixtures where no ReLU follows."""
-    if not leaky_layers(alone) or Analytic.harder(alone) is not None:
+    if not fed_layers(alone) or Analytic.harder(alone) is not None:
         return None
     try:
         return Analytic().run([alone], seed)

@@ -55,7 +55,7 @@ def test_a_layer_that_gets_the_image_in_rows_does_not_get_the_image(n: int) -> N
     message = observe(net, gradient(net, images, torch.arange(n)), num_examples=n)
     assert not row_ratios(message)[0].is_image and not single_sample(message)[0][0].is_image
     for name in ("analytic", "spear"):
-        with pytest.raises(Inapplicable, match=r"'body\.first' is features"):
+        with pytest.raises(Inapplicable, match=r"'body\.third' is features"):
             image_attack(name)().run([message])
 
 
