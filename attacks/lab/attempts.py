@@ -302,6 +302,8 @@ def _harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[
     """In what messages like the first, with labels ``(messages, n)``, are harder than those of the attack's positive control: a
     clause each."""
     says, each = declared(attacker.attack), labels.shape[1]
+    if first.num_examples is None and each > 1:
+        yield f"messages do not say how many images are behind them ({each}), and those of its control do"
     if not says.optimises and each > says.at_once:  # an attack that optimises is not tried on as many
         yield f"{each} images are behind a message, and its control has at most {says.at_once}"
     if says.optimises and not says.any_labels and any(len(of.unique()) < each for of in labels):

@@ -77,6 +77,22 @@ def test_noise_gives_nothing_away(net: nn.Module) -> None:
     assert by(audited(net, noise), "analytic")["success"]["0.01"]["successes"] == 0
 
 
+@pytest.mark.slow
+def test_a_net_whose_neurons_are_active_for_every_image_hides_them_without_a_defence(net: nn.Module) -> None:
+    """Closed forms pass their controls, whose nets have neurons for single images, and fail here on any message."""
+    with torch.no_grad():
+        net.get_submodule("1").bias.fill_(5.0)
+    images, labels = default_images(10, side=8)
+    loss = F.cross_entropy(net(images), labels)
+    gradient = torch.autograd.grad(loss, list(net.parameters()))
+    report = fedpriv.audit_update(net, gradient, (images, labels))
+    for name in ("analytic", "spear"):
+        attempt = by(report, name)
+        assert attempt["success"]["0.01"]["successes"] == 0 and not attempt["is_evidence"]
+        assert "from undefended messages of this net" in attempt["no_evidence"]
+    assert report.answer == "Leakage not known"
+
+
 @pytest.mark.parametrize("training", [True, False])
 def test_behind_dropout_a_failure_is_no_evidence(training: bool) -> None:
     torch.manual_seed(0)

@@ -305,6 +305,10 @@ def test_a_control_whose_images_are_easier_promises_nothing() -> None:
     for name, options in (("idlg", {"steps": 1, "restarts": 0}), ("inverting-gradients", {"steps": 1})):
         assert made(name, [3, 3, 1, 2], options).unlike == (shared,) and made(name, [3, 0, 1, 2], options).unlike == ()
     assert made("dlg", [3, 3, 1, 2], {"steps": 1, "restarts": 0}).unlike == ()
+    classes = torch.arange(2)
+    message = replace(observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images[:2], classes), num_examples=None)
+    (why,) = attempt(Attacker(image_attack("dlg")(steps=1, restarts=0), ThreatModel()), [message], images[:2], classes, 0).unlike
+    assert why == "messages do not say how many images are behind them (2), and those of its control do"
     many, labels = torch.rand(130, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(130) % 10
     message = observe(perceptron(0, channels=3, height=8, width=8), many, labels)
     found = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [message], many, labels, 0)

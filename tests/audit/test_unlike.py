@@ -228,4 +228,16 @@ def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: b
     held = target.held_against(made)
     assert held.is_evidence is counts and len(asked) == (not hits) and (counts or held.unlike == ("0 of 4 photographs",))
     assert len(held.controls) == 1 + (passes is not None and not hits), "it is in the report"
-    assert target.held_against(replace(made, attacker=Attacker(image_attacks()["analytic"](), ThreatModel()))).is_evidence
+    closed = replace(made, attacker=Attacker(image_attacks()["analytic"](), ThreatModel()))
+    assert target.held_against(closed).is_evidence is counts, "of several images it reads those that neurons are active for alone"
+    of_one = replace(closed, found=replace(FOUND, loss=torch.zeros(2)))
+    assert target.held_against(of_one).is_evidence, "of one it needs nothing of the net"
+
+
+def test_heads_that_clients_keep_are_no_reason_to_leave_out_the_control_on_the_same_net(tmp_path: Path) -> None:
+    """Any head is as good for it; without it, what fails on the net itself would count as evidence."""
+    play(tmp_path / "run", "fedrep", **FEW_STEPS)
+    evidence = Evidence(tmp_path / "run")
+    target = of_message(evidence, *evidence.messages()[0])
+    control = target.on_same_net(Attacker(image_attacks()["analytic"](), ThreatModel()))
+    assert control is not None and f"{len(target.images)} behind one message" in control.sentence

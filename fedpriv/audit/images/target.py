@@ -52,7 +52,7 @@ class Target:
             explain may be of other images.
         views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
         on_same_net: the control of an attacker on the attacked net (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is
-            that of the controls, or its weights at the start are not known.
+            that of the controls, or is for pairs.
     """
 
     title: str
@@ -79,7 +79,8 @@ class Target:
         doubt = self.doubt() if self.doubts_all or says.simulates else None
         if doubt is None and says.one_step:
             doubt = self.doubt_of_one_step()
-        control = self.on_same_net(made.attacker) if doubt is None and _is_asked(made) else None
+        each = len(self.images) // len(made.found.loss)
+        control = self.on_same_net(made.attacker) if doubt is None and _is_asked(made, each) else None
         if control is not None:
             made = replace(made, controls=(*made.controls, control))
             doubt = None if control.passed else control.sentence
@@ -97,14 +98,14 @@ class Target:
         )
 
 
-def _is_asked(made: Attempt) -> bool:
-    """Whether an attempt is held against the control on the same net.
+def _is_asked(made: Attempt, each: int) -> bool:
+    """Whether an attempt on messages of so many images ``each`` is held against the control on the same net.
 
-    Closed forms need nothing of the net but what they check, and a malicious server aims at one class, which the control's images
-    may not have.
+    Closed forms need nothing of the net but what they check for one image; for several, neurons that few of them activate. A
+    malicious server aims at one class, which the control's images may not have.
     """
     attack = made.attacker.attack
-    return made.failed and declared(attack).optimises and not isinstance(attack, MaliciousAttack)
+    return made.failed and (declared(attack).optimises or each > 1) and not isinstance(attack, MaliciousAttack)
 
 
 def crops(count: int, masked: int, seed: int) -> Target:
@@ -202,7 +203,11 @@ def of_messages(
 
     @cache
     def control(attacker: Attacker) -> Control | None:
-        if "text" in evidence.modalities or (weights := evidence.started(found[0], first_turn)) is None:
+        if "text" in evidence.modalities:
+            return None
+        # In place of private layers that were not kept, those that every client began with: any are as good for this.
+        weights = evidence.started(found[0], first_turn) or evidence.started(found[0], first_turn=True)
+        if weights is None:
             return None
         return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, evidence.config.seed)
 
