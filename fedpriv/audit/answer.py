@@ -4,8 +4,8 @@ The first of these rules that holds gives the words:
 
 0. *Claimed epsilon contradicted*: canaries show more than the ledger claims (:mod:`fedpriv.audit.membership.canaries`).
 1. *Samples were recovered*: from a message that a client sent, an attack reconstructed training images, more of them than copies
-   of the nearest public image would count for at the same threshold (MSE < 0.01, 0.001 or 0.0001); or from the class centres that
-   it sent; or a sentence, word for word.
+   of the nearest public image, or flat images, would count for at the same threshold (MSE < 0.01, 0.001 or 0.0001); or from the
+   class centres that it sent; or a sentence, word for word.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and far more than of random
    words (:func:`fedpriv.audit.text.verdict.naming_words`).
 3. *Members were identified*: a membership attack separates members from others, with an interval that holds for all attacks at
@@ -50,6 +50,7 @@ from fedpriv.audit.verdict import (
     of_centers,
     of_images,
     target_cut,
+    telling,
 )
 
 Found = Mapping[str, Any]
@@ -200,7 +201,7 @@ def _nothing(run: Found) -> Finding:
         )
     messages = [one for one in run["attacks"] if one["kind"] == "message"]
     what = "Reconstruction of samples"
-    if messages and not any(map(best_attempt, messages)):  # the single ones, which are easier, decide
+    if messages and not any(map(telling, messages)):  # the single ones, which are easier, decide
         what += " of clients with one sample each (of the messages themselves it is not known)"
     tried = f"{what}, membership inference: none succeeded, and each that counts had recovered its positive control."
     classes = could_find_classes(run.get("label_shadow")) or of_lacking(run["labels"])
@@ -218,11 +219,11 @@ def _missing(run: Found) -> Iterator[str]:
 def samples_not_known(run: Found) -> Iterator[str]:
     """What may be recoverable of samples though it was not: no attack whose failure is evidence was mounted on it."""
     modalities = run.get("modalities", ["image"])
-    images = [best_attempt(one) for one in run["attacks"]]
+    images = [telling(one) for one in run["attacks"]]
     texts = [best_reading(one) for one in run.get("texts") or []]
     if "image" in modalities and (not any(images) or target_cut(run, "images")):
         yield "images can be recovered"
-    elif "image" in modalities and _none_of_singles(run["attacks"], best_attempt, "single image"):
+    elif "image" in modalities and _none_of_singles(run["attacks"], telling, "single image"):
         yield "single images can be recovered"
     if was_cut((run.get("not_tried") or {}).get("centers")):
         yield "class centres give images away"

@@ -17,6 +17,8 @@ from fedpriv.audit.text.verdict import best_reading, of_texts
 Found = Mapping[str, Any]
 LIMIT = f"{RECOVERED:g}"
 """The threshold of "recovered", as a key of the figures."""
+PUBLIC, FLAT = "nearest public", "own mean colour"
+"""Guesses without a message, by their names among the baselines: as many images as those count for may be recovered by chance."""
 
 
 def verdict(run: Found) -> list[str]:
@@ -57,6 +59,13 @@ def that_count(attack: Found) -> list[Found]:
     return [one for one in _made(attack) if counted(one)["successes"] or one["is_evidence"]]
 
 
+def telling(attack: Found) -> Found | None:
+    """:func:`best_attempt` where a target was attacked to some effect: more was recovered than guesses would count for, or the
+    failure of an attempt is evidence. As many as guesses would show neither."""
+    tells = any(one["is_evidence"] for one in _made(attack)) or beyond_copies(attack) is not None
+    return best_attempt(attack) if tells else None
+
+
 def may_be_more(attack: Found) -> str | None:
     """Why more samples may be recoverable than were recovered: the failure of no attempt is evidence.
 
@@ -74,7 +83,7 @@ def target_cut(run: Found, what: str) -> bool:
     Args:
         what: ``images`` or ``texts``.
     """
-    best = best_attempt if what == "images" else best_reading
+    best = telling if what == "images" else best_reading
     return _not_begun(run, what) or any(best(target) is None and any(_cut(target)) for target in _targets(run, what))
 
 
@@ -118,7 +127,9 @@ def counted(attempt: Found) -> Found:
 
 
 def beyond_copies(attack: Found) -> tuple[Found, str] | None:
-    """An attempt that recovered more images than copies of the nearest public image would count for, and at which threshold.
+    """An attempt that recovered more images than guesses would count for, and at which threshold.
+
+    Guesses are copies of the nearest public image, and flat images of the right colour.
 
     Returns:
         of several, the one at the loosest threshold, and with most images there; ``None``: there is none.
@@ -135,8 +146,8 @@ def beside_copies(attack: Found, best: Found) -> tuple[int, tuple[Found, str] | 
     """What stands beside the images that :func:`counted` gives of an attempt.
 
     Returns:
-        how many of them copies of the nearest public image would count for; and, where these are as many as were recovered, what
-        :func:`beyond_copies` found at a stricter threshold.
+        how many of them guesses would count for; and, where these are as many as were recovered, what :func:`beyond_copies`
+        found at a stricter threshold.
     """
     hit = counted(best)
     copies = _copies_of(attack, best)[hit["limit"]]
@@ -149,11 +160,28 @@ def _counts(success: Mapping[str, Found]) -> dict[str, int]:
 
 
 def _copies_of(attack: Found, attempt: Found) -> Mapping[str, int]:
-    """Threshold -> how many images copies of the nearest public image would count for; none where there are no public images."""
+    """Threshold -> how many images guesses would count for: the better of copies and flat images, 0 where there are neither.
+
+    A threshold that one of them lacks is left out.
+    """
+    known = [one for one in (_public_copies(attack, attempt), _flat(attack)) if one is not None]
+    return {
+        limit: max((one[limit] for one in known), default=0) for limit in attempt["success"] if all(limit in one for one in known)
+    }
+
+
+def _public_copies(attack: Found, attempt: Found) -> Mapping[str, int] | None:
+    """The same of copies of the nearest public image; ``None``: there are no public images."""
     if "copies" in attempt:
         return _own_copies(attempt)
-    public = attack["baselines"].get("nearest public")
-    return dict.fromkeys(attempt["success"], 0) if public is None else _counts(public["success"])
+    public = attack.get("baselines", {}).get(PUBLIC)
+    return None if public is None else _counts(public["success"])
+
+
+def _flat(attack: Found) -> Mapping[str, int] | None:
+    """The same of flat images; ``None``: of an audit that did not try these."""
+    flat = attack.get("baselines", {}).get(FLAT)
+    return None if flat is None else _counts(flat["success"])
 
 
 def _own_copies(attempt: Found) -> Mapping[str, int]:
@@ -204,16 +232,21 @@ def _more(attack: Found) -> str:
 
 
 def _compared(attack: Found, best: Found) -> str:
-    """What copies of the nearest public image would count for, and where that is as much, what they would not count for."""
-    if "copies" not in best and "nearest public" not in attack["baselines"]:
+    """What guesses would count for, and where that is as much, what they would not count for."""
+    limit, public, flat = counted(best)["limit"], _public_copies(attack, best), _flat(attack) or {}
+    of_flat = flat.get(limit, 0) > (public or {}).get(limit, 0)
+    if public is None and not of_flat:
         return ""
     copies, closer = beside_copies(attack, best)
-    text = f"; copies of the nearest public image would count for {copies} of them"
+    guesses, short = (
+        ("flat images of the right colour", "guesses") if of_flat else ("copies of the nearest public image", "copies")
+    )
+    text = f"; {guesses} would count for {copies} of them"
     if closer is None:
         return text
     attempt, limit = closer
     count, fewer = attempt["success"][limit]["successes"], _copies_of(attack, attempt)[limit]
-    return f"{text}; {count} by {attempt['attacker']} with MSE < {limit}, where copies would count for {fewer or 'none'}"
+    return f"{text}; {count} by {attempt['attacker']} with MSE < {limit}, where {short} would count for {fewer or 'none'}"
 
 
 def _easiest(attack: Found) -> str:
@@ -225,7 +258,7 @@ def _easiest(attack: Found) -> str:
     looked = "the interval is for the number of images tried, which depends on the results"
     if hit["successes"]:
         span = f"95 % interval {hit['low']:.0%} to {hit['high']:.0%}; {looked}"
-        if "copies" in best:
+        if "copies" in best or (_flat(attack) or {}).get(hit["limit"]):
             span += _compared(attack, best)
         of = f"{hit['successes']} of {hit['n']} (MSE < {hit['limit']}; {span})"
         return f"From {case}, {best['attacker']} reconstructed {of}{_more(attack)}."

@@ -176,7 +176,7 @@ def _attack_images(
         held_to([control for made in attempts for control in made.controls])
     for line in figures.remarks(attempts, beyond):
         out.print(line, soft_wrap=True)
-    guesses = figures.guesses(target)
+    guesses = target.guesses()
     out.print(figures.table(attempts, guesses, target))
     if output:
         _draw({"original": target.images} | {a.attacker.name: a.images for a in attempts if a.images is not None}, output)

@@ -232,6 +232,35 @@ def test_copies_of_public_images_are_no_recovery() -> None:
     assert words(run) != "Samples were recovered"
 
 
+def test_flat_images_are_no_recovery() -> None:
+    """Without public images, an image of little contrast would count as recovered from a message that tells nothing."""
+    run = undefended()
+    attack = run["attacks"][0]
+    attack["baselines"] = {"own mean colour": {"success": {limit: rate(13, 72) for limit in ("0.01", "0.001", "0.0001")}}}
+    assert words(run) != "Samples were recovered"
+    assert "13 of 72 training images were reconstructed" in verdict(run)[0]
+    assert "; flat images of the right colour would count for 13 of them" in verdict(run)[0]
+    attack["baselines"]["own mean colour"]["success"]["0.001"] = rate(1, 72)
+    assert words(run) == "Samples were recovered" and "where guesses would count for 1" in verdict(run)[0]
+
+
+@pytest.mark.parametrize("kind", ["message", "single image"])
+def test_as_many_as_guesses_count_for_show_nothing_where_no_failure_is_evidence(kind: str) -> None:
+    """Neither that images can be recovered, nor that they cannot."""
+    run = harmless()
+    for attack in run["attacks"]:
+        of, n = attack["kind"] == kind, attack["images"]
+        for attempt in attack["attempts"] if of or kind == "message" else ():
+            attempt["is_evidence"] = False
+            attempt["success"] = {limit: rate(int(of), n) for limit in attempt["success"]}
+        attack["baselines"]["nearest public"] = {"success": {limit: rate(2, n) for limit in ("0.01", "0.001", "0.0001")}}
+    found = answer(run)
+    assert found["words"] == "Leakage not known" and "images can be recovered" in found["finding"]["sentence"]
+    for attempt in (one for attack in run["attacks"] for one in attack["attempts"]):
+        attempt["is_evidence"] = not attempt.get("inapplicable")
+    assert words(run) == "Nothing was found"
+
+
 def test_images_that_copies_come_near_to_are_recovered_where_an_attack_comes_closer() -> None:
     """Some images are so alike that copies of public ones count for more at a loose threshold than what an attack really read."""
     run = undefended()

@@ -20,7 +20,6 @@ from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring.scores import mse
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
-from fedpriv.audit.images.figures import guesses
 from fedpriv.audit.images.pairs import MANY, NO_BIAS, beside_texts, of_images
 from fedpriv.audit.images.target import Target, message
 from fedpriv.audit.run_audit import AuditOptions, on_images
@@ -54,7 +53,7 @@ def error(target: Target, name: str, **options: Any) -> float:
 
 
 def nearest_guess(target: Target) -> float:
-    return min(float(errors.median()) for errors in guesses(target).values())
+    return min(float(errors.median()) for errors in target.guesses().values())
 
 
 @pytest.mark.parametrize("lacking", [None, "text"])

@@ -234,6 +234,21 @@ def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: b
     assert target.held_against(of_one).is_evidence, "of one it needs nothing of the net"
 
 
+def test_who_recovers_no_more_than_flat_images_would_is_held_against_the_net_as_well() -> None:
+    """An image of little contrast is near to a flat one; that an attack came so near to it says nothing of the attack."""
+    true = 0.4 + 0.2 * torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    none, grey = torch.full((2,), -1), torch.full_like(true, 0.5)
+    failed = Control("same net", False, "0 of 4 photographs", None)
+    target = Target("two", true, torch.zeros(2, dtype=torch.long), 0, lambda threat: [], on_same_net=lambda attacker: failed)
+    for found, counts in ((grey, False), (true, True)):
+        made = Attempt(
+            Attacker(image_attacks()["dlg"](), ThreatModel()), found=FOUND, controls=(Control("positive", True, "", None),),
+            scores=score(found, true, none, none),
+        )  # fmt: skip
+        assert made.recovered is not None and made.recovered.successes == 2
+        assert target.held_against(made).is_evidence is counts
+
+
 def test_heads_that_clients_keep_are_no_reason_to_leave_out_the_control_on_the_same_net(tmp_path: Path) -> None:
     """Any head is as good for it; without it, what fails on the net itself would count as evidence."""
     play(tmp_path / "run", "fedrep", **FEW_STEPS)

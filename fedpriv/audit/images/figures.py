@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from fedpriv.attacks.lab.attempts import Attempt
 from fedpriv.attacks.lab.setting import declared
-from fedpriv.attacks.scoring.baselines import baselines
-from fedpriv.attacks.scoring.scores import Rate, mse, under
+from fedpriv.attacks.scoring.scores import Rate, under
 from fedpriv.audit.images.target import Target
 
 if TYPE_CHECKING:
@@ -32,13 +30,6 @@ def as_number(value: Tensor) -> float | None:
 def by_threshold(rates: Mapping[float, Rate]) -> dict[str, Any]:
     """Rates by the threshold of the mean squared error, such as ``0.01``."""
     return {f"{limit:g}": rate(one) for limit, one in rates.items()}
-
-
-def guesses(target: Target) -> dict[str, Tensor]:
-    """Errors ``(n,)`` of the baselines, by name; of each image the least over its views, as for attacks."""
-    views = target.images[:, None] if target.views is None else target.views
-    of_each = [(view, baselines(view, target.labels, target.reference, target.reference_labels)) for view in views.unbind(1)]
-    return {name: torch.stack([mse(made[name], view) for view, made in of_each]).amin(0) for name in of_each[0][1]}
 
 
 def figures(attempt: Attempt) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Attacked:
             "pictures": picture,
             "pictures_note": None if picture is None else self._shown(),
             "attempts": [_described(one) for one in self.attempts],
-            "baselines": figures.guess_figures(figures.guesses(self.target)),
+            "baselines": figures.guess_figures(self.target.guesses()),
         }
 
 

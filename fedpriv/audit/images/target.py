@@ -18,6 +18,8 @@ from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.setting import declared
+from fedpriv.attacks.scoring.baselines import baselines
+from fedpriv.attacks.scoring.scores import beyond, counts, mse, under
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
 from fedpriv.audit.fitting import unfit
@@ -80,11 +82,25 @@ class Target:
         if doubt is None and says.one_step:
             doubt = self.doubt_of_one_step()
         each = len(self.images) // len(made.found.loss)
-        control = self.on_same_net(made.attacker) if doubt is None and _is_asked(made, each) else None
+        asked = doubt is None and _is_asked(made, each) and (made.failed or self._guessed(made))
+        control = self.on_same_net(made.attacker) if asked else None
         if control is not None:
             made = replace(made, controls=(*made.controls, control))
             doubt = None if control.passed else control.sentence
         return made if doubt is None else replace(made, unlike=(*made.unlike, doubt))
+
+    def _guessed(self, made: Attempt) -> bool:
+        """Whether an attempt recovered no more images than one of the baselines would count for."""
+        if made.scores is None:
+            return False
+        rates = [counts(under(errors)) for errors in self.guesses().values()]
+        return beyond(counts(made.scores.recovered), {limit: max(one[limit] for one in rates) for limit in rates[0]}) is None
+
+    def guesses(self) -> dict[str, Tensor]:
+        """Errors ``(n,)`` of the baselines, by name; of each image the least over its views, as for attacks."""
+        views = self.images[:, None] if self.views is None else self.views
+        of_each = [(view, baselines(view, self.labels, self.reference, self.reference_labels)) for view in views.unbind(1)]
+        return {name: torch.stack([mse(made[name], view) for view, made in of_each]).amin(0) for name in of_each[0][1]}
 
     def part(self, start: int, end: int) -> Target:
         """The messages of the images from ``start`` to ``end``, of which each has its own."""
@@ -105,7 +121,7 @@ def _is_asked(made: Attempt, each: int) -> bool:
     malicious server aims at one class, which the control's images may not have.
     """
     attack = made.attacker.attack
-    return made.failed and (declared(attack).optimises or each > 1) and not isinstance(attack, MaliciousAttack)
+    return made.is_evidence and (declared(attack).optimises or each > 1) and not isinstance(attack, MaliciousAttack)
 
 
 def crops(count: int, masked: int, seed: int) -> Target:
