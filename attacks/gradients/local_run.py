@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -24,27 +24,38 @@ def local_run(
     labels: Tensor,
     schedule: Schedule,
     loss: Loss = F.cross_entropy,
+    shuffle: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
     """The change of the ``trained`` weights over ``schedule.steps`` steps of SGD, differentiable in everything.
 
     Args:
         start: the weights of ``net`` before, by name.
-        inputs: ``(n, C, H, W)``, normalised; consecutive batches of ``schedule.batch_size``, the same in every epoch.
+        inputs: ``(n, C, H, W)``, normalised.
         labels: ``(n, classes)`` probabilities.
+        shuffle: draws the order of every epoch, as clients do; ``None``: consecutive batches, the same in every epoch.
     """
 
     def batch_loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(net, {**start, **weights}, (x,)), y)
 
     slope = grad(batch_loss)
-    batches = list(zip(torch.split(inputs, schedule.batch_size), torch.split(labels, schedule.batch_size), strict=True))
+    batches = _batches(inputs, labels, schedule.batch_size, shuffle)
     now = {name: start[name] for name in trained}
     velocity: dict[str, Tensor] = {}
     for step in range(schedule.steps):
-        gradient = slope(now, *batches[step % len(batches)])
+        gradient = slope(now, *next(batches))
         for name in trained:
             decay = schedule.weight_decay_bias if is_bias(now[name]) else schedule.weight_decay
             push = gradient[name] + decay * now[name] if decay else gradient[name]
             velocity[name] = schedule.of(name).momentum * velocity[name] + push if step else push
         now = {name: now[name] - schedule.lr * velocity[name] for name in trained}
     return {name: now[name] - start[name] for name in trained}
+
+
+def _batches(inputs: Tensor, labels: Tensor, size: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches without end, epoch after epoch."""
+    whole = torch.arange(len(inputs))
+    while True:
+        order = whole if shuffle is None else torch.randperm(len(inputs), generator=shuffle)
+        for some in torch.split(order.to(inputs.device), size):
+            yield inputs[some], labels[some]

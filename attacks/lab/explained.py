@@ -111,10 +111,17 @@ def explained(observation: Observation, weights: Mapping[str, Tensor], images: T
     return Agreement(cosine, max(factors))
 
 
-def simulated(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> dict[str, Tensor]:
+def simulated(
+    observation: Observation,
+    weights: Mapping[str, Tensor],
+    images: Tensor,
+    labels: Tensor,
+    shuffle: torch.Generator | None = None,
+) -> dict[str, Tensor]:
     """What a client with these samples would share, of the kind of the message and by its names, without a defence.
 
-    Args: see :func:`explained`.
+    Args:
+        shuffle: see :func:`fedpriv.attacks.gradients.local_run.local_run`; the others: see :func:`explained`.
     """
     schedule = observation.schedule or Schedule(lr=1.0, batch_size=len(labels))
     sign = -1.0 if observation.kind == "gradient" else 1.0
@@ -122,7 +129,8 @@ def simulated(observation: Observation, weights: Mapping[str, Tensor], images: T
     inputs = from_picture(observation, images.to(device, dtype))
     targets = F.one_hot(labels.to(device), observation.classes).to(dtype)
     steps = replace(schedule, batch_size=min(schedule.batch_size, len(labels)))
-    moved = local_run(in_clients_mode(observation.net), weights, list(observation.shared), inputs, targets, steps)
+    net = in_clients_mode(observation.net)
+    moved = local_run(net, weights, list(observation.shared), inputs, targets, steps, shuffle=shuffle)
     return {name: sign * change for name, change in moved.items()}
 
 

@@ -33,7 +33,8 @@ LARGEST = 64
 def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[str, Tensor], seed: int) -> Control:
     """Check that the attack recovers half of some images from undefended messages of the net that it attacks.
 
-    As many images are behind each message, with the same schedule, and the same layers are sent. The images are photographs; for
+    As many images are behind each message, with the same schedule but batches in an order that no attacker knows, and the same
+    layers are sent. The images are photographs; for
     an attacker who has public images, and so may have learned what they look like, some of these, which it then does not get.
 
     Args:
@@ -50,7 +51,7 @@ def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[
     # Different labels within a message, as far as there are as many classes.
     labels = torch.cat([torch.randperm(observation.classes, generator=draw).repeat(each)[:each] for _ in range(count // each)])
     pairs = zip(torch.split(images, each), torch.split(labels, each), strict=True)
-    messages = [_undefended(observation, weights, own, of) for own, of in pairs]
+    messages = [_undefended(observation, weights, own, of, draw) for own, of in pairs]
     try:
         with torch.random.fork_rng(devices=[]):
             made = attack.run(messages, seed).raw.to(images)
@@ -75,8 +76,10 @@ def photographs(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     return images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1).contiguous()
 
 
-def _undefended(observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor) -> Observation:
-    shared = {name: moved.detach() for name, moved in simulated(observation, weights, images, labels).items()}
+def _undefended(
+    observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor, draw: torch.Generator
+) -> Observation:
+    shared = {name: moved.detach() for name, moved in simulated(observation, weights, images, labels, draw).items()}
     known = None if observation.labels is None else labels
     return replace(observation, shared=shared, labels=known, statistics={}, altered=UNALTERED, unlike=())
 

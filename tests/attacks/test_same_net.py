@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet
@@ -52,6 +53,24 @@ def test_the_messages_are_undefended_ones_of_photographs() -> None:
     expected = observe(perceptron(0, height=SIDE, width=SIDE), images[:2], torch.randperm(10, generator=draw)[:2])
     for name, tensor in expected.shared.items():
         torch.testing.assert_close(first.shared[name], tensor)
+
+
+def test_clients_shuffle_their_images_in_every_epoch() -> None:
+    """Attacks that simulate several batches guess their order; in a control whose clients have it, they would do better."""
+    observation, weights = seen(n=4)
+    steps = Schedule(lr=0.5, steps=6, batch_size=2)
+    attack = Reads()
+    on_same_net(attack, replace(observation, kind="change", schedule=steps), weights, 0)  # type: ignore[arg-type]
+    images, draw = photographs(4, (3, SIDE, SIDE), 0), torch.Generator().manual_seed(0)
+    labels = torch.randperm(10, generator=draw)[:4]
+    net = perceptron(0, height=SIDE, width=SIDE)
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.5)
+    for batch in [part for _ in range(3) for part in torch.randperm(4, generator=draw).split(2)]:
+        optimiser.zero_grad()
+        F.cross_entropy(net(images[batch]), labels[batch]).backward()
+        optimiser.step()
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(attack.given[0].shared[name], parameter.detach() - weights[name])
 
 
 def test_who_has_public_images_is_tried_on_some_that_it_does_not_get() -> None:
