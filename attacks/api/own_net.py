@@ -22,7 +22,8 @@ class OwnNet:
 
     Attributes:
         split: the net's parts, as copies.
-        names: of every parameter and buffer, the net's name -> the split's (``fc.weight`` -> ``top.weight``).
+        names: of every parameter and buffer, the net's name -> the split's (``fc.weight`` -> ``top.weight``); of tied ones, the
+            name that the first of them has there.
         head: name of the module that is the head.
         classes: number of logits.
     """
@@ -67,8 +68,11 @@ def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -
     setattr(whole.get_submodule(owner), attribute, nn.Identity())
     split = SplitNet(whole, top)
     _check_same(split, probe, expected, head)
-    state = net.state_dict(keep_vars=True)
-    names = {name: f"top.{name[len(head) + 1 :]}" if name.startswith(f"{head}.") else f"body.{name}" for name in state}
+    names = {name: f"top.{name[len(head) + 1 :]}" if name.startswith(f"{head}.") else f"body.{name}" for name in net.state_dict()}
+    state, first = split.state_dict(keep_vars=True), dict[int, str]()
+    for name, tensor in state.items():
+        first.setdefault(id(tensor), name)
+    names = {name: first[id(state[there])] for name, there in names.items()}
     return OwnNet(split, names, head, expected.shape[1])
 
 

@@ -144,8 +144,12 @@ def batch_norms(net: nn.Module) -> list[_BatchNorm]:
 
 
 def state_names(net: nn.Module) -> list[str]:
-    """Names of the net's parameters and of its floating-point buffers, such as running means."""
-    return [name for name, tensor in net.state_dict().items() if tensor.is_floating_point()]
+    """Names of the net's parameters and of its floating-point buffers, such as running means; of a tied one the first."""
+    first: dict[int, str] = {}
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        if tensor.is_floating_point():
+            first.setdefault(id(tensor), name)
+    return list(first.values())
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedpriv.attacks.core.observation import Observation
 
@@ -25,6 +26,13 @@ def require_labels(observation: Observation) -> None:
     """
     if observation.loss is not None:
         raise Inapplicable(f"the attack needs a cross-entropy on labels, and the client minimised {observation.loss}")
+
+
+@contextmanager
+def mounting() -> Iterator[None]:
+    """A block in which an attack runs: the global random state is left as it was, and attention has a second derivative."""
+    with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 @contextmanager

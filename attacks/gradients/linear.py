@@ -40,7 +40,8 @@ class LayerInput:
     Attributes:
         is_image: the layer's input is the flattened image itself, as one vector for each sample.
         lowest: 0 where no input is negative (after ReLU or sigmoid), else minus infinity.
-        once: whether the layer is fed one vector for each sample; otherwise its gradient mixes several vectors of a sample.
+        once: whether the layer is fed one vector for each sample, and no other has its weight or its bias; otherwise its gradient
+            is a sum over several vectors.
     """
 
     is_image: bool
@@ -123,12 +124,16 @@ def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> d
     x = torch.rand(images, *observation.input_shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
     x = (x - 0.5) / 0.25
     seen: dict[str, LayerInput] = {}
+    every = [id(parameter) for module in net.modules() for parameter in module.parameters(recurse=False)]
+    tied = {one for one in every if every.count(one) > 1}
 
     def watch(name: str, module: nn.Linear) -> None:
+        alone = tied.isdisjoint(map(id, module.parameters(recurse=False)))
+
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             fed = args[0]
             same = fed.shape[-1] == x[0].numel() and torch.equal(fed.flatten(), x.flatten())
-            once = name not in seen and fed.numel() == images * fed.shape[-1]
+            once = alone and name not in seen and fed.numel() == images * fed.shape[-1]
             seen[name] = LayerInput(same, 0.0 if fed.min() >= 0 else -torch.inf, once)
 
         module.register_forward_pre_hook(hook)

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, grad
 
 from fedpriv.attacks.core.observation import Observation, SplitNet, in_clients_mode, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable, differentiating_twice, require_labels
 from fedpriv.attacks.gradients.distances import Distance, Seen, misfit
+from fedpriv.attacks.gradients.each import for_each
 from fedpriv.attacks.gradients.multistep import as_gradient, decay_left_in
 from fedpriv.attacks.gradients.variables import Layout, Pixels
 
@@ -46,7 +47,7 @@ class Objective:
         """Problem ``rows[i]`` at ``points[i]``: values ``(k,)``, gradients ``(k, p)``."""
         data = self.data if len(rows) == self.n else self.select(rows).data  # rows are distinct and in order
         points = points.detach().requires_grad_()
-        value = vmap(lambda row, data: self.loss(self.layout.unpack(row), data))(points, data)
+        value = for_each(lambda row, data: self.loss(self.layout.unpack(row), data), points, data)
         (gradient,) = torch.autograd.grad(value.sum(), points)  # a sixth cheaper than one more transform of torch.func
         return value.detach(), gradient
 
@@ -92,11 +93,11 @@ class Case:
 
     def shared_top(self) -> bool:
         """Whether the gradient of the whole of ``top`` was seen."""
-        return all(f"top.{name}" in self.seen for name, _ in self.net.top.named_parameters())
+        return all(name in self.seen for name, _ in self.net.named_parameters() if name.startswith("top."))
 
     def knows_top(self) -> bool:
         """Whether all weights of ``top`` are known."""
-        return all(f"top.{name}" in self.weights | self.stacked for name in state_names(self.net.top))
+        return all(name in self.weights | self.stacked for name in state_names(self.net) if name.startswith("top."))
 
     def of_body(self) -> Case:
         """The case without the gradients and weights of ``top``."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.each import for_each
 from fedpriv.attacks.gradients.linear import from_picture, training_net, weight_dtype
 from fedpriv.attacks.gradients.local_run import local_run
 
@@ -55,5 +55,5 @@ def simulated(observation: Observation, public: Public) -> Iterator[dict[str, Te
     entries = sum(tensor.numel() for tensor in observation.shared.values())
     size = max(1, min(AT_ONCE, ENTRIES // entries))
     for some, own in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):
-        found: dict[str, Tensor] = vmap(message)(some, own)
+        found: dict[str, Tensor] = for_each(message, some, own)
         yield {name: tensor.detach() for name, tensor in found.items()}

@@ -15,6 +15,7 @@ from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import per_layer, relative
+from fedpriv.attacks.gradients.each import for_each
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_signal
 from fedpriv.attacks.gradients.projection import convolution_signal, determined, input_of
 from fedpriv.attacks.gradients.variables import Layout
@@ -154,7 +155,7 @@ def _scale(guess: Callable[[Mapping[str, Tensor], Data], Data], layout: Layout, 
     """The size of dL/dh per observation ``(N,)``: such that a random one gives gradients as large as the observed ones."""
     n = len(data["scale"])
     rows = torch.randn(n, layout.size, generator=torch.Generator().manual_seed(0), dtype=data["scale"].dtype)
-    made = torch.func.vmap(lambda row, data: guess(layout.unpack(row), data))(rows, data)
+    made = for_each(lambda row, data: guess(layout.unpack(row), data), rows, data)
     last = [name for name in names if made[name].ndim > 2][-1]  # the layer next to the signal
     scale: Tensor = data[f"seen:{last}"].flatten(1).norm(dim=1) / made[last].flatten(1).norm(dim=1).clamp_min(1e-30)
     return scale
@@ -165,15 +166,17 @@ def layer_calls(case: Case) -> tuple[list[nn.Module], int, list[int]]:
     called: list[nn.Module] = []
     places: list[int] = []
 
-    def note(module: nn.Module, args: object, output: Tensor) -> None:
+    def note(module: nn.Module, args: object, output: object) -> None:
         called.append(module)
-        places.append(output[0, 0].numel())
+        places.append(
+            output[0, 0].numel() if isinstance(output, Tensor) and output.ndim > 1 else 0
+        )  # a recurrent layer has others
 
     layers = [layer for layer in case.net.body.modules() if next(layer.parameters(recurse=False), None) is not None]
     hooks = [layer.register_forward_hook(note) for layer in layers]
     weights = {n.removeprefix("body."): w for n, w in case.weights.items() if n.startswith("body.")}
     weights |= {n.removeprefix("body."): w[0] for n, w in case.stacked.items() if n.startswith("body.")}
-    inputs = torch.zeros(1, *case.shape, dtype=next(iter(case.seen.values())).dtype)
+    inputs = torch.zeros(max(2, case.samples), *case.shape, dtype=next(iter(case.seen.values())).dtype)
     try:
         features = functional_call(case.net.body, weights, (inputs,))
     finally:
@@ -185,8 +188,8 @@ def layer_calls(case: Case) -> tuple[list[nn.Module], int, list[int]]:
 def _source(case: Case, order: list[nn.Module], places: list[int], of: Mapping[nn.Module, str]) -> tuple[nn.Module | None, str]:
     """The layer at whose output the signal is known, and from what: a linear layer's bias, a convolution's weight, or nothing."""
     once = [(layer, size) for layer, size in zip(order, places, strict=True) if order.count(layer) == 1]
-    for layer, _ in reversed(once):
-        if isinstance(layer, nn.Linear) and f"{of[layer]}.bias" in case.seen:
+    for layer, size in reversed(once):
+        if isinstance(layer, nn.Linear) and size == 1 and f"{of[layer]}.bias" in case.seen:  # of several vectors it is a sum
             return layer, "bias" if case.exact else "begun"
     if once and case.exact and determined(*once[-1]) and f"{of[once[-1][0]]}.weight" in case.seen:
         return once[-1][0], "projection"

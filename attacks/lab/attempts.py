@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, ThreatModel, batch_norms
 from fedpriv.attacks.core.options import defaults_of, taken
-from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, mounting
 from fedpriv.attacks.core.registry import ImageAttack, image_attack, image_attacks
 from fedpriv.attacks.lab.controls import Control, controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
@@ -216,7 +216,7 @@ def mountable(attacker: Attacker, observation: Observation) -> bool:
 
 def mount(attacker: Attacker, observed: Sequence[Observation], seed: int) -> Reconstruction:
     """Mount the attack; the global random state is left as it was."""
-    with torch.random.fork_rng(devices=[]):
+    with mounting():
         return attacker.attack.run(observed, seed)
 
 

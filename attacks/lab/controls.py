@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
 from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack
 from fedpriv.attacks.lab.kept import Control, kept
 from fedpriv.attacks.lab.setting import Alter, Setting
@@ -97,7 +97,7 @@ def alteration(attack: ImageAttack) -> Alter | None:
 
 def _run(attack: ImageAttack, observations: Sequence[Observation], images: Tensor, at_once: int, seed: int) -> Tensor:
     """The reconstructions, matched to the images of each message, since a gradient does not determine their order."""
-    with torch.random.fork_rng(devices=[]):
+    with mounting():
         made = attack.run(observations, seed).raw
     return made[match_batches(made, images, at_once)]
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.core.altered import UNALTERED
 from fedpriv.attacks.core.observation import Observation, Public
-from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
 from fedpriv.attacks.core.registry import ImageAttack
 from fedpriv.attacks.lab.explained import simulated
 from fedpriv.attacks.lab.images import default_images
@@ -53,7 +53,7 @@ def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[
     pairs = zip(torch.split(images, each), torch.split(labels, each), strict=True)
     messages = [_undefended(observation, weights, own, of, draw) for own, of in pairs]
     try:
-        with torch.random.fork_rng(devices=[]):
+        with mounting():
             made = attack.run(messages, seed).raw.to(images)
     except Inapplicable as refusal:
         return Control("same net", False, f"{attack.name} refused undefended messages of this net ({refusal})", _since(began))

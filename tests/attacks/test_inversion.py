@@ -15,12 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks import Inapplicable, invert
-from fedpriv.attacks.api.inversion import observed
-from fedpriv.attacks.api.own_net import cut
-from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import One, Reconstruction, together
 from fedpriv.attacks.core.registry import IMAGE_ATTACKS
-from fedpriv.attacks.gradients.analytic import single_sample
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import reference_victim
 from fedpriv.attacks.lab.setting import Setting
@@ -143,20 +140,6 @@ def test_a_picture(net: Own) -> None:
     pyplot.close(axes.figure)
 
 
-class Attends(nn.Module):
-    """A transformer on patches: its layers are fed several vectors of an image, its head their mean."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 16, 2, 2)
-        self.blocks = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-        self.head = nn.Linear(16, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(self.blocks(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
-        return logits
-
-
 class Deep(Own):
     """Its layers stand in the reverse of the order in which they are called."""
 
@@ -175,16 +158,6 @@ def test_the_layer_that_is_fed_the_image_is_found_wherever_it_stands(attack: str
     net = Deep()
     result = invert(net, gradient_of(net), input_shape=SHAPE, attack=attack)
     assert result.scores(IMAGES[:1]).mse.item() < 1e-6
-
-
-def test_features_are_read_off_a_layer_that_is_fed_one_vector_of_an_image() -> None:
-    torch.manual_seed(0)
-    net = Attends()
-    seen = observed(net, cut(net, SHAPE), gradient_of(net), ThreatModel(), input_shape=SHAPE, n=1, schedule=None)
-    (read,) = single_sample(seen)
-    assert read[0].layer == "top" and read[1] < 1e-6
-    with pytest.raises(Inapplicable, match="the input of 'head' is features, not the image"):
-        invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic")
 
 
 def test_without_the_last_layer_another_attack_is_needed(net: Own) -> None:

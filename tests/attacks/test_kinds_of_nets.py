@@ -1,0 +1,156 @@
+"""Nets that people have, of which an attack must make what it can."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attacks import Inapplicable, invert
+from fedpriv.attacks.api.inversion import observed
+from fedpriv.attacks.api.own_net import cut
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.reconstruction import mounting
+from fedpriv.attacks.gradients.analytic import single_sample
+from fedpriv.attacks.gradients.matching import case_of
+from fedpriv.attacks.image.head_free import signal_matching
+from fedpriv.attacks.lab.images import default_images
+
+IMAGES, LABELS = default_images(2, side=8)
+SHAPE = (3, 8, 8)
+
+
+class Attends(nn.Module):
+    """A transformer on patches: its layers are fed several vectors of an image, its head their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 16, 2, 2)
+        self.blocks = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.blocks(self.patches(x).flatten(2).transpose(1, 2)).mean(1))
+        return logits
+
+
+class Tied(nn.Module):
+    """Two of its layers have one weight, whose gradient is the sum of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second, self.first, self.head = nn.Linear(192, 192), nn.Linear(192, 192), nn.Linear(192, 10)
+        self.first.weight = self.second.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.second(self.first(x.flatten(1)).sigmoid()).sigmoid())
+        return logits
+
+
+class TiedToHead(nn.Module):
+    """Its head has the weight of a layer before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.first, self.second = nn.Linear(16, 16), nn.Linear(192, 16), nn.Linear(16, 16)
+        self.head.weight = self.second.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.second(self.first(x.flatten(1)).sigmoid()).sigmoid())
+        return logits
+
+
+class Branches(nn.Module):
+    """What it computes depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(192, 16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        features = self.first(x.flatten(1))
+        if features.abs().max() > 1000:
+            features = features / 1000
+        logits: Tensor = self.head(features.sigmoid())
+        return logits
+
+
+class Pools(nn.Module):
+    """A convolutional net whose last BatchNorm normalises one number of each image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm, self.head = nn.Conv2d(3, 16, 8), nn.BatchNorm2d(16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(self.convolution(x)).sigmoid().flatten(1))
+        return logits
+
+
+class Reads(nn.Module):
+    """A recurrent layer on the lines of an image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines, self.head = nn.GRU(24, 16, batch_first=True), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.lines(x.transpose(1, 2).flatten(2))[0][:, -1])
+        return logits
+
+
+def gradient_of(net: nn.Module, count: int = 1, hidden: bool = False) -> dict[str, Tensor]:
+    loss = F.cross_entropy(net(IMAGES[:count]), LABELS[:count])
+    found = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+    return {name: g for name, g in found.items() if not (hidden and name.startswith("head."))}
+
+
+def message(net: nn.Module, hidden: bool = False) -> Observation:
+    gradient = gradient_of(net, 1, hidden)
+    return observed(net, cut(net, SHAPE), gradient, ThreatModel(), input_shape=SHAPE, n=1, schedule=None)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("attack", ["idlg", "head-free"])
+@pytest.mark.parametrize("kind", [Attends, Tied, TiedToHead, Branches, Pools, Reads])
+def test_each_of_them_can_be_attacked(kind: type[nn.Module], attack: str) -> None:
+    torch.manual_seed(0)
+    net, n = kind(), 2 if kind is Pools else 1
+    hidden = attack == "head-free" and kind is not TiedToHead
+    short = {"steps": 1, "restarts": 0} | ({"adam_steps": 1} if attack == "head-free" else {})
+    result = invert(net, gradient_of(net, n, hidden), input_shape=SHAPE, attack=attack, n=n, options=short)
+    assert result.images.shape == (n, *SHAPE) and bool(result.images.isfinite().all())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Tied, TiedToHead, Branches])
+def test_small_ones_give_the_image_away(kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    net = kind()
+    assert invert(net, gradient_of(net), input_shape=SHAPE, attack="idlg").scores(IMAGES[:1]).mse.item() < 1e-3
+
+
+def test_features_are_read_off_a_layer_that_is_fed_one_vector_of_an_image() -> None:
+    torch.manual_seed(0)
+    net = Attends()
+    (read,) = single_sample(message(net))
+    assert read[0].layer == "top" and read[1] < 1e-6
+    with pytest.raises(Inapplicable, match="the input of 'head' is features, not the image"):
+        invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic")
+
+
+def test_the_sum_of_two_layers_gradients_is_no_closed_form_for_the_input_of_one() -> None:
+    net = Tied()
+    (read,) = single_sample(message(net))
+    assert read[0].layer == "top"
+    with pytest.raises(Inapplicable, match="the input of 'head' is features, not the image"):
+        invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic")
+
+
+def test_the_bias_of_a_layer_that_is_fed_several_vectors_is_not_the_signal_at_its_output() -> None:
+    """It is the sum of the signals, so that matching with it would fail without a reason that anybody sees."""
+    torch.manual_seed(0)
+    with mounting():
+        sums, bias = (signal_matching(case_of([message(net, hidden=True)], bounded=True)) for net in (Attends(), Branches()))
+    assert "signal" in sums.layout.shapes and "signal" not in bias.layout.shapes
