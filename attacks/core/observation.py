@@ -226,6 +226,8 @@ class Observation:
         unlike: in what the message differs from those of every attack's controls, a clause each: then a failure is no evidence.
         idle: a tensor's weights at the client's start -> their change if none of their gradients was other than zero, by what the
             attacker knows of an optimiser that no schedule describes; ``None`` where it knows nothing.
+        penalty: the same of steps that are linear in the gradients, such as SGD with clipped gradients: then weight decay adds
+            this to the change, whatever the gradients are.
     """
 
     shared: Mapping[str, Tensor]
@@ -247,3 +249,4 @@ class Observation:
     public: Public | None = None
     unlike: tuple[str, ...] = ()
     idle: Callable[[Tensor], Tensor] | None = None
+    penalty: Callable[[Tensor], Tensor] | None = None

@@ -88,15 +88,16 @@ def mean_gradient(
 def as_gradient(observation: Observation, undo_decay: bool = True) -> Observation:
     """The message with its weight change converted to a gradient.
 
-    Without a known schedule the change is only negated: right up to a factor and the weight decay, which is enough for ratios,
-    signs and cosines. In a clipped change the weight decay is left in (:func:`decay_left_in`): it shrank by an unknown factor,
-    and undoing all of it would do more harm.
+    Without a known schedule the change is only negated, without what weight decay added if that is known: right up to a factor,
+    which is enough for ratios, signs and cosines. In a clipped change the weight decay is left in (:func:`decay_left_in`): it
+    shrank by an unknown factor, and undoing all of it would do more harm.
     """
     if observation.kind == "gradient":
         return observation
     altered, schedule = observation.altered, observation.schedule
     if schedule is None:
-        shared = {name: -tensor for name, tensor in observation.shared.items()}
+        known = penalties(observation) if undo_decay else {}
+        shared = {name: known.get(name, 0.0) - tensor for name, tensor in observation.shared.items()}
         return replace(observation, kind="gradient", shared=shared)
     undo_decay = undo_decay and not altered.rescaled
     shared = mean_gradient(observation.shared, observation.weights, schedule, undo_decay)
@@ -106,6 +107,15 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
         shared=shared,
         altered=altered.scaled(lambda name: 1 / response(schedule.of(name), 0.0).gain),
     )
+
+
+def penalties(observation: Observation) -> dict[str, Tensor]:
+    """What weight decay added to a change whose schedule is not known, by name, of the tensors of which that is known."""
+    penalty = observation.penalty if observation.kind == "change" and observation.schedule is None else None
+    if penalty is None or observation.altered.rescaled:
+        return {}
+    start = {name: observation.weights[name] for name in observation.shared if name in observation.weights}
+    return {name: penalty(weight).to(weight) for name, weight in start.items()}
 
 
 def rounding(observation: Observation, name: str) -> float:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.observation import Observation, Schedule, in_clients_mode
 from fedpriv.attacks.gradients.linear import from_picture, weight_dtype
 from fedpriv.attacks.gradients.local_run import local_run
-from fedpriv.attacks.gradients.multistep import as_gradient, is_bias, response
+from fedpriv.attacks.gradients.multistep import as_gradient, is_bias, penalties, response
 
 LEAST = 0.9
 """Cosine from which a message counts as explained. Batches in another order leave it above, as steps move the weights little."""
@@ -83,12 +83,12 @@ def explained(observation: Observation, weights: Mapping[str, Tensor], images: T
     """
     schedule = observation.schedule or Schedule(lr=1.0, batch_size=len(labels))
     names, device = list(observation.shared), weight_dtype(observation)[0]
-    moved = simulated(observation, weights, images, labels)
+    moved, added = simulated(observation, weights, images, labels), penalties(observation)
     seen, made, noise = list[Tensor](), list[Tensor](), 0.0
     for name in names:
         kept = observation.altered.kept.get(name, torch.ones_like(moved[name], dtype=torch.bool)).to(device)
         decayed = _decay(observation, schedule.of(name), weights[name])
-        seen.append((observation.shared[name] - decayed)[kept].double())
+        seen.append((observation.shared[name] - decayed - added.get(name, 0.0))[kept].double())
         made.append((moved[name].detach() - decayed)[kept].double())
         noise += observation.altered.variance.get(name, 0.0) * int(kept.sum())
     true, found = torch.cat(made), torch.cat(seen)

@@ -189,6 +189,18 @@ def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_p
             assert real.held_against(made).is_evidence == (not simulates or method == "fedavg"), (method, name)
 
 
+def test_weight_decay_is_known_where_the_schedule_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clipped gradients have no schedule, and what weight decay adds to them would look like a defence."""
+    alone = [Attacker(image_attacks()["analytic"](), ThreatModel())]
+    monkeypatch.setattr("fedpriv.audit.images.reconstructions.suited", lambda masked: alone)
+    steps = {"train.clip_grad_norm": 0.1, "train.weight_decay": 0.05, "train.weight_decay_bias": 0.01}
+    for method in ("fedavg", "fedrep"):  # with a phase, and with two
+        play(tmp_path / method, method, **FEW_STEPS, **steps)
+        evidence = Evidence(tmp_path / method)
+        (attempt,) = on_single_images(evidence, *evidence.messages()[-1], 0, lambda text: None, 6).attempts
+        assert attempt.recovered is not None and attempt.recovered.share == 1, method
+
+
 @pytest.mark.parametrize(("epochs", "lr", "counts"), [(1, 0.05, True), (2, 0.001, True), (20, 0.5, False)])
 def test_after_many_steps_a_change_is_no_gradient(tmp_path: Path, epochs: int, lr: float, counts: bool) -> None:
     """Attacks that read it as one see other images than the client's, and that they fail is no evidence."""

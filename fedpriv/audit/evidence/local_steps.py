@@ -42,7 +42,8 @@ def idle_of(
 
     ``None``: it is not known how many there are. The arguments are those of :func:`schedule_of`.
     """
-    if parts != 1 or len(method.phases(round)) != 1:
+    roles = {name.split(".")[0] for name in sent}
+    if parts != 1 or sum(not roles.isdisjoint(phase.trains) for phase in method.phases(round)) != 1:
         return None
     alike = _alike(train, method, round, sent, examples, parts)
     return None if alike is None else partial(_decayed, train, *alike)
@@ -67,7 +68,7 @@ def _batch(train: TrainConfig, method: Method, parts: int) -> int:
 
 def _decayed(train: TrainConfig, steps: int, lr: float, start: Tensor) -> Tensor:
     """The change of weights ``start``. Adam divides a penalty by its own size, so all move by about ``lr`` in every step."""
-    weights, decay = start.float().clone(), train.weight_decay
+    weights, decay = start.float().clone(), train.weight_decay_bias if start.ndim <= 1 else train.weight_decay
     optimiser: torch.optim.Optimizer
     if train.optimizer == "sgd":
         optimiser = torch.optim.SGD([weights], lr=lr, momentum=train.momentum, weight_decay=decay)

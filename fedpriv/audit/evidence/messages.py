@@ -267,6 +267,7 @@ class Evidence:
             altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
             idle=idle,
+            penalty=idle if self.config.train.optimizer == "sgd" else None,
             unlike=unlike_controls(
                 self.config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
             ),
