@@ -158,7 +158,7 @@ def audit_update(
     def doubt_of_one_step() -> str | None:
         if (observation := as_one_step(observe(ThreatModel())[0])) is None:
             return None
-        agreement = explained(observation, weights, images, labels)
+        agreement = explained(observation, weights, images, labels, one_step=True)
         return None if agreement is None else agreement.doubt_of(ONE_STEP)
 
     @cache

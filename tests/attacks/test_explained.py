@@ -104,3 +104,21 @@ def test_a_tensor_of_another_length_is_seen() -> None:
     assert found.doubt is not None and "length differs by a factor of 1.7, at most 1.25 is allowed" in found.doubt
     clipped = {one: 0.01 * tensor for one, tensor in other.shared.items()}
     assert 1.1 < agreement(replace(other, shared=clipped, altered=Altered(rescaled=True))).factor < 1.7, "beside a common one"
+
+
+def test_where_the_simulation_is_exact_a_small_difference_is_a_doubt() -> None:
+    """A loss with weights of classes, or a correction as SCAFFOLD's, leaves the cosine at 0.98, where gradient matching fails."""
+    seen, draw = sent(), torch.Generator().manual_seed(0)
+    norm = torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm()
+    term = torch.randn(seen.shared["top.0.weight"].shape, generator=draw)
+    more = {**seen.shared, "top.0.weight": seen.shared["top.0.weight"] + 0.2 * norm * term / term.norm()}
+    found = agreement(replace(seen, shared=more))
+    assert found.exact and 0.97 < found.cosine < 0.99 and "0.995 needed" in str(found.doubt)
+    read_as_one = explained(replace(seen, shared=more), seen.weights, IMAGES, LABELS, one_step=True)
+    assert read_as_one is not None and read_as_one.doubt is None, "there, the control on the same net has as many steps"
+    assert not agreement(noisy(seen, 0.01 * float(norm))).exact, "the noise is as large a difference"
+    (steps,) = Setting(net="perceptron", steps=3, at_once=4, side=8).observations(IMAGES, LABELS, 0)
+    (alone,) = Setting(net="perceptron", steps=3, side=8).observations(IMAGES[:1], LABELS[:1], 0)
+    assert not agreement(steps).exact, "of batches, whose order is not known"
+    single = explained(alone, alone.weights, IMAGES[:1], LABELS[:1])
+    assert single is not None and single.exact and single.doubt is None

@@ -168,8 +168,9 @@ FOUND = Reconstruction(*(torch.zeros(1) for _ in range(6)), cpu_seconds=0.0)
 
 
 def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_path: Path) -> None:
-    """From round 2 on, the pull of MpFedcon's class centres outweighs the cross-entropy on a single image."""
-    single = [("mpfedcon", True), ("fedrep", False), ("scaffold", False), ("fedavg", False)]
+    """From round 2 on, the pull of MpFedcon's class centres outweighs the cross-entropy on a single image, and SCAFFOLD's clients
+    correct their steps."""
+    single = [("mpfedcon", True), ("fedrep", False), ("scaffold", True), ("fedavg", False)]
     for method, doubted in single:
         play(tmp_path / method, method, **FEW_STEPS)
         evidence = Evidence(tmp_path / method)

@@ -251,7 +251,7 @@ def _unexplained(
         weights = evidence.started(message, first_turn)
         if weights is None:
             return "that its simulation gives the message cannot be told, as the client's private layers were not kept"
-        agreement = explained(observation, weights, own, of)
+        agreement = explained(observation, weights, own, of, one_step)
         agreements += [] if agreement is None else [agreement]
     what = ONE_STEP if one_step else SIMULATED
     doubts = [doubt for one in agreements if (doubt := one.doubt_of(what)) is not None]
