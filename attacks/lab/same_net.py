@@ -45,6 +45,9 @@ def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[
     count = max(1, IMAGES // each) * each
     what, images = "photographs", photographs(count, observation.input_shape, seed)
     if (public := observation.public) is not None:
+        if len(public.images) < 2 * count:
+            few = f"{len(public.images)} public images are too few to try {attack.name} on messages of this net"
+            return Control("same net", False, few, _since(began))
         what, images = "public images", public.images[:count].to(images)
         observation = replace(observation, public=Public(public.images[count:], public.labels[count:]))
     draw = torch.Generator().manual_seed(seed)

@@ -85,6 +85,13 @@ def test_who_has_public_images_is_tried_on_some_that_it_does_not_get() -> None:
     torch.testing.assert_close(attack.given[0].shared["top.weight"], expected.shared["top.weight"])
 
 
+def test_few_public_images_are_too_few_for_the_control() -> None:
+    observation, weights = seen()
+    public = Public(torch.rand(7, 3, SIDE, SIDE), torch.arange(7))
+    control = on_same_net(Reads(), replace(observation, public=public), weights, 0)  # type: ignore[arg-type]
+    assert not control.passed and control.sentence == "7 public images are too few to try reads on messages of this net"
+
+
 def test_a_change_is_that_of_the_clients_steps() -> None:
     observation, weights = seen()
     attack = Reads()
