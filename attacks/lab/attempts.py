@@ -104,8 +104,12 @@ class Attempt:
     @property
     def is_evidence(self) -> bool:
         """Whether a failure is evidence: the attack passed a positive control, on messages like these."""
-        passed = any(control.name == "positive" and control.passed for control in self.controls)
-        return self.found is not None and passed and not self.unlike
+        return self.found is not None and self.promises and not self.unlike
+
+    @property
+    def promises(self) -> bool:
+        """Whether it passed a positive control."""
+        return any(control.name == "positive" and control.passed for control in self.controls)
 
     @property
     def no_evidence(self) -> str | None:

@@ -17,7 +17,7 @@ from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.scores import score, wilson
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.images import attempts, reconstructions
+from fedpriv.audit.images import attempts, reconstructions, target
 from fedpriv.audit.images.attempts import SETTLED
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.processes import forked_in_order
@@ -149,6 +149,22 @@ def test_who_is_promised_nothing_gets_no_more_images(evidence: Evidence, monkeyp
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
     on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
     assert asked == {"analytic": [72], "dlg": [6, 6, 12], "random-head": [6]}
+
+
+def test_who_fails_on_the_same_net_is_tried_on_more_images_and_may_find_some(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, list[int]] = {}
+    for name in ("controlled", "attempt"):
+        monkeypatch.setattr(attempts, name, attack_that(lambda i: 8 <= i < 10, asked))
+    failed = Control("same net", False, "recovers 0 of 4 from this net", 0.1)
+    monkeypatch.setattr(target, "on_same_net", lambda *given: failed)
+    tried = [Attacker(image_attacks()[name](), ThreatModel()) for name in ("dlg", "random-head")]
+    monkeypatch.setattr(reconstructions, "suited", lambda masked: tried)
+    attacked = on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
+    made = {one.attacker.name: one for one in attacked.attempts}
+    assert asked["dlg"] == [6, 6, 12] and made["dlg"].recovered == wilson(2, 24)
+    assert made["dlg"].no_evidence is not None and asked["random-head"] == [6], "which is promised nothing"
 
 
 @pytest.mark.parametrize("by", ["analytic", "dlg"])

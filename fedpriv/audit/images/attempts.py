@@ -145,11 +145,16 @@ def _together(parts: Sequence[Attempt], target: Target) -> Attempt:
 
 
 def _may_decide(one: Attempt) -> bool:
-    return one.scores is not None and one.is_evidence and one.cut is None
+    """Whether it is tried on more images: if it passed a positive control. Where it fails on the same net, too, failures are no
+    evidence, but it may still find some of many images."""
+    return one.scores is not None and one.promises and one.cut is None
 
 
 def _decided(attempts: Sequence[Attempt]) -> bool:
-    """Whether the interval of an attacker lies above :data:`SETTLED`, or those of all that count as evidence below it."""
+    """Whether the interval of an attacker lies above :data:`SETTLED`, or those of all that count as evidence below it.
+
+    Where no failure is evidence, only what is found can decide.
+    """
     rates = [one.recovered for one in attempts if one.recovered is not None]
     counting = [one.recovered for one in attempts if one.recovered is not None and one.is_evidence]
-    return any(rate.low > SETTLED for rate in rates) or all(rate.high <= SETTLED for rate in counting)
+    return any(rate.low > SETTLED for rate in rates) or (bool(counting) and all(rate.high <= SETTLED for rate in counting))
