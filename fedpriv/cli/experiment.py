@@ -67,7 +67,8 @@ def run(
     The same command resumes interrupted runs. FILE may describe the cells of a leakage experiment instead of runs: then each
     cell that is not done is run, and --only names cells.
 
-    Nothing is run if FILE lies in a git checkout with uncommitted changes, since a result names the commit that reproduces it.
+    Nothing is run if FILE lies in a git checkout with uncommitted changes, or in no commit of it, since a result names the commit
+    that reproduces it. A run in which a client diverges has no result; that is stored, and it is not tried again.
 
     \b
     Example: fedpriv experiment run experiments/mpfedcon/cifar10.yaml --jobs 2
