@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpriv.experiments.results import made_as
-from fedpriv.files import Damaged, load_json, write_atomically
+from fedpriv.experiments.results import Stored, made_as
+from fedpriv.files import write_atomically
 from fedpriv.server.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Divergence:
+class Divergence(Stored):
     """A run without numbers, since the loss or the weights of a client became infinite or NaN (``train.on_nan: stop``).
 
     Attributes:
@@ -21,14 +21,8 @@ class Divergence:
         client, diverged_in: which client did, and in which round.
     """
 
-    label: str
-    seed: int
-    config: dict[str, Any]
-    config_fingerprint: str
-    partition_hash: str
-    versions: dict[str, str]
-    git_commit: str | None
-    device: str
+    SOMETHING_ELSE = "does not say how a run diverged"
+
     processor: str
     data_hash: str
     continued: list[dict[str, Any]]
@@ -51,11 +45,3 @@ class Divergence:
         lines = [f' "{name}": {json.dumps(value)}' for name, value in asdict(self).items()]
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
-
-    @classmethod
-    def load(cls, path: Path) -> Divergence:
-        """Read what :meth:`write` wrote; :class:`Damaged` where the file is something else."""
-        values = load_json(path)
-        if missing := sorted({one.name for one in fields(cls)} - values.keys()):
-            raise Damaged(f"{path} does not say how a run diverged (no {missing[0]!r})")
-        return cls(**{one.name: values[one.name] for one in fields(cls)})

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from fedpriv.config import RunConfig, parse
 from fedpriv.data.sources import suggestions, usual_model
@@ -41,7 +41,32 @@ _MAY_BE_EMPTY = ("leakage", "processor", "data_hash", "continued")
 
 
 @dataclass(frozen=True)
-class Result:
+class Stored:
+    """What is stored of every run that ended, whether with numbers or not; see :class:`Result`."""
+
+    label: str
+    seed: int
+    config: dict[str, Any]
+    config_fingerprint: str
+    partition_hash: str
+    versions: dict[str, str]
+    git_commit: str | None
+    device: str
+
+    SOMETHING_ELSE: ClassVar[str]
+    """What an error says of a file that lacks a field."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file; :class:`Damaged` where it is something else."""
+        values = load_json(path)
+        if missing := sorted({one.name for one in fields(cls) if one.default_factory is MISSING} - values.keys()):
+            raise Damaged(f"{path} {cls.SOMETHING_ELSE} (no {missing[0]!r})")
+        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
+
+
+@dataclass(frozen=True)
+class Result(Stored):
     """The result of one run.
 
     Attributes:
@@ -62,14 +87,8 @@ class Result:
         continued: from which round on another commit, other versions or another processor went on with the run.
     """
 
-    label: str
-    seed: int
-    config: dict[str, Any]
-    config_fingerprint: str
-    partition_hash: str
-    versions: dict[str, str]
-    git_commit: str | None
-    device: str
+    SOMETHING_ELSE = "is not a result of an experiment"
+
     summary: dict[str, Any]
     curve: dict[str, list[Any]]
     traces: dict[str, list[Any]] = field(default_factory=dict)
@@ -90,14 +109,6 @@ class Result:
         text = "{\n" + ",\n".join(lines) + "\n}\n"
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, text.encode())
-
-    @classmethod
-    def load(cls, path: Path) -> Result:
-        """Read what :meth:`write` wrote; :class:`Damaged` where the file is something else."""
-        values = load_json(path)
-        if missing := sorted({one.name for one in fields(cls) if one.default_factory is MISSING} - values.keys()):
-            raise Damaged(f"{path} is not a result of an experiment (no {missing[0]!r})")
-        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
 
     def tested(self) -> list[tuple[int, float]]:
         """(round, accuracy) of the evaluations with the method's complete protocol.
