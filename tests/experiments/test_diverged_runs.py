@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from made_results import play, write_result, write_yaml
+from made_results import BASE, play, write_result, write_yaml
 
 from fedpriv.cli import main
 from fedpriv.errors import ClientDiverged, FedprivError
@@ -18,11 +18,9 @@ from fedpriv.experiments.page import tables
 from fedpriv.server.run_folder import RunFolder
 
 TINY = {
-    "data": {"name": "digits", "clients": 4, "partition": {"name": "classes", "classes_per_client": 5}},
-    "model": {"name": "mlp_lineage", "projection": 16},
+    **BASE,
     "train": {"rounds": 3, "participation": 0.5, "local_epochs": 2, "batch_size": 50},
     "eval": {"every": 1, "last": 2},
-    "tracking": {"uri": "none"},
 }
 RUNS = {"calm": {"method": {"name": "fedavg"}}, "wild": {"method": {"name": "fedavg"}, "train": {"lr": 1e30}}}
 CLAIM = {"id": "rate", "statement": "Ours: the lower rate is better.", "compare": ["calm", "wild"]}

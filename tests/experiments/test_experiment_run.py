@@ -27,11 +27,9 @@ from tests.marks import quick_first
 
 RUNS = {"fedavg": {"method": {"name": "fedavg"}}, "fedrep": {"method": {"name": "fedrep", "head_epochs": 1}}}
 TINY = {
-    "data": {"name": "digits", "clients": 4, "partition": {"name": "classes", "classes_per_client": 5}},
-    "model": {"name": "mlp_lineage", "projection": 16},
+    **BASE,
     "train": {"rounds": 2, "participation": 0.5, "local_epochs": 1, "batch_size": 50},
     "eval": {"every": 1, "last": 2},
-    "tracking": {"uri": "none"},
 }
 
 
