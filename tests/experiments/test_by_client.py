@@ -78,3 +78,9 @@ def test_both_are_in_the_report(yaml_file: Path) -> None:
     assert "![gains by client](tiny-gains.png)" in text and Path(said["gains_plot"]).stat().st_size > 10_000
     assert "| method | 0 to 4 rounds | 5 to 9 rounds | 10 to 19 rounds | 20 to 39 rounds | 40 and more rounds |" in text
     assert "| fedrep | 80.00 (2) | 60.00 (1) | 50.00 (1) | – | – |" in text
+
+
+def test_no_table_of_ages_where_all_clients_trained_lately(yaml_file: Path) -> None:
+    with_turns(yaml_file, "fedrep", 0, [20, 18, 17, 16], [0.9, 0.7, 0.6, 0.5])
+    report(yaml_file)
+    assert "since a client last took part" not in (yaml_file.parent / "results" / "tiny.md").read_text()

@@ -154,9 +154,9 @@ def to_target(comparison: Comparison) -> list[str]:
                 row.label,
                 "tested after the last round only" if row.tested_at_end else rounds,
                 "–" if row.speed_up is None else f"{row.speed_up:.2f}×",
-                "–" if row.rounds_saved is None else f"{100 * row.rounds_saved:.1f} %",
+                "–" if row.rounds_saved is None else f"{100 * row.rounds_saved:z.1f} %",
                 "–" if row.mean_bytes is None else in_bytes(row.mean_bytes),
-                "–" if row.bytes_saved is None else f"{100 * row.bytes_saved:.1f} %",
+                "–" if row.bytes_saved is None else f"{100 * row.bytes_saved:z.1f} %",
             )
         )
     levels = ", ".join(f"{percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in seeds)
@@ -168,8 +168,9 @@ def to_target(comparison: Comparison) -> list[str]:
 
 
 def ages(comparison: Comparison) -> list[str]:
-    """Accuracy by the rounds since a client's last turn, by method."""
-    if not (aged := by_age(comparison.results)):
+    """Accuracy by the rounds since a client's last turn, by method; nothing where all clients are of one span."""
+    aged = by_age(comparison.results)
+    if len({span for groups in aged.values() for span, (count, _) in enumerate(groups) if count}) < 2:
         return []
     spans = [f"{first} to {following - 1}" for first, following in pairwise(AGES)] + [f"{AGES[-1]} and more"]
     cells = [
