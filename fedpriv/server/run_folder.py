@@ -124,9 +124,13 @@ class RunFolder:
         with ExitStack() as stack:
             try:
                 stack.enter_context(FileLock(self._lock_file, timeout=0))
-                self._lock_file.write_text(f"process {os.getpid()} on {socket.gethostname()}")
+                self._lock_file.write_text(_this_process())
             except Timeout:
                 holder = self._lock_file.read_text() or "another process"
+                if holder == _this_process():
+                    raise UsageError(
+                        f"this process is running the run in {self.path}; `close()` of its rounds ends that"
+                    ) from None
                 raise UsageError(f"{holder} is running the run in {self.path}") from None
             except OSError as error:
                 raise UsageError(f"cannot write in {self.path}: {error.strerror}") from None
@@ -210,6 +214,10 @@ class RunFolder:
     def _shown(self) -> Path:
         cwd = Path.cwd()
         return self.path.relative_to(cwd) if self.path.is_relative_to(cwd) else self.path
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _is_of_a_beginning(name: str) -> bool:
