@@ -62,17 +62,23 @@ def resume(
     runs_dir: str | os.PathLike[str] = "runs",
     on_round: Callable[[Record], object] | None = None,
     profile: bool = False,
+    tracking_uri: str | None = None,
 ) -> Run:
     """Go on with an interrupted run; the result equals that of an uninterrupted one, bit for bit.
 
     Args:
         run: a run object, a run folder, a run id, or a unique beginning of a folder's name in ``runs_dir``.
         on_round, profile: as for :func:`train`.
+        tracking_uri: MLflow store from now on; required if the run folder names a store other than yours.
 
     Raises:
         UsageError: there is no such run, it is finished, or its config or its data have changed.
+        ForeignStore: the folder names a store that is neither in ``MLFLOW_TRACKING_URI`` nor beside it.
     """
+    from fedpriv.tracking import settle_store
+
     found = load(run, runs_dir)
+    settle_store(found.folder, tracking_uri)
     with _threads_kept():
         runs.resume(found.path, _nothing, on_round or _nothing, _warn, profile)
     return found
@@ -86,7 +92,8 @@ def rounds(
 ) -> Rounds:
     """Train round by round: an iterator over the records of the rounds, which are run when they are wanted.
 
-    Leaving the loop interrupts the run, as Ctrl-C does: what was run is kept, and :func:`resume` goes on with it.
+    ``close``, or leaving the ``with`` block, interrupts the run, as Ctrl-C does: what was run is kept, and :func:`resume` goes on
+    with it. Leaving only the loop does not: another loop over the same iterator runs the next rounds.
 
     Arguments and errors are those of :func:`train`.
     """

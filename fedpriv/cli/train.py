@@ -93,33 +93,17 @@ def resume(
     loading()
     began = time.perf_counter()
     from fedpriv.cli.report import Reporter
+    from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation import run
-    from fedpriv.tracking import find_run
+    from fedpriv.tracking import find_run, settle_store
 
     imports = time.perf_counter() - began
     with Reporter(console()) as reporter:
         folder = find_run(run_name, runs_dir)
-        _settle_store(folder, tracking_uri)
+        settle_store(RunFolder.open(folder), tracking_uri)
         events = reporter.on_start, reporter.on_round, reporter.warn
         outcome = run.resume(folder, *events, profile, executor, reporter.on_answer)
     return _conclude(reporter, outcome, imports)
-
-
-def _settle_store(folder: Path, uri: str | None) -> None:
-    """Note the store that the user names; without one, refuse what only the folder names."""
-    from fedpriv.server.run_folder import RunFolder
-    from fedpriv.tracking import named_store, permitted_store, target_uri
-
-    run = RunFolder.open(folder)
-    if not run.facts:  # killed before it noted the store of its config
-        in_config = run.config().tracking.uri
-        if uri is None or named_store(uri) != in_config:
-            permitted_store(folder, in_config)
-        return
-    wanted = target_uri(folder, uri)
-    if uri is not None:
-        with run.alone():
-            run.update_facts(tracking=run.facts["tracking"] | {"name": "mlflow", "uri": wanted})
 
 
 def _conclude(reporter: Any, outcome: Any, imports: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The round loop writes the folder and calls :meth:`Background.notify`; tracking o
 """
 
 from fedpriv.server.records import Record
-from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, whole_address
+from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, settle_store, whole_address
 from fedpriv.tracking.apart import Apart, beside
 from fedpriv.tracking.background import Background
 from fedpriv.tracking.folder import find_run, flatten, read_records, read_run
@@ -43,6 +43,7 @@ __all__ = [
     "permitted_store",
     "read_records",
     "read_run",
+    "settle_store",
     "sqlite_path",
     "sync",
     "target_uri",

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from fedpriv.errors import UsageError
 from fedpriv.outside.addresses import HIDDEN, keep_secrets, tracking_address, with_secrets
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.store import TrackingError, default_uri, sqlite_path
 
 
@@ -53,6 +54,28 @@ def permitted_store(run_dir: Path, said: str | None) -> str:
         f"{run_dir} names the tracking store {said}, which is neither MLFLOW_TRACKING_URI nor beside the run; "
         f"to use it: --tracking-uri {shlex.quote(said)}"
     )
+
+
+def settle_store(run: RunFolder, uri: str | None) -> None:
+    """Before a run goes on: note the store that the user names; without one, refuse what only the folder names.
+
+    Args:
+        uri: ``"none"``: no tracking from now on; ``None``: the store that the folder says.
+
+    Raises:
+        ForeignStore: it is not the user's own.
+    """
+    if not run.facts:  # killed before it noted the store of its config
+        in_config = run.config().tracking.uri
+        if uri is None or named_store(uri) != in_config:
+            permitted_store(run.path, in_config)
+        return
+    tracking = run.facts["tracking"]
+    if uri is None:
+        permitted_store(run.path, tracking["uri"])
+        return
+    with run.alone():
+        run.update_facts(tracking=tracking | {"name": "mlflow", "uri": named_store(uri)})
 
 
 def whole_address(shown: str) -> str:

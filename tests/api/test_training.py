@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ import fedpriv
 from fedpriv.api.keys import KEYS, SHORTHANDS, config_of
 from fedpriv.cli import main
 from fedpriv.cli.options import _DATA_FLAGS, _RUN_FLAGS
+from fedpriv.server.rounds import Server
+from fedpriv.tracking import ForeignStore
 from tests.api.conftest import SMALL
 
 
@@ -62,6 +65,50 @@ def test_rounds_until_the_caller_stops_then_resumed(run: fedpriv.Run, here: Path
     resumed = fedpriv.resume(stopped, on_round=lambda record: seen.append(record["round"]))
     assert seen == [3] and resumed.status == "finished" and resumed.accuracy == run.accuracy
     assert torch.get_num_threads() == threads
+
+
+def test_rounds_have_the_threads_of_the_run_whatever_the_caller_has(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[int]()
+    monkeypatch.setattr("fedpriv.server.rounds.Server.participants", _noting_threads(seen, Server.participants))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with fedpriv.rounds(method="fedavg", threads=1, **SMALL) as rounds:
+            for _ in rounds:
+                assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert set(seen) == {1}
+
+
+def _noting_threads(seen: list[int], participants: Callable[[Server, int], list[int]]) -> Callable[[Server, int], list[int]]:
+    def noting(server: Server, round: int) -> list[int]:
+        seen.append(torch.get_num_threads())
+        return participants(server, round)
+
+    return noting
+
+
+def test_rounds_that_are_left_without_being_closed_go_on(here: Path) -> None:
+    rounds = fedpriv.rounds(method="fedavg", **SMALL)
+    for _ in rounds:
+        break
+    with pytest.raises(fedpriv.UsageError, match=r"this process is running the run in .*`close\(\)`"):
+        fedpriv.resume(rounds.run)
+    assert next(rounds)["round"] == 2
+    rounds.close()
+    assert fedpriv.resume(rounds.run).status == "finished"
+
+
+def test_resume_sends_to_a_store_that_only_the_folder_names_if_the_caller_names_it(here: Path) -> None:
+    with fedpriv.rounds(method="fedavg", **SMALL) as rounds:
+        next(rounds)
+    folder = rounds.run.folder
+    folder.update_facts(tracking=folder.facts["tracking"] | {"uri": "sqlite:////nowhere/mlflow.db"})
+    with pytest.raises(ForeignStore, match="neither MLFLOW_TRACKING_URI nor beside the run"):
+        fedpriv.resume(rounds.run)
+    assert fedpriv.resume(rounds.run, tracking_uri="none").status == "finished"
+    assert folder.facts["tracking"]["uri"] == "none"
 
 
 def test_an_error_of_the_callers_function_fails_the_run(here: Path) -> None:

@@ -173,6 +173,16 @@ def test_resume_refuses_a_foreign_store_and_takes_a_named_one(
     assert json.loads((folder / "run.json").read_text())["tracking"]["uri"] == f"http://me:***@{listener.host}"
 
 
+def test_where_a_run_was_copied_before_does_not_permit_the_store_that_it_goes_on_with(
+    tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine.example")
+    folder = make_run(tmp_path / "runs", status="interrupted", uri=f"http://{listener.host}")
+    (folder / "tracking.json").write_text(json.dumps({"uri": "http://mine.example", "experiment": "fedpriv"}))
+    refused = call("resume", folder)
+    assert refused.exit_code == 2 and f"--tracking-uri http://{listener.host}" in refused.stderr
+
+
 @pytest.mark.parametrize("where", ["config.yaml", "run.json"])
 def test_a_password_that_an_older_version_stored_is_not_uploaded(runs_dir: Path, where: str) -> None:
     folder = make_run(runs_dir)
