@@ -93,21 +93,26 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 
     if every == bool(runs):
         raise UsageError("name the runs to send, or use --all")
-    names = [str(path.parent) for path in sorted(runs_dir.glob("*/run.json"))] if every else runs
-    folders = [find_run(name, runs_dir) for name in names]
+    if every:  # of which one may be damaged, which is no reason to keep back the others
+        folders = [path.parent for path in sorted(runs_dir.glob("*/config.yaml")) if (path.parent / "run.json").exists()]
+    else:
+        folders = [find_run(name, runs_dir) for name in runs]
     if not folders:
         raise UsageError(f"{runs_dir} holds no runs; --runs-dir names another folder")
     away: set[str] = set()  # servers that did not answer are not tried again for other runs
     results: list[dict[str, Any]] = []
-    failures: list[TrackingError | ForeignStore] = []
+    failures: list[FedprivError] = []
+    kept = FedprivError if every else (TrackingError, ForeignStore)
     for folder in folders:
         uri = ""
         try:
+            if every:
+                find_run(str(folder))
             uri = target_uri(folder, tracking_uri)
             if uri in away:
                 continue
             report = sync(folder, tracking_uri)
-        except (TrackingError, ForeignStore) as error:
+        except kept as error:
             failures.append(error)
             console().print(f"{folder.name}: not sent: {error}", soft_wrap=True)
             if isinstance(error, ServerAway):

@@ -151,6 +151,17 @@ def test_sync_sends_what_was_kept(runs_dir: Path) -> None:
     assert call("sync", "--runs-dir", runs_dir).exit_code == 2
 
 
+def test_sync_of_all_runs_leaves_out_what_is_damaged_and_sends_the_others(runs_dir: Path) -> None:
+    for name in ("a", "b"):
+        make_run(runs_dir, name)
+    (runs_dir / "a" / "summary.json").write_text("{")
+    (runs_dir / "a0").mkdir()
+    (runs_dir / "a0" / "run.json").write_text("{}")  # of a run whose folder was moved while it ran
+    result = call("sync", "--all", "--runs-dir", runs_dir)
+    assert result.exit_code == 1 and "1 of 2 runs not sent" in result.stderr
+    assert "a: not sent: " in result.stdout and "summary.json is damaged" in result.stdout and "b: sent " in result.stdout
+
+
 def test_sync_while_the_server_is_still_away(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     for name in ("a", "b"):
