@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.agreement import Agreement
+from fedpriv.files import write_atomically
 from fedpriv.models.net import Net, Outputs
 from fedpriv.samples import of_tensors, split, tensors
 from fedpriv.simulation.simulation import Simulation
@@ -39,6 +41,9 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
 
     Args:
         warn: called with a warning of one line.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     agreement, federation = simulation.agreement, simulation.federation
     part = part_at_server(agreement)
@@ -51,17 +56,18 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
     # Of zeros: an exported program keeps its example, and no client's sample must be in it.
     example = tuple(one.new_zeros((2, *one.shape[1:]), device="cpu") for one in like.values())
     net = _Plain(copy.deepcopy(resident.net).cpu().eval(), tuple(like), part)
-    batch = torch.export.Dim.AUTO
+    batch, file = torch.export.Dim.AUTO, io.BytesIO()
     try:
         program = torch.export.export(net, example, dynamic_shapes={"parts": tuple({0: batch} for _ in example)})
-        folder.mkdir(exist_ok=True)
-        torch.export.save(program, folder / FILE)
+        torch.export.save(program, file)
         with torch.no_grad():
             out = net(*example)
     except Exception as error:  # what a graph cannot hold is any layer's own
         first_line, *_ = str(error).splitlines() or [""]
         warn(f"no model is logged: it cannot be exported: {type(error).__name__}: {first_line[:200]}")
         return {}
+    folder.mkdir(exist_ok=True)
+    write_atomically(folder / FILE, file.getvalue())
     shapes = {name or "inputs": {"shape": list(one.shape[1:]), "dtype": str(one.dtype)[6:]} for name, one in like.items()}
     dataset = federation.dataset
     return {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedpriv.files import load_json
+from fedpriv.files import Damaged, load_json, save_json
 
 CURSOR = "tracking.json"
 
@@ -30,16 +29,14 @@ class Cursor:
     def load(cls, path: Path, uri: str, experiment: str) -> Cursor:
         """The stored cursor, or a fresh one if there is none, it is unreadable, or it belongs to another store."""
         try:
-            stored = cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
+            stored = cls(**load_json(path))
+        except (Damaged, TypeError):
             return cls(uri, experiment)
         return stored if (stored.uri, stored.experiment) == (uri, experiment) else cls(uri, experiment)
 
     def save(self, path: Path) -> None:
-        """Write the cursor atomically."""
-        draft = path.with_suffix(".json.new")
-        draft.write_text(json.dumps(asdict(self), indent=1))
-        draft.replace(path)
+        """Write the cursor atomically, also if the power fails: every command would refuse a run whose cursor is torn."""
+        save_json(path, asdict(self))
 
 
 def stored_cursor(run_dir: Path) -> dict[str, Any]:

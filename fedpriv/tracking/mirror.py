@@ -273,6 +273,8 @@ class _Copy:
             name, stamp = path.relative_to(self.run_dir), f"{path.stat().st_size}-{path.stat().st_mtime_ns}"
             if sent.get(name.as_posix()) == stamp:
                 continue
+            if name.as_posix() == MODEL and not (self.run_dir / "summary.json").exists():
+                continue  # of a run that was stopped among its results, which are written again when it goes on
             if not path.resolve().is_relative_to(root):
                 raise UsageError(f"{path} is a symbolic link out of the run folder, which is not followed")
             if name.as_posix() in _WITH_ADDRESSES and without_secrets(text := path.read_text()) != text:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fake_runs import make_run
 
 from fedpriv.config import RunConfig, parse
+from fedpriv.errors import FedprivError
 from fedpriv.files import load_tensors
 from fedpriv.simulation import run
 from fedpriv.simulation.final_model import part_at_server
@@ -83,3 +88,32 @@ def test_a_server_without_an_encoder_logs_none(runs_dir: Path) -> None:
     assert warnings == ["no model is logged: under local parts of the encoder stay with the clients"]
     assert outcome.summary is not None and "model" not in outcome.summary
     assert not (outcome.folder.weights / "server.pt2").exists()
+
+
+def test_a_run_stopped_between_its_model_and_its_summary_is_copied_without_the_model(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, status="interrupted")
+    (folder / "summary.json").unlink(missing_ok=True)
+    (folder / "weights").mkdir(exist_ok=True)
+    (folder / "weights" / "server.pt2").write_bytes(b"a model")
+    report = sync(folder)
+    assert report.status == "KILLED" and report.artifacts > 0
+    assert "weights/server.pt2" not in json.loads((folder / "tracking.json").read_text())["artifacts_sent"]
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_the_export_leaves_no_torn_model_and_the_run_goes_on(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    silent = lambda *_: None  # noqa: E731
+    made = config("fedavg", uri="none", log_model=True).model_copy(update={"run_dir": runs_dir / "full"})
+    with monkeypatch.context() as patched:
+        patched.setattr("fedpriv.simulation.final_model.write_atomically", full)
+        with pytest.raises(FedprivError, match="make room, then"):
+            run.start(made, runs_dir, silent, silent, silent)
+    assert not (runs_dir / "full" / "weights" / "server.pt2").exists()
+    summary = run.resume(runs_dir / "full", silent, silent, silent).summary
+    assert summary is not None and summary["model"]["part"] == "classifier"
+    assert (runs_dir / "full" / "weights" / "server.pt2").exists()

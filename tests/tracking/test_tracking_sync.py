@@ -13,6 +13,7 @@ import pytest
 from fake_runs import append, line, make_run, set_status
 
 from fedpriv.errors import UsageError
+from fedpriv.files import Damaged
 from fedpriv.tracking import TrackingError, default_uri, sync
 from fedpriv.tracking.names import defence, params
 from fedpriv.tracking.store import create_store
@@ -39,6 +40,7 @@ def rows(runs_dir: Path) -> int:
 def cursor(folder: Path, **change: Any) -> dict[str, Any]:
     path = folder / "tracking.json"
     values = json.loads(path.read_text()) | change
+    values.pop("sha256", None)  # as an earlier version wrote it
     path.write_text(json.dumps(values))
     return dict(values)
 
@@ -97,6 +99,15 @@ def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
     }
     assert [item.path for item in store.list_artifacts(report.mlflow_run_id, "plots")] == ["plots/learning_curve.png"]
     assert any((runs_dir / "mlartifacts").rglob("global.safetensors"))
+
+
+def test_damage_of_the_cursor_is_noticed(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    sync(folder)
+    path = folder / "tracking.json"
+    path.write_text(path.read_text().replace('"last_round": ', '"last_round": 1'))
+    with pytest.raises(Damaged, match=r"tracking.json is damaged: its checksum does not match"):
+        sync(folder)
 
 
 def test_a_second_sync_sends_nothing(runs_dir: Path) -> None:
