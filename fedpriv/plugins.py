@@ -38,7 +38,7 @@ def load_plugins(files: Iterable[Path], of: str = "") -> None:
         if file.suffix != ".py" or not file.stem.isidentifier():
             raise UsageError(f"{called}: not the name of a Python module, such as my_method.py")
         if not file.is_file():
-            raise UsageError(f"{called}: there is no such file; if it has moved, give its new path with --plugin")
+            raise UsageError(f"{called}: there is no such file; if it has moved, give its new path: --plugin .../{file.name}")
         _load(file.resolve(), called)
 
 

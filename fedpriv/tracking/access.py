@@ -50,9 +50,16 @@ def permitted_store(run_dir: Path, said: str | None) -> str:
     beside = f"sqlite:///{runs_dir / 'mlflow.db'}"
     if _compared(said) in {_compared(usual), _compared(beside)}:
         return said
+    store = sqlite_path(said)
+    moved = store is not None and not store.exists()  # with its runs: it would be made anew in the old place
+    hint = (
+        f"for the one beside the run: --tracking-uri {shlex.quote(beside)}"
+        if moved
+        else f"to use it: --tracking-uri {shlex.quote(said)}"
+    )
     raise ForeignStore(
-        f"{run_dir} names the tracking store {said}, which is neither MLFLOW_TRACKING_URI nor beside the run; "
-        f"to use it: --tracking-uri {shlex.quote(said)}"
+        f"{run_dir} names the tracking store {said}, which is neither MLFLOW_TRACKING_URI nor beside the run"
+        f"{', and not there' if moved else ''}; {hint}"
     )
 
 

@@ -183,6 +183,12 @@ def test_where_a_run_was_copied_before_does_not_permit_the_store_that_it_goes_on
     assert refused.exit_code == 2 and f"--tracking-uri http://{listener.host}" in refused.stderr
 
 
+def test_runs_that_were_moved_with_their_store_are_told_of_it(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "runs", status="interrupted", uri=f"sqlite:///{tmp_path}/old/mlflow.db")
+    refused = call("resume", folder)
+    assert refused.exit_code == 2 and f"--tracking-uri sqlite:///{tmp_path}/runs/mlflow.db" in refused.stderr
+
+
 @pytest.mark.parametrize("where", ["config.yaml", "run.json"])
 def test_a_password_that_an_older_version_stored_is_not_uploaded(runs_dir: Path, where: str) -> None:
     folder = make_run(runs_dir)
