@@ -102,7 +102,7 @@ def draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
     if evaluated:
         axes.set_title(f"Accuracy: {accuracies[-1]:.1%} after round {rounds[-1]}")
     else:
-        axes.set_title("Accuracy: not measured" + (" but by linear probe" if probed else " (without labels: fedpriv probe)"))
+        axes.set_title("Accuracy: not measured" + (" but by linear probe" if probed else ""))
 
 
 def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:

@@ -100,6 +100,12 @@ def test_rounds_that_are_left_without_being_closed_go_on(here: Path) -> None:
     assert fedpriv.resume(rounds.run).status == "finished"
 
 
+def test_the_plot_of_a_run_that_is_not_evaluated_yet_does_not_say_why(here: Path) -> None:
+    with fedpriv.rounds(method="fedavg", **SMALL | {"eval": {"every": 3, "last": 1}}) as rounds:
+        next(rounds)
+    assert rounds.run.plot().get_title(loc="left") == "Accuracy: not measured"
+
+
 def test_resume_sends_to_a_store_that_only_the_folder_names_if_the_caller_names_it(here: Path) -> None:
     with fedpriv.rounds(method="fedavg", **SMALL) as rounds:
         next(rounds)
