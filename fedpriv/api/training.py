@@ -51,7 +51,7 @@ def train(
         FedprivError: the run failed; its last checkpoint is whole.
     """
     made = config_of(config, keys)
-    with _threads_kept():
+    with _as_a_command():
         outcome = runs.start(made, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile)
     return Run(outcome.folder)
 
@@ -79,7 +79,7 @@ def resume(
 
     found = load(run, runs_dir)
     settle_store(found.folder, tracking_uri)
-    with _threads_kept():
+    with _as_a_command():
         runs.resume(found.path, _nothing, on_round or _nothing, _warn, profile)
     return found
 
@@ -125,7 +125,7 @@ class Rounds(Iterator[Record]):
         self._played.close()
 
     def __next__(self) -> Record:
-        with _threads_kept():
+        with _as_a_command():
             return next(self._played)
 
     def __enter__(self) -> Self:
@@ -139,13 +139,16 @@ class Rounds(Iterator[Record]):
 
 
 @contextmanager
-def _threads_kept() -> Iterator[None]:
-    """A block after which torch has as many threads as before: those of a run are in its config."""
-    before = torch.get_num_threads()
+def _as_a_command() -> Iterator[None]:
+    """A block in which torch has a command's default dtype, with which other numbers would be drawn, and after which it has the
+    caller's again, and as many threads as before: those of a run are in its config."""
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
 
 
 def _warn(text: str) -> None:

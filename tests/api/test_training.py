@@ -89,6 +89,16 @@ def _noting_threads(seen: list[int], participants: Callable[[Server, int], list[
     return noting
 
 
+def test_numbers_do_not_depend_on_the_callers_default_dtype(run: fedpriv.Run, here: Path) -> None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        weights = fedpriv.train(method="fedavg", **SMALL).weights()
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(weights[name], other) for name, other in run.weights().items())
+
+
 def test_rounds_that_are_left_without_being_closed_go_on(here: Path) -> None:
     rounds = fedpriv.rounds(method="fedavg", **SMALL)
     for _ in rounds:
