@@ -127,11 +127,8 @@ class RunFolder:
                 self._lock_file.write_text(_this_process())
             except Timeout:
                 holder = self._lock_file.read_text() or "another process"
-                if holder == _this_process():
-                    raise UsageError(
-                        f"this process is running the run in {self.path}; `close()` of its rounds ends that"
-                    ) from None
-                raise UsageError(f"{holder} is running the run in {self.path}") from None
+                own = "; that is this process, and `close()` of its rounds ends it" if holder == _this_process() else ""
+                raise UsageError(f"{holder} is running the run in {self.path}{own}") from None
             except OSError as error:
                 raise UsageError(f"cannot write in {self.path}: {error.strerror}") from None
             yield
