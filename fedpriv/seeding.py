@@ -69,6 +69,24 @@ def kept_rng() -> Iterator[None]:
         torch.set_rng_state(before)
 
 
+@contextmanager
+def usual_torch() -> Iterator[None]:
+    """A block in which torch's default dtype is float32 and gradients are recorded, whatever the caller has set.
+
+    With another dtype other weights would be drawn. After the block the caller's settings and number of threads are back.
+    """
+    import torch
+
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+
+
 def _accelerator() -> str | None:
     """The kind of an accelerator that this process may use; one that was not touched so far is left alone."""
     import torch

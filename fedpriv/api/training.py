@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
-
 from fedpriv.api.keys import config_of
 from fedpriv.api.run import Run, load
+from fedpriv.seeding import usual_torch
 from fedpriv.server.records import Record
 from fedpriv.simulation import run as runs
 
@@ -51,7 +49,7 @@ def train(
         FedprivError: the run failed; its last checkpoint is whole.
     """
     made = config_of(config, keys)
-    with _as_a_command():
+    with usual_torch():
         outcome = runs.start(made, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile)
     return Run(outcome.folder)
 
@@ -79,7 +77,7 @@ def resume(
 
     found = load(run, runs_dir)
     settle_store(found.folder, tracking_uri)
-    with _as_a_command():
+    with usual_torch():
         runs.resume(found.path, _nothing, on_round or _nothing, _warn, profile)
     return found
 
@@ -125,7 +123,7 @@ class Rounds(Iterator[Record]):
         self._played.close()
 
     def __next__(self) -> Record:
-        with _as_a_command():
+        with usual_torch():
             return next(self._played)
 
     def __enter__(self) -> Self:
@@ -136,19 +134,6 @@ class Rounds(Iterator[Record]):
 
     def _begun(self, federation: Federation, folder: RunFolder) -> None:
         self._folder = folder
-
-
-@contextmanager
-def _as_a_command() -> Iterator[None]:
-    """A block in which torch has a command's default dtype, with which other numbers would be drawn, and after which it has the
-    caller's again, and as many threads as before: those of a run are in its config."""
-    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.set_default_dtype(dtype)
 
 
 def _warn(text: str) -> None:

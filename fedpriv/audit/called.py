@@ -17,6 +17,7 @@ from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.files import check_place
 from fedpriv.outside.names import printable
+from fedpriv.seeding import usual_torch
 from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
 
 HEIGHT = 720
@@ -153,12 +154,9 @@ def audit_folders(
         check_place(place, "--output names another folder")
     for folder in folders:
         check_place(folder / "audit", "the folder of a run gets the report on it")
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with usual_torch():
+        torch.set_num_threads(1)
         found = Report(report.audit(folders, options, command, workers, say))
-    finally:
-        torch.set_num_threads(threads)
     for place in (*places, *(folder / "audit" for folder in folders)):
         found.write(place)
     return found

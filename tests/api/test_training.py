@@ -89,14 +89,18 @@ def _noting_threads(seen: list[int], participants: Callable[[Server, int], list[
     return noting
 
 
-def test_numbers_do_not_depend_on_the_callers_default_dtype(run: fedpriv.Run, here: Path) -> None:
+def test_numbers_do_not_depend_on_what_the_caller_has_set(run: fedpriv.Run, here: Path) -> None:
     torch.set_default_dtype(torch.float64)
     try:
-        weights = fedpriv.train(method="fedavg", **SMALL).weights()
+        with torch.no_grad():
+            weights = fedpriv.train(method="fedavg", **SMALL).weights()
+            report = fedpriv.audit(run, label_shadows=0, membership_shadows=0, messages=1, budget=0.01)
+            assert not torch.is_grad_enabled()
         assert torch.get_default_dtype() == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(torch.equal(weights[name], other) for name, other in run.weights().items())
+    assert report.answer
 
 
 def test_rounds_that_are_left_without_being_closed_go_on(here: Path) -> None:
