@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import traceback
@@ -16,6 +17,7 @@ VARIABLE = "FEDPRIV_PLUGINS"
 """Environment variable with the loaded files, separated as in PATH; child processes inherit it."""
 
 _loaded: dict[str, Path] = {}
+_contents: dict[str, str] = {}
 
 
 def load_plugins(files: Iterable[Path], of: str = "") -> None:
@@ -42,6 +44,11 @@ def load_plugins(files: Iterable[Path], of: str = "") -> None:
         _load(file.resolve(), called)
 
 
+def contents(files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 (hex) of what was imported of files that are loaded, by module name."""
+    return {file.stem: _contents[file.stem] for file in files}
+
+
 def line_of_plugin(error: BaseException) -> str:
     """The last line of a plug-in's file that led to an error; empty: none did."""
     files = set(map(str, _loaded.values()))
@@ -63,9 +70,10 @@ def _load(file: Path, called: str) -> None:
     found = find_spec(file.stem)
     if found is None or found.origin is None or Path(found.origin).resolve() != file:
         raise UsageError(f"{called}: there is another module {file.stem} ({found and found.origin}); give the file another name")
+    content = hashlib.sha256(file.read_bytes()).hexdigest()
     try:
         import_module(file.stem)
     except (Exception, SystemExit) as error:
         raise FedprivError(f"{called} cannot be imported: {in_a_line(error)}") from error
-    _loaded[file.stem] = file
+    _loaded[file.stem], _contents[file.stem] = file, content
     os.environ[VARIABLE] = os.pathsep.join(map(str, _loaded.values()))

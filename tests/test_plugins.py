@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+import fedpriv
 from fedpriv import aggregation, defenses, methods, objectives, plugins
 from fedpriv.attacks.core import by_name
 from fedpriv.attacks.core.registry import IMAGE_ATTACKS
@@ -204,6 +206,20 @@ def test_a_run_whose_plugin_is_gone_says_so_and_takes_it_from_elsewhere(tmp_path
     plugins.load_plugins([write(tmp_path / "elsewhere", "moved_plugin", "moved")])
     assert RunFolder.open(run).config().method.name == "moved"
     assert methods.find_method("moved").title == "A file."
+
+
+def test_a_run_that_goes_on_with_a_changed_plugin_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path, "edited_plugin", "edited")
+    short: dict[str, Any] = {"data.clients": 2, "model.name": "mlp2", "train.local_epochs": 1, "tracking.uri": "none"}
+    with fedpriv.rounds(method="edited", plugins=[file], rounds=2, **short) as rounds:
+        next(rounds)
+    began = {"edited_plugin": hashlib.sha256(file.read_bytes()).hexdigest()}
+    monkeypatch.setattr(plugins, "_contents", {"edited_plugin": "0" * 64})  # as in another process, in which it was imported anew
+    with pytest.warns(UserWarning, match=r"edited_plugin\.py changed since the run began: rounds after 1 are of the new code"):
+        facts = fedpriv.resume(rounds.run).folder.facts
+    assert facts["plugins"] == began
+    assert facts["continued"] == [{"after_round": 1, "plugins": {"edited_plugin": "0" * 64}}]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 from fedpriv.config import RunConfig, parse, read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
-from fedpriv.plugins import load_plugins
+from fedpriv.plugins import contents, load_plugins
 from fedpriv.server.records import Record, Records
 
 PACKAGES = ("fedpriv", "torch", "torchvision", "numpy", "datasets", "flwr-datasets", "safetensors", "mlflow", "opacus")
@@ -229,8 +229,14 @@ def default_name(config: RunConfig) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{config.called}-{data}-s{config.seed}-{tag}"
 
 
-_MADE_BY = ("git_commit", "versions", "processor")
-"""The facts on what computes a run."""
+def _made_by(config: RunConfig) -> dict[str, Any]:
+    """The facts on what computes a run."""
+    return {
+        "versions": versions(),
+        "git_commit": git_commit(),
+        "processor": processor(),
+        "plugins": contents(config.plugins),
+    }
 
 
 def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str], tracking_uri: str) -> dict[str, Any]:
@@ -246,27 +252,32 @@ def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str],
         "seed": config.seed,
         "created_ms": int(time.time() * 1000),
         "status": "running",
-        "versions": versions(),
-        "git_commit": git_commit(),
+        **_made_by(config),
         **hashes,
         "config_fingerprint": config.fingerprint(),
         "device": config.device,
-        "processor": processor(),
         "tracking": config.tracking.model_dump() | {"uri": tracking_uri},
     }
 
 
-def continued(facts: Mapping[str, Any], round: int) -> dict[str, Any]:
+def continued(facts: Mapping[str, Any], config: RunConfig, round: int) -> dict[str, Any]:
     """What to add to the facts of a run that goes on after ``round`` rounds; empty where nothing has changed since it began.
 
-    Each entry of ``continued`` has the round, and those of commit, versions and processor that differ from what was before.
+    Each entry of ``continued`` has the round, and those of commit, versions, processor and plug-ins that differ from what was
+    before.
     """
-    known = {name: facts.get(name) for name in _MADE_BY}
+    now = _made_by(config)
+    known = {name: facts.get(name) for name in now}
     for earlier in facts.get("continued", []):
         known |= earlier
-    now = {"git_commit": git_commit(), "versions": versions(), "processor": processor()}
-    changed = {name: value for name, value in now.items() if value not in (known[name], None)}
+    changed = {name: value for name, value in now.items() if value and value != known[name]}
     return {"continued": [*facts.get("continued", []), {"after_round": round, **changed}]} if changed else {}
+
+
+def changed_plugins(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """The plug-in files whose content is not what the run began with; runs of earlier versions do not say what that was."""
+    then, now = facts.get("plugins") or {}, contents(config.plugins)
+    return [f"{name}.py" for name, content in now.items() if then.get(name, content) != content]
 
 
 @cache  # a process may start many runs, and each version is parsed out of its package's metadata
