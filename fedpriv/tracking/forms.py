@@ -41,6 +41,7 @@ class Facts(_Form):
     config_fingerprint: str = ""
     device: str | None = None
     processor: str | None = None
+    plugins: dict[str, str] = {}
     continued: list[dict[str, Any]] = []
     diverged: dict[str, int] | None = None
     tracking: _Tracking
