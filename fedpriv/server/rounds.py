@@ -133,6 +133,7 @@ class Server:
         """Run the rounds that are left, yielding the record of each, until the last or until ``stop_requested``."""
         while self.progress.round < self.config.train.rounds and not self.stop_requested:
             yield self.run_round()
+            torch.set_num_threads(self.config.threads)  # meanwhile the caller had its own
 
     def run_round(self) -> dict[str, Any]:
         """Run the next round and commit it."""

@@ -276,7 +276,6 @@ def _conducted(
             tracker.notify()
             for record in server.rounds():
                 yield record
-                torch.set_num_threads(server.config.threads)  # meanwhile the caller had its own
                 with profile("tracking"):
                     tracker.notify()
         profile.begin(END)
