@@ -90,6 +90,7 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
     Example: fedpriv sync --all
     """
     from fedpriv.tracking import ForeignStore, ServerAway, TrackingError, find_run, sync, target_uri
+    from fedpriv.tracking.folder import check_run
 
     if every == bool(runs):
         raise UsageError("name the runs to send, or use --all")
@@ -107,7 +108,7 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
         uri = ""
         try:
             if every:
-                find_run(str(folder))
+                check_run(folder)
             uri = target_uri(folder, tracking_uri)
             if uri in away:
                 continue
