@@ -10,14 +10,20 @@ from collections.abc import Iterable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from fedpriv.errors import FedprivError, UsageError, in_a_line
 
 VARIABLE = "FEDPRIV_PLUGINS"
 """Environment variable with the loaded files, separated as in PATH; child processes inherit it."""
 
-_loaded: dict[str, Path] = {}
-_contents: dict[str, str] = {}
+
+class _Imported(NamedTuple):
+    file: Path
+    sha256: str
+
+
+_loaded: dict[str, _Imported] = {}
 
 
 def load_plugins(files: Iterable[Path], of: str = "") -> None:
@@ -46,12 +52,12 @@ def load_plugins(files: Iterable[Path], of: str = "") -> None:
 
 def contents(files: Iterable[Path]) -> dict[str, str]:
     """SHA-256 (hex) of what was imported of files that are loaded, by module name."""
-    return {file.stem: _contents[file.stem] for file in files}
+    return {file.stem: _loaded[file.stem].sha256 for file in files}
 
 
 def line_of_plugin(error: BaseException) -> str:
     """The last line of a plug-in's file that led to an error; empty: none did."""
-    files = set(map(str, _loaded.values()))
+    files = {str(plugin.file) for plugin in _loaded.values()}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
@@ -63,7 +69,7 @@ def load_inherited() -> None:
 
 def _load(file: Path, called: str) -> None:
     """Import a file by its own name, from its folder, so that child processes can import it, too."""
-    if _loaded.get(file.stem) == file:
+    if file.stem in _loaded and _loaded[file.stem].file == file:
         return
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
@@ -75,5 +81,5 @@ def _load(file: Path, called: str) -> None:
         import_module(file.stem)
     except (Exception, SystemExit) as error:
         raise FedprivError(f"{called} cannot be imported: {in_a_line(error)}") from error
-    _loaded[file.stem], _contents[file.stem] = file, content
-    os.environ[VARIABLE] = os.pathsep.join(map(str, _loaded.values()))
+    _loaded[file.stem] = _Imported(file, content)
+    os.environ[VARIABLE] = os.pathsep.join(str(plugin.file) for plugin in _loaded.values())

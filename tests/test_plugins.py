@@ -215,7 +215,8 @@ def test_a_run_that_goes_on_with_a_changed_plugin_says_so(tmp_path: Path, monkey
     with fedpriv.rounds(method="edited", plugins=[file], rounds=2, **short) as rounds:
         next(rounds)
     began = {"edited_plugin": hashlib.sha256(file.read_bytes()).hexdigest()}
-    monkeypatch.setattr(plugins, "_contents", {"edited_plugin": "0" * 64})  # as in another process, in which it was imported anew
+    imported = plugins._loaded["edited_plugin"]  # as in another process, in which it was imported anew
+    monkeypatch.setitem(plugins._loaded, "edited_plugin", imported._replace(sha256="0" * 64))
     with pytest.warns(UserWarning, match=r"edited_plugin\.py changed since the run began: rounds after 1 are of the new code"):
         facts = fedpriv.resume(rounds.run).folder.facts
     assert facts["plugins"] == began
