@@ -87,6 +87,19 @@ def usual_torch() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+@contextmanager
+def with_threads(number: int) -> Iterator[None]:
+    """A block in which torch computes with so many threads, on which its sums depend; after it, with as many as before."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _accelerator() -> str | None:
     """The kind of an accelerator that this process may use; one that was not touched so far is left alone."""
     import torch

@@ -29,7 +29,7 @@ from fedpriv.methods.base import Method
 from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
 from fedpriv.samples import Modality
-from fedpriv.seeding import generator
+from fedpriv.seeding import generator, with_threads
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.simulation.executor_choice import ExecutorChoice, choose
 from fedpriv.simulation.inputs.from_dataset import prepare
@@ -160,7 +160,8 @@ def load(config: RunConfig, deal: Deal | None = None) -> Loaded:
         config = with_clients(config, owners_of(config.data, dataset.owners))
     config = resolve(config, dataset.default_model)
     partition = (deal or dealt)(dataset, config)
-    prepared = prepare(config, dataset, device)
+    with with_threads(config.threads):  # what a frozen encoder computes here is a number of the run like any other
+        prepared = prepare(config, dataset, device)
     prepared = replace(prepared, said=(*dataset.said, *prepared.said))
     config = prepared.config
     data = FederatedData(dataset, partition, device, prepared.train, prepared.test, lacking_modalities(config))

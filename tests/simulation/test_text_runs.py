@@ -234,6 +234,28 @@ def test_features_are_computed_once(tmp_path: Path, file: Path, cache: Path, cal
     assert len(list(cache.glob("features-*"))) == 2
 
 
+def test_features_are_computed_with_the_threads_of_the_run(
+    tmp_path: Path, file: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the process has; and what one number of threads computed is not another's."""
+    seen, real = list[int](), cached_features.features
+
+    def noting(frozen: Any, ids: torch.Tensor, chunk: int) -> torch.Tensor:
+        seen.append(torch.get_num_threads())
+        return real(frozen, ids, chunk)
+
+    monkeypatch.setattr(cached_features, "features", noting)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for threads in (1, 2):
+            simulation(tmp_path / f"of {threads}", "fedavg", **texts(file, **HEAD, threads=threads))
+            assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [1, 1, 2, 2]
+
+
 @pytest.mark.slow
 def test_another_text_encoder_or_pooling_is_computed_anew(tmp_path: Path, file: Path, cache: Path, calls: list[int]) -> None:
     folder = stored(tmp_path / "encoder")

@@ -44,9 +44,10 @@ def computed_once(frozen: nn.Module, inputs: Iterable[bytes], device: torch.devi
 
     Args:
         frozen: the encoder, which is moved to the device and put into evaluation mode.
-        inputs: the bytes of the inputs; with the encoder's class and weights and the type of device they determine the file.
+        inputs: the bytes of the inputs; with the encoder's class and weights, the type of device and the number of threads they
+            determine the file.
     """
-    digest = hashlib.sha256(repr((type(frozen).__name__, device.type)).encode())
+    digest = hashlib.sha256(repr((type(frozen).__name__, device.type, torch.get_num_threads())).encode())
     for part in inputs:
         digest.update(part)
     for name, tensor in frozen.state_dict().items():
