@@ -70,6 +70,7 @@ def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | N
     Raises:
         UsageError: an unknown key (with the nearest one), a value out of range, or a file that cannot be read.
     """
+    from fedpriv.api.idle_keys import check_effects
     from fedpriv.config import laid_over, read_yaml
     from fedpriv.plugins import load_plugins
 
@@ -92,7 +93,7 @@ def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | N
     made = laid_over(values, overrides, where)
     load_plugins(made.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
     made = made.model_copy(update={"plugins": tuple(file.absolute() for file in made.plugins)})
-    _check_partition_options(made, overrides)
+    check_effects(made, overrides)
     return made
 
 
@@ -154,21 +155,3 @@ def _flat(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
         inner = _flat(value) if isinstance(value, Mapping) else [("", value)]
         found += [(f"{key}.{name}" if name else str(key), one) for name, one in inner]
     return found
-
-
-def _check_partition_options(config: RunConfig, asked: Mapping[str, Any]) -> None:
-    """Reject a key that the partition does not use; a config file may set all options."""
-    prefix = "data.partition."
-    options = [key.removeprefix(prefix) for key in asked if key.startswith(prefix) and key != prefix + "name"]
-    if not options:
-        return
-    from fedpriv.config import filled
-    from fedpriv.data.dealing import partitions
-    from fedpriv.data.sources import suggestions
-    from fedpriv.errors import UsageError
-
-    name = filled(config, suggestions(config.data.name)).data.partition.name
-    for option in options:
-        if name in partitions() and option not in partitions()[name].uses:
-            users = ", ".join(other for other, dealer in partitions().items() if option in dealer.uses)
-            raise UsageError(f"{option} has no effect on the partition {name!r}; it is an option of: {users}")

@@ -43,7 +43,7 @@ AGGREGATION_OF = {"scaffold": "scaffold"}
 """Halves that need what another one than FedAvg's sends."""
 
 OF_AN_AGGREGATION: dict[str, Settings] = {
-    "euc": {"aggregation.start": 1, "train.selection": "all"},
+    "euc": {"aggregation.start": 1, "train.selection": "all", "train.participation": None},
     "fedu": {"aggregation.fedu_threshold": 0.1},
     "l-dawa-fedu": {"aggregation.fedu_threshold": 0.1},
 }
@@ -81,7 +81,10 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
     ),
     "steps and batches left out": ("fednova", {"train.local_steps": 3, "train.min_batch": 4, "train.momentum": 0.9}),
     "window": ("fedavg", {"train.selection": "window", "train.participation": 0.4}),
-    "schedule": ("ditto", {"train.selection": "schedule", "train.schedule": [[0, 1], [1, 2, 3], [0, 4]]}),
+    "schedule": (
+        "ditto",
+        {"train.selection": "schedule", "train.schedule": [[0, 1], [1, 2, 3], [0, 4]], "train.participation": None},
+    ),
     "one class a client": (
         "fedper",
         {"data.partition.name": "one_class", "data.clients": 10, "train.participation": 0.3, "train.lr": 0.02},

@@ -1,0 +1,77 @@
+"""Keys that were asked for and would do nothing beside the others: they are refused, as whoever sets one expects an effect.
+
+Only what is asked for counts; a config file may set all options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedpriv.config import RunConfig, filled
+from fedpriv.errors import UsageError
+
+_PARTITION = "data.partition."
+
+
+def check_effects(config: RunConfig, asked: Mapping[str, Any]) -> None:
+    """Refuse a key without effect.
+
+    Args:
+        config: with what was asked for laid over it.
+        asked: by dotted key.
+
+    Raises:
+        UsageError: there is one; the message says under what it has none.
+    """
+    _check_partition_options(config, asked)
+    if asked.get("eval.state") is not None:
+        _check_layered(config)
+    for key, under in _idle(config).items():
+        if asked.get(key) is not None:
+            raise UsageError(f"{key} has no effect under {under}")
+
+
+def _idle(config: RunConfig) -> dict[str, str]:
+    """The keys without effect -> what they have none under, and what would give them one."""
+    train, model, privacy, found = config.train, config.model, config.privacy, dict[str, str]()
+    if privacy.level == "none":
+        private = ("privacy.clip", "privacy.delta", "privacy.clipping", "privacy.accountant")
+        found |= dict.fromkeys(private, "privacy.level none; --dp client or --dp sample")
+    elif privacy.level == "client":
+        found["privacy.clipping"] = "privacy.level client; it is how --dp sample clips"
+    if train.optimizer != "sgd":
+        found["train.momentum"] = f"train.optimizer {train.optimizer}; it is that of sgd"
+    if train.selection in ("all", "schedule") and train.participation != 1.0:
+        found["train.participation"] = f"train.selection {train.selection}, which says itself who takes part; leave it out"
+    if config.eval.probe == "none":
+        found["eval.probe_fractions"] = "eval.probe none; --set eval.probe=linear"
+    if model.tune != "lora":
+        found |= dict.fromkeys(("model.lora_rank", "model.lora_alpha"), "model.tune other than lora; --tune lora")
+    if model.projection is None:
+        found["model.projector"] = "model.projection none; give it a width, such as 128"
+    return found
+
+
+def _check_layered(config: RunConfig) -> None:
+    from fedpriv.methods import find_method
+    from fedpriv.methods.base import Method
+    from fedpriv.models.net import ROLES
+
+    kind = find_method(config.method.name)
+    if kind.shared >= set(ROLES) and kind.select_shared is Method.select_shared:
+        raise UsageError(f"eval.state has no effect under method {kind.name}, which sends all layers; it is for such as mpfedcon")
+
+
+def _check_partition_options(config: RunConfig, asked: Mapping[str, Any]) -> None:
+    options = [key.removeprefix(_PARTITION) for key in asked if key.startswith(_PARTITION) and key != _PARTITION + "name"]
+    if not options:
+        return
+    from fedpriv.data.dealing import partitions
+    from fedpriv.data.sources import suggestions
+
+    name = filled(config, suggestions(config.data.name)).data.partition.name
+    for option in options:
+        if name in partitions() and option not in partitions()[name].uses:
+            users = ", ".join(other for other, dealer in partitions().items() if option in dealer.uses)
+            raise UsageError(f"{option} has no effect on the partition {name!r}; it is an option of: {users}")
