@@ -62,7 +62,7 @@ def figures(folder: Path) -> dict[str, Any]:
     per_client = reached["accuracy_per_client"]
     return {
         "run": folder.resolve().name,
-        "status": facts.get("status", "running"),
+        "status": RunFolder(folder).status,
         **{key: facts[key] for key in ("method", "dataset", "seed")},
         **{key: reached[key] for key in ("rounds", "accuracy")},
         "probe": reached.get("probe", {}),

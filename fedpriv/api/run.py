@@ -46,8 +46,9 @@ class Run:
 
     @property
     def status(self) -> str:
-        """``running``, ``finished``, ``interrupted`` or ``failed``."""
-        return str(self.folder.facts.get("status", "running"))
+        """``running``, ``finished``, ``interrupted``, ``failed``, ``killed`` (its process is gone without a word), or ``running
+        or killed`` (its process was on another machine, so it is not known)."""
+        return self.folder.status
 
     @property
     def config(self) -> RunConfig:

@@ -221,7 +221,7 @@ def status(folder: Path) -> dict[str, Any]:
             kept = RunFolder.open(path)
             records = kept.records()
             done = records[-1]["round"] if records else 0
-            runs[path.name] = {"status": kept.facts.get("status"), "rounds": done, "of": kept.config().train.rounds}
+            runs[path.name] = {"status": kept.status, "rounds": done, "of": kept.config().train.rounds}
     for name, request in Request.latest(home.requests).items():
         if (error := (request.ended or {}).get("error")) is not None:
             runs.setdefault(name, {"status": "failed", "rounds": 0, "of": None})["error"] = error
@@ -246,8 +246,9 @@ def stop(run_dir: Path) -> None:
     from fedpriv.server.run_folder import RunFolder
 
     folder = RunFolder.open(run_dir)
-    if (now := folder.facts.get("status")) != "running":
-        raise UsageError(f"{run_dir} is {now}, not running")
+    if "running" not in (now := folder.status):
+        hint = f"; {folder.how_to_resume} continues it" if now == "killed" else ""
+        raise UsageError(f"{run_dir} is {now}, not running{hint}")
     (folder.path / STOP).touch()
     say(f"{run_dir} stops after its round", err=True)
 

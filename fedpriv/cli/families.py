@@ -23,6 +23,7 @@ MODULES: Final = {
     "fedpriv.outside": "config",
     "fedpriv.data": "data",
     "fedpriv.server.run_folder": "run-folder",
+    "fedpriv.server.run_lock": "run-folder",
     "fedpriv.tracking.folder": "run-folder",
     "fedpriv.tracking.forms": "run-folder",
     "fedpriv.simulation.reopening": "run-folder",

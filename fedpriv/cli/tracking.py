@@ -155,6 +155,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
 
     from fedpriv.api.comparing import figures, labels, repeated
     from fedpriv.plots import compare_curves
+    from fedpriv.server.run_folder import RunFolder
 
     folders = run_folders(runs, runs_dir)
     rows = [figures(folder) for folder in folders]
@@ -187,9 +188,10 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
             _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]), *(_private(row) if private else ()),
         )  # fmt: skip
     out.print(table)
-    for number, row in enumerate(rows, 1):
+    for number, (folder, row) in enumerate(zip(folders, rows, strict=True), 1):
         if row["status"] != "finished":
-            out.print(f"* {row['run']}: {row['status']}, as of its last evaluation", soft_wrap=True)
+            hint = f"; {RunFolder(folder).how_to_resume} continues it" if row["status"] == "killed" else ""
+            out.print(f"* {row['run']}: {row['status']}, as of its last evaluation{hint}", soft_wrap=True)
         elif row["accuracy"] is None:
             outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
             outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"

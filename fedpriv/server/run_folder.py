@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
 from fedpriv.plugins import contents, load_plugins
 from fedpriv.server.records import Record, Records
+from fedpriv.server.run_lock import RunLock
 
 PACKAGES = ("fedpriv", "torch", "torchvision", "numpy", "datasets", "flwr-datasets", "safetensors", "mlflow", "opacus")
 CHECKOUT = "FEDPRIV_CHECKOUT"
@@ -51,7 +51,7 @@ class RunFolder:
         self.profile = path / "profile"
         self._facts_file = path / "run.json"
         self._summary_file = path / "summary.json"
-        self._lock_file = path / ".run.lock"
+        self._lock = RunLock(path / ".run.lock")
         self._records = Records(path)
 
     @classmethod
@@ -115,23 +115,26 @@ class RunFolder:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """A block in which no other process plays this run; :class:`UsageError` where one does, with its number and host.
-
-        The system frees the lock of a process that is gone, however it ended.
-        """
-        from filelock import FileLock, Timeout
-
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(FileLock(self._lock_file, timeout=0))
-                self._lock_file.write_text(_this_process())
-            except Timeout:
-                holder = self._lock_file.read_text() or "another process"
-                own = "; that is this process, and `close()` of its rounds ends it" if holder == _this_process() else ""
-                raise UsageError(f"{holder} is running the run in {self.path}{own}") from None
-            except OSError as error:
-                raise UsageError(f"cannot write in {self.path}: {error.strerror}") from None
+        """A block in which no other process plays this run; :class:`UsageError` where one does, with its number and host."""
+        with self._lock.held():
             yield
+
+    @property
+    def status(self) -> str:
+        """``running``, ``finished``, ``interrupted`` or ``failed``, as ``run.json`` says.
+
+        Where it says ``running``, but the process that ran the run is gone without a word: ``killed``; where that is not known,
+        as the process was on another machine: ``running or killed``.
+        """
+        noted = self._noted_status
+        if noted != "running" or (held := self._lock.is_held()):
+            return noted
+        # Read again: the process may have ended the run, and itself, since.
+        return noted if (noted := self._noted_status) != "running" else "killed" if held is False else "running or killed"
+
+    @property
+    def _noted_status(self) -> str:
+        return str(self.facts.get("status", "running"))
 
     def config(self) -> RunConfig:
         """The run's config as stored.
@@ -211,10 +214,6 @@ class RunFolder:
     def _shown(self) -> Path:
         cwd = Path.cwd()
         return self.path.relative_to(cwd) if self.path.is_relative_to(cwd) else self.path
-
-
-def _this_process() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _is_of_a_beginning(name: str) -> bool:

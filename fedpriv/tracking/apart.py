@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -15,6 +16,8 @@ from fedpriv.outside.addresses import keep_secrets, with_secrets
 from fedpriv.tracking.background import Background
 from fedpriv.tracking.trackers import Tracker, registry
 
+KILLED = 0.5
+"""Seconds after which a process that was killed has lost its locks, too: the system closes its files one by one."""
 LONGEST = 600.0
 """Seconds that the process may take after the end of the run."""
 
@@ -144,4 +147,6 @@ def main() -> None:
         if line.strip() == "end":
             break
         background.notify()
+    else:
+        time.sleep(KILLED)
     say(complete=background.finish(LONGEST))

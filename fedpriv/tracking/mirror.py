@@ -21,6 +21,7 @@ from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json
 from fedpriv.outside.addresses import without_secrets
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.access import named_store, permitted_store, whole_address
 from fedpriv.tracking.cursor import CURSOR, Cursor, stored_cursor
 from fedpriv.tracking.folder import audit_of, read_lines, read_records, read_run
@@ -128,7 +129,8 @@ class _Copy:
 
         self.run_dir, self.facts, self.cursor = run_dir, facts, cursor
         self.client: MlflowClient = MlflowClient(tracking_uri=whole_address(cursor.uri))
-        self.status = STATUS.get(facts.get("status", "running"), "RUNNING")
+        # Where it is not known whether the run is running: what was sent before.
+        self.status = STATUS.get(RunFolder(run_dir).status) or cursor.status_sent or "RUNNING"
         self.params = self.points = self.artifacts = 0
 
     def run(self) -> SyncReport:

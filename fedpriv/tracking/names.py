@@ -40,7 +40,7 @@ _NOT_COMPARED = (
     "protocols.worst_tenth", "protocols.best_client",
 )  # fmt: skip
 """Numbers of a summary of which no chart is wanted: bookkeeping, and what has another name there."""
-STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "killed": "KILLED", "failed": "FAILED"}
 
 
 def point_values(record: Record) -> dict[str, float]:

@@ -153,6 +153,22 @@ def test_of_two_that_begin_at_once_one_plays(tmp_path: Path) -> None:
     assert any("is running the run in" in what for what in outcomes.values())
 
 
+def test_a_run_whose_process_is_gone_is_not_said_to_run(tmp_path: Path) -> None:
+    with RunFolder.begin(config("fedavg"), tmp_path) as folder:
+        folder.update_facts(status="running")
+        assert folder.status == "running"
+        assert RunFolder(folder.path).status == "running", "also for who has looked before"
+    assert folder.status == "killed"
+    lock = folder.path / ".run.lock"
+    for elsewhere in ("process 1 on another-machine", ""):
+        lock.write_text(elsewhere)
+        assert folder.status == "running or killed"
+    lock.unlink()
+    assert folder.status == "running or killed"
+    folder.update_facts(status="failed")
+    assert folder.status == "failed"
+
+
 @pytest.mark.slow
 def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
     ended = Process(tmp_path, "train", *flags("fedavg"), "--run-dir", tmp_path / "run", sabotage=partial(die_within, 0.1)).wait()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from fake_runs import append, line, make_run, set_status
 
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import Apart, Background, ServerAway, beside, default_uri, sync, tracker_of
 from fedpriv.tracking.to_mlflow import MlflowTracker
 
@@ -42,6 +43,18 @@ def test_it_goes_on_when_the_run_does_not_wait(runs_dir: Path) -> None:
     wait_until(copying._ended.is_set)
     assert copying.finish() is True, "a second time is no harm"
     assert sync(folder).points == 0
+
+
+def test_it_says_that_the_run_was_killed(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=1, status="running")
+    copying = apart(folder, default_uri(runs_dir), [])
+    with RunFolder(folder).alone():
+        copying.notify()
+        wait_until(lambda: (folder / "tracking.json").exists() and '"last_round": 1' in (folder / "tracking.json").read_text())
+        assert copying._process is not None and copying._process.stdin is not None
+        copying._process.stdin.close()  # as the system does for a process that ends, before it frees its lock
+    wait_until(copying._ended.is_set)
+    assert '"KILLED"' in (folder / "tracking.json").read_text()
 
 
 def test_what_goes_wrong_there_is_said_here(runs_dir: Path) -> None:

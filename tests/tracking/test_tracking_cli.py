@@ -15,6 +15,7 @@ from fake_runs import make_run, set_status
 from PIL import Image
 
 from fedpriv.cli import main
+from fedpriv.server.run_folder import RunFolder
 from tests.audit.sample_findings import findings
 
 
@@ -120,9 +121,13 @@ def test_compare_of_unfinished_and_mixed_runs(tmp_path: Path) -> None:
     none = make_run(tmp_path, "none", method="fedavg", rounds=-1, status="running")
     result = call("compare", done, part, none, "--output", tmp_path / "out.png")
     assert result.exit_code == 0, result.output
-    assert "* part: interrupted" in result.stdout and "* none: running" in result.stdout
+    assert "* part: interrupted" in result.stdout and "* none: running or killed" in result.stdout
     assert "7*" in result.stdout
     assert "different data sets (cifar10, digits)" in result.stderr
+    with RunFolder(none).alone():
+        assert "* none: running, " in call("compare", none, "--output", tmp_path / "out.png").stdout
+    result = call("compare", none, "--output", tmp_path / "out.png")
+    assert "* none: killed, " in result.stdout and f"`fedpriv resume {none}` continues it" in result.stdout
 
 
 def test_compare_names_what_differs(tmp_path: Path) -> None:

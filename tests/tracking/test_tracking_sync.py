@@ -14,6 +14,7 @@ from fake_runs import append, line, make_run, set_status
 
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import TrackingError, default_uri, sync
 from fedpriv.tracking.names import defence, params
 from fedpriv.tracking.store import create_store
@@ -168,6 +169,16 @@ def test_a_live_run_grows_and_a_torn_line_waits(runs_dir: Path) -> None:
     assert [p.step for p in client(runs_dir).get_metric_history(report.mlflow_run_id, "bytes/up")] == [0, 1, 2, 3, 4]
 
 
+def test_a_run_whose_process_is_gone_was_killed(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=4, status="running")
+    with RunFolder(folder).alone():
+        assert sync(folder).status == "RUNNING"
+    assert sync(folder).status == "KILLED"
+    (folder / ".run.lock").write_text("process 1 on another-machine")
+    assert sync(folder).status == "KILLED", "what was sent stands where it is not known"
+    assert runs(runs_dir)[0].info.status == "KILLED"
+
+
 def test_an_interrupted_run_is_continued_as_the_same(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=4, status="interrupted")
     first = sync(folder)
@@ -175,7 +186,8 @@ def test_an_interrupted_run_is_continued_as_the_same(runs_dir: Path) -> None:
     set_status(folder, "running")
     append(folder, line(4, start_ms=1_800_000_000_000))  # the round that the checkpoint did not have is run again
     append(folder, line(5, start_ms=1_800_000_000_000))
-    sync(folder)
+    with RunFolder(folder).alone():
+        sync(folder)
     (run,) = runs(runs_dir)
     assert (run.info.run_id, run.info.status) == (first.mlflow_run_id, "RUNNING")
     assert [p.step for p in client(runs_dir).get_metric_history(run.info.run_id, "bytes/up")] == [0, 1, 2, 3, 4, 5]
