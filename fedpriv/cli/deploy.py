@@ -228,8 +228,11 @@ def status(folder: Path) -> dict[str, Any]:
     for node in nodes:
         out.print(f"{node['name']:<12} {node['status']}", soft_wrap=True)
     for name, one in runs.items():
-        done = "not begun" if one["of"] is None else f"round {one['rounds']} of {one['of']}"
-        out.print(f"{name}  {one['status']}, {done}" + (f": {one['error']}" if "error" in one else ""), soft_wrap=True)
+        if one["of"] is None:
+            about = f"not begun: {one['error']}"
+        else:  # a run goes on where a request to resume it was refused, as a second one is
+            about = f"round {one['rounds']} of {one['of']}" + (f"; last request: {one['error']}" if "error" in one else "")
+        out.print(f"{name}  {one['status']}, {about}", soft_wrap=True)
     return {"clients": nodes, "runs": [{"run": name, **one} for name, one in runs.items()]}
 
 
@@ -262,12 +265,16 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     from fedpriv.server.run_folder import RunFolder
 
     link, run_dir = _link(home), request.run_dir
-    number, looked = link.start(request.path), time.monotonic()
+    records = RunFolder(run_dir).records()
+    done = records[-1]["round"] if records else -1  # which a run that is resumed does not show again
+    number, looked, answered = link.start(request.path), time.monotonic(), True
 
     def alive() -> None:
-        nonlocal looked
+        nonlocal looked, answered
         if time.monotonic() > looked + 5:
-            link.check(number)
+            before, answered = answered, link.check(number)
+            if before and not answered:
+                say(f"warning: the server does not answer any more; `fedpriv deploy server {home.path}` starts it", err=True)
             looked = time.monotonic()
 
     shown = os.path.relpath(run_dir)
@@ -276,7 +283,7 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
         return {"run_dir": str(run_dir)}
     _say_who_is_awaited(link, home)
     try:
-        finished = request.follow(alive, _show_round, lambda text: say(f"warning: {text}", err=True))
+        finished = request.follow(alive, _show_round, lambda text: say(f"warning: {text}", err=True), done)
     except FedprivError as error:
         if request.ended is None and (run_dir / "checkpoints").exists():  # its app was ended, and can say no more
             raise FedprivError(f"{error}; `fedpriv deploy resume {shown}` goes on with the run") from None

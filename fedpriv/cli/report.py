@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
@@ -176,7 +177,7 @@ class Reporter:
             rows += [("  measured", sentence) for sentence in measured["sentences"]]
         if summary["clients_never_trained"]:
             rows.append(("clients that never took part", str(summary["clients_never_trained"])))
-        rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} rounds"))
+        rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"))
         if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
             rows.append(("padding of batches in groups", f"{mean(padded):.1%} of the samples"))
         if (kept := summary["payloads"])["files"]:
@@ -198,8 +199,8 @@ class Reporter:
         after.append(f"fedpriv compare {beside}/*" if _only_runs(folder) else f"fedpriv compare {path} OTHER_RUN")
         if summary["accuracy"] is None:
             after.append(f"fedpriv probe {path}")
-        if outcome.folder.facts["tracking"]["uri"] != "none":
-            after.append(f"fedpriv ui{'' if beside == 'runs' else f' --runs-dir {beside}'}")
+        if (command := _ui(outcome.folder.facts["tracking"], folder, beside)) is not None:
+            after.append(command)
         self.out.print("\nNext: " + "\n      ".join(after), soft_wrap=True)
 
     @staticmethod
@@ -253,6 +254,18 @@ def _other_method(config: RunConfig) -> str | None:
     if config.method.name != "fedavg":
         return "fedavg"  # a composed run's halves go with its method
     return "fedrep" if config.privacy.level != "none" else "mpfedcon"  # no noise covers MpFedcon's class centres
+
+
+def _ui(tracking: Mapping[str, Any], folder: Path, beside: str) -> str | None:
+    """The ``fedpriv ui`` that shows a run of that folder; ``None``: none does, but what the line on its tracking names."""
+    from fedpriv.tracking import default_uri
+
+    uri = tracking["uri"]
+    if tracking.get("name", "mlflow") != "mlflow" or uri == "none" or uri.startswith("http"):
+        return None
+    if uri == default_uri(folder):
+        return f"fedpriv ui{'' if beside == 'runs' else f' --runs-dir {beside}'}"
+    return f"fedpriv ui --tracking-uri {shlex.quote(uri)}"
 
 
 def _only_runs(folder: Path) -> bool:

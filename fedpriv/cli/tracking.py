@@ -27,7 +27,9 @@ _runs_dir = click.option("--runs-dir", type=_PATH, default="runs", show_default=
 
 @command(main, "ui")
 @_runs_dir
-@click.option("--tracking-uri", help="MLflow store to show; default: the SQLite file in the runs folder.")
+@click.option(
+    "--tracking-uri", help="MLflow store to show; default: MLFLOW_TRACKING_URI, else the SQLite file in the runs folder."
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="Interface to listen on.")
 @click.option("--port", type=click.IntRange(1, 65535), default=5000, show_default=True, help="Port to listen on.")
 def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:

@@ -70,6 +70,17 @@ def test_a_round_goes_on_without_such_an_answer(tmp_path: Path, how: str) -> Non
     assert len(list((folder / "payloads" / "round-0003").glob("client-*"))) == 4
 
 
+def test_a_client_that_answers_neither_question_of_a_round_is_named_once(tmp_path: Path) -> None:
+    def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        return ["its node is gone"] if client == 1 and asked in ("train", "test") else [answer]
+
+    warnings: list[str] = []
+    settings = SETTINGS | {"train.rounds": 2}
+    play_apart(tmp_path / "run", "fedavg", warnings, Faulty(tmp_path / "c", spoil, settings, "fedavg"), **settings)
+    named = [text for text in warnings if "client 1 gives no answer" in text]
+    assert named == [f"round {number}: client 1 gives no answer: its node is gone" for number in (1, 2)]
+
+
 @pytest.mark.slow
 def test_an_answer_that_comes_twice_counts_once(tmp_path: Path) -> None:
     warnings: list[str] = []

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,11 +19,12 @@ import pytest
 from click.testing import Result
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from fedpriv.cli.deploy import _say_who_is_awaited
+from fedpriv.cli.deploy import _conduct, _say_who_is_awaited
 from fedpriv.config import load_config
 from fedpriv.deploy.flower import certificates, machines, needed
 from fedpriv.deploy.flower.home import Home, make, read_client
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.files import save_json
 from fedpriv.server.run_folder import RunFolder
 
 needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: see the extra deploy")
@@ -61,6 +63,14 @@ def test_an_address_of_version_6_is_in_brackets(tmp_path: Path) -> None:
     assert read_client(home.client_file(0)).server == "[2001:db8::1]:8443"
     assert machines.reachable(home.settings().listen, 8477) == "[::1]:8477"
     certificates.check_server_certificate(home.certificate, "2001:db8::1")
+    assert read_client(make(tmp_path / "e", 1, "::1", listen="::1").client_file(0)).server == "[::1]:8443"
+
+
+def test_a_server_that_clients_reach_without_a_proxy_is_not_said_to_be_behind_one(tmp_path: Path, made: Home) -> None:
+    assert "reverse proxy" in made.server_file.read_text()
+    home = make(tmp_path / "d", 1, "server.example.org", listen="0.0.0.0")
+    assert "proxy" not in home.server_file.read_text() and not (home.path / "nginx.conf").exists()
+    assert (home.settings().listen, home.settings().port) == ("0.0.0.0", 8443)
 
 
 @needs_flower
@@ -116,7 +126,42 @@ def test_a_run_says_whom_it_waits_for(made: Home, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("host", ["", "two words", "-x", "a/b"])
+@needs_flower
+def test_a_run_says_once_that_its_server_is_away(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("fedpriv.cli.deploy.say", lambda text, err: said.append(text))
+    answers = iter([True, False, False, True, False])
+    link = SimpleNamespace(start=lambda path: 1, nodes=list, check=lambda number: next(answers))
+    monkeypatch.setattr("fedpriv.cli.deploy._link", lambda home: link)
+    monkeypatch.setattr("fedpriv.cli.deploy.console", lambda: SimpleNamespace(print=lambda *shown, **options: None))
+    folder = RunFolder.create(load_config(None, {"run_dir": str(tmp_path / "run")}), tmp_path)
+    monkeypatch.setattr("time.monotonic", count(0, 6).__next__)
+    follow = lambda alive, *of: [alive() for _ in range(5)] != []  # noqa: E731
+    _conduct(made, SimpleNamespace(run_dir=folder.path, path=folder.path, follow=follow), detach=False)
+    assert len(said) == 2 and all("the server does not answer any more" in text for text in said)
+
+
+@needs_flower
+def test_the_status_of_a_run_is_not_that_of_a_request(
+    tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedpriv.deploy.flower.requests import Request
+
+    home = make(tmp_path / "d", 1, "localhost")
+    monkeypatch.setattr("fedpriv.cli.deploy._link", lambda home: SimpleNamespace(nodes=list))
+    with RunFolder.begin(load_config(None, {"run_dir": str(home.runs / "begun")}), home.runs) as folder:
+        folder.update_facts(status="running")
+        for name in ("begun", "never"):
+            save_json(Request.write(home.requests, home.runs / name, None, 1, 60)._note, {"error": "it is refused"})
+        shown = " ".join(fedpriv("deploy", "status", home.path).stdout.split())
+        assert "begun running, round 0 of 30; last request: it is refused" in shown
+        assert "never failed, not begun: it is refused" in shown
+    assert "begun killed, round 0" in " ".join(fedpriv("deploy", "status", home.path).stdout.split())
+    ended = fedpriv("deploy", "stop", folder.path)
+    assert ended.exit_code == 2 and "is killed, not running; `fedpriv" in ended.stderr
+
+
+@pytest.mark.parametrize("host", ["", "two words", "-x", "a/b", "server.example.org:8443"])
 def test_a_host_that_is_none_is_refused(tmp_path: Path, fedpriv: Callable[..., Result], host: str) -> None:
     ended = fedpriv("deploy", "init", tmp_path / "d", "--clients", 1, "--host", host)
     assert ended.exit_code == 2 and "--host" in ended.output and not (tmp_path / "d").exists()

@@ -72,7 +72,7 @@ def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None
     request.play(lambda clients: pytest.fail("it is played once"))
 
 
-def test_who_follows_a_run_is_shown_its_warnings(tmp_path: Path) -> None:
+def test_who_follows_a_run_is_shown_its_rounds_and_warnings(tmp_path: Path) -> None:
     """What the server's app prints would be in the SuperLink's database alone."""
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1, "train.max_update_norm": 1e-6})
     (tmp_path / "requests").mkdir()
@@ -81,6 +81,9 @@ def test_who_follows_a_run_is_shown_its_warnings(tmp_path: Path) -> None:
     said: list[str] = []
     assert request.follow(lambda: None, lambda record: None, said.append)
     assert [text for text in said if "what client 2 sent is refused" in text], said
+    shown: list[dict[str, Any]] = []
+    assert request.follow(lambda: None, shown.append, after=0)
+    assert [record["round"] for record in shown] == [1], "who resumes a run has seen its first rounds"
 
 
 def test_a_warning_that_a_full_disk_does_not_take_ends_no_run(

@@ -15,6 +15,7 @@ from fake_runs import make_run, set_status
 from PIL import Image
 
 from fedpriv.cli import main
+from fedpriv.cli.report import _ui
 from fedpriv.server.run_folder import RunFolder
 from tests.audit.sample_findings import findings
 
@@ -322,3 +323,19 @@ def test_compare_averages_finished_runs_alone(tmp_path: Path) -> None:
     done = [row["accuracy"] for row in found["runs"] if row["status"] == "finished"]
     assert found["groups"][0]["accuracy_mean"] == pytest.approx(sum(done) / 2) and len(done) == 2
     assert "over 2 seeds (1 unfinished run left out)" in call("compare", *runs, "--output", tmp_path / "out.png").stdout
+
+
+def test_the_end_of_a_run_names_the_ui_that_shows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+    def named(uri: str, tracker: str = "mlflow") -> str | None:
+        return _ui({"name": tracker, "uri": uri}, tmp_path, "some/runs")
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert named(beside) == "fedpriv ui --runs-dir some/runs"
+    assert named("sqlite:////srv/a b.db") == "fedpriv ui --tracking-uri 'sqlite:////srv/a b.db'"
+    assert named("http://tracking.example.org:5000") is None
+    assert named("none") is None and named(beside, "tensorboard") is None
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////srv/all.db")
+    assert named("sqlite:////srv/all.db") == "fedpriv ui --runs-dir some/runs"
+    assert named(beside) == f"fedpriv ui --tracking-uri {beside}"

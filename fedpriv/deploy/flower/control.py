@@ -125,15 +125,16 @@ class SuperLink:
             raise FedprivError(f"the server at {self.address} did not start the run {answer.note or ''}")
         return int(answer.run_id)
 
-    def check(self, run: int) -> None:
-        """Raise :class:`FedprivError` where the app of a run has ended before its end, as by a kill."""
+    def check(self, run: int) -> bool:
+        """Whether it answers at present; :class:`FedprivError` where the app of a run has ended before its end, as by a kill."""
         try:
             with self._client() as client:
                 status = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
         except (OSError, httpx.HTTPError):
-            return  # the SuperLink may be back in a moment
+            return False  # the SuperLink may be back in a moment
         if status.status == "finished" and status.sub_status != "completed":
             raise FedprivError(f"the server's app was ended ({status.sub_status})")
+        return True
 
     def stop(self, run: int) -> None:
         """Stop a run at once."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Literal
 
@@ -128,8 +129,8 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
     """
     from fedpriv.deploy.flower.certificates import make_authority, make_client_key, make_server_certificate, write_secret
 
-    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?", host):
-        raise UsageError(f"--host {host!r}: expected a name such as server.example.org, or an address")
+    if not (re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host) or _is_address(host)):
+        raise UsageError(f"--host {host!r}: expected a name such as server.example.org, or an address, without a port (--port)")
     inner = inner_port or (INNER_PORT if listen == LOOPBACK else port)
     home = Home(path)
     if home.server_file.exists():
@@ -149,23 +150,35 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
         for name, text in _units(home.path, clients).items():
             (home.path / "systemd").mkdir(exist_ok=True)
             (home.path / "systemd" / name).write_text(text)
-        (home.path / "nginx.conf").write_text(_proxy(home, host, port, inner))
-        home.server_file.write_text(_server_yaml(clients, host, listen, inner))
+        if inner != port:  # else it listens there itself
+            (home.path / "nginx.conf").write_text(_proxy(home, host, port, inner))
+        home.server_file.write_text(_server_yaml(clients, host, listen, inner, proxied=inner != port))
     except OSError as error:
         raise UsageError(f"cannot write the deployment {path}: {error.strerror}") from None
     return home
+
+
+def _is_address(host: str) -> bool:
+    try:
+        return bool(ip_address(host))
+    except ValueError:
+        return False
 
 
 def _hosts(host: str, listen: str) -> Sequence[str]:
     return list(dict.fromkeys([host, "localhost", "127.0.0.1", *([] if listen in ("0.0.0.0", "::") else [listen])]))
 
 
-def _server_yaml(clients: int, host: str, listen: str, port: int) -> str:
+def _server_yaml(clients: int, host: str, listen: str, port: int, proxied: bool) -> str:
+    who = "A process that reaches this port can start runs and register clients, so"
+    if proxied:
+        who += " it is this\n# machine alone; clients come through a reverse proxy that lets only /v1/fleet/ pass (nginx.conf)."
+    else:
+        who += " let nobody\n# reach it whom you do not trust."
     return f"""# The server of a deployment: fedpriv deploy server THIS-FOLDER
 # Name or address under which clients reach it; its certificate is for this name.
 host: {host}
-# Address and port that it listens on. A process that reaches this port can start runs, so it is this machine alone; clients come
-# through a reverse proxy that lets only /v1/fleet/ pass (nginx.conf).
+# Address and port that it listens on. {who}
 listen: {listen}
 port: {port}
 # Number of clients; client-0.yaml to client-{clients - 1}.yaml are theirs.

@@ -123,16 +123,18 @@ class Request:
         alive: Callable[[], None],
         on_round: Callable[[dict[str, Any]], None],
         on_warning: Callable[[str], None] = lambda text: None,
+        after: int = -1,
     ) -> bool:
         """Wait for the run's end, with the record of every round and its warnings on the way; ``False``: it was stopped.
 
         Args:
             alive: called now and then; raises where the run cannot go on.
+            after: the round whose successors are shown.
 
         Raises:
             FedprivError: the run failed; the reason.
         """
-        run_dir, shown, seen, warned = self.run_dir, -1, 0, 0
+        run_dir, shown, seen, warned = self.run_dir, after, 0, 0
         while True:
             ended = self.ended
             warnings = lines_of(self.warnings)
