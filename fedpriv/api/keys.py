@@ -77,6 +77,8 @@ def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | N
     where = f"config {os.fspath(config)}" if isinstance(config, str | os.PathLike) else "config"
     values = read_yaml(Path(config)) if isinstance(config, str | os.PathLike) else _values(config)
     overrides = dotted(keys)
+    if overrides.get("executor.workers", "ray") != "ray":  # the config may be of a run on a cluster
+        overrides = {"executor.ray_address": None, "executor.ray_workers": None} | overrides
     shorthands = {name: overrides.pop(name, None) for name in SHORTHANDS}
     if added := transforms(**shorthands):
         wire = values.get("wire") or {}

@@ -249,6 +249,8 @@ def stop(run_dir: Path) -> None:
     from fedpriv.server.run_folder import RunFolder
 
     folder = RunFolder.open(run_dir)
+    if "deployed" not in folder.facts:
+        raise UsageError(f"{run_dir} is not a run with clients on other machines; Ctrl-C stops a simulation after its round")
     if "running" not in (now := folder.status):
         hint = f"; {folder.how_to_resume} continues it" if now == "killed" else ""
         raise UsageError(f"{run_dir} is {now}, not running{hint}")

@@ -146,6 +146,8 @@ def test_keys_by_short_name_by_section_and_with_dots() -> None:
     over = config_of(base, {"train": {"lr": 0.1}, "train.momentum": 0.9, "dataset": Path("photos")})
     assert (over.train.lr, over.train.momentum, over.data.name, over.method) == (0.1, 0.9, "photos", base.method)
     assert base.train.model_fields_set == {"lr"} and "rounds" not in over.train.model_fields_set  # open keys stay open
+    cluster = config_of(None, {"workers": "ray", "ray_address": "there:6379", "ray_workers": 2})
+    assert config_of(cluster, {"workers": 2}).executor.ray_address is None, "that of a run on a cluster, repeated on this machine"
     assert config_of({"train": {"rounds": 7}}, {}).train.rounds == 7
     assert config_of(base, {"aggregation": "simagg"}).aggregation is not None
     assert config_of(config_of(base, {"aggregation": "simagg"}), {"aggregation": None}).aggregation is None

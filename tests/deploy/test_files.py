@@ -23,6 +23,7 @@ from fedpriv.cli.deploy import _conduct, _say_who_is_awaited
 from fedpriv.config import load_config
 from fedpriv.deploy.flower import certificates, machines, needed
 from fedpriv.deploy.flower.home import Home, make, read_client
+from fedpriv.deploy.serving import STOP
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import save_json
 from fedpriv.server.run_folder import RunFolder
@@ -158,13 +159,21 @@ def test_the_status_of_a_run_is_not_that_of_a_request(
         assert "never failed, not begun: it is refused" in shown
     assert "begun killed, round 0" in " ".join(fedpriv("deploy", "status", home.path).stdout.split())
     ended = fedpriv("deploy", "stop", folder.path)
-    assert ended.exit_code == 2 and "is killed, not running; `fedpriv" in ended.stderr
+    assert ended.exit_code == 2 and "Ctrl-C stops a simulation" in ended.stderr and not (folder.path / STOP).exists()
+    folder.update_facts(deployed={})
+    ended = fedpriv("deploy", "stop", folder.path)
+    assert ended.exit_code == 2 and "is killed, not running; `fedpriv deploy resume" in ended.stderr
 
 
 @pytest.mark.parametrize("host", ["", "two words", "-x", "a/b", "server.example.org:8443"])
 def test_a_host_that_is_none_is_refused(tmp_path: Path, fedpriv: Callable[..., Result], host: str) -> None:
     ended = fedpriv("deploy", "init", tmp_path / "d", "--clients", 1, "--host", host)
     assert ended.exit_code == 2 and "--host" in ended.output and not (tmp_path / "d").exists()
+
+
+def test_the_file_of_a_deployment_is_not_its_folder(made: Home) -> None:
+    with pytest.raises(UsageError, match=f"server.yaml is a file; name its folder, {made.path}"):
+        Home.open(made.server_file)
 
 
 def test_a_folder_without_a_deployment(tmp_path: Path) -> None:

@@ -75,6 +75,8 @@ class Home:
         """That of an existing deployment; :class:`UsageError` where there is none."""
         home = cls(path)
         if not home.server_file.exists():
+            if path.is_file():
+                raise UsageError(f"{path} is a file; name its folder, {path.parent}")
             if (path / "config.yaml").exists():
                 raise UsageError(f"{path} is a run, and no deployment; {RunFolder(home.path).how_to_resume} continues it")
             raise UsageError(f"{path} holds no deployment (no server.yaml); `fedpriv deploy init {path} --host ...` makes one")

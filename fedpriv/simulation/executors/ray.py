@@ -244,6 +244,8 @@ def connected(address: str | None) -> Any:
         ray.init(address=address or "local", log_to_driver=False, configure_logging=False, **local)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         hint = "" if "RAY_AUTH_MODE" in os.environ else "; if it was started where a Ray token is, set RAY_AUTH_MODE=token"
+        if isinstance(error, ValueError) and "address" in str(error):
+            hint = "; expected HOST:PORT"
         raise UsageError(f"the Ray cluster {address}: {' '.join(str(error).split())[:200]}{hint}") from None
     return ray
 
