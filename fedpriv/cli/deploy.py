@@ -263,6 +263,7 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     import os
     import time
 
+    from fedpriv.cli.report import accuracy_of
     from fedpriv.errors import FedprivError
     from fedpriv.server.run_folder import RunFolder
 
@@ -294,8 +295,9 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
         console().print(f"Stopped. Go on with: fedpriv deploy resume {shown}", soft_wrap=True)
         sys.exit(130)
     summary = RunFolder.open(run_dir).summary()
-    accuracy = summary and summary["accuracy"]
-    console().print(f"run folder  {shown}" + ("" if accuracy is None else f"\naccuracy    {accuracy:.3f}"), soft_wrap=True)
+    if summary and summary["accuracy"] is not None:
+        console().print(f"{accuracy_of(summary)}: {summary['accuracy']:.3f}", soft_wrap=True)
+    console().print(f"run folder: {shown}", soft_wrap=True)
     return summary
 
 

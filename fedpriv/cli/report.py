@@ -140,17 +140,13 @@ class Reporter:
             return
         summary, protocols, rows = outcome.summary, outcome.summary["protocols"], list[tuple[str, str | Bold]]()
         records = outcome.folder.records()
-        rounds = (
-            f"mean of the last {summary['averaged_rounds']} rounds" if summary["averaged_rounds"] > 1 else "after the last round"
-        )
-        what = "validation accuracy" if summary["split"] == "validation" else "accuracy"
         if summary["accuracy"] is None:
             loss = records[-1]["metrics"].get("train_loss")
             rows.append(("accuracy", NO_ACCURACY.format(run=path)))
             rows += [("training loss in the last round", f"{loss:.4g}")] if loss is not None else []
         else:
             spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
-            rows.append((f"{what} per client, {rounds}", Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")))
+            rows.append((accuracy_of(summary), Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")))
             tested = summary["accuracy_per_client"]
             if untested := tested.count(None):
                 rows.append(("clients without test samples, left out", f"{untested} of {len(tested)}"))
@@ -230,6 +226,13 @@ class Reporter:
             return "off"
         rest = {True: "", False: f" (incomplete: {tracker.later})", None: " (the rest is on its way)"}
         return tracker.place + rest[outcome.tracked]
+
+
+def accuracy_of(summary: Mapping[str, Any]) -> str:
+    """What the accuracy of a summary is."""
+    what = "validation accuracy" if summary["split"] == "validation" else "accuracy"
+    last = summary["averaged_rounds"]
+    return f"{what} per client, {f'mean of the last {last} rounds' if last > 1 else 'after the last round'}"
 
 
 def _left_out(federation: Federation) -> str:

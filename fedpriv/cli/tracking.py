@@ -39,6 +39,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     Example: fedpriv ui --port 5001
     """
     from fedpriv.tracking import artifact_dir, create_store, default_uri, named_store, sqlite_path, tracked_in, whole_address
+    from fedpriv.tracking.store import check_database
 
     if not runs_dir.is_dir() and tracking_uri is None:
         raise UsageError(f"there is no runs folder {runs_dir}; --runs-dir names another, `fedpriv train` makes one")
@@ -53,6 +54,8 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
         if not store.is_file():
             raise UsageError(f"no MLflow store {store}; `fedpriv train` makes one, --runs-dir or --tracking-uri name another")
         arguments += ["--artifacts-destination", str(artifact_dir(store))]
+    elif uri.startswith(("postgresql", "mysql", "mssql")):
+        check_database(uri)  # MLflow would show a traceback
     _check_port(host, port)
     # By default MLflow opens its pages for language-model applications.
     page = "#/experiments?workflowType=machine_learning"

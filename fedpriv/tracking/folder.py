@@ -128,7 +128,11 @@ def _find_folder(run: str, runs_dir: Path) -> Path:
     for folder in folders:
         if _run_id(folder) == run:
             return folder
-    matches = [folder for folder in folders if run and folder.name.startswith(run)]
+    beginning = run
+    if os.sep in run and not Path(run).is_dir():  # of a path
+        folders = sorted(path.parent for path in Path(run).parent.glob("*/config.yaml"))
+        beginning = Path(run).name
+    matches = [folder for folder in folders if beginning and folder.name.startswith(beginning)]
     if len(matches) == 1:
         return matches[0]
     if matches:

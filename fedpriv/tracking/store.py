@@ -159,6 +159,18 @@ def check_server(uri: str) -> None:
         pass
 
 
+def check_database(uri: str) -> None:
+    """Raise :class:`TrackingError`, of one line, where a database that is no SQLite file cannot be asked."""
+    import sqlalchemy
+
+    from fedpriv.tracking.access import whole_address
+
+    try:
+        sqlalchemy.create_engine(whole_address(uri)).connect().close()
+    except (ImportError, sqlalchemy.exc.SQLAlchemyError) as error:
+        raise explained(error, uri) from None
+
+
 def explained(error: Exception, uri: str) -> TrackingError:
     import requests
 
@@ -167,5 +179,7 @@ def explained(error: Exception, uri: str) -> TrackingError:
         if isinstance(cause, requests.RequestException):
             return ServerAway(f"tracking server {uri} does not answer")
         cause = cause.__cause__ or cause.__context__
+    if isinstance(error, ModuleNotFoundError):  # the driver of a database
+        return TrackingError(f"tracking at {uri} needs the package {error.name}, which is not installed")
     lines = said_safely(str(error)).strip().splitlines() or [type(error).__name__]
     return TrackingError(f"tracking at {uri} failed: {lines[0][:300]}")

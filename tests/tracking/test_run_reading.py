@@ -50,6 +50,9 @@ def test_find_run(tmp_path: Path) -> None:
     assert find_run("2026-m", tmp_path) == one
     with pytest.raises(UsageError, match="fits 2 runs"):
         find_run("2026", tmp_path)
+    assert find_run(str(tmp_path / "2026-m"), tmp_path / "elsewhere") == one, "the beginning of a path"
+    with pytest.raises(UsageError, match=f"'{tmp_path}/2026' fits 2 runs"):
+        find_run(str(tmp_path / "2026"), tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="did you mean '2026-fedavg-s0'"):
         find_run("2026-fedagv-s0", tmp_path)
     with pytest.raises(UsageError, match="not a run folder"):

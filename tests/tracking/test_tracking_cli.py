@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +340,12 @@ def test_the_end_of_a_run_names_the_ui_that_shows_it(tmp_path: Path, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////srv/all.db")
     assert named("sqlite:////srv/all.db") == "fedpriv ui --runs-dir some/runs"
     assert named(beside) == f"fedpriv ui --tracking-uri {beside}"
+
+
+def test_ui_of_a_database_that_cannot_be_asked(tmp_path: Path) -> None:
+    uri = "postgresql+nosuchdriver://me:secret@127.0.0.1:1/db"
+    result = call("ui", "--runs-dir", tmp_path, "--tracking-uri", uri)
+    assert result.exit_code == 1 and len(result.stderr.splitlines()) == 1 and "secret" not in result.stderr
+    if find_spec("psycopg") is None:
+        result = call("ui", "--runs-dir", tmp_path, "--tracking-uri", "postgresql://me:secret@127.0.0.1:1/db")
+        assert "needs the package psycopg, which is not installed" in result.stderr
