@@ -171,6 +171,20 @@ def test_a_host_that_is_none_is_refused(tmp_path: Path, fedpriv: Callable[..., R
     assert ended.exit_code == 2 and "--host" in ended.output and not (tmp_path / "d").exists()
 
 
+def test_a_certificate_of_another_authority_is_named_at_once(made: Home, tmp_path: Path) -> None:
+    """Else the server would be awaited for two minutes."""
+    certificates.check_handshake(made.certificate, made.key, made.authority, "127.0.0.1")
+    other = make(tmp_path / "d", 1, "localhost")
+    for certificate, key, host, why in (
+        (other.certificate, other.key, "127.0.0.1", "certificate signature failure"),
+        (made.certificate, other.key, "127.0.0.1", "KEY_VALUES_MISMATCH"),
+        (made.certificate, made.key, "127.0.0.2", "IP address mismatch"),
+        (made.server_file, made.key, "127.0.0.1", "PEM"),
+    ):
+        with pytest.raises(UsageError, match=f"does not hold for {host} by .*{why}"):
+            certificates.check_handshake(certificate, key, made.authority, host)
+
+
 def test_the_file_of_a_deployment_is_not_its_folder(made: Home) -> None:
     with pytest.raises(UsageError, match=f"server.yaml is a file; name its folder, {made.path}"):
         Home.open(made.server_file)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cryptography import x509
@@ -79,6 +81,26 @@ def check_server_certificate(certificate: Path, host: str) -> None:
     known = {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
     if host not in known:
         raise UsageError(f"the certificate {certificate} is for {', '.join(sorted(known))}, not for {host}")
+
+
+def check_handshake(certificate: Path, key: Path, authority: Path, host: str) -> None:
+    """Check that a client that trusts an authority would take a server of this certificate and key at that host.
+
+    Raises:
+        UsageError: the key is that of another certificate, or the client would refuse it.
+    """
+    inward, outward = ssl.MemoryBIO(), ssl.MemoryBIO()
+    try:
+        there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        there.load_cert_chain(certificate, key)
+        server = there.wrap_bio(inward, outward, server_side=True)
+        client = ssl.create_default_context(cafile=str(authority)).wrap_bio(outward, inward, server_hostname=host)
+        for side in (client, server, client, server):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except (OSError, ssl.SSLError) as error:
+        why = getattr(error, "verify_message", None) or getattr(error, "reason", None) or error
+        raise UsageError(f"the certificate {certificate} does not hold for {host} by {authority}: {why}") from None
 
 
 def write_secret(path: Path, data: bytes) -> None:

@@ -36,13 +36,14 @@ def server(home: Home) -> Iterator[Keeper]:
         FedprivError: it does not answer.
     """
     require_flower()
-    from fedpriv.deploy.flower.certificates import check_server_certificate
+    from fedpriv.deploy.flower.certificates import check_handshake, check_server_certificate
     from fedpriv.deploy.flower.control import SuperLink
 
     settings = home.settings()
     check_server_certificate(home.certificate, settings.host)
     _check_free(settings.listen, settings.port, home.server_file)
     address = reachable(settings.listen, settings.port)
+    check_handshake(home.certificate, home.key, home.authority, address.rpartition(":")[0].strip("[]"))
     with Keeper(home.log, home.path, {"FLWR_HOME": str(home.flower), **POLL}) as keeper:
         keeper.start(
             "the SuperLink", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
