@@ -1,4 +1,4 @@
-"""The picture of a frontier: accuracy against leakage, the area of a disc being the bytes."""
+"""The picture of a frontier: accuracy against leakage, the area of a disc being the bytes; labels have the AUC of membership attacks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
             )  # fmt: skip
         for number, method in enumerate(methods):
             axes.scatter([], [], s=60, color=PALETTE[number % len(PALETTE)], alpha=0.55, label=method)
-        axes.scatter([], [], s=60, color="white", edgecolors="black", label="black edge: beaten by none")
+        axes.scatter([], [], s=60, color="white", edgecolors="black", label="black edge: Pareto-optimal")
         if any(one["at_chance"] for one in shown):
             axes.scatter([], [], s=60, color="#777777", alpha=0.2, label="faint: no better than guessing")
         axes.set_xlabel("samples recovered by the best attack, % (less is better)")
@@ -83,6 +83,9 @@ def _labels(shown: Sequence[Found], chosen: str | None) -> list[tuple[float, flo
         for one in sorted(side, key=lambda one: -one["accuracy"]):
             x, y = 100 * one["recovered"], 100 * one["accuracy"]
             height = min(y, height - _LINE)
-            text = str(one["defence"]).replace("none", "no defence") + (" (chosen)" if one["label"] == chosen else "")
+            text = str(one["defence"]).replace("none", "no defence")
+            if (auc := one["leakage"].get("membership_auc")) is not None:
+                text += f", AUC {auc:.2f}"
+            text += " (chosen)" * (one["label"] == chosen)
             found.append((x, y, height, text))
     return found
