@@ -1,4 +1,4 @@
-"""The picture of a frontier: accuracy against leakage, the area of a disc being the bytes; labels have the AUC of membership attacks."""
+"""The picture of a frontier: accuracy against leakage; discs have the bytes as area, labels the AUC of membership attacks."""
 
 from __future__ import annotations
 
