@@ -111,6 +111,7 @@ def server(folder: Path) -> None:
     home = Home.open(folder)
     with machines.server(home) as keeper:
         settings = home.settings()
+        _warn_of_readable(home.authority_key, home.key, home.secret)
         say(f"server on {settings.listen}:{settings.port}; it writes {home.log}", err=True)
         keeper.watch()
 
@@ -127,7 +128,9 @@ def client(file: Path) -> None:
 
     require_flower()
     from fedpriv.deploy.flower import machines
+    from fedpriv.deploy.flower.home import read_client
 
+    _warn_of_readable(read_client(file).key)
     with machines.client(file, click.get_current_context().meta.get("fedpriv.plugins", ())) as keeper:
         say(f"client of {file}; it writes {keeper.log}", err=True)
         keeper.watch()
@@ -256,6 +259,13 @@ def stop(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} is {now}, not running{hint}")
     (folder.path / STOP).touch()
     say(f"{run_dir} stops after its round", err=True)
+
+
+def _warn_of_readable(*secrets: Path) -> None:
+    from fedpriv.deploy.flower.certificates import readable_by_others
+
+    for path in readable_by_others(*secrets):
+        say(f"warning: other users of this machine may read {path}; chmod 600 {path}", err=True)
 
 
 def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:

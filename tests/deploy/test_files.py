@@ -294,6 +294,17 @@ def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pyt
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{machines.free_port()}"}))
 
 
+@needs_flower
+def test_a_key_that_others_may_read_is_named(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+    home = make(tmp_path / "d", 1, "127.0.0.1", machines.free_port())
+    key = read_client(home.client_file(0)).key
+    for mode, warned in ((0o600, False), (0o640, True), (0o604, True)):
+        key.chmod(mode)
+        ended = fedpriv("deploy", "client", home.client_file(0))  # no server answers
+        assert ended.exit_code == 1 and "cannot be reached" in ended.output
+        assert (f"other users of this machine may read {key}; chmod 600 {key}" in ended.output) == warned
+
+
 def test_without_flower_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch, fedpriv: Callable[..., Result]) -> None:
     def missing(name: str) -> str:
         raise needed.PackageNotFoundError(name)

@@ -103,6 +103,11 @@ def check_handshake(certificate: Path, key: Path, authority: Path, host: str) ->
         raise UsageError(f"the certificate {certificate} does not hold for {host} by {authority}: {why}") from None
 
 
+def readable_by_others(*secrets: Path) -> list[Path]:
+    """Those files that users of this machine other than the owner may read; one that is not there is none."""
+    return [path for path in secrets if path.exists() and path.stat().st_mode & 0o044]
+
+
 def write_secret(path: Path, data: bytes) -> None:
     """Write a file that only this user may read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
