@@ -15,7 +15,8 @@ from fedpriv.frontier.decision import trade
 from fedpriv.frontier.show import answer, markdown
 from tests.audit.sample_findings import _attack, _attempt, findings, rate
 
-KEPT = Path(__file__).parents[2] / "experiments" / "frontier" / "fashion_mnist" / "frontier.json"
+EARLIER = Path(__file__).parent / "earlier.json"
+"""Of a frontier that an earlier version made."""
 BOTH = ("recovered<=0.05", "membership_auc<=0.6")
 
 
@@ -85,7 +86,7 @@ def test_the_run_that_confirms_counts_too() -> None:
 
 
 def test_a_frontier_of_an_earlier_version_is_read_with_both_its_seeds() -> None:
-    kept = json.loads(KEPT.read_text())
+    kept = json.loads(EARLIER.read_text())
     text = answer(kept)
     assert "On seed 1000 it also met the target: accuracy 93.7 %, recovered 4.2 % (1.4 to 11.5 %), AUC 0.59." in text
     assert "up to 11.5 % may be recovered (95 %; seed 1000)." in text

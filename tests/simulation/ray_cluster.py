@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,14 +31,23 @@ def on_ray(folder: Path, method: str, on_round: Callable[[dict[str, Any]], None]
     return said
 
 
-def a_worker() -> int:
-    """The process id of an actor in this network namespace."""
-    here = os.readlink("/proc/self/ns/net")
+def workers() -> list[int]:
+    """The process ids of the actors in this network namespace."""
+    here, found = os.readlink("/proc/self/ns/net"), list[int]()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             if (process / "cmdline").read_bytes().startswith(b"ray::_Actor") and os.readlink(process / "ns/net") == here:
-                return int(process.name)
-    raise LookupError("no worker runs")
+                found.append(int(process.name))
+    return found
+
+
+def until_both_run() -> None:
+    """Wait for the second worker: a run as short as these may end before it is there, and then says nothing of its node."""
+    deadline = time.monotonic() + 120
+    while len(workers()) < 2:
+        if time.monotonic() > deadline:
+            raise TimeoutError("only one worker runs")
+        time.sleep(0.1)
 
 
 def main(folder: Path, cases: list[str]) -> dict[str, Any]:
@@ -52,8 +62,9 @@ def main(folder: Path, cases: list[str]) -> dict[str, Any]:
     def disturb(case: str, record: dict[str, Any]) -> None:
         nonlocal second
         if case == "killed" and record["round"] == 1:
-            os.kill(a_worker(), signal.SIGKILL)
+            os.kill(workers()[0], signal.SIGKILL)
         if case == "removed" and record["round"] == 1:
+            until_both_run()
             cluster.remove_node(second, allow_graceful=False)
         if case == "removed" and record["round"] == 3:
             second = cluster.add_node(num_cpus=1)
