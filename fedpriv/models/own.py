@@ -6,11 +6,14 @@ in a notebook or a script, is kept for this process.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,6 +86,21 @@ def find_own(name: str) -> Build:
         what = "is neither a class derived from nn.Module nor a function" if found is not None else f"is not in module {module}"
         raise UsageError(f"model {name}: {attribute or 'nothing'} {what}")
     return found
+
+
+def contents_of_own(name: str | None) -> dict[str, str]:
+    """SHA-256 (hex) of the file of an own net, by module name; empty for other nets, and for what has no file."""
+    if not is_own(name) or name in _here:
+        return {}
+    build = find_own(str(name))
+    content = _content(build)
+    return {build.__module__: content} if content else {}
+
+
+@cache  # by what was imported: a file that is edited later is not what this process runs
+def _content(build: Build) -> str | None:
+    file = getattr(sys.modules.get(build.__module__), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else None
 
 
 def own_net(name: str, input_shape: Shape, classes: int, roles: Mapping[Any, str] | None, predictor: bool | int = False) -> Net:

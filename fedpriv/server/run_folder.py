@@ -234,8 +234,15 @@ def _made_by(config: RunConfig) -> dict[str, Any]:
         "versions": versions(),
         "git_commit": git_commit(),
         "processor": processor(),
-        "plugins": contents(config.plugins),
+        "plugins": _own_code(config),
     }
+
+
+def _own_code(config: RunConfig) -> dict[str, str]:
+    """SHA-256 (hex) of the files of plug-ins and of a net of the user's own, by module name."""
+    from fedpriv.models.own import contents_of_own  # with torch
+
+    return contents_of_own(config.model.name) | contents(config.plugins)
 
 
 def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str], tracking_uri: str) -> dict[str, Any]:
@@ -273,10 +280,13 @@ def continued(facts: Mapping[str, Any], config: RunConfig, round: int) -> dict[s
     return {"continued": [*facts.get("continued", []), {"after_round": round, **changed}]} if changed else {}
 
 
-def changed_plugins(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """The plug-in files whose content is not what the run began with; runs of earlier versions do not say what that was."""
-    then, now = facts.get("plugins") or {}, contents(config.plugins)
-    return [f"{name}.py" for name, content in now.items() if then.get(name, content) != content]
+def changed_code(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """The files of plug-ins, and of a net of the user's own, whose content is not what the run began with.
+
+    Runs of earlier versions do not say what that was.
+    """
+    then, now = facts.get("plugins") or {}, _own_code(config)
+    return [f"{name.replace('.', '/')}.py" for name, content in now.items() if then.get(name, content) != content]
 
 
 @cache  # a process may start many runs, and each version is parsed out of its package's metadata

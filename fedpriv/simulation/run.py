@@ -22,7 +22,7 @@ from fedpriv.data.own.owners import owners_of
 from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.files import Damaged
 from fedpriv.server.rounds import Server
-from fedpriv.server.run_folder import RunFolder, changed_plugins, continued, first_facts
+from fedpriv.server.run_folder import RunFolder, changed_code, continued, first_facts
 from fedpriv.simulation.executors.build import reach
 from fedpriv.simulation.final_model import export_model
 from fedpriv.simulation.profile import Profile
@@ -258,7 +258,7 @@ def _conducted(
     if begun:
         server.restore()  # refuses a changed config before anything is noted in the folder
         went_on = continued(folder.facts, server.config, server.progress.round)
-        if other := changed_plugins(folder.facts, server.config):
+        if other := changed_code(folder.facts, server.config):
             warn(f"{', '.join(other)} changed since the run began: rounds after {server.progress.round} are of the new code")
         if folder.facts.get("diverged"):
             went_on["diverged"] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 import warnings
@@ -130,6 +131,21 @@ def test_on_the_command_line_and_in_another_process(here: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert fedpriv.load("run").config.model.name == "my_nets:mlp"
+
+
+def test_a_run_that_goes_on_with_a_changed_net_says_so(here: Path) -> None:
+    file, source = here / "edited_nets.py", Path(own_nets.__file__).read_text()
+    file.write_text(source)
+    with fedpriv.rounds(method="fedavg", model="edited_nets:mlp", run_dir="run", **SMALL | {"rounds": 2}) as rounds:
+        next(rounds)
+    began = hashlib.sha256(source.encode()).hexdigest()
+    assert rounds.run.folder.facts["plugins"] == {"edited_nets": began}
+    file.write_text(source + "# edited\n")
+    assert own.contents_of_own("edited_nets:mlp") == {"edited_nets": began}, "what this process runs"
+    del sys.modules["edited_nets"]  # as in another process
+    with pytest.warns(UserWarning, match=r"edited_nets\.py changed since the run began: rounds after 1 are of the new code"):
+        facts = fedpriv.resume(rounds.run).folder.facts
+    assert facts["plugins"] == {"edited_nets": began} and list(facts["continued"][0]["plugins"]) == ["edited_nets"]
 
 
 @pytest.mark.slow
