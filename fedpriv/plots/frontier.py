@@ -55,6 +55,7 @@ def draw(trades: Sequence[Found], path: Path, target: Sequence[str], chosen: str
             axes.annotate(
                 text, (x, y), (to, height), fontsize=9, horizontalalignment=side, verticalalignment="center",
                 arrowprops={"arrowstyle": "-", "linewidth": 0.6, "color": "#777777", "relpos": (float(side == "right"), 0.5)},
+                bbox={"facecolor": "white", "alpha": 0.4, "edgecolor": "none", "pad": 0.5},  # intervals lie below
             )  # fmt: skip
         for number, method in enumerate(methods):
             axes.scatter([], [], s=60, color=PALETTE[number % len(PALETTE)], alpha=0.55, label=method)
