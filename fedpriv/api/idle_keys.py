@@ -33,7 +33,7 @@ def check_effects(config: RunConfig, asked: Mapping[str, Any]) -> None:
 
 
 def _idle(config: RunConfig) -> dict[str, str]:
-    """The keys without effect -> what they have none under, and what would give them one."""
+    """By key without effect: the setting that makes it so, and mostly what to set for an effect."""
     train, model, privacy, found = config.train, config.model, config.privacy, dict[str, str]()
     if privacy.level == "none":
         private = ("privacy.clip", "privacy.delta", "privacy.clipping", "privacy.accountant")
@@ -49,7 +49,7 @@ def _idle(config: RunConfig) -> dict[str, str]:
     if model.tune != "lora":
         found |= dict.fromkeys(("model.lora_rank", "model.lora_alpha"), "model.tune other than lora; --tune lora")
     if model.projection is None:
-        found["model.projector"] = "model.projection none; give it a width, such as 128"
+        found["model.projector"] = "model.projection none; set model.projection to a width, such as 128"
     return found
 
 
@@ -59,7 +59,7 @@ def _check_layered(config: RunConfig) -> None:
     from fedpriv.models.net import ROLES
 
     kind = find_method(config.method.name)
-    if kind.shared >= set(ROLES) and kind.select_shared is Method.select_shared:
+    if kind.shared >= set(ROLES) and kind.select_shared is Method.select_shared and kind.buffers == "average":
         raise UsageError(f"eval.state has no effect under method {kind.name}, which sends all layers; it is for such as mpfedcon")
 
 

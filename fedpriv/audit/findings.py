@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from fedpriv.audit.cost import cost, signal_to_noise
@@ -11,8 +12,17 @@ from fedpriv.audit.evidence.leaving import conditions, crossed, knowledge
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.text.verdict import best_reading, most_exact, naming_words
 from fedpriv.audit.verdict import best_attempt, beyond_copies, counted
+from fedpriv.server.sampling import participants
 
 Found = Mapping[str, Any]
+
+
+def _a_round(evidence: Evidence) -> int:
+    """How many clients take part in a round: of a schedule, on average."""
+    config, agreement = evidence.config, evidence.federation.agreement
+    if config.train.selection not in ("all", "schedule"):
+        return config.participants_of(config.data.clients)
+    return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
 
 
 def facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
@@ -33,7 +43,7 @@ def facts(evidence: Evidence, summary: dict[str, Any]) -> dict[str, Any]:
         "modalities": list(evidence.modalities),
         "seed": config.seed,
         "clients": config.data.clients,
-        "participants": config.participants_of(config.data.clients),
+        "participants": _a_round(evidence),
         "rounds": summary["rounds"],
         "defence": [*transforms, *summed, *private],
         "git_commit": facts.get("git_commit"),

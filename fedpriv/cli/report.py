@@ -260,7 +260,7 @@ def _other_method(config: RunConfig) -> str | None:
 
 
 def _ui(tracking: Mapping[str, Any], folder: Path, beside: str) -> str | None:
-    """The ``fedpriv ui`` that shows a run of that folder; ``None``: none does, but what the line on its tracking names."""
+    """The ``fedpriv ui`` that shows a run of that folder; ``None``: its records are not in a store that it opens."""
     from fedpriv.tracking import default_uri
 
     uri = tracking["uri"]

@@ -89,17 +89,21 @@ def find_own(name: str) -> Build:
 
 
 def contents_of_own(name: str | None) -> dict[str, str]:
-    """SHA-256 (hex) of the file of an own net, by module name; empty for other nets, and for what has no file."""
+    """SHA-256 (hex) of the files of an own net's modules, by module: that of its name, and that which defines it.
+
+    Empty for other nets, and for what has no file or only this process has. A file counts as it was when this process first
+    asked.
+    """
     if not is_own(name) or name in _here:
         return {}
     build = find_own(str(name))
-    content = _content(build)
-    return {build.__module__: content} if content else {}
+    modules = {str(name).partition(":")[0], build.__module__} - {"__main__"}
+    return {module: content for module in sorted(modules) if (content := _content(module, build))}
 
 
-@cache  # by what was imported: a file that is edited later is not what this process runs
-def _content(build: Build) -> str | None:
-    file = getattr(sys.modules.get(build.__module__), "__file__", None)
+@cache  # by what is built, too: a module that was loaded again has another class
+def _content(module: str, build: Build) -> str | None:
+    file = getattr(sys.modules.get(module), "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else None
 
 

@@ -89,7 +89,7 @@ class RunFolder:
         shown = self._shown
         there = [one.name for one in self.path.iterdir()] if self.path.is_dir() else []
         if "config.yaml" in there:
-            with self.alone():  # where a process runs it, that is what to say
+            with self.alone(plays=False):  # where a process runs it, that is what to say
                 raise self._taken()
         if any(self.path.glob("*/config.yaml")):
             hint = f"--run-dir names the folder of this run alone, such as {shown / 'new'}"
@@ -114,9 +114,13 @@ class RunFolder:
         return folder
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """A block in which no other process plays this run; :class:`UsageError` where one does, with its number and host."""
-        with self._lock.held():
+    def alone(self, plays: bool = True) -> Iterator[None]:
+        """A block in which no other process plays this run; :class:`UsageError` where one does, with its number and host.
+
+        Args:
+            plays: this process does, in the block.
+        """
+        with self._lock.held(plays):
             yield
 
     @property
@@ -281,12 +285,13 @@ def continued(facts: Mapping[str, Any], config: RunConfig, round: int) -> dict[s
 
 
 def changed_code(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """The files of plug-ins, and of a net of the user's own, whose content is not what the run began with.
+    """The plug-ins, and the modules of a net of the user's own, whose content is not what the run began with.
 
     Runs of earlier versions do not say what that was.
     """
-    then, now = facts.get("plugins") or {}, _own_code(config)
-    return [f"{name.replace('.', '/')}.py" for name, content in now.items() if then.get(name, content) != content]
+    then, files = facts.get("plugins") or {}, {file.stem: file.name for file in config.plugins}
+    now = _own_code(config)
+    return [files.get(name, f"the module {name}") for name, content in now.items() if then.get(name, content) != content]
 
 
 @cache  # a process may start many runs, and each version is parsed out of its package's metadata

@@ -22,14 +22,19 @@ class RunLock:
         self._file = file
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """A block in which no other process has the lock; :class:`UsageError` where one does, with its number and host."""
+    def held(self, plays: bool = True) -> Iterator[None]:
+        """A block in which no other process has the lock; :class:`UsageError` where one does, with its number and host.
+
+        Args:
+            plays: this process plays the run, and its name replaces that of the last one that did.
+        """
         from filelock import FileLock, Timeout
 
         with ExitStack() as stack:
             try:
                 stack.enter_context(FileLock(self._file, timeout=SOON))
-                self._file.write_text(_this_process())
+                if plays:
+                    self._file.write_text(_this_process())
             except Timeout:
                 holder = self._file.read_text() or "another process"
                 own = "; that is this process, and `close()` of its rounds ends it" if holder == _this_process() else ""

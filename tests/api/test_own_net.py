@@ -143,7 +143,7 @@ def test_a_run_that_goes_on_with_a_changed_net_says_so(here: Path) -> None:
     file.write_text(source + "# edited\n")
     assert own.contents_of_own("edited_nets:mlp") == {"edited_nets": began}, "what this process runs"
     del sys.modules["edited_nets"]  # as in another process
-    with pytest.warns(UserWarning, match=r"edited_nets\.py changed since the run began: rounds after 1 are of the new code"):
+    with pytest.warns(UserWarning, match=r"the module edited_nets changed since the run began: rounds after 1 are"):
         facts = fedpriv.resume(rounds.run).folder.facts
     assert facts["plugins"] == {"edited_nets": began} and list(facts["continued"][0]["plugins"]) == ["edited_nets"]
 

@@ -163,6 +163,9 @@ def test_a_run_whose_process_is_gone_is_not_said_to_run(tmp_path: Path) -> None:
     for elsewhere in ("process 1 on another-machine", ""):
         lock.write_text(elsewhere)
         assert folder.status == "running or killed"
+        with pytest.raises(UsageError, match="holds a run already"):
+            folder.check_new()
+        assert folder.status == "running or killed", "who only looks leaves the name of the last process"
     lock.unlink()
     assert folder.status == "running or killed"
     folder.update_facts(status="failed")

@@ -29,6 +29,7 @@ def make_authority(certificate: Path, key: Path) -> None:
     builder = _begun(name, name, made.public_key(), AUTHORITY_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(made.public_key()), critical=False)
     write_secret(key, _pem(made))
     certificate.write_bytes(builder.sign(made, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
 
@@ -45,6 +46,7 @@ def make_server_certificate(authority: Path, authority_key: Path, hosts: Sequenc
     builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
+    builder = builder.add_extension(_issued_by(signing), critical=False)  # Python 3.13 and later ask for it
     builder = builder.add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     write_secret(key, _pem(made))
     certificate.write_bytes(builder.sign(signing, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
@@ -120,6 +122,10 @@ def _begun(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, d
     begun = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key)
     begun = begun.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
     return begun.not_valid_after(now + datetime.timedelta(days=days))
+
+
+def _issued_by(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:

@@ -43,7 +43,9 @@ def server(home: Home) -> Iterator[Keeper]:
     check_server_certificate(home.certificate, settings.host)
     _check_free(settings.listen, settings.port, home.server_file)
     address = reachable(settings.listen, settings.port)
-    check_handshake(home.certificate, home.key, home.authority, address.rpartition(":")[0].strip("[]"))
+    names = [address.rpartition(":")[0].strip("[]"), *(["localhost"] if (home.path / "nginx.conf").exists() else [])]
+    for name in names:  # by which this machine's processes reach it, and nginx does
+        check_handshake(home.certificate, home.key, home.authority, name)
     with Keeper(home.log, home.path, {"FLWR_HOME": str(home.flower), **POLL}) as keeper:
         keeper.start(
             "the SuperLink", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
