@@ -1,4 +1,4 @@
-"""Keys that were asked for and would do nothing beside the others: they are refused, as whoever sets one expects an effect.
+"""Keys that a user sets and that would do nothing beside the others: they are refused, as the user expects an effect.
 
 Only what is asked for counts; a config file may set all options.
 """

@@ -176,7 +176,7 @@ def _server_yaml(clients: int, host: str, listen: str, port: int, proxied: bool)
     if proxied:
         who += " it is this\n# machine alone; clients come through a reverse proxy that lets only /v1/fleet/ pass (nginx.conf)."
     else:
-        who += " let nobody\n# reach it whom you do not trust."
+        who += " only\n# machines that you trust should reach it."
     return f"""# The server of a deployment: fedpriv deploy server THIS-FOLDER
 # Name or address under which clients reach it; its certificate is for this name.
 host: {host}
