@@ -254,7 +254,7 @@ def stop(run_dir: Path) -> None:
     folder = RunFolder.open(run_dir)
     if "deployed" not in folder.facts:
         raise UsageError(f"{run_dir} is not a run with clients on other machines; Ctrl-C stops a simulation after its round")
-    if "running" not in (now := folder.status):
+    if (now := folder.status) not in ("running", "running or killed"):
         hint = f"; {folder.how_to_resume} continues it" if now == "killed" else ""
         raise UsageError(f"{run_dir} is {now}, not running{hint}")
     (folder.path / STOP).touch()

@@ -16,7 +16,7 @@ SOON = 0.1
 
 
 class RunLock:
-    """The lock of a run's folder: a file that names the process that has the lock, or had it last."""
+    """The lock of a run's folder: a file that names the process that plays the run, or was the last to."""
 
     def __init__(self, file: Path) -> None:
         self._file = file

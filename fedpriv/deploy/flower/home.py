@@ -152,9 +152,9 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
         for name, text in _units(home.path, clients).items():
             (home.path / "systemd").mkdir(exist_ok=True)
             (home.path / "systemd" / name).write_text(text)
-        if inner != port:  # else it listens there itself
+        if proxied := inner != port:  # else it listens there itself
             (home.path / "nginx.conf").write_text(_proxy(home, host, port, inner))
-        home.server_file.write_text(_server_yaml(clients, host, listen, inner, proxied=inner != port))
+        home.server_file.write_text(_server_yaml(clients, host, listen, inner, proxied))
     except OSError as error:
         raise UsageError(f"cannot write the deployment {path}: {error.strerror}") from None
     return home
