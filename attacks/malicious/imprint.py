@@ -34,6 +34,11 @@ ALIGNED = 0.3
 
 USUAL = 512
 """Rows up to which bins have the outgoing weight that is asked for; more rows share it, so as not to saturate what follows."""
+LENGTH = 4.0
+"""Length of the local steps (learning rate times number, with momentum) up to which bins have it; longer ones move them more."""
+LARGEST = 3.0
+"""Largest factor for the layer behind the next one: a private head that is trained on features of many times their size fits all
+samples, which then give no gradient."""
 APART = 0.02
 """How far apart the biases of the next layer are, over what its weights add up to."""
 
@@ -60,9 +65,9 @@ class Imprint:
 
     Attributes:
         slope: standard deviation of a neuron's input over public images.
-        outgoing: weight of the bins in the next layer, or their share of it where there are more than :data:`USUAL`; more is
-            resolved better, and moves the bins more in every local step.
-        later: factor for the layer after that, over the length of the local steps (learning rate times number, with momentum).
+        outgoing: weight of the bins in the next layer, or their share of it where there are more than :data:`USUAL`, or where the
+            local steps are longer than :data:`LENGTH`; more is resolved better, and moves the bins more in every local step.
+        later: factor for the layer after that, over the length of the local steps; at most :data:`LARGEST`.
         noise: length of random noise on each row of both layers, as a share of the row's length; it hides that all are alike.
         quiet: in the first layer, noise goes into so many directions, in which public images are shortest; in the next, into
             those that the layer behind does not see, whose rank becomes this, or a quarter of its inputs. 0: into all directions.
@@ -81,7 +86,7 @@ class Imprint:
     simulates: ClassVar = False
     slope: float = 0.2
     outgoing: float = 0.1
-    later: float = 0.01
+    later: float = 0.1
     noise: float = 0.0
     quiet: int = 0
     same: float = 1e-3
@@ -112,7 +117,7 @@ class Imprint:
         direction *= self.slope / (x @ direction).std().clamp(min=1e-12)
         edges = (x @ direction).quantile(torch.arange(rows, dtype=torch.float64) / rows)
         outputs = len(weights[f"{chain.second}.weight"])
-        outgoing = self.outgoing * min(1.0, USUAL / rows)
+        outgoing = self.outgoing * min(1.0, USUAL / rows) * min(1.0, LENGTH / _length(observation, f"{chain.first}.weight"))
         each = outgoing * (0.5 + torch.rand(outputs, 1, generator=draw, dtype=torch.float64))
         hidden = torch.randn(rows, width, generator=draw, dtype=torch.float64)
         spread = torch.randn(outputs, rows, generator=draw, dtype=torch.float64)
@@ -134,13 +139,7 @@ class Imprint:
             f"{chain.second}.bias": outgoing * ((1 + 4 * self.noise) * (0.5 + own) + APART * rows * own),
         }
         if third is not None:
-            schedule = observation.schedule
-            gain = (
-                response(schedule.of(f"{chain.third}.weight"), 0.0).gain
-                if observation.kind == "change" and schedule is not None
-                else 1.0
-            )
-            altered[f"{chain.third}.weight"] = self.later / gain * third
+            altered[f"{chain.third}.weight"] = min(self.later / _length(observation, f"{chain.third}.weight"), LARGEST) * third
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items() if name in weights}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
@@ -176,6 +175,13 @@ class Imprint:
         loss = 1 - len(found) / max(n, 1)
         rest = found.new_full((n - len(found), *observation.input_shape), torch.nan)
         return One(torch.cat([found, rest]), torch.full((n,), -1), [loss], (loss,))
+
+
+def _length(observation: Observation, name: str) -> float:
+    """Learning rate times number of the steps that a tensor takes, with momentum; 1 where the message is a gradient."""
+    if observation.kind != "change" or observation.schedule is None:
+        return 1.0
+    return response(observation.schedule.of(name), 0.0).gain
 
 
 def _sent_whole(observation: Observation, chain: Chain) -> None:

@@ -14,9 +14,9 @@ import math
 import os
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, cast
@@ -24,23 +24,10 @@ from typing import Any, cast
 import click
 import torch
 import yaml
-from torch import Tensor, nn
-from torch.nn import functional as F
+from on_clients import FEDERATION, on_clients
+from on_messages import SEED, after_epochs, defended, on_images, on_text, spear
 
-from fedpriv.attacks.core.altered import Altered
-from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
-from fedpriv.attacks.core.registry import image_attack
-from fedpriv.attacks.core.text_registry import MaliciousTextAttack, text_attack
-from fedpriv.attacks.gradients.local_run import local_run
-from fedpriv.attacks.lab.attempts import Attacker, attempt
-from fedpriv.attacks.lab.controls import alteration
-from fedpriv.attacks.lab.nets import observe, perceptron
-from fedpriv.attacks.lab.setting import Setting
-from fedpriv.attacks.scoring.baselines import nearest
-from fedpriv.attacks.scoring.scores import RECOVERED, mse, wilson
-from fedpriv.attacks.scoring.text_scores import score_text
-from fedpriv.attacks.text.victims import Size, facts, observe_text, sentences, small_bert
-from fedpriv.data.sources import load_dataset
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.markdown import bullets, table
 from fedpriv.files import write_atomically
@@ -49,7 +36,6 @@ from fedpriv.server.run_folder import git_commit, versions
 HERE = Path(__file__).parent
 IMAGES = ("photographs", "cifar10")
 """Of the rows on colour images: crops of scikit-learn's photographs (no data set needed), or CIFAR-10's test images."""
-SEED = 0
 
 
 @dataclass(frozen=True)
@@ -66,166 +52,6 @@ class Row:
     group: str
     config: dict[str, Any]
     data: str | None = None
-
-
-def on_images(config: dict[str, Any], source: str) -> list[dict[str, Any]]:
-    """An attack on messages of victims of its own for each, in the nets of the attacks' controls."""
-    setting = Setting(**{**config["setting"], "threat": ThreatModel(**config.get("threat", {}))})
-    images, labels = setting.truth(SEED)
-    if source == "cifar10":
-        pool = load_dataset("cifar10").images[1]  # type: ignore[index]
-        chosen = torch.randperm(len(pool), generator=torch.Generator().manual_seed(SEED))[: len(images)]
-        images = pool[chosen] / 255
-    attack = image_attack(config["attack"])(**config["options"])
-    pairs = zip(images.split(setting.at_once), labels.split(setting.at_once), strict=True)
-    alter = alteration(attack)
-    observed = [one for i, pair in enumerate(pairs) for one in setting.observations(*pair, SEED + i, alter)]
-    facts = {"net": setting.net, "size": setting.side, "batch": setting.at_once, "steps": setting.steps or 1}
-    return [facts | tried(attack, setting.threat, observed, images, labels, config["attack"] == "fishing")]
-
-
-def tried(
-    attack: Any,
-    threat: ThreatModel,
-    observed: Sequence[Observation],
-    images: Tensor,
-    labels: Tensor,
-    aimed: bool = False,
-    together: bool = False,
-) -> dict[str, Any]:
-    """Mount an attack on each message ``(N,)``; images that it refuses are not recovered.
-
-    Args:
-        aimed: only the images count that the attack aims at, which are those that it does not leave grey.
-        together: all messages at once.
-    """  # fmt: skip
-    began, errors, refused, n = time.process_time(), list[float](), list[str](), 0
-    groups = [observed] if together else [[one] for one in observed]
-    size = len(images) // len(groups)
-    for group, some, own in zip(groups, images.split(size), labels.split(size), strict=True):
-        found = attempt(Attacker(attack, threat), group, some, own, SEED)
-        if found.scores is None or found.images is None:
-            refused.append(str(found.inapplicable))
-            n += 1 if aimed else size
-            continue
-        counted = (found.images != 0.5).flatten(1).any(1) if aimed else torch.ones(size, dtype=torch.bool)
-        errors += found.scores.mse[counted].tolist()
-        n += int(counted.sum())
-    recovered = sum(error < RECOVERED for error in errors)
-    seconds = round(time.process_time() - began, 2)
-    return {
-        "n": n,
-        "recovered": recovered,
-        "mse": [float(f"{e:.4g}") for e in errors],
-        "refused": refused,
-        "cpu_seconds": seconds,
-    }
-
-
-def defended(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
-    """An attack on digits, each behind one gradient of one net, under noise or pruning that the attacker knows."""
-    setting = Setting(kind="digits", side=8, images=config["images"], threat=ThreatModel(**config["threat"]))
-    images, labels = setting.truth(SEED)
-    observed = setting.observations(images, labels, SEED)
-    flat = torch.stack([torch.cat([tensor.flatten() for tensor in one.shared.values()]) for one in observed])
-    draw, altered = torch.Generator().manual_seed(SEED), list[Observation]()
-    if noise := config.get("noise"):
-        sigma = noise * float(flat.norm(dim=1).median()) / flat.shape[1] ** 0.5
-        says = f"noise of {noise:g} of the gradient's norm"
-        for one in observed:
-            shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in one.shared.items()}
-            altered.append(replace(one, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2))))
-    else:
-        says = f"{config['kept']:.0%} of the entries sent"
-        least = flat.abs().topk(round(config["kept"] * flat.shape[1])).values[:, -1]
-        for one, limit in zip(observed, least, strict=True):
-            kept = {name: t.abs() >= limit for name, t in one.shared.items()}
-            altered.append(replace(one, shared={n: t * kept[n] for n, t in one.shared.items()}, altered=Altered(kept=kept)))
-    attack = image_attack(config["attack"])(**config["options"])
-    facts = {"net": f"reference, {says}", "size": 8, "batch": 1, "steps": 1}
-    copies = int((mse(nearest(images, setting.rest(SEED).images), images) < RECOVERED).sum())
-    return [facts | tried(attack, setting.threat, altered, images, labels, together=True) | {"copies": copies}]
-
-
-def digits(n: int, at: int) -> tuple[Tensor, Tensor]:
-    """The ``at``-th ``n`` of scikit-learn's digits ``(n, 1, 8, 8)`` in [0, 1], in a random order, and their labels."""
-    data = load_dataset("digits")
-    assert data.images is not None
-    order = torch.randperm(len(data.train_labels), generator=torch.Generator().manual_seed(SEED))[at * n : (at + 1) * n]
-    return data.images[0][order] / 255, data.train_labels[order]
-
-
-def rectified(width: int, seed: int) -> Any:
-    """64 -> width -> 64 -> 10 with ReLU and without BatchNorm."""
-    return perceptron(seed, channels=1, height=8, width=8, hidden=width, activation=nn.ReLU, then=64)
-
-
-def spear(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
-    """SPEAR by batch and by noise, whose variance the attacker knows."""
-    attack, cells = image_attack("spear")(**config["options"]), []
-    for batch in config["batches"]:
-        for noise in config["noise"]:
-            observed, truth = [], [digits(batch, i) for i in range(config["messages"])]
-            for i, (images, labels) in enumerate(truth):
-                one = observe(rectified(config["width"], SEED + i), images, labels)
-                if noise:
-                    sigma, draw = noise * float(one.shared["body.1.weight"].std()), torch.Generator().manual_seed(SEED + i)
-                    shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in one.shared.items()}
-                    one = replace(one, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2)))
-                observed.append(one)
-            images, labels = (torch.cat(parts) for parts in zip(*truth, strict=True))
-            says = {"net": f"MLP 64-{config['width']}-64-10", "size": 8, "batch": batch, "steps": 1, "noise": noise}
-            cells.append(says | tried(attack, ThreatModel(), observed, images, labels))
-    return cells
-
-
-def after_epochs(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
-    """An attack on the change of the weights over epochs of SGD."""
-    attack, cells, n, size = image_attack(config["attack"])(**config["options"]), [], config["images"], config["batch_size"]
-    for epochs in config["epochs"]:
-        observed, truth = [], [digits(n, i) for i in range(config["messages"])]
-        for i, (images, labels) in enumerate(truth):
-            one = observe(rectified(config["width"], SEED + i), images, labels)
-            schedule = Schedule(lr=config["lr"], steps=epochs * -(-n // size), batch_size=size)
-            target = F.one_hot(labels, 10).float()
-            change = local_run(one.net, one.weights, list(one.shared), images, target, schedule)
-            observed.append(replace(one, kind="change", shared={k: t.detach() for k, t in change.items()}, schedule=schedule))
-        images, labels = (torch.cat(parts) for parts in zip(*truth, strict=True))
-        says = {"net": f"MLP 64-{config['width']}-64-10", "size": 8, "batch": n, "steps": schedule.steps}
-        cells.append(says | tried(attack, ThreatModel(), observed, images, labels))
-    return cells
-
-
-def on_text(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
-    """An attack on gradients of a batch of random sentences; a sentence counts as recovered if every token is right."""
-    size, batch, masked = Size(**config.get("net", {})), config.get("batch", 1), config.get("masked")
-    ids, began = sentences([config["tokens"]] * config["sentences"], SEED, size), time.process_time()
-    labels = torch.arange(len(ids)) % size.classes
-    pairs = enumerate(zip(ids.split(batch), labels.split(batch), strict=True))
-    attack = text_attack(config["attack"])(**config["options"])
-    observed = [observe_text(_altered(attack, SEED + i, size, config["tokens"]), *pair, facts(size)) for i, pair in pairs]
-    observed = [replace(one, shared={n: t for n, t in one.shared.items() if not masked or masked not in n}) for one in observed]
-    scores = score_text(attack.run(observed, SEED), ids, labels, facts(size))
-    whole = int((scores.multiset_recall == 1).sum()) if scores.exact is None else scores.exact.successes
-    return [
-        {
-            "net": f"BERT of {size.layers} layers, width {size.width}, {size.words} words, random weights",
-            "size": config["tokens"], "batch": batch, "steps": 1,
-            "n": len(scores.recall) if scores.exact is None else len(ids), "recovered": whole,
-            "recall": round(float(scores.recall.mean()), 4),
-            "rouge": None if scores.rouge is None else round(float(scores.rouge.mean()), 4),
-            "cpu_seconds": round(time.process_time() - began, 2),
-        }
-    ]  # fmt: skip
-
-
-def _altered(attack: Any, seed: int, size: Size, tokens: int) -> Any:
-    """The net that the client is sent; a malicious server knows 200 other sentences."""
-    net, others = small_bert(seed, size), sentences([tokens] * 200, SEED + 1, size)
-    if isinstance(attack, MaliciousTextAttack):
-        honest = observe_text(net, others[:1], torch.zeros(1, dtype=torch.long), facts(size))
-        net.load_state_dict(attack.alter(honest, others, seed), strict=False)
-    return net
 
 
 def image_row(attack: str, options: dict[str, Any], threat: dict[str, Any] | None = None, **setting: Any) -> Row:
@@ -252,6 +78,37 @@ def spear_row(
     return Row(spear, "spear", {**config, "options": {"most": 64, "starts": starts}}, "digits")
 
 
+def clients_row(method: str, train: dict[str, Any], *attacks: dict[str, Any], draws: int = 3) -> Row:
+    config = {
+        "method": method,
+        "train": train,
+        "attacks": [ANALYTIC, IMPRINT, *attacks],
+        "seed": SEED,
+        "draws": list(range(draws)),
+    }
+    return Row(on_clients, "clients", config, "digits")
+
+
+ANALYTIC: dict[str, Any] = {"attack": "analytic", "options": {}}
+IMPRINT: dict[str, Any] = {"attack": "imprint", "options": {}}
+HIDDEN = [
+    *({"noise": noise} for noise in (0.25, 0.5, 1.0, 1.25, 2.0, 5.0)),
+    *({"noise": 1.25, "quiet": quiet} for quiet in (8, 16, 20, 24, 28, 32, 48)),
+    *({"noise": 1.5, "quiet": quiet} for quiet in (16, 24, 32)),
+]
+"""Noise that might hide an imprint from the client's check."""
+TRAINING: dict[str, dict[str, Any]] = {
+    "one-step": {"local_steps": 1, "batch_size": 1000},
+    "1-epoch": {"local_epochs": 1},
+    "5-epochs": {"local_epochs": 5},
+    "20-epochs": {"local_epochs": 20},
+    "momentum": {"local_epochs": 5, "momentum": 0.9},
+    "fast": {"local_epochs": 5, "lr": 0.1},
+}
+FURTHER: dict[str, list[dict[str, Any]]] = {
+    "fedavg-one-step": [{**IMPRINT, "together": True}, *({**IMPRINT, "options": options} for options in HIDDEN)],
+    "fedavg-5-epochs": [{**IMPRINT, "together": True}, *({**IMPRINT, "options": options} for options in HIDDEN)],
+}
 MALICIOUS = {"download": "altered"}
 LEARNED = {"top": "initial", "public": True}
 WIDE = {"words": 1000, "width": 256}
@@ -295,6 +152,11 @@ ROWS = {
     "known-head": image_row("known-head", {"restarts": 1}, {"top": "initial"}, images=5, masked=1),
     "fishing": image_row("fishing", {}, MALICIOUS, images=16, at_once=8),
     "dlg-batch-4": image_row("dlg", {"restarts": 1}, images=4, at_once=4),
+    **{
+        f"{method}-{name}": clients_row(method, train, *FURTHER.get(f"{method}-{name}", ()))
+        for name, train in TRAINING.items()
+        for method in ("mpfedcon", "fedavg")
+    },
 }  # fmt: skip
 
 
@@ -335,6 +197,36 @@ def share(cell: dict[str, Any]) -> str:
     return f"{rate.successes} of {rate.n} ({100 * rate.low:.0f}–{100 * rate.high:.0f} %{copies})"
 
 
+def said(train: Mapping[str, Any]) -> str:
+    """Local training in words."""
+    if "local_steps" in train:
+        return "one step on all samples"
+    epochs = "1 epoch" if train["local_epochs"] == 1 else f"{train['local_epochs']} epochs"
+    return epochs + "".join(
+        f", {what} {train[key]}" for key, what in (("momentum", "momentum"), ("lr", "learning rate")) if key in train
+    )
+
+
+def named(cell: Mapping[str, Any]) -> str:
+    """An attack with its options."""
+    options = ", ".join(f"{key} {value:g}" for key, value in cell["options"].items())
+    return cell["attack"] + (f", {options}" if options else "") + (", on the sum" if cell.get("together") else "")
+
+
+def percent(attacks: Sequence[Mapping[str, Any]], what: str) -> str:
+    """Mean, lowest and highest share of the images of a message."""
+    shares = [100 * one[what] / one["n"] for one in attacks]
+    return f"{statistics.mean(shares):.0f} % ({min(shares):.0f}–{max(shares):.0f})"
+
+
+def refused(attacks: Sequence[Mapping[str, Any]]) -> str:
+    """How many clients' checks refuse the download, and for what."""
+    why = [one["refused"] for one in attacks if one["refused"]]
+    if not why:
+        return "passes"
+    return f"refuses: {', '.join(sorted(set(why)))}" + ("" if len(why) == len(attacks) else f" ({len(why)} of {len(attacks)})")
+
+
 def render(folder: Path, published: dict[str, Any]) -> str:
     """The report of the stored results whose config is that of a row."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
@@ -358,6 +250,12 @@ def render(folder: Path, published: dict[str, Any]) -> str:
              f"{c['cpu_seconds']:.1f}"] for one in found if one["group"] == group for c in one["cells"]
         ]  # fmt: skip
 
+    clients = [
+        [one["row"], said(one["config"]["train"]), named(c), percent(c["attacks"], "recovered"),
+         percent(c["attacks"], "copies"),
+         "–" if c["attack"] == "analytic" else refused(c["attacks"]), f"{c['cpu_seconds']:.1f}"]
+        for one in found if one["group"] == "clients" for c in one["cells"]
+    ]  # fmt: skip
     parts += ["## An honest server, images", table(images, lines("honest"))]
     grid = [
         [c["net"], c["batch"], f"{c['noise']:g}", one["batch_norm"], share(c), psnr_of(c), len(c["refused"]),
@@ -372,6 +270,27 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         "Another threat model: the server alters the weights that it sends. Of `fishing`, the images count that it aims at, one "
         "in each message.",
         table(images, lines("malicious")),
+    ]
+    behind = sorted(
+        {
+            made["n"]
+            for one in found
+            if one["group"] == "clients"
+            for c in one["cells"]
+            for made in c["attacks"]
+            if not c.get("together")
+        }
+    )
+    parts += [
+        "## A malicious server, clients of runs",
+        f"One round of a run on digits with {FEDERATION['data']['clients']} clients of two classes, net `mlp_lineage`; learning "
+        "rate 0.01, momentum 0.5, and batches of 10 unless stated otherwise. "
+        + (f"A client has {behind[0]} to {behind[-1]} images. " if behind else "")
+        + "`analytic` is the attack of an honest server on each client's answer. `imprint` is mounted on each client with three "
+        "draws of its random statistic. Recovered: the share of a client's images, mean (lowest to highest). Copies: for what "
+        "share a copy of the nearest public image would count. The sum is the mean of the clients' answers, all that a server "
+        "sees under secure aggregation.",
+        table("row | local training | attack | recovered | copies | the client's check | CPU s", clients),
     ]
     text = [
         [one["row"], c["net"], c["size"], c["batch"], one["batch_norm"], f"{100 * c['recall']:.0f} %",

@@ -14,14 +14,21 @@ from click.testing import CliRunner
 FILE = Path(__file__).parents[2] / "experiments" / "attacks" / "table.py"
 
 
-@pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The script as a module, with two rows at a tiny budget."""
+def loaded(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, which finds those beside it."""
+    monkeypatch.syspath_prepend(FILE.parent)
     spec = importlib.util.spec_from_file_location("attacks_table", FILE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, "attacks_table", module)  # dataclasses look their module up
     spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script as a module, with two rows at a tiny budget."""
+    module = loaded(monkeypatch)
     tiny = {"spear-64": module.spear_row(64, (2, 70)), "dlg": module.image_row("dlg", {"steps": 2, "restarts": 0}, images=1)}
     monkeypatch.setattr(module, "ROWS", tiny)
     return module
@@ -49,6 +56,21 @@ def test_rows_run_once_and_the_report_has_what_they_found(table: ModuleType, tmp
     assert run(table, tmp_path).startswith("dlg: 0 of 1")
 
 
+@pytest.mark.slow
+def test_clients_of_a_run_are_attacked_under_an_honest_and_a_malicious_server(table: ModuleType, tmp_path: Path) -> None:
+    summed = {"attack": "imprint", "options": {"noise": 5.0}, "together": True}
+    table.ROWS.clear()
+    table.ROWS["fedavg"] = table.clients_row("fedavg", {"local_epochs": 1}, summed, draws=2)
+    run(table, tmp_path)
+    honest, altered, noisy = json.loads((tmp_path / "results/digits/fedavg.json").read_text())["cells"]
+    assert len(honest["attacks"]) == 3 and len(altered["attacks"]) == 6 and len(noisy["attacks"]) == 2
+    assert noisy["n"] == 2 * honest["n"] and altered["recovered"] / altered["n"] > 2 * honest["recovered"] / honest["n"]
+    assert {one["refused"] for one in altered["attacks"]} == {"rows"} and {one["refused"] for one in noisy["attacks"]} == {None}
+    assert noisy["recovered"] < altered["recovered"] / 4
+    report = (tmp_path / "REPORT.md").read_text()
+    assert "| fedavg | 1 epoch | imprint, noise 5, on the sum |" in report and "| refuses: rows |" in report
+
+
 def test_the_report_is_made_of_stored_results_of_the_present_config(table: ModuleType, tmp_path: Path) -> None:
     path, cell = tmp_path / "results/photographs/dlg.json", {"net": "reference", "size": 32, "batch": 1, "steps": 1}
     made = {"row": "dlg", "group": "honest", "images": "photographs", "config": table.ROWS["dlg"].config, "batch_norm": "none"}
@@ -64,12 +86,8 @@ def test_the_report_is_made_of_stored_results_of_the_present_config(table: Modul
     assert "5 of 8" not in (tmp_path / "REPORT.md").read_text()
 
 
-def test_the_committed_report_is_that_of_the_committed_results(tmp_path: Path) -> None:
-    spec = importlib.util.spec_from_file_location("attacks_table_whole", FILE)
-    assert spec is not None and spec.loader is not None
-    sys.modules["attacks_table_whole"] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.write_report(FILE.parent / "results", tmp_path / "REPORT.md")
+def test_the_committed_report_is_that_of_the_committed_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded(monkeypatch).write_report(FILE.parent / "results", tmp_path / "REPORT.md")
     assert (tmp_path / "REPORT.md").read_text() == (FILE.parent / "REPORT.md").read_text()
 
 

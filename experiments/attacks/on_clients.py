@@ -1,0 +1,127 @@
+"""The measure of the table whose messages are those of a run: its clients' answers to an honest, or to an altered, download."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedpriv
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack, image_attack
+from fedpriv.attacks.lab.attempts import Attacker, attempt
+from fedpriv.attacks.scoring.scores import RECOVERED
+from fedpriv.audit.evidence.malicious import replay
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.images import target
+
+FEDERATION: Mapping[str, Any] = {
+    "data": {
+        "name": "digits", "limit": 1100, "augment": "none",
+        "clients": 3, "partition": {"name": "classes", "classes_per_client": 2},
+    },
+    "model": {"name": "mlp_lineage"},
+    "train": {"rounds": 1, "participation": 1.0, "lr": 0.01, "momentum": 0.5, "batch_size": 10},
+    "wire": {"keep_payloads": "all"},
+    "eval": {"last": 1},
+    "tracking": {"uri": "none"},
+}  # fmt: skip
+
+
+def on_clients(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
+    """Train one round, and mount each of the config's attacks on the answer of every client.
+
+    An attack ``{"attack": name, "options": {...}}`` that alters the download is mounted once for each of the config's ``draws``,
+    the seeds of what it draws. With ``"together": True`` the server has the mean of the clients' changes alone, weighted by their
+    numbers of samples.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        keys = {**FEDERATION, "train": {**FEDERATION["train"], **config["train"]}, "seed": config["seed"]}
+        run = fedpriv.train(method=config["method"], run_dir=Path(folder) / "run", **keys)
+        evidence = Evidence(run.path)
+        return [_cell(evidence, one, config["draws"]) for one in config["attacks"]]
+
+
+def _cell(evidence: Evidence, config: Mapping[str, Any], draws: Sequence[int]) -> dict[str, Any]:
+    attack, began = image_attack(config["attack"])(**config["options"]), time.process_time()
+    if isinstance(attack, MaliciousAttack):
+        answers = [Answers.to_altered(evidence, attack, draw) for draw in draws]
+    else:
+        answers = [Answers.to_honest(evidence)]
+    if config.get("together"):
+        answers = [one.together() for one in answers]
+    tried = [found for one in answers for found in one.attacked(attack)]
+    return {
+        **config,
+        "n": sum(one["n"] for one in tried),
+        "recovered": sum(one["recovered"] for one in tried),
+        "attacks": tried,
+        "cpu_seconds": round(time.process_time() - began, 2),
+    }
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What the clients of the first round answer to one download.
+
+    Attributes:
+        targets: the answer of each client, with the true images.
+        refusals: the pattern that each client's check names; ``None``: it takes the download.
+        draw: seed of what the attack draws.
+    """
+
+    targets: list[target.Target]
+    refusals: list[str | None]
+    threat: ThreatModel
+    draw: int = 0
+
+    @classmethod
+    def to_honest(cls, evidence: Evidence) -> Answers:
+        found = [target.message(evidence, *which) for which in evidence.messages()]
+        return cls(found, [None] * len(found), ThreatModel())
+
+    @classmethod
+    def to_altered(cls, evidence: Evidence, attack: MaliciousAttack, draw: int) -> Answers:
+        honest, targets, refusals = cls.to_honest(evidence).targets, list[target.Target](), list[str | None]()
+        for seen, which in zip(honest, evidence.messages(), strict=True):
+            assert seen.reference is not None
+            played = replay(evidence, *which, attack, seen.reference, draw)
+            refusals.append(None if played.refusal is None else _pattern(played.refusal))
+            targets.append(target.of_messages(evidence, seen.title, [played.message], seen.images, seen.labels, seen.views))
+        return cls(targets, refusals, ThreatModel(download="altered", public=True), draw)
+
+    def together(self) -> Answers:
+        """The mean of the changes, as the message of one client that holds all of the samples."""
+        observed = [one for seen in self.targets for one in seen.observe(self.threat)]
+        counts = [one.num_examples or 0 for one in observed]
+        shared = {
+            name: torch.stack([one.shared[name] * n for one, n in zip(observed, counts, strict=True)]).sum(0) / sum(counts)
+            for name in observed[0].shared
+        }
+        mean = replace(observed[0], shared=shared, num_examples=sum(counts))
+        images, labels = (torch.cat([getattr(one, what) for one in self.targets]) for what in ("images", "labels"))
+        whole = replace(self.targets[0], images=images, labels=labels, observe=lambda threat: [mean])
+        return replace(self, targets=[whole], refusals=self.refusals[:1])
+
+    def attacked(self, attack: ImageAttack) -> list[dict[str, Any]]:
+        """Of each answer the number of images, how many are recovered, and for how many a copy of a public image would count."""
+        results = []
+        for seen, refusal in zip(self.targets, self.refusals, strict=True):
+            made = attempt(Attacker(attack, self.threat), seen.observe(self.threat), seen.images, seen.labels, self.draw)
+            recovered = 0 if made.scores is None else made.scores.recovered[RECOVERED].successes
+            copies = int((seen.guesses()["nearest public"] < RECOVERED).sum())
+            found = {"n": len(seen.images), "recovered": recovered, "copies": copies, "refused": refusal}
+            results.append(found if made.scores is not None else found | {"inapplicable": made.inapplicable})
+        return results
+
+
+def _pattern(refusal: str) -> str:
+    """What a client's check names: rows, or columns."""
+    found = re.search(r"its (rows|columns)", refusal)
+    return refusal if found is None else found[1]
