@@ -187,16 +187,19 @@ def report(path: Path, output: Path | None) -> dict[str, Any]:
     result = render(path, output)
     out = console()
     for section in result["experiments"]:
-        table = Table(title=section["title"], title_justify="left", box=None, pad_edge=False)
+        out.print(section["title"], style="bold", markup=False, soft_wrap=True)
+        table = Table(box=None, pad_edge=False)
         for name in ("claim", "verdict"):
             table.add_column(name, overflow="fold")
         for claim in section["claims"]:
             table.add_row(claim["id"], claim["verdict"] + (f" ({claim['remark']})" if claim["remark"] else ""))
-        out.print(table)
+        if section["claims"]:
+            out.print(table)
         for complaint in section["complaints"]:
             out.print(complaint, soft_wrap=True)
         if section["missing"]:
             hint = f"without a result: {len(section['missing'])} of its runs; fedpriv experiment run {section['file']}"
             out.print(hint, soft_wrap=True)
+        out.print()
     out.print(f"report: {result['report']}", soft_wrap=True)
     return result

@@ -134,6 +134,14 @@ def test_the_command_says_what_does_not_count(yaml_file: Path) -> None:
     assert done.exit_code == 0 and f"fedavg-s1 is left out: {damaged} is damaged" in done.stdout
 
 
+def test_without_claims_the_command_prints_no_empty_table(yaml_file: Path) -> None:
+    text = yaml_file.read_text()
+    assert "\nclaims:" in text
+    yaml_file.write_text(text[: text.index("\nclaims:") + 1])
+    done = CliRunner().invoke(main, ["experiment", "report", str(yaml_file)])
+    assert done.exit_code == 0 and "verdict" not in done.stdout
+
+
 def test_what_is_missing_or_does_not_count_is_named(yaml_file: Path) -> None:
     (yaml_file.parent / "results/tiny/fedrep-s1.json").unlink()
     write_result(yaml_file, "fedavg-ft", 1, AVG, partition="another")
