@@ -27,6 +27,8 @@ def check_effects(config: RunConfig, asked: Mapping[str, Any]) -> None:
     _check_partition_options(config, asked)
     if asked.get("eval.state") is not None:
         _check_layered(config)
+    if asked.get("model.projector") is not None:
+        _check_projector(config)
     for key, under in _idle(config).items():
         if asked.get(key) is not None:
             raise UsageError(f"{key} has no effect under {under}")
@@ -48,9 +50,17 @@ def _idle(config: RunConfig) -> dict[str, str]:
         found["eval.probe_fractions"] = "eval.probe none; --set eval.probe=linear"
     if model.tune != "lora":
         found |= dict.fromkeys(("model.lora_rank", "model.lora_alpha"), "model.tune other than lora; --tune lora")
-    if model.projection is None:
-        found["model.projector"] = "model.projection none; set model.projection to a width, such as 128"
     return found
+
+
+def _check_projector(config: RunConfig) -> None:
+    from fedpriv.data.sources import suggestions
+    from fedpriv.models.own import is_own
+
+    if is_own(config.model.name):
+        raise UsageError(f"model.projector has no effect on a net of your own: {config.model.name} is taken as it is")
+    if filled(config, suggestions(config.data.name)).model.projection is None:
+        raise UsageError("model.projector has no effect under model.projection none; set that to a width, such as 128")
 
 
 def _check_layered(config: RunConfig) -> None:

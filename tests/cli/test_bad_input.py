@@ -47,6 +47,8 @@ NAMES = [
     case("--method ditto --set eval.state=local_encoder", "eval.state has no effect under method ditto", "mpfedcon"),
     case("--set model.lora_rank=4", "model.lora_rank has no effect under model.tune other than lora"),
     case("--set model.projection=none --set model.projector=linear", "model.projector has no effect", "128"),
+    case("--dataset disaster_synthetic --set model.projector=linear", "model.projector has no effect", "128"),
+    case("--model nets:Net --set model.projector=linear", "model.projector has no effect", "nets:Net is taken as it is"),
     case("--set eval.probe_fractions=[0.1]", "eval.probe_fractions has no effect under eval.probe none"),
     case("--tracking-uri foo://bar", "tracking.uri", "not a tracking URI"),
     case("--tracking-uri mlruns", "tracking.uri", "not a tracking URI"),

@@ -13,12 +13,14 @@ from click.testing import Result
 from torch import nn
 from torch.nn import functional as F
 
+from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder
 from fedpriv.models.tiny_encoder import tiny_encoder
 from fedpriv.outside.cache import cache_folder
 from fedpriv.seeding import generator
 from fedpriv.simulation.inputs import cached_features
+from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from tests.marks import FEW, quick_first, slow_but
@@ -303,6 +305,14 @@ def test_a_random_encoder_that_is_frozen_is_the_runs_own(tmp_path: Path, file: P
 
 def on_cutting(notes: Sequence[str]) -> list[str]:
     return [note for note in notes if "were cut to" in note]
+
+
+def test_a_projector_is_refused_on_frozen_features_that_have_none(file: Path) -> None:
+    keys = texts(file, **HEAD, **{"method.name": "fedavg", "model.projector": "linear"})
+    with pytest.raises(UsageError, match=r"model\.projector has no effect on a frozen encoder's features"):
+        build(load_config(None, keys))
+    made = build(load_config(None, {**keys, "model.projection": 4}))
+    assert [type(layer) for layer in made.resident.net.projector.children()] == [nn.Linear]
 
 
 @pytest.mark.slow

@@ -131,7 +131,10 @@ def _on_frozen_features(config: RunConfig, width: int) -> RunConfig:
         suggestions["model.adapter"] = width
     elif "projector" not in objective_of(config).needs:
         suggestions["model.projection"] = None
-    return filled(config, suggestions)
+    made = filled(config, suggestions)
+    if made.model.projection is None and {"projector", "projection"} & config.model.model_fields_set == {"projector"}:
+        raise UsageError("model.projector has no effect on a frozen encoder's features without a model.projection, such as 128")
+    return made
 
 
 def _adapter(width: int, hidden: int | None) -> tuple[nn.Module, int]:
