@@ -74,6 +74,13 @@ def test_a_server_that_clients_reach_without_a_proxy_is_not_said_to_be_behind_on
     assert (home.settings().listen, home.settings().port) == ("0.0.0.0", 8443)
 
 
+def test_a_server_that_listens_everywhere_is_not_said_to_be_reached_by_its_machine_alone(tmp_path: Path) -> None:
+    alone = make(tmp_path / "alone", 1, "server.example.org").server_file.read_text()
+    open_to_all = make(tmp_path / "open", 1, "server.example.org", listen="0.0.0.0", inner_port=9000).server_file.read_text()
+    assert "machine alone; clients come through a reverse proxy" in alone
+    assert "machine alone" not in open_to_all and "only\n# machines that you trust should reach it; clients" in open_to_all
+
+
 @needs_flower
 def test_a_public_key_that_is_not_there_is_named(tmp_path: Path) -> None:
     from fedpriv.deploy.flower.control import SuperLink

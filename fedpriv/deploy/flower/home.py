@@ -172,15 +172,14 @@ def _hosts(host: str, listen: str) -> Sequence[str]:
 
 
 def _server_yaml(clients: int, host: str, listen: str, port: int, proxied: bool) -> str:
-    who = "A process that reaches this port can start runs and register clients, so"
+    alone, trusted = "it is this\n# machine alone", "only\n# machines that you trust should reach it"
+    who = f"A process that reaches this port can start runs and register clients, so {alone if listen == LOOPBACK else trusted}"
     if proxied:
-        who += " it is this\n# machine alone; clients come through a reverse proxy that lets only /v1/fleet/ pass (nginx.conf)."
-    else:
-        who += " only\n# machines that you trust should reach it."
+        who += "; clients come through a reverse proxy that lets only /v1/fleet/ pass (nginx.conf)"
     return f"""# The server of a deployment: fedpriv deploy server THIS-FOLDER
 # Name or address under which clients reach it; its certificate is for this name.
 host: {host}
-# Address and port that it listens on. {who}
+# Address and port that it listens on. {who}.
 listen: {listen}
 port: {port}
 # Number of clients; client-0.yaml to client-{clients - 1}.yaml are theirs.
