@@ -253,7 +253,7 @@ def render(folder: Path, published: dict[str, Any]) -> str:
     clients = [
         [one["row"], said(one["config"]["train"]), named(c), percent(c["attacks"], "recovered"),
          percent(c["attacks"], "copies"),
-         "–" if c["attack"] == "analytic" else refused(c["attacks"]), f"{c['cpu_seconds']:.1f}"]
+         "–" if c["attack"] == "analytic" else refused(c["attacks"])]
         for one in found if one["group"] == "clients" for c in one["cells"]
     ]  # fmt: skip
     parts += ["## An honest server, images", table(images, lines("honest"))]
@@ -290,7 +290,7 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         "draws of its random statistic. Recovered: the share of a client's images, mean (lowest to highest). Copies: for what "
         "share a copy of the nearest public image would count. The sum is the mean of the clients' answers, all that a server "
         "sees under secure aggregation.",
-        table("row | local training | attack | recovered | copies | the client's check | CPU s", clients),
+        table("row | local training | attack | recovered | copies | the client's check", clients),
     ]
     text = [
         [one["row"], c["net"], c["size"], c["batch"], one["batch_norm"], f"{100 * c['recall']:.0f} %",
