@@ -21,29 +21,19 @@ from fedpriv.audit.evidence.malicious import replay
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
 
-FEDERATION: Mapping[str, Any] = {
-    "data": {
-        "name": "digits", "limit": 1100, "augment": "none",
-        "clients": 3, "partition": {"name": "classes", "classes_per_client": 2},
-    },
-    "model": {"name": "mlp_lineage"},
-    "train": {"rounds": 1, "participation": 1.0, "lr": 0.01, "momentum": 0.5, "batch_size": 10},
-    "wire": {"keep_payloads": "all"},
-    "eval": {"last": 1},
-    "tracking": {"uri": "none"},
-}  # fmt: skip
+RUN: Mapping[str, Any] = {"data.name": "digits", "train.rounds": 1, "eval.last": 1, "tracking.uri": "none"}
+"""All else is as in the quick start, unless the config says otherwise. The messages of three clients are kept."""
 
 
 def on_clients(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
-    """Train one round, and mount each of the config's attacks on the answer of every client.
+    """Train one round, and mount each of the config's attacks on the answer of every client whose messages are kept.
 
     An attack ``{"attack": name, "options": {...}}`` that alters the download is mounted once for each of the config's ``draws``,
     the seeds of what it draws. With ``"together": True`` the server has the mean of the clients' changes alone, weighted by their
     numbers of samples.
     """
     with tempfile.TemporaryDirectory() as folder:
-        keys = {**FEDERATION, "train": {**FEDERATION["train"], **config["train"]}, "seed": config["seed"]}
-        run = fedpriv.train(method=config["method"], run_dir=Path(folder) / "run", **keys)
+        run = fedpriv.train(run_dir=Path(folder) / "run", **RUN, **config["run"])
         evidence = Evidence(run.path)
         return [_cell(evidence, one, config["draws"]) for one in config["attacks"]]
 

@@ -24,7 +24,7 @@ from typing import Any, cast
 import click
 import torch
 import yaml
-from on_clients import FEDERATION, on_clients
+from on_clients import on_clients
 from on_messages import SEED, after_epochs, defended, on_images, on_text, spear
 
 from fedpriv.attacks.scoring.scores import wilson
@@ -78,14 +78,8 @@ def spear_row(
     return Row(spear, "spear", {**config, "options": {"most": 64, "starts": starts}}, "digits")
 
 
-def clients_row(method: str, train: dict[str, Any], *attacks: dict[str, Any], draws: int = 3) -> Row:
-    config = {
-        "method": method,
-        "train": train,
-        "attacks": [ANALYTIC, IMPRINT, *attacks],
-        "seed": SEED,
-        "draws": list(range(draws)),
-    }
+def clients_row(run: dict[str, Any], *attacks: dict[str, Any], draws: int = 3) -> Row:
+    config = {"run": run, "attacks": [ANALYTIC, IMPRINT, *attacks], "draws": list(range(draws))}
     return Row(on_clients, "clients", config, "digits")
 
 
@@ -98,16 +92,18 @@ HIDDEN = [
 ]
 """Noise that might hide an imprint from the client's check."""
 TRAINING: dict[str, dict[str, Any]] = {
-    "one-step": {"local_steps": 1, "batch_size": 1000},
-    "1-epoch": {"local_epochs": 1},
-    "5-epochs": {"local_epochs": 5},
-    "20-epochs": {"local_epochs": 20},
-    "momentum": {"local_epochs": 5, "momentum": 0.9},
-    "fast": {"local_epochs": 5, "lr": 0.1},
+    "one-step": {"train.local_steps": 1, "train.batch_size": 1000},
+    "1-epoch": {"train.local_epochs": 1},
+    "5-epochs": {"train.local_epochs": 5},
+    "20-epochs": {"train.local_epochs": 20},
+    "momentum": {"train.local_epochs": 5, "train.momentum": 0.9},
+    "fast": {"train.local_epochs": 5, "train.lr": 0.1},
+    "one-step-larger": {"train.local_steps": 1, "train.batch_size": 1000, "data.clients": 3, "data.limit": 1100},
+    "5-epochs-larger": {"train.local_epochs": 5, "data.clients": 3, "data.limit": 1100},
 }
 FURTHER: dict[str, list[dict[str, Any]]] = {
-    "fedavg-one-step": [{**IMPRINT, "together": True}, *({**IMPRINT, "options": options} for options in HIDDEN)],
-    "fedavg-5-epochs": [{**IMPRINT, "together": True}, *({**IMPRINT, "options": options} for options in HIDDEN)],
+    name: [{**IMPRINT, "together": True}, *({**IMPRINT, "options": options} for options in HIDDEN)]
+    for name in ("fedavg-one-step", "fedavg-5-epochs")
 }
 MALICIOUS = {"download": "altered"}
 LEARNED = {"top": "initial", "public": True}
@@ -153,8 +149,8 @@ ROWS = {
     "fishing": image_row("fishing", {}, MALICIOUS, images=16, at_once=8),
     "dlg-batch-4": image_row("dlg", {"restarts": 1}, images=4, at_once=4),
     **{
-        f"{method}-{name}": clients_row(method, train, *FURTHER.get(f"{method}-{name}", ()))
-        for name, train in TRAINING.items()
+        f"{method}-{name}": clients_row({"method": method, "seed": SEED, **run}, *FURTHER.get(f"{method}-{name}", ()))
+        for name, run in TRAINING.items()
         for method in ("mpfedcon", "fedavg")
     },
 }  # fmt: skip
@@ -197,14 +193,19 @@ def share(cell: dict[str, Any]) -> str:
     return f"{rate.successes} of {rate.n} ({100 * rate.low:.0f}–{100 * rate.high:.0f} %{copies})"
 
 
-def said(train: Mapping[str, Any]) -> str:
+def said(run: Mapping[str, Any]) -> str:
     """Local training in words."""
-    if "local_steps" in train:
+    if "train.local_steps" in run:
         return "one step on all samples"
-    epochs = "1 epoch" if train["local_epochs"] == 1 else f"{train['local_epochs']} epochs"
-    return epochs + "".join(
-        f", {what} {train[key]}" for key, what in (("momentum", "momentum"), ("lr", "learning rate")) if key in train
-    )
+    epochs = "1 epoch" if run["train.local_epochs"] == 1 else f"{run['train.local_epochs']} epochs"
+    further = (("train.momentum", "momentum"), ("train.lr", "learning rate"))
+    return epochs + "".join(f", {what} {run[key]}" for key, what in further if key in run)
+
+
+def images_of(attacks: Sequence[Mapping[str, Any]]) -> str:
+    """How many images are behind a message."""
+    counts = [one["n"] for one in attacks]
+    return f"{min(counts)}–{max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
 
 
 def named(cell: Mapping[str, Any]) -> str:
@@ -251,7 +252,7 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         ]  # fmt: skip
 
     clients = [
-        [one["row"], said(one["config"]["train"]), named(c), percent(c["attacks"], "recovered"),
+        [one["row"], said(one["config"]["run"]), named(c), images_of(c["attacks"]), percent(c["attacks"], "recovered"),
          percent(c["attacks"], "copies"),
          "–" if c["attack"] == "analytic" else refused(c["attacks"])]
         for one in found if one["group"] == "clients" for c in one["cells"]
@@ -271,26 +272,15 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         "in each message.",
         table(images, lines("malicious")),
     ]
-    behind = sorted(
-        {
-            made["n"]
-            for one in found
-            if one["group"] == "clients"
-            for c in one["cells"]
-            for made in c["attacks"]
-            if not c.get("together")
-        }
-    )
     parts += [
         "## A malicious server, clients of runs",
-        f"One round of a run on digits with {FEDERATION['data']['clients']} clients of two classes, net `mlp_lineage`; learning "
-        "rate 0.01, momentum 0.5, and batches of 10 unless stated otherwise. "
-        + (f"A client has {behind[0]} to {behind[-1]} images. " if behind else "")
-        + "`analytic` is the attack of an honest server on each client's answer. `imprint` is mounted on each client with three "
-        "draws of its random statistic. Recovered: the share of a client's images, mean (lowest to highest). Copies: for what "
-        "share a copy of the nearest public image would count. The sum is the mean of the clients' answers, all that a server "
-        "sees under secure aggregation.",
-        table("row | local training | attack | recovered | copies | the client's check", clients),
+        "The first round of runs as in the quick start (digits, 20 clients of two classes, net `mlp_lineage`, learning rate "
+        "0.01, momentum 0.5, batches of 10), but for the method and local training; three clients each. In rows `larger`, "
+        "three clients share 1,100 images. `analytic` is the attack of an honest server. `imprint` is mounted on each client with three draws "
+        "of its random statistic. Images: those of a client. Recovered: the share of them, mean (lowest to highest). Copies: the "
+        "share for which a copy of the nearest public image would count. The sum is the mean of the three clients' answers, as "
+        "a server sees under secure aggregation.",
+        table("row | local training | attack | images | recovered | copies | the client's check", clients),
     ]
     text = [
         [one["row"], c["net"], c["size"], c["batch"], one["batch_norm"], f"{100 * c['recall']:.0f} %",

@@ -60,7 +60,7 @@ def test_rows_run_once_and_the_report_has_what_they_found(table: ModuleType, tmp
 def test_clients_of_a_run_are_attacked_under_an_honest_and_a_malicious_server(table: ModuleType, tmp_path: Path) -> None:
     summed = {"attack": "imprint", "options": {"noise": 5.0}, "together": True}
     table.ROWS.clear()
-    table.ROWS["fedavg"] = table.clients_row("fedavg", {"local_epochs": 1}, summed, draws=2)
+    table.ROWS["fedavg"] = table.clients_row({"method": "fedavg", "train.local_epochs": 1, "seed": 0}, summed, draws=2)
     run(table, tmp_path)
     honest, altered, noisy = json.loads((tmp_path / "results/digits/fedavg.json").read_text())["cells"]
     assert len(honest["attacks"]) == 3 and len(altered["attacks"]) == 6 and len(noisy["attacks"]) == 2
