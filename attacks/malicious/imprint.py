@@ -7,7 +7,7 @@ two edges, and that of the biases' ``sum g``: their quotient is the sample that 
 
 The paper inserts a layer; here the server writes into the layers that the net has. A change of many local steps still consists of
 single samples as long as training moves the layer little against the width of a bin, and by more than float32 rounds. So what the
-layer sends on is small, and the layer behind the next one is scaled down.
+layer sends on is small, and the layer behind the next one is scaled to the length of training.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ALIGNED = 0.3
 USUAL = 512
 """Rows up to which bins have the outgoing weight that is asked for; more rows share it, so as not to saturate what follows."""
 LENGTH = 4.0
-"""Length of the local steps (learning rate times number, with momentum) up to which bins have it; longer ones move them more."""
+"""Learning rate times number of the local steps, with momentum, up to which bins have it; longer training moves them more."""
 LARGEST = 3.0
 """Largest factor for the layer behind the next one: a private head that is trained on features of many times their size fits all
 samples, which then give no gradient."""
@@ -65,12 +65,14 @@ class Imprint:
 
     Attributes:
         slope: standard deviation of a neuron's input over public images.
-        outgoing: weight of the bins in the next layer, or their share of it where there are more than :data:`USUAL`, or where the
-            local steps are longer than :data:`LENGTH`; more is resolved better, and moves the bins more in every local step.
-        later: factor for the layer after that, over the length of the local steps; at most :data:`LARGEST`.
+        outgoing: weight of the bins in the next layer, or their share of it where there are more than :data:`USUAL`, or where
+            training is longer than :data:`LENGTH`; more is resolved better, and moves the bins more in every local step.
+        later: factor for the layer after that, over the learning rate times the number of local steps, with momentum; at most
+            :data:`LARGEST`.
         noise: length of random noise on each row of both layers, as a share of the row's length; it hides that all are alike.
-        quiet: in the first layer, noise goes into so many directions, in which public images are shortest; in the next, into
-            those that the layer behind does not see, whose rank becomes this, or a quarter of its inputs. 0: into all directions.
+        quiet: in the first layer, noise goes into so many directions, in which public images have the least energy; in the
+            next, into those that the layer behind does not see, whose rank becomes this, or a quarter of its inputs. 0: into
+            all directions.
         same: images with a smaller mean squared error count as one.
         slack: how far outside [0, 1] a pixel may lie and count as in range.
         in_range: share of such pixels that makes a candidate an image.
@@ -178,7 +180,7 @@ class Imprint:
 
 
 def _length(observation: Observation, name: str) -> float:
-    """Learning rate times number of the steps that a tensor takes, with momentum; 1 where the message is a gradient."""
+    """Learning rate times number of the steps that a tensor takes, with momentum; 1 for a gradient and an unknown schedule."""
     if observation.kind != "change" or observation.schedule is None:
         return 1.0
     return response(observation.schedule.of(name), 0.0).gain

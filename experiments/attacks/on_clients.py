@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import fedpriv
-from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack, image_attack
 from fedpriv.attacks.lab.attempts import Attacker, attempt
 from fedpriv.attacks.scoring.scores import RECOVERED
@@ -29,8 +30,8 @@ def on_clients(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
     """Train one round, and mount each of the config's attacks on the answer of every client whose messages are kept.
 
     An attack ``{"attack": name, "options": {...}}`` that alters the download is mounted once for each of the config's ``draws``,
-    the seeds of what it draws. With ``"together": True`` the server has the mean of the clients' changes alone, weighted by their
-    numbers of samples.
+    the seeds of what it draws. With ``"together": True`` all clients get the same download, and the server has the mean of their
+    changes alone, weighted by their numbers of samples.
     """
     with tempfile.TemporaryDirectory() as folder:
         run = fedpriv.train(run_dir=Path(folder) / "run", **RUN, **config["run"])
@@ -41,7 +42,8 @@ def on_clients(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
 def _cell(evidence: Evidence, config: Mapping[str, Any], draws: Sequence[int]) -> dict[str, Any]:
     attack, began = image_attack(config["attack"])(**config["options"]), time.process_time()
     if isinstance(attack, MaliciousAttack):
-        answers = [Answers.to_altered(evidence, attack, draw) for draw in draws]
+        sent = OneDownload(attack) if config.get("together") else attack
+        answers = [Answers.to_altered(evidence, sent, draw) for draw in draws]
     else:
         answers = [Answers.to_honest(evidence)]
     if config.get("together"):
@@ -54,6 +56,18 @@ def _cell(evidence: Evidence, config: Mapping[str, Any], draws: Sequence[int]) -
         "attacks": tried,
         "cpu_seconds": round(time.process_time() - began, 2),
     }
+
+
+class OneDownload:
+    """A malicious attack that alters a draw's download once, for the first client; the others get the same."""
+
+    def __init__(self, attack: MaliciousAttack) -> None:
+        self.attack, self.name, self.made = attack, attack.name, dict[int, dict[str, Tensor]]()
+
+    def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
+        if seed not in self.made:
+            self.made[seed] = self.attack.alter(observation, public, seed)
+        return self.made[seed]
 
 
 @dataclass(frozen=True)
@@ -77,7 +91,7 @@ class Answers:
         return cls(found, [None] * len(found), ThreatModel())
 
     @classmethod
-    def to_altered(cls, evidence: Evidence, attack: MaliciousAttack, draw: int) -> Answers:
+    def to_altered(cls, evidence: Evidence, attack: MaliciousAttack | OneDownload, draw: int) -> Answers:
         honest, targets, refusals = cls.to_honest(evidence).targets, list[target.Target](), list[str | None]()
         for seen, which in zip(honest, evidence.messages(), strict=True):
             assert seen.reference is not None

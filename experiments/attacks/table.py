@@ -211,7 +211,7 @@ def images_of(attacks: Sequence[Mapping[str, Any]]) -> str:
 def named(cell: Mapping[str, Any]) -> str:
     """An attack with its options."""
     options = ", ".join(f"{key} {value:g}" for key, value in cell["options"].items())
-    return cell["attack"] + (f", {options}" if options else "") + (", on the sum" if cell.get("together") else "")
+    return cell["attack"] + (f", {options}" if options else "") + (", on the mean" if cell.get("together") else "")
 
 
 def percent(attacks: Sequence[Mapping[str, Any]], what: str) -> str:
@@ -276,10 +276,10 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         "## A malicious server, clients of runs",
         "The first round of runs as in the quick start (digits, 20 clients of two classes, net `mlp_lineage`, learning rate "
         "0.01, momentum 0.5, batches of 10), but for the method and local training; three clients each. In rows `larger`, "
-        "three clients share 1,100 images. `analytic` is the attack of an honest server. `imprint` is mounted on each client "
-        "with three draws of its random statistic. Images: those of a client. Recovered: the share of them, mean (lowest to "
-        "highest). Copies: the share for which a copy of the nearest public image would count. The sum is the mean of the "
-        "three clients' answers, as a server sees under secure aggregation.",
+        "the run has three clients of two classes with more images. `analytic` is the attack of an honest server. `imprint` is "
+        "mounted on each client with three random statistics. Images: those of a client. Recovered: the share of them, mean "
+        "(lowest to highest). Copies: the share for which a copy of the nearest public image would count. On the mean: of the "
+        "three clients' answers to one download, as a server sees under secure aggregation.",
         table("row | local training | attack | images | recovered | copies | the client's check", clients),
     ]
     text = [

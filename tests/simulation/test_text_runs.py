@@ -307,12 +307,11 @@ def on_cutting(notes: Sequence[str]) -> list[str]:
     return [note for note in notes if "were cut to" in note]
 
 
-def test_a_projector_is_refused_on_frozen_features_that_have_none(file: Path) -> None:
+def test_a_projector_without_effect_on_frozen_features_is_said(file: Path) -> None:
     keys = texts(file, **HEAD, **{"method.name": "fedavg", "model.projector": "linear"})
-    with pytest.raises(UsageError, match=r"model\.projector has no effect on a frozen encoder's features"):
-        build(load_config(None, keys))
+    assert any("model.projector has no effect" in remark for remark in build(load_config(None, keys)).prepared.said)
     made = build(load_config(None, {**keys, "model.projection": 4}))
-    assert [type(layer) for layer in made.resident.net.projector.children()] == [nn.Linear]
+    assert [type(layer) for layer in made.resident.net.projector.children()] == [nn.Linear] and not made.prepared.said
 
 
 @pytest.mark.slow

@@ -96,9 +96,16 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     if config.data.augment not in (None, "none"):
         raise UsageError(f"data.augment {config.data.augment} is for images, and {dataset.name} holds texts")
     tokens = tokenised(config, dataset)
+    asked = config.model.model_fields_set
     config, build = text_net(config, tokens, len(dataset.classes))
+    said = tokens.said
+    if config.model.projection is None and "projector" in asked and "projection" not in asked:
+        said = (
+            *said,
+            "model.projector has no effect: on a frozen encoder's features there is a projector if model.projection is set",
+        )
     train, test = tokens.features(config, device) if config.model.tune == "head" else (tokens.train, tokens.test)
-    return Prepared(config, Ready(train, device), Ready(test, device), build, tokens.encoder, tokens.said)
+    return Prepared(config, Ready(train, device), Ready(test, device), build, tokens.encoder, said)
 
 
 def text_net(config: RunConfig, tokens: Tokens, classes: int) -> tuple[RunConfig, Callable[[], Net]]:
@@ -131,10 +138,7 @@ def _on_frozen_features(config: RunConfig, width: int) -> RunConfig:
         suggestions["model.adapter"] = width
     elif "projector" not in objective_of(config).needs:
         suggestions["model.projection"] = None
-    made = filled(config, suggestions)
-    if made.model.projection is None and {"projector", "projection"} & config.model.model_fields_set == {"projector"}:
-        raise UsageError("model.projector has no effect on a frozen encoder's features without a model.projection, such as 128")
-    return made
+    return filled(config, suggestions)
 
 
 def _adapter(width: int, hidden: int | None) -> tuple[nn.Module, int]:
