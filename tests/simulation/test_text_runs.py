@@ -20,7 +20,7 @@ from fedpriv.models.tiny_encoder import tiny_encoder
 from fedpriv.outside.cache import cache_folder
 from fedpriv.seeding import generator
 from fedpriv.simulation.inputs import cached_features
-from fedpriv.simulation.setup import build
+from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
 from tests.marks import FEW, quick_first, slow_but
@@ -308,10 +308,13 @@ def on_cutting(notes: Sequence[str]) -> list[str]:
 
 
 def test_a_projector_without_effect_on_frozen_features_is_said(file: Path) -> None:
-    keys = texts(file, **HEAD, **{"method.name": "fedavg", "model.projector": "linear"})
-    assert any("model.projector has no effect" in remark for remark in build(load_config(None, keys)).prepared.said)
-    made = build(load_config(None, {**keys, "model.projection": 4}))
-    assert [type(layer) for layer in made.resident.net.projector.children()] == [nn.Linear] and not made.prepared.said
+    def made(**more: Any) -> Federation:
+        return build(load_config(None, texts(file, **HEAD, **{"method.name": "fedavg", "model.projector": "linear", **more})))
+
+    without, built = made(), made(**{"model.projection": 4})
+    assert any("model.projector has no effect" in remark for remark in without.prepared.said)
+    assert not any("model.projector" in remark for remark in built.prepared.said)
+    assert [type(layer) for layer in built.resident.net.projector.children()] == [nn.Linear]
 
 
 @pytest.mark.slow
