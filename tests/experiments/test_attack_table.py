@@ -68,7 +68,7 @@ def test_clients_of_a_run_are_attacked_under_an_honest_and_a_malicious_server(ta
     assert {one["refused"] for one in altered["attacks"]} == {"rows"} and {one["refused"] for one in noisy["attacks"]} == {None}
     assert noisy["recovered"] < altered["recovered"] / 4
     report = (tmp_path / "REPORT.md").read_text()
-    assert "| fedavg | 1 epoch | imprint, noise 5, on the sum |" in report and "| refuses: rows |" in report
+    assert "| fedavg | 1 epoch | imprint, noise 5, on the mean |" in report and "| refuses: rows |" in report
 
 
 def test_the_report_is_made_of_stored_results_of_the_present_config(table: ModuleType, tmp_path: Path) -> None:
