@@ -18,7 +18,6 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack, image_attack
 from fedpriv.attacks.lab.attempts import Attacker, attempt
 from fedpriv.attacks.scoring.scores import RECOVERED
-from fedpriv.audit.evidence.malicious import replay
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
 
@@ -36,19 +35,23 @@ def on_clients(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         run = fedpriv.train(run_dir=Path(folder) / "run", **RUN, **config["run"])
         evidence = Evidence(run.path)
-        return [_cell(evidence, one, config["draws"]) for one in config["attacks"]]
+        honest = Answers.to_honest(evidence)
+        copies = [int((one.guesses()["nearest public"] < RECOVERED).sum()) for one in honest.targets]
+        return [_cell(evidence, honest, copies, one, config["draws"]) for one in config["attacks"]]
 
 
-def _cell(evidence: Evidence, config: Mapping[str, Any], draws: Sequence[int]) -> dict[str, Any]:
+def _cell(
+    evidence: Evidence, honest: Answers, copies: Sequence[int], config: Mapping[str, Any], draws: Sequence[int]
+) -> dict[str, Any]:
+    """An attack on all answers; for ``copies`` of each client's images a copy of the nearest public image would count."""
     attack, began = image_attack(config["attack"])(**config["options"]), time.process_time()
+    answers = [honest]
     if isinstance(attack, MaliciousAttack):
         sent = OneDownload(attack) if config.get("together") else attack
         answers = [Answers.to_altered(evidence, sent, draw) for draw in draws]
-    else:
-        answers = [Answers.to_honest(evidence)]
     if config.get("together"):
-        answers = [one.together() for one in answers]
-    tried = [found for one in answers for found in one.attacked(attack)]
+        answers, copies = [one.together() for one in answers], [sum(copies)]
+    tried = [found for one in answers for found in one.attacked(attack, copies)]
     return {
         **config,
         "n": sum(one["n"] for one in tried),
@@ -92,13 +95,9 @@ class Answers:
 
     @classmethod
     def to_altered(cls, evidence: Evidence, attack: MaliciousAttack | OneDownload, draw: int) -> Answers:
-        honest, targets, refusals = cls.to_honest(evidence).targets, list[target.Target](), list[str | None]()
-        for seen, which in zip(honest, evidence.messages(), strict=True):
-            assert seen.reference is not None
-            played = replay(evidence, *which, attack, seen.reference, draw)
-            refusals.append(None if played.refusal is None else _pattern(played.refusal))
-            targets.append(target.of_messages(evidence, seen.title, [played.message], seen.images, seen.labels, seen.views))
-        return cls(targets, refusals, ThreatModel(download="altered", public=True), draw)
+        found = [target.altered(evidence, *which, attack, draw) for which in evidence.messages()]
+        refusals = [None if played.refusal is None else _pattern(played.refusal) for _, played in found]
+        return cls([seen for seen, _ in found], refusals, ThreatModel(download="altered", public=True), draw)
 
     def together(self) -> Answers:
         """The mean of the changes, as the message of one client that holds all of the samples."""
@@ -113,14 +112,13 @@ class Answers:
         whole = replace(self.targets[0], images=images, labels=labels, observe=lambda threat: [mean])
         return replace(self, targets=[whole], refusals=self.refusals[:1])
 
-    def attacked(self, attack: ImageAttack) -> list[dict[str, Any]]:
-        """Of each answer the number of images, how many are recovered, and for how many a copy of a public image would count."""
+    def attacked(self, attack: ImageAttack, copies: Sequence[int]) -> list[dict[str, Any]]:
+        """Of each answer the number of images, how many are recovered, and for how many a copy would count."""
         results = []
-        for seen, refusal in zip(self.targets, self.refusals, strict=True):
+        for seen, refusal, copied in zip(self.targets, self.refusals, copies, strict=True):
             made = attempt(Attacker(attack, self.threat), seen.observe(self.threat), seen.images, seen.labels, self.draw)
             recovered = 0 if made.scores is None else made.scores.recovered[RECOVERED].successes
-            copies = int((seen.guesses()["nearest public"] < RECOVERED).sum())
-            found = {"n": len(seen.images), "recovered": recovered, "copies": copies, "refused": refusal}
+            found = {"n": len(seen.images), "recovered": recovered, "copies": copied, "refused": refusal}
             results.append(found if made.scores is not None else found | {"inapplicable": made.inapplicable})
         return results
 

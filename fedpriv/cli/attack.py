@@ -312,21 +312,13 @@ def _target(
 
 def _altered(attack: MaliciousAttack, run_name: str | None, seed: int, chosen: Mapping[str, Any]) -> tuple[Target, Replay]:
     """What a client of the run sends after an altered download."""
-    from fedpriv.audit.evidence.malicious import replay
     from fedpriv.audit.evidence.sums import evidence_of
     from fedpriv.audit.images import target
     from fedpriv.tracking import find_run
 
     assert run_name is not None
     evidence = evidence_of(find_run(run_name, chosen["runs_dir"]))
-    round_, client = evidence.messages(chosen["round_"], chosen["client"])[0]
-    honest = target.message(evidence, round_, client)
-    assert honest.reference is not None
-    played = replay(evidence, round_, client, attack, honest.reference, seed)
-    title = f"{honest.title}; download altered by {attack.name}"
-    views = None if played.recorder is None else played.recorder.views(honest.images)
-    found = target.of_messages(evidence, title, [played.message], honest.images, honest.labels, views)
-    return found, played
+    return target.altered(evidence, *evidence.messages(chosen["round_"], chosen["client"])[0], attack, seed)
 
 
 def _draw(rows: dict[str, Tensor], path: Path) -> None:

@@ -20,6 +20,7 @@ from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.baselines import baselines
 from fedpriv.attacks.scoring.scores import beyond, counts, mse, under
+from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
 from fedpriv.audit.fitting import unfit
@@ -176,6 +177,20 @@ def message(evidence: Evidence, round: int, client: int) -> Target:
     title = f"round {round}, client {client} of {evidence.folder.path.name}: {len(truth.labels)} training images"
     views = evidence.views(round, client, truth.images)
     return of_messages(evidence, title, [evidence.message(round, client)], truth.images, truth.labels, views)
+
+
+def altered(evidence: Evidence, round: int, client: int, attack: MaliciousAttack, seed: int) -> tuple[Target, Replay]:
+    """What a client answers to the download of a round, altered by an attack (:func:`fedpriv.audit.evidence.malicious.replay`).
+
+    Raises:
+        UsageError, FedprivError: see :func:`message` and the replay.
+    """
+    honest = message(evidence, round, client)
+    assert honest.reference is not None
+    played = replay(evidence, round, client, attack, honest.reference, seed)
+    title = f"{honest.title}; download altered by {attack.name}"
+    views = None if played.recorder is None else played.recorder.views(honest.images)
+    return of_messages(evidence, title, [played.message], honest.images, honest.labels, views), played
 
 
 def of_messages(

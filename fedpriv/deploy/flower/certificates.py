@@ -46,7 +46,8 @@ def make_server_certificate(authority: Path, authority_key: Path, hosts: Sequenc
     builder = builder.add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=False), critical=True)
-    builder = builder.add_extension(_issued_by(signing), critical=False)  # Python 3.13 and later ask for it
+    issued_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signing.public_key())
+    builder = builder.add_extension(issued_by, critical=False)  # Python 3.13 and later ask for it
     builder = builder.add_extension(x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     write_secret(key, _pem(made))
     certificate.write_bytes(builder.sign(signing, hashes.SHA384()).public_bytes(serialization.Encoding.PEM))
@@ -122,10 +123,6 @@ def _begun(name: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, d
     begun = x509.CertificateBuilder().subject_name(name).issuer_name(issuer).public_key(key)
     begun = begun.serial_number(x509.random_serial_number()).not_valid_before(now - datetime.timedelta(hours=1))
     return begun.not_valid_after(now + datetime.timedelta(days=days))
-
-
-def _issued_by(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
-    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
 
 
 def _usage(signs_certificates: bool) -> x509.KeyUsage:

@@ -29,6 +29,7 @@ TEXT_MODEL = "transformer"
 USUAL_TOKENS = 128
 FEATURES_LR = 0.05
 """Default learning rate on frozen features; 0.01 needs twice the rounds on Banking77."""
+NO_PROJECTOR = "model.projector has no effect: on a frozen encoder's features there is a projector if model.projection is set"
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,8 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     tokens = tokenised(config, dataset)
     asked = config.model.model_fields_set
     config, build = text_net(config, tokens, len(dataset.classes))
-    said = tokens.said
-    if config.model.projection is None and "projector" in asked and "projection" not in asked:
-        said = (
-            *said,
-            "model.projector has no effect: on a frozen encoder's features there is a projector if model.projection is set",
-        )
+    idle = config.model.projection is None and asked & {"projector", "projection"} == {"projector"}
+    said = (*tokens.said, NO_PROJECTOR) if idle else tokens.said
     train, test = tokens.features(config, device) if config.model.tune == "head" else (tokens.train, tokens.test)
     return Prepared(config, Ready(train, device), Ready(test, device), build, tokens.encoder, said)
 
