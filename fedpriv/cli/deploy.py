@@ -121,6 +121,8 @@ def server(folder: Path) -> None:
 def client(file: Path) -> None:
     """Run a client of a deployment on its own data, until Ctrl-C.
 
+    It waits for a server that cannot be reached yet.
+
     \b
     Example: fedpriv deploy client client-2.yaml
     """
@@ -131,7 +133,8 @@ def client(file: Path) -> None:
     from fedpriv.deploy.flower.home import read_client
 
     _warn_of_readable(read_client(file).key)
-    with machines.client(file, click.get_current_context().meta.get("fedpriv.plugins", ())) as keeper:
+    plugins = click.get_current_context().meta.get("fedpriv.plugins", ())
+    with machines.client(file, plugins, lambda text: say(f"warning: {text}", err=True)) as keeper:
         say(f"client of {file}; it writes {keeper.log}", err=True)
         keeper.watch()
 

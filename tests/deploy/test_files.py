@@ -9,7 +9,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from fedpriv.cli.deploy import _conduct, _say_who_is_awaited
 from fedpriv.config import load_config
 from fedpriv.deploy.flower import certificates, machines, needed
-from fedpriv.deploy.flower.home import Home, make, read_client
+from fedpriv.deploy.flower.home import ClientFile, Home, make, read_client
 from fedpriv.deploy.serving import STOP
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import save_json
@@ -251,7 +251,7 @@ def test_a_port_that_is_taken(made: Home) -> None:
 
 
 @contextmanager
-def answering(certificate: Path, key: Path, date: float) -> Iterator[int]:
+def answering(certificate: Path, key: Path, date: float, port: int = 0) -> Iterator[int]:
     """An HTTPS server whose clock shows ``date``; its port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
@@ -265,7 +265,7 @@ def answering(certificate: Path, key: Path, date: float) -> Iterator[int]:
         def log_message(self, *of: object) -> None:
             pass
 
-    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    server = http.server.HTTPServer(("127.0.0.1", port), Handler)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate, key)
     server.socket = context.wrap_socket(server.socket, server_side=True)
@@ -302,18 +302,40 @@ def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pyt
     certificates.make_server_certificate(made.authority, made.authority_key, ["127.0.0.1"], old, key)
     with answering(old, key, time.time()) as port, pytest.raises(UsageError, match="does not hold: certificate has expired"):
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
-    with pytest.raises(FedprivError, match="cannot be reached: Connection refused"):
+    with pytest.raises(machines.Unreachable, match="cannot be reached: Connection refused"):
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{machines.free_port()}"}))
 
 
 @needs_flower
-def test_a_key_that_others_may_read_is_named(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+def test_a_client_waits_for_a_server_that_is_not_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "RETRY", 0.05)
+    port, told = machines.free_port(), list[str]()
+    home = make(tmp_path / "d", 1, "127.0.0.1", port)
+    with ExitStack() as stack:
+
+        def tell(reason: str) -> None:  # only now the server is started, and its clock is wrong
+            told.append(reason)
+            stack.enter_context(answering(home.certificate, home.key, time.time() - 3600, port))
+
+        with pytest.raises(UsageError, match="the clocks differ"), machines.client(home.client_file(0), tell=tell):
+            pass
+    assert told == [f"the server 127.0.0.1:{port} cannot be reached: Connection refused; trying again every 0.05 s"]
+
+
+@needs_flower
+def test_a_key_that_others_may_read_is_named(
+    tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(settings: ClientFile) -> None:
+        raise FedprivError("the test ends here")
+
+    monkeypatch.setattr(machines, "check_server", ends)
     home = make(tmp_path / "d", 1, "127.0.0.1", machines.free_port())
     key = read_client(home.client_file(0)).key
     for mode, warned in ((0o600, False), (0o640, True), (0o604, True)):
         key.chmod(mode)
-        ended = fedpriv("deploy", "client", home.client_file(0))  # no server answers
-        assert ended.exit_code == 1 and "cannot be reached" in ended.output
+        ended = fedpriv("deploy", "client", home.client_file(0))
+        assert ended.exit_code == 1 and "the test ends here" in ended.output
         assert (f"other users of this machine may read {key}; chmod 600 {key}" in ended.output) == warned
 
 

@@ -11,7 +11,7 @@ import socket
 import ssl
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,8 @@ BEHIND, AHEAD = 300.0, 5.0
 """Seconds by which a client's clock may be behind its server's, or ahead of it: Flower takes no signature from the future."""
 START = 120.0
 """Seconds in which a server must answer."""
+RETRY = 5.0
+"""Seconds after which a client asks again for a server that it cannot reach."""
 POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
 
 
@@ -70,11 +72,14 @@ def server(home: Home) -> Iterator[Keeper]:
 
 
 @contextmanager
-def client(path: Path, plugins: Sequence[Path] = ()) -> Iterator[Keeper]:
+def client(path: Path, plugins: Sequence[Path] = (), tell: Callable[[str], None] = lambda text: None) -> Iterator[Keeper]:
     """A block in which a client's processes run: one that stays with data and net, its node, and the node's apps.
+
+    They start once the server can be reached.
 
     Args:
         plugins: files that register what runs may name.
+        tell: called with the reason while the server cannot be reached.
 
     Raises:
         UsageError: its file, the server's certificate or a clock is not right.
@@ -83,7 +88,7 @@ def client(path: Path, plugins: Sequence[Path] = ()) -> Iterator[Keeper]:
     from fedpriv.deploy.flower.certificates import write_secret
 
     settings = read_client(path)
-    check_server(settings)
+    _await_server(settings, tell)
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     port = settings.port or free_port()
@@ -131,12 +136,16 @@ def stay() -> None:
         sys.exit(f"fedpriv: {error}")
 
 
+class Unreachable(FedprivError):
+    """A server that does not answer at all."""
+
+
 def check_server(settings: ClientFile) -> None:
     """Ask the server for the time.
 
     Raises:
         UsageError: its certificate does not hold here, or the clocks differ.
-        FedprivError: it cannot be reached.
+        Unreachable: it does not answer.
     """
     context = ssl.create_default_context(cafile=str(settings.certificate))
     host, _, port = settings.server.rpartition(":")
@@ -148,12 +157,25 @@ def check_server(settings: ClientFile) -> None:
         raise UsageError(f"the certificate of {settings.server} does not hold: {error.verify_message}") from None
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise FedprivError(f"the server {settings.server} cannot be reached: {why}") from None
+        raise Unreachable(f"the server {settings.server} cannot be reached: {why}") from None
     finally:
         connection.close()
     there = email.utils.parsedate_to_datetime(date).timestamp() if date else time.time()
     if not -AHEAD <= (behind := there - time.time()) <= BEHIND:
         raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")
+
+
+def _await_server(settings: ClientFile, tell: Callable[[str], None]) -> None:
+    """Check the server as soon as it can be reached: machines are started in any order."""
+    told = ""
+    while True:
+        try:
+            return check_server(settings)
+        except Unreachable as error:
+            if str(error) != told:
+                told = str(error)
+                tell(f"{told}; trying again every {RETRY:g} s")
+        time.sleep(RETRY)
 
 
 def free_port() -> int:
