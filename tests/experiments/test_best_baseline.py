@@ -89,6 +89,8 @@ def test_to_fail_against_one_of_several_takes_more_evidence() -> None:
     far = {"b": [-0.051, -0.05, -0.049], "c": [0.1, 0.2, 0.3]}
     assert str(decide_against_each(far, "b")) == "not reproduced (3 seeds, wrong sign on every seed)"
     assert str(decide_against_each(far, "c")) == "not reproduced (3 seeds; short of it against b)"
+    same = {"b": [0.0, 0.0, 0.0], "c": [0.1, 0.2, 0.3]}
+    assert str(decide_against_each(same, "b")) == "not reproduced (3 seeds, a difference of 0 on every seed)"
 
 
 def test_two_seeds_against_the_best_decide_nothing() -> None:

@@ -43,7 +43,9 @@ from fedpriv.experiments.results import difference
         ([0.5], 0.0, "inconclusive", "1 seed"),
         ([], 0.0, "inconclusive", "0 seeds"),
         # No spread at all: a tie is not a win.
-        ([0.0, 0.0, 0.0], 0.0, "inconclusive", "3 seeds"),
+        ([0.0, 0.0, 0.0], 0.0, "not reproduced", "3 seeds, a difference of 0 on every seed"),
+        ([0.0, 0.0, 0.0], 0.0165, "not reproduced", "3 seeds, a difference of 0 on every seed"),
+        ([0.0], 0.0, "inconclusive", "1 seed"),
         ([0.1, 0.1, 0.1], 0.0, "reproduced", "3 seeds"),
     ],
 )
@@ -83,6 +85,8 @@ def test_a_margin_for_which_there_is_no_room_is_not_tested(tmp_path: Path) -> No
     assert judged(tmp_path / "room", claim, room).verdict.word == "not reproduced"
     best: dict[str, object] = {"compare": ["mpfedcon", "local"]}  # without a margin, any lead would do
     assert judged(tmp_path / "best", best, full).verdict.word == "not reproduced"
+    top = {label: [1.0, 1.0, 1.0] for label in full}
+    assert str(judged(tmp_path / "top", best, top).verdict) == "inconclusive (cannot be tested: at most 0 % could be gained)"
 
 
 def test_clients_at_the_top_cannot_gain(tmp_path: Path) -> None:
@@ -107,7 +111,10 @@ def test_clients_at_the_top_cannot_gain(tmp_path: Path) -> None:
         ({"of": "fedrep", "above": 0.6, "stand_in": "X for Y"}, "inconclusive (X for Y: the level is not comparable)"),
         ({"compare": ["fedrep", "local"]}, "reproduced (3 seeds)"),
         ({"compare": ["fedrep", "local"], "stand_in": "X for Y"}, "reproduced (3 seeds; X for Y)"),
-        ({"compare": ["fedrep", "local"], "metric": "early_accuracy"}, "inconclusive (3 seeds)"),  # the same beginning
+        (  # the same beginning
+            {"compare": ["fedrep", "local"], "metric": "early_accuracy"},
+            "not reproduced (3 seeds, a difference of 0 on every seed)",
+        ),
         (  # they have none
             {"compare": ["fedrep", "local"], "metric": "global_accuracy"},
             "inconclusive (0 seeds; no global_accuracy on seed 0, 1, 2)",

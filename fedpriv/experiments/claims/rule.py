@@ -4,8 +4,8 @@ The rule, for the differences d of the seeds, with signs such that the claim is 
 
 * **reproduced**: at least 3 seeds, a paired 95 % t interval of d above 0, and a mean of at least the margin.
 * **not reproduced**: the interval ends below the margin; or every seed falls short of the margin, by more than the seeds differ
-  from each other. The second clause applies from 2 seeds on, for which an interval is too wide to be useful. If A and B were
-  equal, it would hold by chance for one pair of seeds in ten.
+  from each other; or d is exactly 0 on every seed. The second clause applies from 2 seeds on, for which an interval is too wide
+  to be useful. If A and B were equal but for chance, it would hold for one pair of seeds in ten.
 * **inconclusive** otherwise, and always with a single seed.
 
 Against the best of k others, the claim is about each of them, since who is best is not known from a few seeds: *reproduced* only
@@ -29,6 +29,7 @@ from dataclasses import dataclass
 MIN_SEEDS = 3
 LEVEL = 0.95
 SHORT, WRONG, BEYOND = "short of it on every seed", "wrong sign on every seed", "above the bound on every seed"
+SAME = "a difference of 0 on every seed"
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
 
 
@@ -55,6 +56,8 @@ def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = WRONG
     seeds = f"{count} seed{'' if count == 1 else 's'}"
     if count < 2:
         return Verdict(INCONCLUSIVE, seeds)
+    if not any(differences):
+        return Verdict(NOT_REPRODUCED, f"{seeds}, {SAME}")
     low, high = mean_interval(differences)
     short = [margin - value for value in differences]
     sign_holds = count >= MIN_SEEDS and low > 0
@@ -104,7 +107,7 @@ def _p_of_falling_short(values: Sequence[float], margin: float) -> float:
     if len(values) < 2:
         return 1.0
     distance, spread = statistics.fmean(values) - margin, statistics.stdev(values) / math.sqrt(len(values))
-    return float(t.cdf(distance / spread, len(values) - 1)) if spread else float(distance >= 0)
+    return float(t.cdf(distance / spread, len(values) - 1)) if spread else float(distance >= 0 and any(values))
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -24,11 +24,11 @@ from fedpriv.files import write_atomically
 
 _RULE = """A claim is *reproduced* if there are at least 3 seeds, the mean difference reaches the claimed size, and its paired
 95 % interval lies on the claimed side of 0, or of the claimed bound. It is *not reproduced* if that interval falls short of
-the claim, or if every seed does, by more than the seeds differ from each other. Otherwise it is *inconclusive*. A claim
-against the best other method is *reproduced* only if it is so against each of the other methods, and *not reproduced* if
-Simes' test rejects, at 2.5 %, that it holds against all. Each claim is tested by itself: of many claims on methods that are
-in truth equal, about one in 40 would be called reproduced. All of this holds for the setting of these runs, which is not
-quite the paper's: see what differs."""
+the claim, or if every seed does, by more than the seeds differ from each other, or if there is no difference at all on any
+seed. Otherwise it is *inconclusive*. A claim against the best other method is *reproduced* only if it is so against each of
+the other methods, and *not reproduced* if Simes' test rejects, at 2.5 %, that it holds against all. Each claim is tested by
+itself: of many claims on methods that are in truth equal, about one in 40 would be called reproduced. All of this holds for
+the setting of these runs, which is not quite the paper's: see what differs."""
 _GAINS = """The box has the middle half of the clients, of all seeds; the whiskers go from the 5th to the 95th percentile; dots
 are the others. Each client is compared with itself: same seed, same data."""
 
