@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def derive(seed: int, *labels: int | str) -> int:
-    """A 63-bit seed that is a hash of the run's seed and the labels."""
+    """A 63-bit seed that is a hash of the run's seed and the labels; torch's generator of a processor takes 32 bits of it."""
     text = repr((seed, *labels)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
@@ -26,10 +26,9 @@ def derive_key(seed: int, *labels: int | str) -> bytes:
     return hashlib.blake2b(repr((seed, *labels)).encode(), digest_size=32).digest()
 
 
-def derive_secretly(secret: bytes, seed: int, *labels: int | str) -> int:
-    """As :func:`derive`, but known to none who lacks the secret (at most 64 bytes)."""
-    text = repr((seed, *labels)).encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8, key=secret).digest(), "big") >> 1
+def derive_secretly(secret: bytes, seed: int, *labels: int | str) -> bytes:
+    """As :func:`derive_key`, but known to none who lacks the secret (at most 64 bytes)."""
+    return hashlib.blake2b(repr((seed, *labels)).encode(), digest_size=32, key=secret).digest()
 
 
 def generator(seed: int, *labels: int | str, device: str = "cpu") -> torch.Generator:

@@ -35,7 +35,7 @@ LAYERS = (
     "aggregation",
     "objectives",
     "interfaces",
-    "models data",
+    "models data draws",
     "config parameters wire registry plugins files hub processes",
     "outside",
     "errors samples seeding spans",

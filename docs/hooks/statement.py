@@ -9,10 +9,16 @@ from fedpriv.privacy.ledger import Ledger
 
 
 def statement(level: str) -> Iterator[str]:
-    """What a run at this level says at its end, without its figures."""
-    privacy = PrivacyConfig.model_validate({"level": level, "noise": 1.0})
-    said = Ledger(privacy, {}, [(0,)]).statement(clients=1, participation=0.1)
-    yield f"* **Neighbours**: {said['adjacency']}."
-    yield f"* **It holds if** {said['holds_if'].replace('0.1 a round', '`train.participation` a round')}."
+    """What a run at this level says at its end, without its figures, in a simulation and in a deployment."""
+    ledger = Ledger(PrivacyConfig.model_validate({"level": level, "noise": 1.0}), {}, [(0,)])
+    here = ledger.statement(clients=1, participation=0.1)
+    there = here if level == "client" else ledger.statement(clients=1, participation=0.1, randomness="secrets", apart=True)
+    yield f"* **Neighbours**: {here['adjacency']}."
+    if there["adjacency"] != here["adjacency"]:
+        yield f"* **Neighbours in a deployment**: {there['adjacency']}."
+    yield f"* **It holds if** {here['holds_if'].replace('probability 0.1 per', 'probability `train.participation` per')}."
     yield "* **Not covered**:\n"
-    yield from (f"    * {one}" for one in said["not_covered"])
+    everywhere = {*here["not_covered"]} & {*there["not_covered"]}
+    for one in dict.fromkeys((*here["not_covered"], *there["not_covered"])):
+        where = "" if one in everywhere else "in a simulation: " if one in here["not_covered"] else "in a deployment: "
+        yield f"    * {where}{one}"

@@ -32,6 +32,7 @@ from fedpriv.audit.membership.classes import (
     classes_open,
     could_find_classes,
     finds_classes,
+    lacks_a_class,
     of_labels,
     of_lacking,
     of_shadows,
@@ -266,6 +267,8 @@ def _not_tried(run: Found) -> list[str]:
         found.append("reconstruction from class centres")
     if (shadow := run.get("label_shadow")) and (why := classes_open(shadow)) and not finds_classes(shadow):
         found.append(f"inference of classes by shadow clients ({why})")
+    if not shadow and any(map(lacks_a_class, run["labels"])) and "label_shadow" not in (run.get("not_tried") or {}):
+        found.append("inference of classes by shadow clients (none were simulated)")
     if unread := [one["what"].replace("_", " ") for one in _listed(run) if not one["attacked"] and not one["how"]]:
         found.append(f"what the statistics sent with the model reveal ({', '.join(unread)})")
     return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]

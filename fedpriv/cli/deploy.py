@@ -51,6 +51,8 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
     config = config_from(None, given, {"method": method})
     if config.data.clients != clients:
         raise UsageError("--set data.clients: --clients sets it")
+    if config.privacy.level == "sample":
+        raise UsageError("privacy.level sample: a demo compares with a simulation, and clients draw their noise from secrets")
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty; --dir names a new folder")
     with tempfile.TemporaryDirectory(prefix="fedpriv-demo-") as temporary:
@@ -61,7 +63,8 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
     for name, value in found.items():
         out.print(f"{name:<16} {value}", soft_wrap=True)
     if not found["equal"]:
-        say("fedpriv: the deployed run and the simulation differ", err=True)
+        why = "; defences that draw random numbers do so from the clients' secrets" if config.wire.transforms else ""
+        say(f"fedpriv: the deployed run and the simulation differ{why}", err=True)
         if click.get_current_context().meta.get("fedpriv.json"):
             import json
 

@@ -60,7 +60,7 @@ def frontier(
     loading()
     from fedpriv.audit.conditions import conditions
     from fedpriv.audit.run_audit import AuditOptions
-    from fedpriv.config import assign, parse_assignment, read_yaml
+    from fedpriv.config import RunConfig, assign, parse, parse_assignment, read_yaml
     from fedpriv.frontier.grid import Defence
     from fedpriv.frontier.run import Plan, frontier
     from fedpriv.frontier.show import answer
@@ -69,12 +69,11 @@ def frontier(
     for key, value in map(parse_assignment, assignments):
         assign(base, key, value)
     base.pop("run_dir", None)  # of a run's own config.yaml
-    own = base.get("method")
-    usual = own if isinstance(own, str) else (own or {}).get("name") or "fedavg"
+    where = f"config {config_file}" if config_file else "the config"
     plan = Plan(
         base,
-        f"config {config_file}" if config_file else "the config",
-        (methods or usual).replace(",", " ").split(),
+        where,
+        (methods or parse(RunConfig, base, where).method.name).replace(",", " ").split(),
         [Defence.read(one) for text in defenses for one in text.split()],
         conditions(target, "--target") if target else (),
         AuditOptions(**extent),

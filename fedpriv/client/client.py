@@ -17,6 +17,7 @@ from fedpriv.client.suspicion import check_for_marks
 from fedpriv.client.turn import Turn
 from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split, Which
+from fedpriv.draws import Secret, Source
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import checksum
 from fedpriv.interfaces import Phase, Private
@@ -24,7 +25,7 @@ from fedpriv.objectives.cross_entropy import Plain
 from fedpriv.privacy.canaries import OfClient
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
-from fedpriv.seeding import derive_secretly, generator
+from fedpriv.seeding import derive_secretly
 from fedpriv.spans import UNTIMED, Spans
 from fedpriv.wire import Payload, Sealed, TransformContext, tensor_of, transform_and_seal
 from fedpriv.wire.coding import is_model
@@ -173,7 +174,7 @@ class Client:
         turn = self._turn(model, data, received, kept, last is None)
         charges: list[Charge] = []
         if self.secret is not None:
-            turn.noise_seed = self._noise_seed(self.secret, received, model.row, kept, last is None)
+            turn.hidden = self._hidden(self.secret, received, model.row, kept, last is None)
         if self.agreement.config.privacy.level == "sample":
             turn.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
             if (canaries := self.agreement.canaries) is not None:
@@ -193,7 +194,7 @@ class Client:
             payload = method.upload(turn)
             if payload is not None and trained is not None:
                 _check_as_trained(payload, trained)
-            upload = self._sealed(payload, received, turn.noise_seed, turn.reported, profile)
+            upload = self._sealed(payload, received, turn.hidden, turn.reported, profile)
             loss = turn.mean_loss if can_say(turn.mean_loss) else None
             numbers = {name: value for name, value in turn.reported.items() if can_say(value)}
             if self.secret is not None and turn.spend is not None:  # a server that is not trusted learns nothing without noise
@@ -227,7 +228,7 @@ class Client:
         ]
         return share(torch.cat(hits), self.data.weights(split)), diverged
 
-    def _noise_seed(self, secret: bytes, received: Received, row: Tensor, kept: Private, first: bool) -> int:
+    def _hidden(self, secret: bytes, received: Received, row: Tensor, kept: Private, first: bool) -> Source:
         """What the noise of a turn is drawn from: it differs with anything that the turn starts from.
 
         A server chooses the message, which of its states a client goes on from, and the initial model. So two turns that differ
@@ -235,7 +236,7 @@ class Client:
         """
         parts = {"row": row.cpu(), **{f"kept/{name}": tensor.cpu() for name, tensor in kept.items()}}
         started = checksum(parts, repr((received.message.digest if received.message else "", first)))
-        return derive_secretly(secret, self.agreement.config.seed, started)
+        return Secret(derive_secretly(secret, self.agreement.config.seed, started))
 
     def _adapt(self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]) -> bool:
         """Train before a test; ``False``: it diverged."""
@@ -270,7 +271,7 @@ class Client:
         self.store.book(self.number, round, charges)
 
     def _sealed(
-        self, payload: Payload | None, received: Received, noise_seed: int, reported: dict[str, float], profile: Spans
+        self, payload: Payload | None, received: Received, hidden: Source, reported: dict[str, float], profile: Spans
     ) -> Sealed | None:
         """The upload as it crosses the wire: through the transforms, each with draws of its own."""
         if payload is None:
@@ -280,7 +281,7 @@ class Client:
             payload = replace(payload, num_examples=None)  # every client weighs the same
 
         def context(index: int) -> TransformContext:
-            draws = generator(noise_seed, received.round, self.number, "transform", index)
+            draws = hidden.draws(received.round, self.number, "transform", index)
             return TransformContext(received.tensors, agreement.layers, draws, agreement.linear, reported.__setitem__)
 
         transforms = [profile.timed("defences", transform) for transform in agreement.transforms]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,14 @@ from fedpriv.wire.report import Answer, Report
 class Masking:
     """One client in the secure sums of a run.
 
-    A round that is run again, as its server was killed, may be summed again, but over the same uploads: the difference of two
-    sums would be a single upload. So may an upload in another run: one of the same config and seed begins with the same uploads.
+    An upload may be summed twice, as in a round that is run again because its server was killed, or in another run, since one of
+    the same config and seed begins with the same uploads. Both sums must then be over the same clients, as the difference of two
+    others would be a single upload. The client remembers this by upload: among whom it was masked, and who of them was active.
 
     Args:
         run: its name.
-        memory: a file of the sums that the client took part in; ``None``: it keeps none, as in a simulation.
-        uploads: the same of all runs, by upload.
+        rounds: a file of what the client added in each round of the run; ``None``: it keeps none, as in a simulation.
+        sums: a file of the sums that its uploads were in, of all runs.
 
     Attributes:
         row: what it adds in this round ``(size,)``.
@@ -42,8 +43,8 @@ class Masking:
     number: int
     agreement: Agreement
     run: str
-    memory: Path | None = None
-    uploads: Path | None = None
+    rounds: Path | None = None
+    sums: Path | None = None
     row: Array | None = field(default=None, repr=False)
     _round: int = -1
     _upload: str = ""
@@ -77,22 +78,27 @@ class Masking:
         """
         if self._member is None or self.row is None or message.round != self._round:
             raise Refused(f"client {self.number} holds no upload of round {message.round}")
-        round, number, member = self._round, self.number, self._member
+        member, self._member = self._member, None
+        answer = self._step(member, self.row, message)
+        self._member = member  # only now: a client that has refused to confirm lists must not reveal shares under them later
+        return answer
+
+    def _step(self, member: Participant, row: Array, message: Sealed) -> Sealed:
+        round, number = self._round, self.number
         if message.kind == "keys":
             rows = messages.rows_of(message, "keys", round, number)
             letters = member.share({client: messages.read_public(row) for client, row in rows.items()})
             return messages.table("letters", round, number, letters)
         if message.kind == "letters":
             rows = messages.rows_of(message, "letters", round, number)
-            words = member.masked(self.row, rows, self.rounding())
-            upload, clients = hashlib.sha256(self.row.tobytes()).hexdigest(), sorted({*rows, number})
-            self._remember(clients=member.clients, masked=clients, upload=upload)
-            self._remember_upload(clients)
+            words = member.masked(row, rows, self.rounding())
+            self._check_round(row)
+            self._check_sum(self._upload, {*rows, number})
             return messages.masked(round, number, words)
         if message.kind == "members":
             active, dropped = messages.members_of(message, round, number)
             confirmed = member.confirm(active, dropped)
-            self._remember(active=active)
+            self._check_sum(f"{self._upload} active", active)
             return messages.table("confirmed", round, number, confirmed)
         if message.kind == "confirmed":
             shares = member.reveal(messages.rows_of(message, "confirmed", round, number))
@@ -104,39 +110,38 @@ class Masking:
         deployed run has a simulation's bits."""
         return derive_key(self.agreement.config.seed, self._round, self.number, "rounding")
 
-    def _remember(self, **about: Any) -> None:
-        """Refuse a second sum of a round over other clients, or of another upload, before its masked upload leaves.
-
-        At the end it would be too late: a server may have each sum revealed by other clients. Among the same clients it cannot,
-        since more than half of them are needed, and two such halves have a client in common.
+    def _check_round(self, row: Array) -> None:
+        """Refuse to add another row in a round that is run again: those of the others may be the same, and cancel out.
 
         Raises:
-            Refused: this would be one.
+            Refused: it is another.
         """
-        if self.memory is None:
-            return
-        known: dict[str, Any] = load_json(self.memory) if self.memory.exists() else {}
-        before = known.setdefault(str(self._round), {})
-        for what, said in about.items():
-            if before.setdefault(what, said) != said:
-                raise Refused(
-                    f"round {self._round} was summed before, over other clients or another upload of client {self.number}"
-                )
-        save_json(self.memory, known)
+        if not _remembered(self.rounds, str(self._round), hashlib.sha256(row.tobytes()).hexdigest()):
+            raise Refused(f"round {self._round} was summed before, over another upload of client {self.number}")
 
-    def _remember_upload(self, clients: list[int]) -> None:
-        """Refuse a sum of the upload over other clients than in another run.
+    def _check_sum(self, what: str, clients: Collection[int]) -> None:
+        """Refuse a sum of the upload over other clients than before.
+
+        It is checked before the masked upload leaves, among whom it is masked: later would be too late, since a server may have
+        each sum revealed by other clients. Among the same ones it cannot, and who of them is active is checked before shares
+        leave: a sum takes the shares of more than half of them, and two such halves have a client in common.
 
         Raises:
-            Refused: this would be one.
+            Refused: they are others.
         """
-        if self.uploads is None:
-            return
-        known: dict[str, Any] = load_json(self.uploads) if self.uploads.exists() else {}
-        over = hashlib.sha256(repr(clients).encode()).hexdigest()
-        if known.setdefault(self._upload, over) != over:
+        if not _remembered(self.sums, what, hashlib.sha256(repr(sorted(clients)).encode()).hexdigest()):
             raise Refused(
-                f"round {self._round}: client {self.number} sent the same upload in another run, to a sum over other clients, "
-                "and the difference of the two would show an upload; give each run a seed of its own"
+                f"round {self._round}: client {self.number} sent the same upload before, to a sum over other clients, and the "
+                "difference of the two would show an upload; give each run a seed of its own"
             )
-        save_json(self.uploads, known)
+
+
+def _remembered(file: Path | None, what: str, said: str) -> bool:
+    """Whether nothing else was said of it before; this is then on the disk. Without a file nothing is remembered."""
+    if file is None:
+        return True
+    known: dict[str, Any] = load_json(file) if file.exists() else {}
+    if known.setdefault(what, said) != said:
+        return False
+    save_json(file, known)
+    return True

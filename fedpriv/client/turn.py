@@ -17,6 +17,7 @@ from fedpriv.client.teachers import Teachers
 from fedpriv.config import RunConfig
 from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split
+from fedpriv.draws import Seed, Source
 from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.interfaces import Loss, Phase, Private, StepRule, Trained
 from fedpriv.models.net import Outputs
@@ -26,7 +27,7 @@ from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.privacy.steps import charge
 from fedpriv.samples import Inputs, split, take
-from fedpriv.seeding import generator, global_rng
+from fedpriv.wire import Draws
 
 AUGMENTED_TOGETHER = 256
 """Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
@@ -72,7 +73,7 @@ class Turn:
         """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
         self.canaries: OfClient | None = None
         """Set: sample-level DP with canaries among the client's samples."""
-        self.noise_seed = config.seed
+        self.hidden: Source = Seed(config.seed)
         """What DP's noise, its choice of samples, and what augmentation and dropout do to them are drawn from."""
         self.over = False
         """Whether the client's training is over: what is computed from now on reaches neither its model nor its state."""
@@ -150,15 +151,15 @@ class Turn:
         here = (self.round, self.client, self._purpose, self._phases)
         # Under DP all draws are hidden. Those of augmentation and dropout go to samples by their place in a batch: to an observer
         # who knew them, the draws of all others would tell whether a sample before them was drawn.
-        labels = (self.config.seed if self.spend is None else self.noise_seed, *here)
-        draws = (generator(*labels, "shuffle"), generator(*labels, "augment") if self._augment else None)
+        source = Seed(self.config.seed) if self.spend is None else self.hidden
+        augment = source.generator(*here, "augment") if self._augment else None
         if self.model.parts(phase.trains):  # or its roles are constant, as a head that its net freezes
-            with global_rng(*labels, "dropout"):
+            with source.global_rng(*here, "dropout"):
                 if self.spend is None:
-                    self._train(phase, loss, rule or PLAIN, *draws)
+                    self._train(phase, loss, rule or PLAIN, source.generator(*here, "shuffle"), augment)
                 else:
-                    noise, planted = generator(*labels, "dp noise"), generator(*labels, "canaries")
-                    self._train_privately(phase, loss, rule or PLAIN, *draws, noise, planted)
+                    sampled, noise, planted = (source.draws(*here, what) for what in ("shuffle", "dp noise", "canaries"))
+                    self._train_privately(phase, loss, rule or PLAIN, sampled, augment, noise, planted)
         self._phase = None
         self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:
@@ -236,10 +237,10 @@ class Turn:
         phase: Phase,
         loss: Loss,
         rule: StepRule,
-        draw: torch.Generator,
+        sampled: Draws,
         augment: torch.Generator | None,
-        noise: torch.Generator,
-        planted: torch.Generator,
+        noise: Draws,
+        planted: Draws,
     ) -> None:
         """DP-SGD (Abadi et al. 2016): in each step every sample with probability q, on its own, and
 
@@ -261,7 +262,7 @@ class Turn:
         )
         losses = [torch.zeros_like(resident.row[:0])]
         for _ in range(steps):
-            index = (torch.rand(n, generator=draw, dtype=torch.float64) < rate).nonzero().squeeze(1).to(resident.device)
+            index = (sampled.uniform((n,), torch.float64) < rate).nonzero().squeeze(1).to(resident.device)
             batch = take(inputs, index)
             if len(index):
                 batch = self._augmented(batch if cached else resident.shaped(batch), augment)
@@ -271,7 +272,7 @@ class Turn:
             for name, part in total.items():
                 if name in extra:
                     part.add_(extra[name].to(part))
-                drawn = torch.randn(part.shape, generator=noise).to(part) * (privacy.noise * privacy.clip)
+                drawn = noise.normal(part.shape).to(part) * (privacy.noise * privacy.clip)
                 resident.space.view(resident.grad, name).copy_((part + drawn) / (rate * n))
             rule.correct(self, learner)
             learner.descend()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 
 from fedpriv.defenses.noise import add_noise
@@ -20,10 +19,7 @@ class Gaussian:
     variance: float = Field(1e-3, ge=0, description="variance of the noise per entry; 0 adds none")
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
-        def draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
-            return torch.randn(shape, generator=generator)
-
-        return add_noise(payload, context, self.variance, draw, str(self))
+        return add_noise(payload, context, self.variance, context.draws.normal, str(self))
 
     @property
     def noise_variance(self) -> float:

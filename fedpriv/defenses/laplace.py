@@ -20,9 +20,9 @@ class Laplace:
     variance: float = Field(1e-3, ge=0, description="variance of the noise per entry, 2 b^2; 0 adds none")
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
-        def draw(shape: torch.Size, generator: torch.Generator) -> torch.Tensor:
+        def draw(shape: torch.Size) -> torch.Tensor:
             # The difference of two Exp(1) is Lap(0, 1), of variance 2; unlike inverse transform sampling, it is never infinite.
-            one, other = (torch.empty(shape).exponential_(generator=generator) for _ in range(2))
+            one, other = (context.draws.exponential(shape) for _ in range(2))
             return (one - other) / 2**0.5
 
         return add_noise(payload, context, self.variance, draw, str(self))

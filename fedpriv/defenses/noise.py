@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpriv.defenses.change import RUNNING_VAR, changes, model_tensors
 from fedpriv.wire import Payload, TransformContext
 
-Draw = Callable[[torch.Size, torch.Generator], Tensor]
+Draw = Callable[[torch.Size], Tensor]
 """Noise of variance one."""
 
 SNR = "snr_db/"
@@ -31,7 +31,7 @@ def add_noise(payload: Payload, context: TransformContext, variance: float, draw
     report_snr(payload, context, variance)
     noisy = dict(payload.tensors)
     for name, tensor in model_tensors(payload).items():
-        noise = math.sqrt(variance) * draw(tensor.shape, context.generator)
+        noise = math.sqrt(variance) * draw(tensor.shape)
         noisy[name] = tensor + noise.to(tensor)
         if name.endswith(RUNNING_VAR):
             noisy[name].clamp_(min=0)  # a negative running variance would make outputs NaN

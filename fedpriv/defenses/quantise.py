@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpriv.defenses.change import RUNNING_VAR, changes
 from fedpriv.defenses.stage import Stage, transform
-from fedpriv.wire import Expected, Form, Payload, TransformContext
+from fedpriv.wire import Draws, Expected, Form, Payload, TransformContext
 from fedpriv.wire.coding import INDICES, SCALE, VALUES, base_name, codes_name, is_model, pack_codes
 
 
@@ -34,7 +34,7 @@ class Quantise:
         for name, change in changes(payload, context.received).items():
             if base_name(name) in context.received:
                 del sent[name]
-                codes, sent[name + SCALE] = self._codes(change.float(), context.generator)
+                codes, sent[name + SCALE] = self._codes(change.float(), context.draws)
                 if base_name(name).endswith(RUNNING_VAR):
                     codes = _not_below_zero(codes, sent[name + SCALE], _reference(name, payload, context.received))
                 sent[codes_name(name, self.bits)] = pack_codes(codes, self.bits)
@@ -57,12 +57,12 @@ class Quantise:
         packed = math.ceil(math.prod(known) * self.bits / 8) if len(known) == len(shape) else f"{name}, packed"
         return Form((packed,), torch.uint8)
 
-    def _codes(self, change: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _codes(self, change: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         levels = 2 ** (self.bits - 1) - 1
         largest = change.abs().max() if change.numel() else change.new_zeros(())
         scale = largest / levels
         steps = change / scale if scale > 0 else torch.zeros_like(change)  # a scale may underflow where the change does not
-        up = torch.rand(change.shape, generator=generator).to(change.device)
+        up = draws.uniform(change.shape).to(change.device)
         return (steps + up).floor().clamp(-levels, levels), scale.reshape(1)
 
     def __str__(self) -> str:

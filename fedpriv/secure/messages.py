@@ -22,8 +22,8 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import torch
 
+from fedpriv.draws import Words
 from fedpriv.secure.keys import ENVELOPE, agreed, new_private
-from fedpriv.secure.masks import Words
 from fedpriv.secure.protocol import PublicKeys
 from fedpriv.secure.shares import SHARE
 from fedpriv.wire import Expected, Form, Kind, Payload, Refused, Sealed, seal

@@ -8,7 +8,7 @@ Messages from elsewhere are not trusted: :func:`unseal` refuses bytes that :func
 :class:`~fedpriv.wire.expected.Expected` refuses messages that their sender was not to send.
 """
 
-from fedpriv.wire.carrying import ByteMeter, Tap, Transform, TransformContext, transform_and_seal
+from fedpriv.wire.carrying import ByteMeter, Draws, Tap, Transform, TransformContext, transform_and_seal
 from fedpriv.wire.expected import Expected, Form
 from fedpriv.wire.message import STATISTIC, Direction, Kind, Payload, Refused, statistic, tensor_of
 from fedpriv.wire.sealing import Sealed, seal, unseal
@@ -17,6 +17,7 @@ __all__ = [
     "STATISTIC",
     "ByteMeter",
     "Direction",
+    "Draws",
     "Expected",
     "Form",
     "Kind",

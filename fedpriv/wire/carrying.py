@@ -13,6 +13,19 @@ from fedpriv.wire.message import Direction, Payload
 from fedpriv.wire.sealing import Sealed, seal
 
 
+class Draws(Protocol):
+    """Random numbers, one after another; tensors are on the processor. In a deployment they come from a secret of the client."""
+
+    def uniform(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+        """From [0, 1)."""
+
+    def normal(self, shape: Sequence[int]) -> Tensor:
+        """float32, from N(0, 1)."""
+
+    def exponential(self, shape: Sequence[int]) -> Tensor:
+        """float32, from Exp(1)."""
+
+
 @dataclass(frozen=True)
 class TransformContext:
     """The inputs of a transform besides the payload.
@@ -20,14 +33,14 @@ class TransformContext:
     Attributes:
         received: the tensors that the client was sent this round (the reference of a delta).
         layers: the net's parameter names in forward order.
-        generator: a fresh generator for this client, round and transform.
+        draws: of this client, round and transform alone. Noise is drawn from these, as others may guess what torch draws.
         linear: the names of the net's fully connected layers in forward order, so that "the last N" has a meaning.
         report: receives a name (``"snr_db/encoder.fc1"``) and a number; the round's record has its mean over the clients.
     """
 
     received: Mapping[str, Tensor]
     layers: Sequence[str]
-    generator: torch.Generator
+    draws: Draws
     linear: Sequence[str] = ()
     report: Callable[[str, float], None] = lambda name, value: None
 

@@ -17,6 +17,7 @@ from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target
 from fedpriv.defenses import build_transforms
+from fedpriv.draws import SeededDraws
 from fedpriv.wire import TransformContext, seal
 
 IMAGES, LABELS = default_images(3, side=8)
@@ -158,7 +159,7 @@ def test_what_does_not_fit(net: nn.Module, changed: dict[str, Any], why: str) ->
 
 def through(update: fedpriv.Payload, **transform: Any) -> fedpriv.Payload:
     (made,) = build_transforms([transform])
-    return made(update, TransformContext({}, tuple(update.tensors), torch.Generator().manual_seed(3), ("1", "3")))
+    return made(update, TransformContext({}, tuple(update.tensors), SeededDraws(torch.Generator().manual_seed(3)), ("1", "3")))
 
 
 def test_noise_is_known_where_it_is_described_and_no_evidence_where_it_is_not(net: nn.Module) -> None:

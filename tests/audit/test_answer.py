@@ -177,6 +177,10 @@ def test_an_inference_that_no_attack_made_is_not_said_to_have_failed() -> None:
     assert "inference of classes" in answer(run)["finding"]["sentence"]
     run["label_shadow"] = None
     assert "classes" not in answer(run)["finding"]["sentence"]
+    said = "inference of classes by shadow clients (none were simulated)"
+    assert said in answer(run)["not_tried"]
+    run["not_tried"] = {"label_shadow": "no data"}
+    assert said not in answer(run)["not_tried"]
 
 
 def test_classes_from_all_messages_of_a_client_are_a_finding() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.defenses import build_transforms
+from fedpriv.draws import SeededDraws
 from fedpriv.wire import Payload, Sealed, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 
@@ -39,8 +40,8 @@ class Sender:
         self.reports: dict[str, float] = {}
 
     def context(self, index: int) -> TransformContext:
-        generator = torch.Generator().manual_seed(self.seed + index)
-        return TransformContext(self.base, LAYERS, generator, LINEAR, self.reports.__setitem__)
+        draws = SeededDraws(torch.Generator().manual_seed(self.seed + index))
+        return TransformContext(self.base, LAYERS, draws, LINEAR, self.reports.__setitem__)
 
     def send(self, payload: Payload) -> Sealed:
         return transform_and_seal(payload, self.transforms, self.context)

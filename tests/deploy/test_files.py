@@ -251,12 +251,12 @@ def test_a_port_that_is_taken(made: Home) -> None:
 
 
 @contextmanager
-def answering(certificate: Path, key: Path, date: float, port: int = 0) -> Iterator[int]:
+def answering(certificate: Path, key: Path, date: float, port: int = 0, status: int = 404) -> Iterator[int]:
     """An HTTPS server whose clock shows ``date``; its port."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(404)
+            self.send_response(status)
             self.end_headers()
 
         def date_time_string(self, timestamp: float | None = None) -> str:
@@ -293,6 +293,11 @@ def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pyt
     ):
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     with answering(made.certificate, made.key, time.time() + 200) as port:
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    with (
+        answering(made.certificate, made.key, time.time(), status=502) as port,
+        pytest.raises(machines.Unreachable, match="its proxy answers 502"),
+    ):
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     foreign = make(tmp_path / "foreign", 1, "server.example.org")
     with answering(foreign.certificate, foreign.key, time.time()) as port, pytest.raises(UsageError, match="does not hold"):

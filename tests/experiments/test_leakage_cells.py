@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fedpriv.cli import main
 from fedpriv.defenses import build_transforms
+from fedpriv.draws import SeededDraws
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage import CellResult, read_leakage, run_cells
 from fedpriv.experiments.leakage.attack import attack_cell
@@ -132,7 +133,7 @@ def test_a_defence_is_the_wires_own(dealt: Dealt) -> None:
     assert float(added.var()) == pytest.approx(1e-2, rel=0.1) and abs(float(added.mean())) < 0.005
     # The ratio that is reported is that of the transform on this payload.
     zeros = {name: torch.zeros_like(t) for name, t in free.shared.items()}
-    context = TransformContext(zeros, tuple(zeros), torch.Generator(), (), lambda *said: expected.append(said))
+    context = TransformContext(zeros, tuple(zeros), SeededDraws(torch.Generator()), (), lambda *said: expected.append(said))
     expected: list[tuple[str, float]] = []
     build_transforms(defence[:1])[0](Payload(free.shared, 1, kind="gradient"), context)
     assert reports == expected and len(reports) == 4

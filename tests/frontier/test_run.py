@@ -15,6 +15,7 @@ from click.testing import CliRunner, Result
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.cli import main
+from fedpriv.errors import UsageError
 from fedpriv.experiments.runner import Outcome
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
@@ -168,3 +169,24 @@ def test_what_cannot_be_is_refused_before_anything_is_written(arguments: tuple[s
     assert result.exit_code == 2, result.output
     assert words in result.output.replace("\n", " ")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "methods"),
+    [
+        ((), ["mpfedcon"]),
+        (("--set", "method.mu=5"), ["mpfedcon"]),
+        (("--set", "method=fedper"), ["fedper"]),
+        (("--set", "method=fedper", "--methods", "fedavg,fedrep"), ["fedavg", "fedrep"]),
+    ],
+)
+def test_the_method_is_the_config_s(arguments: Sequence[str], methods: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def searched(plan: Plan, output: Path, say: Callable[[str], None]) -> None:
+        asked.append(list(plan.methods))
+        raise UsageError("the test ends here")
+
+    monkeypatch.setattr("fedpriv.frontier.run.frontier", searched)
+    assert "the test ends here" in fedpriv("frontier", "--output", "out", *arguments).output
+    assert asked == [methods]

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from fedpriv.draws import Words
 from fedpriv.secure.fixed_point import CLIP, PLACES, Array, decoded, encoded
 from fedpriv.secure.keys import agreed, closed, new_private, opened, public_of
-from fedpriv.secure.masks import Words, mask
+from fedpriv.secure.masks import mask
 from fedpriv.secure.protocol import Participant, pairwise, threshold, unmasked
 from fedpriv.secure.shares import join, split
 from fedpriv.secure.terms import MOST

@@ -16,7 +16,7 @@ from fedpriv.deploy.loopback import Loopback
 from fedpriv.secure import messages
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.wire import Sealed, unseal
+from fedpriv.wire import Payload, Sealed, seal, unseal
 from tests.deploy.apart import go_on, hashes, play_apart, sites
 from tests.marks import slow_but
 from tests.simulation.small import config, play, simulation
@@ -28,6 +28,9 @@ LINEAR = [
     "fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedper", "fedrep", "mpfedcon", "moon", "ditto", "apfl", "perfedavg",
     "fedbn",
 ]  # fmt: skip
+
+EVERY = {**ON, "train.participation": 1.0}
+OTHERS = "sent the same upload before, to a sum over other clients"
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -265,7 +268,7 @@ def test_a_killed_round_is_summed_again_over_the_same_clients_alone(tmp_path: Pa
     grid.spoil = without_client_3
     go_on(tmp_path / "run", grid, warnings)
     assert "summed" not in metrics(tmp_path / "run")[2]
-    assert any("round 2 was summed before, over other clients" in text for text in warnings)
+    assert any(OTHERS in text for text in warnings)
 
 
 @pytest.mark.slow
@@ -299,6 +302,31 @@ def test_a_killed_round_that_is_the_same_again_is_summed(tmp_path: Path) -> None
     assert hashes(tmp_path / "run", "weights/*") == hashes(tmp_path / "whole", "weights/*")
 
 
+class Altered(Losing):
+    """Client 3 is sent another model in round 2 than the others."""
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        asked = dict(frames)
+        if round == 2 and 3 in frames and frames[3].said[-1]["do"] == "train":
+            *first, model = frames[3].parts
+            other = {
+                name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in unseal(model).tensors().items()
+            }
+            asked[3] = replace(frames[3], parts=(*first, seal(Payload(other, 2)).data))
+        return super().exchange(asked, seconds, round)
+
+
+@pytest.mark.slow
+def test_a_killed_round_is_summed_again_over_the_same_uploads_alone(tmp_path: Path) -> None:
+    """The others' would cancel out, and leave the difference of the two uploads."""
+    killed_in_a_sum(tmp_path, "masked")
+    warnings: list[str] = []
+    grid = Altered(tmp_path / "run-clients", all_of_them, **{"train.participation": 1.0})
+    go_on(tmp_path / "run", grid, warnings)
+    assert any("round 2 was summed before, over another upload of client 3" in text for text in warnings)
+    assert list(RunFolder.open(tmp_path / "run").records())[2]["summed"] == [0, 1, 2, 4]
+
+
 def test_an_upload_is_not_summed_over_other_clients_in_another_run(tmp_path: Path) -> None:
     """Runs of one config and seed begin with the same uploads, and the difference of two sums would be one."""
     here = sites(tmp_path / "clients", config("fedavg", **ON))
@@ -307,8 +335,66 @@ def test_an_upload_is_not_summed_over_other_clients_in_another_run(tmp_path: Pat
         warnings: list[str] = []
         play_apart(tmp_path / name, "fedavg", warnings, Loopback(here), **{**ON, **more})
         assert ("summed" in metrics(tmp_path / name)[1]) == summed
-        assert any("sent the same upload in another run, to a sum over other clients" in one for one in warnings) != summed
+        assert any(OTHERS in one for one in warnings) != summed
         assert "summed" in metrics(tmp_path / name)[2]
+
+
+def without_client_4(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+    """Its masked upload of round 1 is lost."""
+    return [] if "masked" in kinds and (round, client) == (1, 4) else [answer]
+
+
+def all_of_them(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+    return [answer]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "summed"),
+    [
+        (all_of_them, without_client_4, None),
+        (without_client_4, all_of_them, None),
+        (all_of_them, all_of_them, [0, 1, 2, 3, 4]),
+        (without_client_4, without_client_4, [0, 1, 2, 3]),
+    ],
+)
+def test_an_upload_is_not_summed_over_other_active_clients_in_another_run(
+    tmp_path: Path, first: Any, second: Any, summed: list[int] | None
+) -> None:
+    """In both runs the same clients mask their uploads. In between, their processes are started again."""
+    play_apart(tmp_path / "first", "fedavg", grid=Losing(tmp_path / "clients", first, "fedavg", **EVERY), **EVERY)
+    warnings: list[str] = []
+    grid = Losing(tmp_path / "clients", second, "fedavg", **EVERY)
+    records = list(RunFolder.open(play_apart(tmp_path / "second", "fedavg", warnings, grid, **EVERY)).records())
+    assert records[1].get("summed") == summed
+    assert any(OTHERS in one for one in warnings) == (summed is None)
+    assert "summed" in records[2]["metrics"]
+
+
+class Unasked(Losing):
+    """Client 3 is not told who is in the sum of round 1."""
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        told = {unseal(part).kind for frame in frames.values() for part in frame.parts}
+        lost = {3} if "members" in told and round == 1 else set[int]()
+        return super().exchange({client: frame for client, frame in frames.items() if client not in lost}, seconds, round)
+
+
+def test_a_client_that_has_refused_a_sum_reveals_no_shares_for_it(tmp_path: Path) -> None:
+    """Clients 0 to 2 know the first sum, which is without client 4. They refuse a second one, which the others confirm: with one
+    of the three that would be a majority, and the server goes on as if they had confirmed it, too."""
+
+    def lie(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        if OTHERS not in str(answer.error):
+            return [answer]
+        refused.append(client)
+        made_up = {other: bytes(messages.WIDTHS["confirmed"]) for other in range(5) if other != client}
+        return [Frame({"said": [{"message": 0}]}, (messages.table("confirmed", round, client, made_up).data,))]
+
+    refused: list[int] = []
+    play_apart(tmp_path / "first", "fedavg", grid=Unasked(tmp_path / "clients", without_client_4, "fedavg", **EVERY), **EVERY)
+    assert list(RunFolder.open(tmp_path / "first").records())[1]["summed"] == [0, 1, 2, 3]
+    play_apart(tmp_path / "second", "fedavg", grid=Losing(tmp_path / "clients", lie, "fedavg", **EVERY), **EVERY)
+    assert "summed" not in metrics(tmp_path / "second")[1] and refused == [0, 1, 2]
 
 
 def test_a_client_checks_what_no_server_can(tmp_path: Path) -> None:

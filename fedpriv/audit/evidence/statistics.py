@@ -18,6 +18,7 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage
+from fedpriv.draws import SeededDraws
 from fedpriv.errors import UsageError
 from fedpriv.seeding import generator
 from fedpriv.server.sampling import participants
@@ -119,7 +120,7 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
         if isinstance(transform, Mask) or getattr(transform, "stage", None) is Stage.DIGITS:
             continue
         payload = Payload(before, first.round, first.client, num_examples=first.num_examples)
-        context = TransformContext(first.received, agreement.layers, draw, agreement.linear)
+        context = TransformContext(first.received, agreement.layers, SeededDraws(draw), agreement.linear)
         after = transform(payload, context).tensors
         alters |= {name for name in before if name not in after or not torch.equal(after[name], before[name])}
     if not any(map(is_model, alters)):

@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
 from fedpriv.defenses import build_transforms, sent_names
+from fedpriv.draws import Seed
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder
 from fedpriv.models.text import TextEncoder, Tune, text_encoder
-from fedpriv.seeding import generator, kept_rng
+from fedpriv.seeding import kept_rng
 from fedpriv.wire import Payload, Transform, TransformContext
 
 TRAINED = 0.02
@@ -86,7 +87,7 @@ class TextVictim:
             gradients = torch.autograd.grad(F.cross_entropy(self.net(trim(some)), true), list(learn.values()))
             sent = Payload(dict(zip(learn, gradients, strict=True)), round=1, client=number, kind="gradient")
             for place, transform in enumerate(self.transforms):
-                draw = generator(seed, number, place, "what one step sends")
+                draw = Seed(seed).draws(number, place, "what one step sends")
                 sent = transform(sent, TransformContext({}, tuple(learn), draw, linear))
             hidden = not any(name.startswith("top.") for name in sent.tensors)
             known = {n: w for n, w in weights.items() if threat.top != "unknown" or not (hidden and n.startswith("top."))}

@@ -49,5 +49,5 @@ def contradiction(name: str, lower: float, claim: float) -> str:
     """The sentence on a lower bound that exceeds the claim."""
     return (
         f"By {name} the canaries show an epsilon of at least {lower:.3g}, above the {claim:.3g} of the privacy accountant: noise "
-        "or clipping is not what it assumes. If both are, a bound exceeds a tight epsilon in up to one run of twenty."
+        "or clipping is not what it assumes. If both are, one of four bounds exceeds a tight epsilon in up to one run of five."
     )

@@ -24,6 +24,8 @@ BEHIND, AHEAD = 300.0, 5.0
 """Seconds by which a client's clock may be behind its server's, or ahead of it: Flower takes no signature from the future."""
 START = 120.0
 """Seconds in which a server must answer."""
+_AWAY = (502, 503, 504)
+"""What a proxy answers while the server behind it is not running."""
 RETRY = 5.0
 """Seconds after which a client asks again for a server that it cannot reach."""
 POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
@@ -152,7 +154,8 @@ def check_server(settings: ClientFile) -> None:
     connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=20, context=context)
     try:
         connection.request("GET", "/v1/fleet/")
-        date = connection.getresponse().getheader("Date")
+        answer = connection.getresponse()
+        date = answer.getheader("Date")
     except ssl.SSLCertVerificationError as error:
         raise UsageError(f"the certificate of {settings.server} does not hold: {error.verify_message}") from None
     except (OSError, http.client.HTTPException) as error:
@@ -160,6 +163,8 @@ def check_server(settings: ClientFile) -> None:
         raise Unreachable(f"the server {settings.server} cannot be reached: {why}") from None
     finally:
         connection.close()
+    if answer.status in _AWAY:
+        raise Unreachable(f"the server {settings.server} cannot be reached: its proxy answers {answer.status} {answer.reason}")
     there = email.utils.parsedate_to_datetime(date).timestamp() if date else time.time()
     if not -AHEAD <= (behind := there - time.time()) <= BEHIND:
         raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")

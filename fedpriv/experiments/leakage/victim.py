@@ -16,9 +16,9 @@ from fedpriv.attacks.lab.nets import lenet, uniform_
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.data.dataset import Dataset
 from fedpriv.defenses import build_transforms
+from fedpriv.draws import Seed
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage.cell import Cell, ImagesSpec, VictimSpec
-from fedpriv.seeding import generator
 from fedpriv.wire import Payload, Transform, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 
@@ -87,7 +87,7 @@ def carried(
     linear = tuple(name for name, layer in net.named_modules() if isinstance(layer, nn.Linear))
 
     def context(index: int) -> TransformContext:
-        return TransformContext(zeros, tuple(news), generator(*seed, "leakage", index), linear, report)
+        return TransformContext(zeros, tuple(news), Seed(seed[0]).draws(*seed[1:], "leakage", index), linear, report)
 
     payload = Payload(news, round=1, client=seed[1], kind="gradient" if kind == "gradient" else "delta")
     sealed = transform_and_seal(payload, transforms, context)
