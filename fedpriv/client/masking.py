@@ -50,8 +50,12 @@ class Masking:
     _upload: str = ""
     _member: Participant | None = field(default=None, repr=False)
 
-    def hold(self, answer: Answer, received: Mapping[str, Tensor]) -> Answer:
+    def hold(self, answer: Answer, received: Mapping[str, Tensor], told: bytes = b"") -> Answer:
         """Keep the upload back, and send public keys in its place. The report says no loss any more: it is part of the sum.
+
+        Args:
+            told: what the server sent, the same to all clients of the sum: where one trains on another model, the uploads of the
+                others may be known or cancel out.
 
         Raises:
             Refused: the upload is not what the client is to send, such as one over ``train.max_update_norm``, which no server can
@@ -65,7 +69,7 @@ class Masking:
         layout = Layout(self.agreement, received)
         self.row, self._round = layout.row(upload.tensors(), report.num_examples, report.loss), report.round
         self._upload = answer.upload.digest
-        self._member = Participant(self.number, label_of(self.run, report.round))
+        self._member = Participant(self.number, label_of(self.run, report.round), told)
         own = {self.number: messages.public(self._member.advertise())}
         keys = messages.table("keys", report.round, self.number, own)
         return Answer(self.number, keys, replace(report, loss=None, numbers={}).seal())

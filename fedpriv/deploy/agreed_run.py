@@ -81,6 +81,10 @@ class AgreedRun:
             raise FedprivError(f"{here} with another message or from another state: it adds noise to one turn a round")
         save_json(path, asked)
 
+    def told(self, message: Sealed | None) -> bytes:
+        """What the server has sent the client in a round, and at the beginning, by checksums."""
+        return f"{message and message.digest}, {self._broadcast}".encode()
+
 
 def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Masking | None:
     """A client's part in secure sums; ``None``: the run has none."""

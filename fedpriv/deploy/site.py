@@ -21,6 +21,7 @@ from fedpriv.deploy.agreed_run import AgreedRun
 from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.frames import Frame, Letter, line_of
 from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version, differing, told_by_server
+from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_json, save_json, write_atomically
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from fedpriv.client.masking import Masking
 
 _RUN = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
+ANYTHING = Requires()
 MOST_AT_ONCE = 8
 """Runs whose last answer and upload a client holds in memory."""
 UNKNOWN_RUN = "unknown run"
@@ -56,13 +58,20 @@ class Site:
         device: where it trains; ``None``: as the run's config says.
         check_downloads: whether it refuses downloads with marks of an attack. The run's config, which comes from the server, does
             not decide that.
+        requires: what it requires of every run.
     """
 
     def __init__(
-        self, number: int, source: Source, folder: Path, device: str | None = None, check_downloads: bool = True
+        self,
+        number: int,
+        source: Source,
+        folder: Path,
+        device: str | None = None,
+        check_downloads: bool = True,
+        requires: Requires = ANYTHING,
     ) -> None:
         self.number, self.source, self.folder, self.device = number, source, folder, device
-        self.check_downloads = check_downloads
+        self.check_downloads, self.requires = check_downloads, requires
         self._open: AgreedRun | None = None
         self._loaded: tuple[str, Loaded] | None = None
         self._answered: dict[str, tuple[bytes, Frame]] = {}
@@ -115,7 +124,8 @@ class Site:
 
     def _describe(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Say of its data what the server must know."""
-        loaded = self._load(config_of(asked))
+        self.requires.check(config := config_of(asked))
+        loaded = self._load(config)
         dataset, data = loaded.dataset, loaded.data
         if dataset.vectors is not None and self.source.share == "own":
             raise UsageError("rows of a table are scaled and coded by statistics of all clients' rows, which no client has alone")
@@ -172,7 +182,7 @@ class Site:
         opened.check_repeated(round, message, last)
         answer = opened.client.train(opened.model, opened.received(round, message), last)
         if opened.masking is not None:
-            answer = opened.masking.hold(answer, {} if message is None else message.tensors())
+            answer = opened.masking.hold(answer, {} if message is None else message.tensors(), opened.told(message))
         letter.say({}, upload=answer.upload, report=answer.report)
 
     def _step(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
@@ -228,6 +238,7 @@ class Site:
                     f"this client runs fedpriv {code_version()}, the server {terms.get('code')}; install the same on both"
                 )
             config = config_of(terms)
+            self.requires.check(config)
             config = config.model_copy(update={"wire": config.wire.model_copy(update={"check_downloads": self.check_downloads})})
             declared = told_by_server(terms.get("declared"))
             loaded = self._load(config)

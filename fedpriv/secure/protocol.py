@@ -53,10 +53,12 @@ class Participant:
     Attributes:
         number: of the client, from 0.
         label: names run and round; keys and letters of another are worth nothing.
+        told: what the server must have sent all of them alike, as the model; letters of one that was sent another do not open.
     """
 
     number: int
     label: bytes
+    told: bytes = b""
     _letters: bytes = field(default_factory=new_private, repr=False)
     _masks: bytes = field(default_factory=new_private, repr=False)
     _own: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
@@ -182,8 +184,9 @@ class Participant:
         return max(FEWEST, threshold(len(self._keys)))
 
     def _about(self, sender: int, receiver: int, lists: tuple[frozenset[int], frozenset[int]] | None = None) -> bytes:
-        """What a letter stands and falls with: whose it is, all public keys of the round, and the lists that it confirms."""
-        keys = b"".join(one.letters + one.masks for _, one in sorted(self._keys.items()))
+        """What a letter stands and falls with: whose it is, all public keys of the round, what all were told, and the lists that
+        it confirms."""
+        keys = b"".join([*(one.letters + one.masks for _, one in sorted(self._keys.items())), self.told])
         told = [self.clients, *map(sorted, lists or ())]
         return f"{sender} to {receiver} of {told} ".encode() + hashlib.sha256(keys).digest()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -303,28 +303,32 @@ def test_a_killed_round_that_is_the_same_again_is_summed(tmp_path: Path) -> None
 
 
 class Altered(Losing):
-    """Client 3 is sent another model in round 2 than the others."""
+    """Some clients are sent another model in a round."""
+
+    def __init__(self, folder: Path, method: str, clients: Container[int], round: int, **options: Any) -> None:
+        super().__init__(folder, all_of_them, method, **options)
+        self.altered, self.round = clients, round
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         asked = dict(frames)
-        if round == 2 and 3 in frames and frames[3].said[-1]["do"] == "train":
-            *first, model = frames[3].parts
-            other = {
-                name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in unseal(model).tensors().items()
-            }
-            asked[3] = replace(frames[3], parts=(*first, seal(Payload(other, 2)).data))
+        for client, frame in frames.items():
+            if round == self.round and client in self.altered and frame.said[-1]["do"] == "train":
+                *first, model = frame.parts
+                other = {
+                    name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in unseal(model).tensors().items()
+                }
+                asked[client] = replace(frame, parts=(*first, seal(Payload(other, round)).data))
         return super().exchange(asked, seconds, round)
 
 
 @pytest.mark.slow
 def test_a_killed_round_is_summed_again_over_the_same_uploads_alone(tmp_path: Path) -> None:
-    """The others' would cancel out, and leave the difference of the two uploads."""
+    """If some uploads were others, those that are the same would cancel out."""
     killed_in_a_sum(tmp_path, "masked")
     warnings: list[str] = []
-    grid = Altered(tmp_path / "run-clients", all_of_them, **{"train.participation": 1.0})
-    go_on(tmp_path / "run", grid, warnings)
+    go_on(tmp_path / "run", Altered(tmp_path / "run-clients", "mpfedcon", range(5), 2, **EVERY), warnings)
     assert any("round 2 was summed before, over another upload of client 3" in text for text in warnings)
-    assert list(RunFolder.open(tmp_path / "run").records())[2]["summed"] == [0, 1, 2, 4]
+    assert "summed" not in metrics(tmp_path / "run")[2]
 
 
 def test_an_upload_is_not_summed_over_other_clients_in_another_run(tmp_path: Path) -> None:
@@ -395,6 +399,14 @@ def test_a_client_that_has_refused_a_sum_reveals_no_shares_for_it(tmp_path: Path
     assert list(RunFolder.open(tmp_path / "first").records())[1]["summed"] == [0, 1, 2, 3]
     play_apart(tmp_path / "second", "fedavg", grid=Losing(tmp_path / "clients", lie, "fedavg", **EVERY), **EVERY)
     assert "summed" not in metrics(tmp_path / "second")[1] and refused == [0, 1, 2]
+
+
+def test_there_is_no_sum_of_clients_that_were_sent_different_models(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    grid = Altered(tmp_path / "clients", "fedavg", {3}, 1, **EVERY)
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, grid, **EVERY)
+    assert "summed" not in metrics(folder)[1] and "summed" in metrics(folder)[2]
+    assert any("the letter of client" in one for one in warnings)
 
 
 def test_a_client_checks_what_no_server_can(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.config import parse, read_yaml
+from fedpriv.deploy.requires import Requires
 from fedpriv.errors import UsageError
 from fedpriv.server.run_folder import RunFolder
 
@@ -54,6 +55,7 @@ class ClientFile(_File):
     data: DataFile = DataFile()
     device: str | None = Field(None, description="torch device; null: as the run says")
     check_downloads: bool = Field(True, description="refuse weights with marks of an attack on its data")
+    requires: Requires = Requires()
     port: int | None = Field(None, ge=1, le=65535, description="local port of its node; null: a free one")
     poll: float = Field(1.0, ge=0.1, le=3, description="seconds between its questions for messages")
 
@@ -213,6 +215,14 @@ data:
 device: null
 # Refuse weights with marks of an attack on its data, whatever the run's config says.
 check_downloads: true
+# What every run must have for this client to take part, whatever the server asks.
+requires:
+  # Sample-level differential privacy with at most this privacy.target_epsilon, at most at this privacy.delta. null: not required.
+  epsilon: null
+  delta: 1.0e-5
+  secure_aggregation: false
+  # Such as [fedavg, fedrep]. null: any.
+  methods: null
 # Local port of its node. null: a free one.
 port: null
 # Seconds between its questions for messages, from 0.1 to 3.

@@ -132,7 +132,7 @@ def stay() -> None:
         settings = read_client(Path(sys.argv[1]))
         load_plugins([Path(file) for file in sys.argv[3:]])
         source = Source(settings.data.name, settings.data.dir, settings.data.share, settings.data.label)
-        site = Site(settings.client, source, settings.folder, settings.device, settings.check_downloads)
+        site = Site(settings.client, source, settings.folder, settings.device, settings.check_downloads, settings.requires)
         serve(site, Path(sys.argv[2]))
     except FedprivError as error:
         sys.exit(f"fedpriv: {error}")

@@ -1,0 +1,77 @@
+"""What a client's own file requires of every run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fedpriv.deploy.flower.home import make, read_client
+from fedpriv.deploy.loopback import Loopback
+from fedpriv.deploy.requires import Requires
+from fedpriv.errors import FedprivError, UsageError
+from tests.deploy.apart import play_apart, sites
+from tests.simulation.small import config
+
+PRIVATE = {"privacy.level": "sample", "privacy.target_epsilon": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("requires", "method", "settings", "lacking"),
+    [
+        ({}, "fedavg", {}, ""),
+        ({"epsilon": 8}, "fedavg", {}, "a privacy.target_epsilon of at most 8 at a privacy.delta of at most 1e-05"),
+        ({"epsilon": 8}, "fedavg", {"privacy.level": "client", "privacy.target_epsilon": 1.0}, "privacy.level sample"),
+        ({"epsilon": 8}, "fedavg", {"privacy.level": "sample", "privacy.noise": 5.0}, "privacy.target_epsilon of at most 8"),
+        ({"epsilon": 7.9}, "fedavg", PRIVATE, "at most 7.9"),
+        ({"epsilon": 8}, "fedavg", {**PRIVATE, "privacy.delta": 1e-3}, "privacy.delta of at most 1e-05"),
+        ({"epsilon": 8, "delta": 1e-3}, "fedavg", {**PRIVATE, "privacy.delta": 1e-3}, ""),
+        ({"epsilon": 8}, "fedavg", PRIVATE, ""),
+        ({"secure_aggregation": True}, "fedavg", {}, "wire.secure_aggregation"),
+        ({"secure_aggregation": True}, "fedavg", {"wire.secure_aggregation": True}, ""),
+        ({"methods": ["fedavg", "fedrep"]}, "mpfedcon", {}, "one of these methods: fedavg, fedrep"),
+        ({"methods": ["fedavg", "fedrep"]}, "fedrep", {}, ""),
+    ],
+)
+def test_what_a_run_lacks(requires: dict[str, Any], method: str, settings: dict[str, Any], lacking: str) -> None:
+    try:
+        Requires(**requires).check(config(method, **settings))
+        told = ""
+    except UsageError as error:
+        told = str(error)
+    assert bool(told) == bool(lacking) and lacking in told
+    assert not told or told.startswith("this client's own file requires ")
+
+
+def test_an_unknown_requirement_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        Requires(level="sample")  # type: ignore[call-arg]
+
+
+def test_a_client_refuses_before_it_says_anything_of_its_data(tmp_path: Path) -> None:
+    strict = sites(tmp_path / "clients", config("fedavg"))
+    strict[1].requires = Requires(methods=("fedrep",))
+    with pytest.raises(FedprivError, match=r"client 1 cannot take part: this client's own file requires one of .* fedrep"):
+        play_apart(tmp_path / "run", "fedavg", grid=Loopback(strict))
+    assert strict[1]._loaded is None
+
+
+def test_what_is_required_later_holds_for_runs_that_were_agreed_on(tmp_path: Path) -> None:
+    """The client is started again, with another file."""
+    play_apart(tmp_path / "run", "fedavg", **{"train.rounds": 1})
+    again = sites(tmp_path / "run-clients", config("fedavg"))[1]
+    assert again._of("run").name == "run"
+    strict = sites(tmp_path / "run-clients", config("fedavg"))[1]
+    strict.requires = Requires(secure_aggregation=True)
+    with pytest.raises(UsageError, match=r"requires wire\.secure_aggregation"):
+        strict._of("run")
+
+
+def test_the_file_of_a_client_has_them(tmp_path: Path) -> None:
+    home = make(tmp_path / "d", 1, "server.example.org")
+    file = home.client_file(0)
+    assert read_client(file).requires == Requires()
+    file.write_text(file.read_text().replace("epsilon: null", "epsilon: 4").replace("methods: null", "methods: [fedavg]"))
+    assert read_client(file).requires == Requires(epsilon=4, methods=("fedavg",))
