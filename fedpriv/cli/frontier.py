@@ -70,10 +70,11 @@ def frontier(
         assign(base, key, value)
     base.pop("run_dir", None)  # of a run's own config.yaml
     where = f"config {config_file}" if config_file else "the config"
+    chosen = {part: base[part] for part in ("method", "objective", "aggregation") if part in base}
     plan = Plan(
         base,
         where,
-        (methods or parse(RunConfig, base, where).method.name).replace(",", " ").split(),
+        (methods or parse(RunConfig, chosen, where).method.name).replace(",", " ").split(),
         [Defence.read(one) for text in defenses for one in text.split()],
         conditions(target, "--target") if target else (),
         AuditOptions(**extent),

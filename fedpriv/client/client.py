@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -130,6 +130,8 @@ class Client:
         augment: what is drawn anew of each sample in each epoch.
         secret: known to the client alone, and mixed into the draws of noise; ``None``: these come from the run's seed, as in a
             simulation.
+        begins: called before a turn with its round and a checksum of all that it starts from, where there is a secret; it raises
+            where the turn may not be.
     """
 
     def __init__(
@@ -140,9 +142,10 @@ class Client:
         store: ClientStore | None = None,
         augment: Augment | None = None,
         secret: bytes | None = None,
+        begins: Callable[[int, str], None] = lambda round, started: None,
     ) -> None:
         self.number, self.agreement, self.data, self.store, self.augment = number, agreement, data, store, augment
-        self.secret = secret
+        self.secret, self.begins = secret, begins
 
     def private(self, last: int | None, initial: Tensor) -> Private:
         """What it kept from its turn in round ``last``; ``None``: what it has before its first turn.
@@ -236,6 +239,7 @@ class Client:
         """
         parts = {"row": row.cpu(), **{f"kept/{name}": tensor.cpu() for name, tensor in kept.items()}}
         started = checksum(parts, repr((received.message.digest if received.message else "", first)))
+        self.begins(received.round, started)
         return Secret(derive_secretly(secret, self.agreement.config.seed, started))
 
     def _adapt(self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]) -> bool:
@@ -268,7 +272,8 @@ class Client:
         before = {**self.store.spent(self.number), round: charges[:-1]}
         booked = [[privacy.noise or 0.0, rate, steps] for number in sorted(before) for rate, steps in before[number]]
         Ledger(privacy, {account: booked}, [(self.number,)]).spend(account, *charge)
-        self.store.book(self.number, round, charges)
+        # A turn that comes again was booked as a whole, and may be broken off before it has spent as much.
+        self.store.book(self.number, round, max(charges, self.store.spent(self.number).get(round, []), key=len))
 
     def _sealed(
         self, payload: Payload | None, received: Received, hidden: Source, reported: dict[str, float], profile: Spans

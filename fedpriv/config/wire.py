@@ -48,7 +48,7 @@ class PrivacyConfig(Section):
     noise: PositiveFloat | None = Field(
         None, description="noise multiplier: standard deviation of the noise over `clip`; null: computed for target_epsilon"
     )
-    clip: PositiveFloat = Field(1.0, description="bound on the L2 norm of a client's change, or of a sample's gradient")
+    clip: float = Field(1.0, ge=1e-6, le=1e9, description="bound on the L2 norm of a client's change, or of a sample's gradient")
     clipping: Literal["per_sample", "ghost"] = Field(
         "per_sample",
         description="level sample: compute each sample's gradient (any loss), or only its norm (Opacus' ghost clipping: less "

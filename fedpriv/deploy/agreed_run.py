@@ -33,19 +33,28 @@ class AgreedRun:
         declared: what the server says of all clients' data.
         loaded: this client's data.
         secret: of the run, at this client.
+        terms: checksum of all that the server and its clients have agreed on.
     """
 
     def __init__(
-        self, name: str, number: int, config: RunConfig, declared: Declared, loaded: Loaded, store: ClientStore, secret: bytes
+        self,
+        name: str,
+        number: int,
+        config: RunConfig,
+        declared: Declared,
+        loaded: Loaded,
+        store: ClientStore,
+        secret: bytes,
+        terms: str,
     ) -> None:
-        self.name, self.store, self._number = name, store, number
+        self.name, self.store, self._number, self._terms = name, store, number, terms
         sizes = {number: size} if (size := loaded.data.size(number)) else {}
         agreement, net = settle(config, loaded.prepared.build, declared, sizes, Apart(sizes), loaded.device)
         augment = augmentation(config.data.augment or "none", loaded.dataset.mean, loaded.dataset.std)
         self.agreement, self.initial = agreement, agreement.initial
         self.initial_digest, self.agreement_fingerprint = digest_of(agreement.initial), agreement.config.fingerprint()
         self.model = Resident(net, agreement.space, loaded.device)
-        self.client = Client(number, agreement, ClientData(loaded.data, number), store, augment, secret)
+        self.client = Client(number, agreement, ClientData(loaded.data, number), store, augment, secret, self._check_repeated)
         self._broadcast: str | None = None
         self.masking = _masking(number, agreement, name, store.folder.parent)
         torch.set_num_threads(config.threads)
@@ -65,9 +74,9 @@ class AgreedRun:
         """A download as the client reads it."""
         return receive(self.agreement, round, message, self.initial)
 
-    def check_repeated(self, round: int, message: Sealed | None, last: int | None) -> None:
+    def _check_repeated(self, round: int, started: str) -> None:
         """Refuse a second turn in a round where what is sent depends on draws: it would spend more of an epsilon than the ledger
-        books, and the mean of many has less noise.
+        books, and the mean of many has less noise. A turn that starts from exactly the same has the same draws.
 
         Raises:
             FedprivError: the round was played with another message, or from another state.
@@ -75,15 +84,15 @@ class AgreedRun:
         if self.agreement.config.privacy.level != "sample" and not self.agreement.transforms:
             return
         path = self.store.folder.parent / "asked.json"
-        asked, these = load_json(path) if path.exists() else {}, [message and message.digest, last, self._broadcast]
-        if asked.setdefault(str(round), these) != these:
+        asked = load_json(path) if path.exists() else {}
+        if asked.setdefault(str(round), started) != started:
             here = f"client {self._number} has played round {round}"
             raise FedprivError(f"{here} with another message or from another state: it adds noise to one turn a round")
         save_json(path, asked)
 
     def told(self, message: Sealed | None) -> bytes:
-        """What the server has sent the client in a round, and at the beginning, by checksums."""
-        return f"{message and message.digest}, {self._broadcast}".encode()
+        """What the server has sent the client for a round, and before the first one, by checksums."""
+        return f"{self._terms}, {self._broadcast}, {message and message.digest}".encode()
 
 
 def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Masking | None:

@@ -6,13 +6,14 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 
 from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
+from fedpriv.methods.base import Method
 
 
 class Requires(BaseModel):
     """``requires`` of a client's file.
 
-    A run that spends more than it may ends at the client, which keeps its own account; so its config is all there is to check.
-    The epsilons of several runs add up, and are not limited here.
+    The client keeps its own account of a run with DP, so that the epsilon of its config is not exceeded. The epsilons of several
+    runs add up, and are not limited here.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -30,6 +31,14 @@ class Requires(BaseModel):
         if lacking := self._lacking(config):
             raise UsageError(f"this client's own file requires {lacking}")
 
+    def check_tests(self, method: Method) -> None:
+        """
+        Raises:
+            UsageError: an epsilon is required, and the method trains before tests, without noise: their accuracies show it.
+        """
+        if self.epsilon is not None and any(map(method.adaptation, range(method.context.config.train.rounds + 1))):
+            raise UsageError("this client's own file requires an epsilon, and no epsilon covers fine-tuning before tests")
+
     def _lacking(self, config: RunConfig) -> str:
         privacy = config.privacy
         if self.epsilon is not None:
@@ -41,6 +50,9 @@ class Requires(BaseModel):
                 )
         if self.secure_aggregation and not config.wire.secure_aggregation:
             return "wire.secure_aggregation"
-        if self.methods is not None and config.method.name not in self.methods:
-            return f"one of these methods: {', '.join(self.methods)}"
+        if self.methods is not None:
+            if config.method.name not in self.methods:
+                return f"one of these methods: {', '.join(self.methods)}"
+            if config.objective is not None or config.aggregation is not None:
+                return "a method with its own objective and aggregation"
         return ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import sys
@@ -152,7 +153,7 @@ class Site:
     def _agree(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Take the terms of a run: they do not change any more."""
         folder = self._folder(run)
-        terms = {"config": asked.get("config"), "declared": asked.get("declared"), "code": asked.get("code")}
+        terms = {"run": run, "config": asked.get("config"), "declared": asked.get("declared"), "code": asked.get("code")}
         if (folder / "terms.json").exists():
             known = load_json(folder / "terms.json")
             if known != terms:
@@ -179,7 +180,6 @@ class Site:
         if not 1 <= round <= rounds:
             raise Refused(f"a turn in round {round} of a run of {rounds}")
         message, last = frame.sealed(asked.get("message")), last_of(asked, round)
-        opened.check_repeated(round, message, last)
         answer = opened.client.train(opened.model, opened.received(round, message), last)
         if opened.masking is not None:
             answer = opened.masking.hold(answer, {} if message is None else message.tensors(), opened.told(message))
@@ -195,7 +195,9 @@ class Site:
     def _test(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Score the server's model on its own test samples."""
         opened, round = self._of(run), number_of(asked, "round")
-        message = frame.sealed(asked.get("message"))
+        message, rounds = frame.sealed(asked.get("message")), opened.agreement.config.train.rounds
+        if round > rounds:
+            raise Refused(f"a test in round {round} of a run of {rounds}")
         answer = opened.client.test(opened.model, opened.received(round, message), last_of(asked, round + 1))
         letter.say({}, report=answer.report)
 
@@ -226,10 +228,11 @@ class Site:
         """The run, from the disk where this process does not know it yet."""
         if self._open is not None and self._open.name == run:
             return self._open
-        folder = self._folder(run)
-        if not (folder / "terms.json").exists():
+        path = self._folder(run) / "terms.json"
+        terms = load_json(path) if path.exists() else {}
+        if terms.get("run") != run:  # the folder may be that of another, where a file system ignores case
             raise Refused(f"{UNKNOWN_RUN} {run}")
-        return self._opened(run, load_json(folder / "terms.json"))
+        return self._opened(run, terms)
 
     def _opened(self, run: str, terms: Mapping[str, Any]) -> AgreedRun:
         if self._open is None or self._open.name != run:
@@ -245,9 +248,9 @@ class Site:
             here = _as_in(config, loaded.config)
             if here.fingerprint() != config.fingerprint():
                 raise UsageError(f"the config differs: {differing(config, here)}")
-            opened = AgreedRun(
-                run, self.number, config, declared, loaded, ClientStore(self._folder(run) / "states"), self._secret(run)
-            )
+            store, digest = ClientStore(self._folder(run) / "states"), hashlib.sha256(json.dumps(terms, sort_keys=True).encode())
+            opened = AgreedRun(run, self.number, config, declared, loaded, store, self._secret(run), digest.hexdigest())
+            self.requires.check_tests(opened.agreement.method)
             if (kept := self._kept_broadcast(run)) is not None:
                 opened.take_broadcast(kept)
             if opened.masking is not None:

@@ -81,7 +81,7 @@ _RANDOMNESS: dict[Randomness, str] = {
     "what epsilon costs, and does not protect against an observer who knows the seed",
     "secrets": "noise and sampling of a client come from the run's seed mixed with a secret of each client, 32 bytes from the "
     "operating system that never leave its disk; they are drawn from a key stream of AES-256, and what augmentation and dropout "
-    "do to samples from a Mersenne Twister whose whole state such a stream fills",
+    "do to samples from generators of torch that such a stream seeds",
 }
 
 

@@ -53,7 +53,7 @@ class Participant:
     Attributes:
         number: of the client, from 0.
         label: names run and round; keys and letters of another are worth nothing.
-        told: what the server must have sent all of them alike, as the model; letters of one that was sent another do not open.
+        told: what the server must have sent all alike: terms and model. Letters of one that was sent others do not open.
     """
 
     number: int

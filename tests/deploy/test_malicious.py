@@ -144,6 +144,38 @@ def test_noise_differs_with_the_state_that_a_turn_starts_from(tmp_path: Path) ->
     assert all(float((one[name] - other[name]).abs().max()) > 100 for name in one)
 
 
+def test_a_kept_state_that_is_not_the_same_to_the_bit_has_no_second_noise(tmp_path: Path) -> None:
+    """As where a repeated round has computed it again, and rounded it otherwise."""
+    grid = played(tmp_path, "fedper", **PRIVATE)
+    opened = grid.sites[0]._of("run")
+    assert grid.train(last=1, again=1).error is None
+    kept = opened.client.private(1, opened.initial)
+    opened.store.keep(0, 1, {name: tensor * (1 + 1e-6) for name, tensor in kept.items()})
+    assert "from another state" in str(grid.train(last=1, again=2).error)
+
+
+def test_a_repeated_turn_that_is_broken_off_leaves_the_account_whole(tmp_path: Path) -> None:
+    site = played(tmp_path, "fedrep", **PRIVATE).sites[0]
+    client = site._of("run").client
+    assert client.store is not None
+    before = client.store.spent(0)
+    assert len(before[2]) == 2, "head, then encoder"
+    client._spend(2, [], before[2][0])  # and no more
+    assert client.store.spent(0) == before
+
+
+def test_a_test_in_a_round_that_the_run_does_not_have_is_refused(tmp_path: Path) -> None:
+    grid = played(tmp_path, "fedper", **PRIVATE)
+
+    def tested(round: int) -> Frame:
+        asked = {"do": "test", "message": 0, "round": round, "last": 2}
+        part = seal(Payload(unseal(grid.asked.parts[0]).tensors(), round)).data
+        return grid.sites[0].answer(Frame({"run": "run", "said": [asked]}, (part,)))
+
+    assert tested(2).error is None
+    assert "a test in round 3 of a run of 2" in str(tested(3).error)
+
+
 # --- what costs a client memory, or its process -------------------------------------------------------------------------
 
 

@@ -33,6 +33,13 @@ PRIVATE = {"privacy.level": "sample", "privacy.target_epsilon": 8.0}
         ({"secure_aggregation": True}, "fedavg", {"wire.secure_aggregation": True}, ""),
         ({"methods": ["fedavg", "fedrep"]}, "mpfedcon", {}, "one of these methods: fedavg, fedrep"),
         ({"methods": ["fedavg", "fedrep"]}, "fedrep", {}, ""),
+        (
+            {"methods": ["fedavg"]},
+            "fedavg",
+            {"objective": "scaffold", "aggregation": "scaffold"},
+            "its own objective and aggregation",
+        ),
+        ({"methods": ["fedrep"]}, "fedrep", {"aggregation": "l-dawa"}, "its own objective and aggregation"),
     ],
 )
 def test_what_a_run_lacks(requires: dict[str, Any], method: str, settings: dict[str, Any], lacking: str) -> None:
@@ -67,6 +74,18 @@ def test_what_is_required_later_holds_for_runs_that_were_agreed_on(tmp_path: Pat
     strict.requires = Requires(secure_aggregation=True)
     with pytest.raises(UsageError, match=r"requires wire\.secure_aggregation"):
         strict._of("run")
+
+
+def test_fine_tuning_before_tests_is_covered_by_no_epsilon(tmp_path: Path) -> None:
+    strict = sites(tmp_path / "clients", config("fedavg-ft", **PRIVATE))
+    strict[1].requires = Requires(epsilon=8)
+    with pytest.raises(FedprivError, match=r"client 1 did not agree .* no epsilon covers fine-tuning before tests"):
+        play_apart(tmp_path / "run", "fedavg-ft", grid=Loopback(strict), **PRIVATE)
+
+
+def test_a_clip_so_small_that_norms_round_to_zero_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"privacy\.clip"):
+        config("fedavg", **PRIVATE, **{"privacy.clip": 1e-30})
 
 
 def test_the_file_of_a_client_has_them(tmp_path: Path) -> None:

@@ -89,6 +89,20 @@ def test_a_margin_for_which_there_is_no_room_is_not_tested(tmp_path: Path) -> No
     assert str(judged(tmp_path / "top", best, top).verdict) == "inconclusive (cannot be tested: at most 0 % could be gained)"
 
 
+def test_a_number_at_its_bound_is_no_difference(tmp_path: Path) -> None:
+    exact = judged(tmp_path, {"of": "mpfedcon", "above": 0.5}, {"local": [0.1] * 3, "mpfedcon": [0.5] * 3})
+    assert str(exact.verdict) == "not reproduced (3 seeds, exactly the bound on every seed)"
+
+
+def test_a_claim_of_few_gains_is_tested_where_no_client_can_gain(tmp_path: Path) -> None:
+    claim = {"id": "C", "statement": "s", "compare": ["mpfedcon", "local"], "metric": "clients_better", "below": 0.5}
+    path = write_yaml(tmp_path, runs=FIVE, claims=[claim], seeds=[0, 1, 2])
+    for seed in (0, 1, 2):
+        write_result(path, "local", seed, {20: 1.0}, per_client=[1.0, 1.0])
+        write_result(path, "mpfedcon", seed, {20: 0.9}, per_client=[1.0, 0.8])
+    assert str(first_claim(path).verdict) == "reproduced (3 seeds)"
+
+
 def test_clients_at_the_top_cannot_gain(tmp_path: Path) -> None:
     claim = {"id": "C10", "statement": "s", "compare": ["mpfedcon", "local"], "metric": "clients_better", "above": 0.7}
     path = write_yaml(tmp_path, runs=FIVE, claims=[claim], seeds=[0, 1, 2])

@@ -177,6 +177,8 @@ def test_what_cannot_be_is_refused_before_anything_is_written(arguments: tuple[s
         ((), ["mpfedcon"]),
         (("--set", "method.mu=5"), ["mpfedcon"]),
         (("--set", "method=fedper"), ["fedper"]),
+        (("--set", "aggregation=fedopt"), ["fedavg"]),
+        (("--set", "privacy.target_epsilon=8"), ["mpfedcon"]),  # whose level comes with the defences
         (("--set", "method=fedper", "--methods", "fedavg,fedrep"), ["fedavg", "fedrep"]),
     ],
 )

@@ -61,7 +61,7 @@ def test_draws_differ_with_key_labels_and_place() -> None:
     assert torch.equal(drawn[1], drawn[5]) and len({tuple(row.tolist()) for row in drawn}) == len(drawn) - 1
 
 
-def test_noise_of_a_secret_is_none_of_the_seeds_that_torch_can_have() -> None:
+def test_a_hidden_generator_is_not_in_the_state_of_its_seed() -> None:
     """A torch generator takes 32 bits of its seed; those of a secret are not of such a seed."""
     low = torch.Generator().manual_seed(7)
     assert torch.equal(torch.rand(4, generator=low), torch.rand(4, generator=torch.Generator().manual_seed(7 + (9 << 32))))

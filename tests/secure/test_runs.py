@@ -409,6 +409,31 @@ def test_there_is_no_sum_of_clients_that_were_sent_different_models(tmp_path: Pa
     assert any("the letter of client" in one for one in warnings)
 
 
+class Agreeing(Losing):
+    """All clients but one agree to other terms."""
+
+    def __init__(self, folder: Path, but: int, **options: Any) -> None:
+        super().__init__(folder, all_of_them, "fedavg", **options)
+        self.but = but
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        asked = dict(frames)
+        for client, frame in frames.items():
+            first, *others = frame.said
+            if client != self.but and first["do"] == "agree":
+                declared = {**first["declared"], "most_samples": 2**31 - 1}
+                asked[client] = replace(frame, head={**frame.head, "said": [{**first, "declared": declared}, *others]})
+        return super().exchange(asked, seconds, round)
+
+
+def test_there_is_no_sum_of_clients_that_have_agreed_to_different_terms(tmp_path: Path) -> None:
+    """By the most samples of a client the weights are scaled: those of the others would be next to nothing."""
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, Agreeing(tmp_path / "clients", 3, **EVERY), **EVERY)
+    assert not any("summed" in one for one in metrics(folder))
+    assert any("the letter of client" in one for one in warnings)
+
+
 def test_a_client_checks_what_no_server_can(tmp_path: Path) -> None:
     """``train.max_update_norm`` holds for each upload, and with a sum only its sender can check it."""
     warnings: list[str] = []

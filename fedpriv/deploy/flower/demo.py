@@ -104,7 +104,10 @@ def all_here(home: Home) -> Iterator[tuple[SuperLink, Callable[[], None], list[K
     link = SuperLink(f"127.0.0.1:{settings.port}", home.authority)
     with ExitStack() as stack:
         keepers = [stack.enter_context(machines.server(home))]
-        keepers += [stack.enter_context(machines.client(home.client_file(number))) for number in range(settings.clients)]
+        keepers += [
+            stack.enter_context(machines.client(home.client_file(number), patience=machines.START))
+            for number in range(settings.clients)
+        ]
 
         def look() -> None:
             for keeper in keepers:

@@ -217,7 +217,7 @@ device: null
 check_downloads: true
 # What every run must have for this client to take part, whatever the server asks.
 requires:
-  # Sample-level differential privacy with at most this privacy.target_epsilon, at most at this privacy.delta. null: not required.
+  # Sample-level differential privacy: privacy.target_epsilon at most this, and privacy.delta at most `delta`. null: not required.
   epsilon: null
   delta: 1.0e-5
   secure_aggregation: false

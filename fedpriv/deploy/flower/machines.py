@@ -5,6 +5,7 @@ from __future__ import annotations
 import email.utils
 import http.client
 import json
+import math
 import secrets
 import shutil
 import socket
@@ -74,7 +75,9 @@ def server(home: Home) -> Iterator[Keeper]:
 
 
 @contextmanager
-def client(path: Path, plugins: Sequence[Path] = (), tell: Callable[[str], None] = lambda text: None) -> Iterator[Keeper]:
+def client(
+    path: Path, plugins: Sequence[Path] = (), tell: Callable[[str], None] = lambda text: None, patience: float = math.inf
+) -> Iterator[Keeper]:
     """A block in which a client's processes run: one that stays with data and net, its node, and the node's apps.
 
     They start once the server can be reached.
@@ -82,6 +85,7 @@ def client(path: Path, plugins: Sequence[Path] = (), tell: Callable[[str], None]
     Args:
         plugins: files that register what runs may name.
         tell: called with the reason while the server cannot be reached.
+        patience: seconds after which it is not tried any more.
 
     Raises:
         UsageError: its file, the server's certificate or a clock is not right.
@@ -90,7 +94,7 @@ def client(path: Path, plugins: Sequence[Path] = (), tell: Callable[[str], None]
     from fedpriv.deploy.flower.certificates import write_secret
 
     settings = read_client(path)
-    _await_server(settings, tell)
+    _await_server(settings, tell, patience)
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     port = settings.port or free_port()
@@ -170,13 +174,15 @@ def check_server(settings: ClientFile) -> None:
         raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")
 
 
-def _await_server(settings: ClientFile, tell: Callable[[str], None]) -> None:
+def _await_server(settings: ClientFile, tell: Callable[[str], None], patience: float) -> None:
     """Check the server as soon as it can be reached: machines are started in any order."""
-    told = ""
+    told, until = "", time.monotonic() + patience
     while True:
         try:
             return check_server(settings)
         except Unreachable as error:
+            if time.monotonic() > until:
+                raise
             if str(error) != told:
                 told = str(error)
                 tell(f"{told}; trying again every {RETRY:g} s")

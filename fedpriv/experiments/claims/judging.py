@@ -94,7 +94,7 @@ def judge(claim: Claim, results: Results, diverged: Mapping[str, Collection[int]
     if ended := [f"{label} on seed {', '.join(map(str, sorted(s)))}" for label in concerned if (s := diverged.get(label))]:
         verdict = Verdict(verdict.word, f"{verdict.remark}; diverged: {', '.join(ended)}")
     wanted = claim.margin if claim.above is None else claim.above
-    if drawn and wanted >= 0 and (most := max(_most(claim, both) for both in sides.values())) <= wanted:
+    if drawn and claim.below is None and wanted >= 0 and (most := max(_most(claim, both) for both in sides.values())) <= wanted:
         room = "of the clients could gain" if claim.metric == "clients_better" else "could be gained"
         verdict = Verdict(INCONCLUSIVE, f"cannot be tested: at most {100 * most:.2g} % {room}")
     if claim.stand_in and claim.compare:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 MIN_SEEDS = 3
 LEVEL = 0.95
 SHORT, WRONG, BEYOND = "short of it on every seed", "wrong sign on every seed", "above the bound on every seed"
-SAME = "a difference of 0 on every seed"
+SAME, EXACTLY = "a difference of 0 on every seed", "exactly the bound on every seed"
 REPRODUCED, NOT_REPRODUCED, INCONCLUSIVE = "reproduced", "not reproduced", "inconclusive"
 
 
@@ -57,7 +57,7 @@ def decide(differences: Sequence[float], margin: float = 0.0, wrong: str = WRONG
     if count < 2:
         return Verdict(INCONCLUSIVE, seeds)
     if not any(differences):
-        return Verdict(NOT_REPRODUCED, f"{seeds}, {SAME}")
+        return Verdict(NOT_REPRODUCED, f"{seeds}, {SAME if wrong == WRONG else EXACTLY}")
     low, high = mean_interval(differences)
     short = [margin - value for value in differences]
     sign_holds = count >= MIN_SEEDS and low > 0
