@@ -1,7 +1,7 @@
 """What random numbers are drawn from: the run's seed, which is public, or a secret key.
 
-torch's generator of a processor is a Mersenne Twister whose seed has 32 bits: whoever sees noise can try all seeds, and take the
-noise away again. So what must stay hidden is drawn from the key stream of AES-256 in counter mode, and not by torch.
+torch's generator of a processor is a Mersenne Twister whose seed has 32 bits: a server that sees noise can try all seeds, and
+remove the noise. So what must stay hidden is drawn from the key stream of AES-256 in counter mode, and not by torch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def key_stream(key: bytes, size: int) -> Words:
 
 
 class SeededDraws:
-    """Those of a torch generator: whoever knows its seed knows them."""
+    """Those of a torch generator: its seed determines them."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -61,7 +61,7 @@ class SeededDraws:
 
 
 class SecretDraws:
-    """Those of a key of 32 bytes: nobody can tell them from truly random numbers without it."""
+    """Those of a key of 32 bytes: without it they cannot be told from truly random numbers."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._taken = key, 0
