@@ -6,7 +6,6 @@ remove the noise. So what must stay hidden is drawn from the key stream of AES-2
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -84,7 +83,7 @@ class SecretDraws:
 
     def _words(self, size: int) -> Words:
         self._taken += 1
-        return key_stream(_subkey(self._key, self._taken), size)
+        return key_stream(seeding.derive_secretly(self._key, self._taken), size)
 
 
 class Source(Protocol):
@@ -122,22 +121,18 @@ class Secret:
         self._key = key
 
     def draws(self, *labels: int | str) -> Draws:
-        return SecretDraws(_subkey(self._key, *labels))
+        return SecretDraws(seeding.derive_secretly(self._key, *labels))
 
     def generator(self, *labels: int | str) -> torch.Generator:
-        return _hide(torch.Generator(), _subkey(self._key, *labels))
+        return _hide(torch.Generator(), seeding.derive_secretly(self._key, *labels))
 
     @contextmanager
     def global_rng(self, *labels: int | str) -> Iterator[None]:
-        key = _subkey(self._key, *labels)
+        key = seeding.derive_secretly(self._key, *labels)
         # An accelerator's generator takes all 64 bits of a seed.
         with seeding.global_rng(int.from_bytes(key[:8], "big"), "secret"):
             _hide(torch.default_generator, key)
             yield
-
-
-def _subkey(key: bytes, *labels: int | str) -> bytes:
-    return hashlib.blake2b(repr(labels).encode(), digest_size=KEY_BYTES, key=key).digest()
 
 
 def _hide(generator: torch.Generator, key: bytes) -> torch.Generator:

@@ -26,9 +26,9 @@ def derive_key(seed: int, *labels: int | str) -> bytes:
     return hashlib.blake2b(repr((seed, *labels)).encode(), digest_size=32).digest()
 
 
-def derive_secretly(secret: bytes, seed: int, *labels: int | str) -> bytes:
+def derive_secretly(secret: bytes, *labels: int | str) -> bytes:
     """As :func:`derive_key`, but known to none who lacks the secret (at most 64 bytes)."""
-    return hashlib.blake2b(repr((seed, *labels)).encode(), digest_size=32, key=secret).digest()
+    return hashlib.blake2b(repr(labels).encode(), digest_size=32, key=secret).digest()
 
 
 def generator(seed: int, *labels: int | str, device: str = "cpu") -> torch.Generator:

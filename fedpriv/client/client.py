@@ -269,11 +269,12 @@ class Client:
         if self.store is None:
             return
         privacy, account = self.agreement.config.privacy, str(self.number)
-        before = {**self.store.spent(self.number), round: charges[:-1]}
+        known = self.store.spent(self.number)
+        before = {**known, round: charges[:-1]}
         booked = [[privacy.noise or 0.0, rate, steps] for number in sorted(before) for rate, steps in before[number]]
         Ledger(privacy, {account: booked}, [(self.number,)]).spend(account, *charge)
         # A turn that comes again was booked as a whole, and may be broken off before it has spent as much.
-        self.store.book(self.number, round, max(charges, self.store.spent(self.number).get(round, []), key=len))
+        self.store.book(self.number, round, max(charges, known.get(round, []), key=len))
 
     def _sealed(
         self, payload: Payload | None, received: Received, hidden: Source, reported: dict[str, float], profile: Spans
