@@ -259,7 +259,7 @@ def test_controls_of_a_net_that_normalises_by_the_batch_do_too() -> None:
 @pytest.mark.slow
 def test_who_learns_from_simulated_messages_reads_those_of_a_net_with_batch_norm() -> None:
     setting = Setting(kind="digits", threat=ThreatModel(public=True), images=10).with_batch_norm()
-    found = positive_control(image_attack("learned-inversion")(), setting)
+    found = positive_control(image_attack("learned-inversion")(steps=300), setting)
     assert found.passed, found.sentence
 
 
