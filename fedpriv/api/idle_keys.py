@@ -42,6 +42,8 @@ def _idle(config: RunConfig) -> dict[str, str]:
         found |= dict.fromkeys(private, "privacy.level none; --dp client or --dp sample")
     elif privacy.level == "client":
         found["privacy.clipping"] = "privacy.level client; it is how --dp sample clips"
+    if train.local_steps is not None:
+        found["train.local_epochs"] = "train.local_steps, which says how long a client trains; leave one of them out"
     if train.optimizer != "sgd":
         found["train.momentum"] = f"train.optimizer {train.optimizer}; it is that of sgd"
     if train.selection in ("all", "schedule") and train.participation != 1.0:

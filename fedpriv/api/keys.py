@@ -146,7 +146,7 @@ def _values(config: RunConfig | Mapping[str, Any] | None) -> dict[str, Any]:
     from fedpriv.config import RunConfig
 
     if isinstance(config, RunConfig):
-        return config.model_dump(mode="json", exclude_unset=True)
+        return config.chosen()
     return dict(config or {})
 
 

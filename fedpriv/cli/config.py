@@ -16,8 +16,8 @@ from fedpriv.cli.terminal import FilePath, styled
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
 
-_ALWAYS = ("method", "seed", "data.name", "data.clients", "train.rounds")
-"""Keys that every file sets."""
+_ALWAYS = ("method", "seed", "data.name", "train.rounds")
+"""Keys that every file sets; no data suggest another value than the default."""
 _WIDTH = 100
 """Of the comments."""
 
@@ -55,7 +55,8 @@ def config(key: str | None) -> dict[str, Any]:
 def init(file: Path, config_file: Path | None, assignments: tuple[str, ...], **flags: Any) -> dict[str, Any]:
     """Write a commented config file for `fedpriv train --config`.
 
-    It has every key with its default and meaning. Options of `fedpriv train` set keys.
+    It has every key with its default and meaning. Options of `fedpriv train` set keys; for the others a run takes what the data
+    set or the method suggests, else the default.
 
     \b
     Example: fedpriv init
@@ -89,7 +90,8 @@ def _lines(config: RunConfig, file: Path) -> Iterator[str]:
     every, about = keys(), sections()
     given = {key.name for key in every if key.name in _ALWAYS or _is_set(config, key.name)}
     yield f"# A run of fedpriv: fedpriv train --config {file}"
-    yield "# A key behind # has its default. To change it, take away the # before it, and the one before its section."
+    yield "# A key behind # is as the data set or the method suggests, else the default that it shows. To set it, take away the #"
+    yield "# before it, and the one before its section."
     for section, says in about.items():
         depth = section.count(".") + 1 if section else 0
         live = any(name.startswith(f"{section}.") for name in given)
@@ -114,4 +116,4 @@ def _is_set(config: RunConfig, dotted: str) -> bool:
         if part not in section.model_fields_set:
             return False
         section = getattr(section, part)
-    return key in section.model_fields_set and getattr(section, key) != type(section).model_fields[key].get_default()
+    return key in section.model_fields_set

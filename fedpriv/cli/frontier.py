@@ -60,14 +60,13 @@ def frontier(
     loading()
     from fedpriv.audit.conditions import conditions
     from fedpriv.audit.run_audit import AuditOptions
-    from fedpriv.config import RunConfig, assign, parse, parse_assignment, read_yaml
+    from fedpriv.config import RunConfig, lay_over, parse, parse_assignment, read_yaml
     from fedpriv.frontier.grid import Defence
     from fedpriv.frontier.run import Plan, frontier
     from fedpriv.frontier.show import answer
 
     base = read_yaml(config_file) if config_file else {}
-    for key, value in map(parse_assignment, assignments):
-        assign(base, key, value)
+    lay_over(base, dict(map(parse_assignment, assignments)))
     base.pop("run_dir", None)  # of a run's own config.yaml
     where = f"config {config_file}" if config_file else "the config"
     chosen = {part: base[part] for part in ("method", "objective", "aggregation") if part in base}

@@ -32,7 +32,9 @@ _PROFILE = click.option(
 
 @command(main, "train")
 @config_options()
-@click.option("--dump-config", is_flag=True, help="Print the config as YAML and stop.")
+@click.option(
+    "--dump-config", is_flag=True, help="Print the keys that are set, and all options of the method, as YAML; then stop."
+)
 @_PROFILE
 @_RUNS_DIR
 def train(
@@ -49,10 +51,11 @@ def train(
     config = config_from(config_file, assignments, flags)
     if dump_config:
         from fedpriv.methods.build import with_options
+        from fedpriv.outside import plain_yaml
 
-        config = with_options(config)
-        click.echo(config.to_yaml(), nl=False)
-        return config.model_dump(mode="json")
+        chosen = with_options(config).chosen()
+        click.echo(plain_yaml.dump(chosen), nl=False)
+        return chosen
     if not config.plugins:
         check_name("methods", "method", config.method.name)
     loading()

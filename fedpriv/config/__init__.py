@@ -3,7 +3,7 @@
 from fedpriv.config.data import DataConfig, PartitionConfig
 from fedpriv.config.machinery import ExecutorConfig, TrackingConfig
 from fedpriv.config.model import ModelConfig
-from fedpriv.config.reading import assign, filled, laid_over, load_config, lookup, parse, parse_assignment, read_yaml
+from fedpriv.config.reading import assign, filled, laid_over, lay_over, load_config, lookup, parse, parse_assignment, read_yaml
 from fedpriv.config.run import USUAL_PARTICIPANTS, NamedOptions, RunConfig
 from fedpriv.config.training import EvalConfig, TrainConfig
 from fedpriv.config.wire import PrivacyConfig, WireConfig
@@ -24,6 +24,7 @@ __all__ = [
     "assign",
     "filled",
     "laid_over",
+    "lay_over",
     "load_config",
     "lookup",
     "parse",

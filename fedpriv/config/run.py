@@ -153,8 +153,12 @@ class RunConfig(Section):
         return min(USUAL_PARTICIPANTS, available) if share is None else max(1, int(share * available + 1e-9))
 
     def to_yaml(self) -> str:
-        """The config as YAML that :func:`load_config` reads back to an equal object."""
+        """All keys as YAML, for a config with nothing left open: read back, each of them counts as chosen."""
         return plain_yaml.dump(self.model_dump(mode="json"))
+
+    def chosen(self) -> dict[str, Any]:
+        """The keys that were set, nested, as JSON has them: read back, what data and method suggest still fills in the others."""
+        return self.model_dump(mode="json", exclude_unset=True)
 
     def fingerprint(self) -> str:
         """SHA-256 (hex) of what decides the run's numbers: all but where and how much of it is stored and tracked, and who runs

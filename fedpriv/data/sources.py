@@ -138,6 +138,11 @@ def suggestions(name: str) -> Mapping[str, Any]:
     return _find(name, DataConfig(name=name)).suggests
 
 
+def full_name(name: str) -> str:
+    """The name by which a run stores a data set: of a file or folder, its absolute path."""
+    return _find(name, DataConfig(name=name)).name
+
+
 def usual_model(name: str) -> str | None:
     """The net of a data set where the config names none, as far as known without opening it; ``None``: it is not."""
     return _find(name, DataConfig(name=name)).default_model

@@ -134,7 +134,7 @@ def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
     """What the clients will build too, from the config and what they declared."""
     first = facts[0]
     config = resolve(config, first.usual_model, first.suggests)
-    config = parse(RunConfig, config.model_dump(warnings=False), "the config with what the clients' data suggest")
+    config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
     config, build = first.form.net(config, len(first.classes))
     sizes = {one.client: one.train for one in facts if one.train}
     return settle(config, build, declared(facts), sizes, Apart(sizes), torch.device("cpu"))[0]

@@ -157,7 +157,7 @@ def pilot(config: RunConfig) -> float:
     Raises:
         FedprivError: the run cannot be started, or failed.
     """
-    short: RunConfig = parse(RunConfig, merge(config.model_dump(mode="json", exclude={"run_dir"}), _OF_PILOT), "the pilot")
+    short: RunConfig = parse(RunConfig, merge(config.model_copy(update={"run_dir": None}).chosen(), _OF_PILOT), "the pilot")
     here_alone = config.device == "cpu" and not config.executor.spread
     clock = time.process_time if here_alone else time.perf_counter
     ended: dict[int, float] = {}

@@ -9,13 +9,16 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from fedpriv.config import RunConfig, parse
-from fedpriv.data.sources import suggestions, usual_model
+from fedpriv.config import RunConfig, filled, parse
+from fedpriv.data.own.owners import BY_COLUMN, GIVEN
+from fedpriv.data.sources import full_name, suggestions, usual_model
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import AS_IS, PROBE
 from fedpriv.files import Damaged, load_json, write_atomically
 from fedpriv.methods.build import with_options
+from fedpriv.models.own import is_own
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation.inputs.texts import on_frozen_features
 from fedpriv.simulation.setup import resolve
 from fedpriv.tracking import Record, flatten, read_records
 
@@ -256,12 +259,30 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
         return f"its config is of another version ({error})"
     # Of data of one's own the usual net is known only once they are opened; there any will do.
     usual = found.model.name and (usual_model(asked.data.name) or found.model.name)
-    here = _resolved(asked, usual)
+    here = _resolved(_with_what_is_in_the_data(asked, found), usual)
     for key in sorted(here.keys() | there.keys()):
         found_by_the_run = key in FOUND_BY_THE_RUN and here.get(key) is None
         if here.get(key) != there.get(key) and not found_by_the_run:
             return f"{key} is {there.get(key)} there, {here.get(key)} in the YAML"
     return None
+
+
+def _with_what_is_in_the_data(asked: RunConfig, found: RunConfig) -> RunConfig:
+    """The requested config with what a run that found this reads off data, net and encoder, where the config leaves it open."""
+    data = asked.data.model_copy(update={"name": _name_there(asked.data.name, found.data.name)})
+    taken: dict[str, Any] = {}
+    if found.data.partition.name in (GIVEN, BY_COLUMN):
+        taken |= {"data.partition.name": GIVEN, "data.clients": found.data.clients}
+    if is_own(found.model.name):
+        taken["model.projection"] = None
+    config = filled(asked.model_copy(update={"data": data}), taken)
+    return on_frozen_features(config, found.model.adapter) if found.model.tune == "head" else config
+
+
+def _name_there(asked: str, stored: str) -> str:
+    """The full name of a data set; that of a relative path is the stored one if it ends so, be it of another machine."""
+    full, parts = full_name(asked), Path(asked).parts
+    return stored if full != asked and Path(stored).parts[-len(parts) :] == parts else full
 
 
 def _resolved(config: RunConfig, usual: str | None) -> dict[str, Any]:

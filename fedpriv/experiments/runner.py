@@ -23,6 +23,7 @@ from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.results import Result, collect, difference, is_finished, rounded
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergence_of, elsewhere
+from fedpriv.outside import plain_yaml
 from fedpriv.outside.addresses import with_secrets
 from fedpriv.processes import python_command
 from fedpriv.server.run_folder import CHECKOUT, RunFolder
@@ -220,7 +221,7 @@ class _Runner:
             if self.data_dir is not None:
                 config = config.model_copy(update={"data": config.data.model_copy(update={"dir": None})})
             file = self.asked / f"{label}-s{seed}.yaml"
-            file.write_text(config.to_yaml())
+            file.write_text(plain_yaml.dump(config.chosen()))
             arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]
         # The data folder is passed by the environment, not by the config, so that a run can be resumed with another one.
         environment = os.environ | _ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})

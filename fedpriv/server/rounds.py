@@ -177,6 +177,9 @@ class Server:
             facts["diverged"] = diverged
         if summed is not None:
             facts["summed"] = list(summed.clients)
+        counted = {report.client for report in turns.reports} if outcome.left_out is None else set()
+        if idle := sorted(set(chosen) - counted):
+            facts["without_effect"] = idle
         return self._finish_round(round, metrics, accuracies, began, facts)
 
     def participants(self, round: int) -> list[int]:

@@ -92,11 +92,13 @@ def write_results(
 
 
 def _last_turns(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Client -> round of its last turn, of those that have had one: turns that diverged or never came have changed nothing."""
+    """Client -> round of its last turn that had an effect, of those that have had one."""
     found: dict[int, int] = {}
     for record in records:
         if (round := record["round"]) > 0:
+            # Records of earlier versions name only some of those without an effect.
             lost = {*record.get("diverged", ()), *(one["client"] for one in record.get("missing", ()))}
+            lost |= set(record.get("without_effect", ()))
             found |= dict.fromkeys(set(server.participants(round)) - lost, round)
     return found
 

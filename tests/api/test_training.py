@@ -153,6 +153,15 @@ def test_keys_by_short_name_by_section_and_with_dots() -> None:
     assert config_of(config_of(base, {"aggregation": "simagg"}), {"aggregation": None}).aggregation is None
 
 
+def test_the_order_in_which_keys_are_given_does_not_matter() -> None:
+    base = config_of(None, {"method": "mpfedcon", "method.mu": 5})
+    for names in (("aggregation", "method"), ("method", "aggregation")):
+        given = {"aggregation": "simprox", "method": "fedavg"}
+        found = config_of(base, {name: given[name] for name in names})
+        assert found.called == "fedavg-simprox" and "mu" not in found.method.params
+    assert config_of(base, {"method.mu": 0.3, "method.name": "fedprox"}).method.params == {"mu": 0.3}
+
+
 def test_defences_are_appended() -> None:
     base = config_of(None, {"wire.transforms": [{"name": "clip", "norm": 1.0}]})
     made = config_of(base, {"defense": "gaussian", "variance": 1e-3, "mask_layers": 1})

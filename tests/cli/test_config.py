@@ -81,6 +81,16 @@ def test_what_is_given_is_set(fedpriv: Fedpriv, empty_folder: Path) -> None:
     assert lookup(made, "train.lr") == 0.01 and as_yaml(made.method) == '{"name": "moon", "mu": 5}'
 
 
+def test_a_key_with_the_value_of_its_default_is_set_and_what_is_left_open_is_not(fedpriv: Fedpriv, empty_folder: Path) -> None:
+    given = ("--dataset", "disaster_synthetic", "--lr", "0.01", "--method", "fedavg")
+    assert fedpriv("init", "own.yaml", *given).exit_code == 0
+    (empty_folder / "dumped.yaml").write_text(fedpriv("train", *given, "--dump-config").stdout)
+    for file in ("own.yaml", "dumped.yaml"):
+        made = load_config(empty_folder / file)
+        assert "lr" in made.train.model_fields_set
+        assert "partition" not in made.data.model_fields_set and "clients" not in made.data.model_fields_set
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [(("--method", "no-such"), "no-such"), (("--set", "train.lr=0"), "greater than 0"), (("no/such/folder.yaml",), "no folder")],

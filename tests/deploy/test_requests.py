@@ -48,6 +48,12 @@ def test_whether_a_client_may_end_the_run_is_as_chosen_else_no(tmp_path: Path, c
     assert load_json(request.path)["config"]["train"]["on_nan"] == written
 
 
+def test_what_is_left_open_stays_open_to_what_the_clients_data_suggest(tmp_path: Path) -> None:
+    request = Request.write(tmp_path, tmp_path / "run", config("fedavg", **SETTINGS), 3, 60)
+    said = load_json(request.path)["config"]
+    assert said["train"]["lr"] == 0.05 and "partition" not in said["data"]
+
+
 def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None:
     play(tmp_path / "whole", "mpfedcon", **SETTINGS)
     chosen = config("mpfedcon", **SETTINGS)

@@ -18,11 +18,13 @@ from click.testing import CliRunner
 from made_results import BASE, play, write_result, write_yaml
 
 from fedpriv.cli import main
+from fedpriv.data.sources import suggestions
 from fedpriv.experiments import Result, read, run, runner
 from fedpriv.experiments.results import difference, rounded
 from fedpriv.server import run_folder
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run as simulation
+from fedpriv.simulation.setup import resolve
 from tests.marks import quick_first
 
 RUNS = {"fedavg": {"method": {"name": "fedavg"}}, "fedrep": {"method": {"name": "fedrep", "head_epochs": 1}}}
@@ -168,6 +170,40 @@ def test_a_result_of_another_net_is_not_that_of_the_usual_one(tmp_path: Path) ->
     for base, other in (({**BASE, "model": {"name": "lenet5"}}, None), ({**BASE, "model": {}}, "model.name is lenet5 there, ")):
         found = difference(read(write_yaml(tmp_path, base=base, runs=RUNS)).config("fedavg", 0), config)
         assert found == other if other is None else (found or "").startswith(other)
+
+
+@pytest.mark.slow
+def test_what_a_run_reads_off_its_data_is_left_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the config that a process is given, and where its result is compared with the YAML; the table is beside the user."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{i % 7},{i % 5},{'abc'[i % 3]},{i % 2}" for i in range(90)]
+    Path("rows.csv").write_text("\n".join(["x,y,hospital,label", *rows]))
+    base = {**TINY, "data": {"name": "rows.csv", "partition": {"name": "by_column", "column": "hospital"}}, "model": {}}
+    base["train"] = {"rounds": 2, "local_epochs": 1}
+    experiment = read(write_yaml(tmp_path, base=base, runs={"fedavg": RUNS["fedavg"]}))
+    (outcome,) = run(experiment, tmp_path / "runs")
+    assert outcome.state == "finished", outcome.error
+    found = RunFolder.open(experiment.run_dir(tmp_path / "runs", "fedavg", 0)).config()
+    assert found.data.clients == 3 and found.data.name == str(tmp_path / "rows.csv")
+    assert [one.state for one in run(experiment, tmp_path / "runs")] == ["done"]
+    moved = found.model_copy(update={"data": found.data.model_copy(update={"name": "/of/another/machine/rows.csv"})})
+    assert difference(experiment.config("fedavg", 0), moved) is None
+    other = found.model_copy(update={"data": found.data.model_copy(update={"name": "/of/another/machine/lines.csv"})})
+    assert (difference(experiment.config("fedavg", 0), other) or "").startswith("data.name is /of/another/machine/lines.csv")
+
+
+def test_what_a_net_of_ones_own_or_a_frozen_encoder_decides_is_no_difference(tmp_path: Path) -> None:
+    own = read(write_yaml(tmp_path, base={**BASE, "model": {"name": "my_nets:Net"}}, runs=RUNS)).config("fedavg", 0)
+    stored = own.model_copy(update={"model": own.model.model_copy(update={"projection": None})})
+    assert difference(own, stored) is None
+    texts = {**BASE, "data": {"name": "banking77"}, "model": {"encoder": "minilm"}}
+    for method, read_off in (("fedavg", {"projection": None}), ("fedrep", {"adapter": 384})):
+        asked = read(write_yaml(tmp_path, base=texts, runs=RUNS)).config(method, 0)
+        for lr in (0.05, 0.01):
+            model = asked.model.model_copy(update={"tune": "head", "name": "transformer", **read_off})
+            stored = asked.model_copy(update={"model": model, "train": asked.train.model_copy(update={"lr": lr})})
+            stored = resolve(stored, None, suggestions("banking77"))
+            assert difference(asked, stored) == (None if lr == 0.05 else "train.lr is 0.01 there, 0.05 in the YAML")
 
 
 @pytest.mark.slow

@@ -100,6 +100,14 @@ def test_methods_of_equal_config_train_the_same_clients_on_the_same_batches(
     assert all(found["fedavg"].get(turn, order) == order for turn, order in local.items())
 
 
+def test_turns_whose_uploads_do_not_count_are_no_training(tmp_path: Path) -> None:
+    refused = {"train.max_update_norm": 1e-6, "train.rounds": 2, "train.participation": 1.0, "data.clients": 3}
+    play(tmp_path / "run", "fedavg", **refused)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["answers_refused"] == summary["turns"] == 6
+    assert summary["clients_never_trained"] == 3 and summary["last_turn_per_client"] == [None, None, None]
+
+
 def test_turns_that_diverged_are_no_training(tmp_path: Path) -> None:
     lost = {"train.lr": 1e30, "train.on_nan": "drop", "train.rounds": 2, "train.participation": 1.0, "data.clients": 3}
     play(tmp_path / "run", "fedper", **lost)

@@ -43,8 +43,8 @@ class Request:
         """
         path = folder / f"{run_dir.name}-{time.time_ns()}.json"
         said = None
-        if config is not None:  # read from the file, all of it counts as chosen
-            said = with_usual(config).model_copy(update={"run_dir": run_dir}).model_dump(mode="json")
+        if config is not None:
+            said = with_usual(config).model_copy(update={"run_dir": run_dir}).chosen()
         save_json(path, {"run_dir": str(run_dir), "config": said, "clients": clients, "seconds": seconds})
         return cls(path)
 

@@ -113,7 +113,7 @@ def text_net(config: RunConfig, tokens: Tokens, classes: int) -> tuple[RunConfig
     """
     tune = config.model.tune or ("full" if tokens.encoder.source is None else "head")
     if tune == "head":
-        config = _on_frozen_features(config, tokens.width)
+        config = on_frozen_features(config, tokens.width)
     elif config.model.adapter is not None:
         raise UsageError(f"model.adapter is a layer on a frozen encoder, but model.tune={tune} trains the encoder")
     config = tokens.stated(config, tune)
@@ -128,8 +128,12 @@ def text_net(config: RunConfig, tokens: Tokens, classes: int) -> tuple[RunConfig
     return config, build
 
 
-def _on_frozen_features(config: RunConfig, width: int) -> RunConfig:
-    """Defaults for a net on features: no projector unless needed, and a learning rate for inputs of norm about five."""
+def on_frozen_features(config: RunConfig, width: int | None) -> RunConfig:
+    """Defaults for a net on features: no projector unless needed, and a learning rate for inputs of norm about five.
+
+    Args:
+        width: of the features; ``None``: not known.
+    """
     suggestions: dict[str, Any] = {"train.lr": FEATURES_LR}
     if find_method(config.method.name).shared == {"encoder"}:
         suggestions["model.adapter"] = width
