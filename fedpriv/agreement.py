@@ -147,6 +147,7 @@ def agree(
         layers=layers,
         masked=frozenset(space.names) - set(sent_names(space.names, transforms, linear)),
         mean_samples=declared.mean_samples,
+        registered=len(declared.trainable),
     )
     net = net.to(device)
     method = build_method(config, context)

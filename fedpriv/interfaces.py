@@ -44,17 +44,19 @@ class Phase:
         epochs: passes over the client's data.
         steps: the exact number of steps, in as many epochs as they take; ``None``: all steps of the epochs.
         lr: a learning rate in place of ``train.lr``.
+        plain: steps of SGD alone, whatever ``train`` says of the optimiser, momentum, weight decay and the gradient's bound.
     """
 
     trains: frozenset[str]
     epochs: int
     steps: int | None = None
     lr: float | None = None
+    plain: bool = False
 
 
-def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None = None) -> Phase:
+def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None = None, plain: bool = False) -> Phase:
     """A phase: ``phase("encoder", epochs=5)``; without roles, all of them are trained."""
-    return Phase(frozenset(trains or ROLES), epochs, steps, lr)
+    return Phase(frozenset(trains or ROLES), epochs, steps, lr, plain)
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class Context:
         layers: the net's parameter names in forward order.
         masked: names of the net's tensors that no client sends, because a mask removes them.
         mean_samples: number of training samples of a client, averaged over those that hold any.
+        registered: number K of registered clients that hold training data; those of a round are among them.
     """
 
     config: RunConfig
@@ -96,6 +99,7 @@ class Context:
     layers: tuple[str, ...] = ()
     masked: frozenset[str] = frozenset()
     mean_samples: float = 1.0
+    registered: int = 1
 
 
 @dataclass(frozen=True)

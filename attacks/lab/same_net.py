@@ -43,16 +43,18 @@ def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[
     """
     began, each = time.process_time(), observation.num_examples or 1
     count = max(1, IMAGES // each) * each
-    what, images = "photographs", photographs(count, observation.input_shape, seed)
+    what, images, held = "photographs", photographs(count, observation.input_shape, seed), None
     if (public := observation.public) is not None:
         if len(public.images) < 2 * count:
             few = f"{len(public.images)} public images are too few to try {attack.name} on messages of this net"
             return Control("same net", False, few, _since(began))
         what, images = "public images", public.images[:count].to(images)
+        held = public.labels[:count]  # who has learned what images of a class look like is tried on images of their classes
         observation = replace(observation, public=Public(public.images[count:], public.labels[count:]))
     draw = torch.Generator().manual_seed(seed)
     # Different labels within a message, as far as there are as many classes.
-    labels = torch.cat([torch.randperm(observation.classes, generator=draw).repeat(each)[:each] for _ in range(count // each)])
+    drawn = [torch.randperm(observation.classes, generator=draw).repeat(each)[:each] for _ in range(count // each)]
+    labels = torch.cat(drawn) if held is None else held
     pairs = zip(torch.split(images, each), torch.split(labels, each), strict=True)
     messages = [_undefended(observation, weights, own, of, draw) for own, of in pairs]
     try:

@@ -30,7 +30,7 @@ class Uploads:
         examples: the clients' numbers of training samples; 0 where they are not revealed.
         statistics: what each client sent besides the model, by full name.
         clients: their numbers.
-        registered: number K_all of registered clients.
+        registered: number K_all of registered clients that hold training data; those of the round are among them.
         whole: the layout of the whole net; ``None``: all of it was sent.
         unsent: names of the net's tensors that are sent in other rounds, by clients who have data for them (of pairs, a branch).
     """

@@ -1,6 +1,6 @@
 """FedDyn's server (Acar et al. 2021): the mean of the models, plus the accumulated mean drift of all clients.
 
-    h <- h - (alpha / K) sum_S (x_k - x_g),      x_g <- mean_S x_k - h / alpha,   K registered clients
+    h <- h - (alpha / K) sum_S (x_k - x_g),      x_g <- mean_S x_k - h / alpha,   K clients with training data
 
 ``u = -h / alpha`` is the mean over all clients of the displacements that they keep (:mod:`fedpriv.objectives.feddyn`), so the
 server adds ``u`` and needs no alpha; with one alpha a client this is what the authors' code does.

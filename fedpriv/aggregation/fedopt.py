@@ -1,6 +1,7 @@
-"""Adaptive server optimisers (FedOpt, Reddi et al. 2021, algorithm 2): FedAdam, FedYogi and FedAdagrad.
+"""Adaptive server optimisers (FedOpt, Reddi et al. 2021): FedAdam, FedYogi and FedAdagrad.
 
-The mean change of a round, ``D = mean_S x_k - x``, is to the server what a gradient is to an optimiser:
+The mean change of a round, ``D = mean_S x_k - x``, is to the server what a gradient is to an optimiser. In the mean a client
+weighs its number of samples, as in FedAvg; with ``weights: uniform`` all weigh the same, and this is the paper's algorithm 2:
 
     m <- b1 m + (1 - b1) D
     v <- v + D^2                           Adagrad

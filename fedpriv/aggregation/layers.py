@@ -8,11 +8,16 @@ from fnmatch import fnmatch
 from fedpriv.errors import UsageError
 
 
-def layers_of(parameters: Sequence[str]) -> list[list[str]]:
-    """Parameter names grouped by module (a weight with its bias), in the order given."""
+def layers_of(parameters: Sequence[str], norms: frozenset[str] = frozenset()) -> list[list[str]]:
+    """Parameter names grouped by module (a weight with its bias), in the order given, without those of ``norms``.
+
+    Args:
+        norms: names of tensors of normalisation layers, which papers do not count as layers.
+    """
     found: dict[str, list[str]] = {}
     for name in parameters:
-        found.setdefault(name.rpartition(".")[0], []).append(name)
+        if name not in norms:
+            found.setdefault(name.rpartition(".")[0], []).append(name)
     return list(found.values())
 
 

@@ -60,7 +60,7 @@ def dynamic_names(layers: Sequence[str], which: str | Sequence[str], norms: froz
         return tuple(layers)
     if which == "last2_tensors":
         return tuple(layers[-2:])
-    groups, count = layers_of([name for name in layers if name not in norms]), _NAMED[which]
+    groups, count = layers_of(layers, norms), _NAMED[which]
     return tuple(name for group in (groups[count:] if count < 0 else groups[:count]) for name in group)
 
 

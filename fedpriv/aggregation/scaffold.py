@@ -1,9 +1,10 @@
 """SCAFFOLD's server (Karimireddy et al. 2020), for all parameters or only the last layers' (FedPVR, Li et al. 2023).
 
-    x <- x + eta_g mean_S (y_k - x),      c <- c + (1 / K) sum_S (change of c_k),  K registered clients
+    x <- x + eta_g mean_S (y_k - x),      c <- c + (1 / K) sum_S (change of c_k)
 
-so that c stays the mean of all clients' c_k. Both start at zero. For a tensor that some clients have no data for, their change is
-replaced by the mean change of the others, as for the models (:mod:`fedpriv.aggregation.completing`); c is the others' mean.
+so that c stays the mean of all K clients' c_k; a client that holds no data has none. Both start at zero. For a tensor that some
+clients have no data for, their change is replaced by the mean change of the others, as for the models
+(:mod:`fedpriv.aggregation.completing`); c is the others' mean.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ from fedpriv.objectives.scaffold import VARIATE
 from fedpriv.wire import statistic, tensor_of
 
 
-def chosen_layers(parameters: Sequence[str], layers: int | tuple[str, ...] | None) -> list[str]:
+def chosen_layers(
+    parameters: Sequence[str], layers: int | tuple[str, ...] | None, norms: frozenset[str] = frozenset()
+) -> list[str]:
     """The net's parameter names, in forward order, that belong to ``layers``.
 
     Args:
-        layers: so many of the last layers (a layer is a module with parameters of its own), shell patterns of names, or
-            ``None`` for all.
+        layers: so many of the last layers (a layer is a weight with its bias), shell patterns of names, or ``None`` for all.
+        norms: names of tensors of normalisation layers, which a number of layers leaves out.
 
     Raises:
         UsageError: more layers than there are, or a pattern that fits nothing.
@@ -39,7 +42,7 @@ def chosen_layers(parameters: Sequence[str], layers: int | tuple[str, ...] | Non
         return list(parameters)
     if not isinstance(layers, int):
         return fitting(parameters, layers, "layers")
-    groups = layers_of(parameters)
+    groups = layers_of(parameters, norms)
     if layers > len(groups):
         names = ", ".join(group[0].rpartition(".")[0] for group in groups)
         raise UsageError(f"layers = {layers}: the net has {len(groups)} ({names})")
@@ -55,7 +58,9 @@ class ScaffoldServerParams(MeanParams):
     )
     server_lr: float = Field(1.0, gt=0, description="eta_g, the server's step (paper: 1)")
     layers: NonNegativeInt | tuple[str, ...] | None = Field(
-        None, description="what is corrected: so many of the last layers, shell patterns such as head.*, or null: all"
+        None,
+        description="what is corrected: so many of the last layers, BatchNorm not counted, shell patterns such as head.*, or "
+        "null: all",
     )
 
 
@@ -71,7 +76,7 @@ class Scaffold(Mean):
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
         space = self.context.space
-        names = chosen_layers(self.context.layers, self.params.layers)
+        names = chosen_layers(self.context.layers, self.params.layers, self.context.norms)
         return {statistic(VARIATE, name): torch.zeros_like(space.view(row, name)) for name in names}
 
     def down(self, memory: Memory) -> dict[str, Tensor]:

@@ -38,6 +38,7 @@ from fedpriv.audit.membership.classes import (
     of_shadows,
     rule_finds_classes,
     rule_open,
+    steps_open,
 )
 from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA
 from fedpriv.audit.membership.verdict import not_attacked, of_attacks, tells, too_few
@@ -213,6 +214,8 @@ def _missing(run: Found) -> Iterator[str]:
     yield from samples_not_known(run)
     if not run["membership"] or not_attacked(run) or too_few(run["membership"]):
         yield "members can be identified"
+    if why := steps_open(run["labels"]):
+        yield f"classes can be inferred ({why})"
     if any(map(rule_open, (run["labels"], run.get("labels_over_rounds") or []))):
         yield "classes can be inferred (they were, of so few clients that guessing could have found as many)"
 

@@ -17,6 +17,7 @@ from fedpriv.audit.membership.classes import (
     could_find_classes,
     lacks_a_class,
     share_by_rule,
+    steps_open,
 )
 from fedpriv.audit.membership.verdict import not_attacked, reversed_attack, too_few
 from fedpriv.audit.text.verdict import best_reading, naming_words, sentences_not_known
@@ -179,6 +180,8 @@ def _samples_open(run: Found) -> str | None:
 def _classes_open(run: Found) -> str | None:
     if classes_cut(run):
         return "inference of classes was cut by the audit's budget"
+    if why := steps_open(run["labels"]):
+        return why
     shadow = run.get("label_shadow")
     if not shadow and any(map(lacks_a_class, run["labels"])):
         return "no classifier was trained on messages of shadow clients, and that a rule fails is no evidence"

@@ -21,7 +21,7 @@ def _a_round(evidence: Evidence) -> int:
     """How many clients take part in a round: of a schedule, on average."""
     config, agreement = evidence.config, evidence.federation.agreement
     if config.train.selection not in ("all", "schedule"):
-        return config.participants_of(config.data.clients)
+        return config.participants_of(len(agreement.trainable))
     return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
 
 

@@ -78,7 +78,7 @@ class Finished:
             raise FedprivError(f"cannot keep what the audit has finished in {self._folder}: {error.strerror}") from None
 
 
-_OF_THE_RUN = ("weights", "statistics", "net", "public")
+_OF_THE_RUN = ("weights", "statistics", "net", "public", "idle", "penalty")
 """Of an observation what follows from the run, the message and the threat model."""
 
 

@@ -29,6 +29,8 @@ from fedpriv.privacy.steps import charge
 from fedpriv.samples import Inputs, split, take
 from fedpriv.wire import Draws
 
+PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "weight_decay_bias": 0.0, "clip_grad_norm": None}
+"""What a plain phase (:attr:`Phase.plain`) has in place of the config's."""
 AUGMENTED_TOGETHER = 256
 """Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
 
@@ -227,6 +229,8 @@ class Turn:
     def _learner_on(self, model: ClientModel, phase: Phase) -> ModelLearner:
         # A few steps before a test, as Per-FedAvg's one, would be over before they are warm.
         train, warms = self.config.train, self._purpose == "train"
+        if phase.plain:
+            train = train.model_copy(update=PLAIN_SGD)
         return ModelLearner(model, phase, train, self._lr(phase), train.warmup_steps if warms else 0, self.unused)
 
     def _lr(self, phase: Phase) -> float:

@@ -15,7 +15,11 @@ class TrainConfig(Section):
 
     rounds: PositiveInt = Field(30, description="number of rounds T")
     participation: float | None = Field(
-        None, gt=0, le=1, description="share of the clients sampled each round; null: ten clients, or all where there are fewer"
+        None,
+        gt=0,
+        le=1,
+        description="share of the clients that hold training data, sampled each round; null: ten of them, or all where there are "
+        "fewer",
     )
     selection: Literal["uniform", "window", "all", "schedule"] | None = Field(
         None,

@@ -27,7 +27,7 @@ from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, conduct, note_beginning
-from fedpriv.simulation.setup import resolve, with_schedule
+from fedpriv.simulation.setup import resolve, with_schedule, with_usual_share
 from fedpriv.simulation.terms import settle
 from fedpriv.tracking import check_tracking
 
@@ -133,10 +133,10 @@ def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[
 def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
     """What the clients will build too, from the config and what they declared."""
     first = facts[0]
-    config = resolve(config, first.usual_model, first.suggests)
+    sizes = {one.client: one.train for one in facts if one.train}
+    config = with_usual_share(resolve(config, first.usual_model, first.suggests), len(sizes))
     config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
     config, build = first.form.net(config, len(first.classes))
-    sizes = {one.client: one.train for one in facts if one.train}
     return settle(config, build, declared(facts), sizes, Apart(sizes), torch.device("cpu"))[0]
 
 

@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from fedpriv.config import RunConfig, filled, parse
+from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled, parse
 from fedpriv.data.own.owners import BY_COLUMN, GIVEN
 from fedpriv.data.sources import full_name, suggestions, usual_model
 from fedpriv.errors import UsageError
@@ -275,6 +275,9 @@ def _with_what_is_in_the_data(asked: RunConfig, found: RunConfig) -> RunConfig:
         taken |= {"data.partition.name": GIVEN, "data.clients": found.data.clients}
     if is_own(found.model.name):
         taken["model.projection"] = None
+    clients = taken.get("data.clients", asked.data.clients)
+    if found.train.participation in {min(1.0, USUAL_PARTICIPANTS / holders) for holders in range(1, clients + 1)}:
+        taken["train.participation"] = found.train.participation
     config = filled(asked.model_copy(update={"data": data}), taken)
     return on_frozen_features(config, found.model.adapter) if found.model.tune == "head" else config
 

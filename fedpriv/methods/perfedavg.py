@@ -22,7 +22,9 @@ class PerFedAvgMethodParams:
         gt=0,
         description="rate of the outer step, in place of train.lr (a public reimplementation's; with few epochs try 0.01)",
     )
-    pers_steps: int = Field(1, ge=1, description="steps of rate a that a client takes on a copy before it is tested")
+    pers_steps: int = Field(
+        1, ge=1, description="steps of plain SGD, of rate a, that a client takes on a copy before it is tested"
+    )
 
 
 @register("perfedavg")
@@ -40,6 +42,7 @@ class PerFedAvg(Method):
         return [replace(stretch, lr=self.params.b) for stretch in super().phases(round)]
 
     def adaptation(self, round: int) -> Sequence[Phase]:
-        """``pers_steps`` SGD steps of rate ``a`` on the client's training data; none where ``a`` is 0."""
+        """``pers_steps`` steps of rate ``a`` on the client's training data, of plain SGD as the inner step that the model is
+        trained for; none where ``a`` is 0."""
         rate = self.objective.params.a
-        return [phase(epochs=1, steps=self.params.pers_steps, lr=rate)] if rate else ()
+        return [phase(epochs=1, steps=self.params.pers_steps, lr=rate, plain=True)] if rate else ()

@@ -3,6 +3,9 @@
     L = (1 - beta) CE + beta KL(p || q),  p = softmax(all weights),  q = softmax(the received weights)
     beta = sigmoid(local accuracy - accuracy of the received model), both on the client's training data
 
+"All weights" are those of the model's row. The released code also takes in those of a frozen pretrained base, which would add a
+constant to both normalisers; here they are no part of the row, and are left out.
+
 With delta = weights - received weights, log(p_i / q_i) = delta_i - log E_q[exp(delta)], hence
 
     KL = E_p[delta] - log E_q[exp(delta)]        gradient: p (delta - E_p[delta])
@@ -79,7 +82,8 @@ class AdaptiveKLParams:
     )
     kl_scope: Literal["all", "trainable", "per_layer"] = Field(
         "all",
-        description="one softmax over all weights (released code), over the trained ones, or one per trained tensor, summed",
+        description="one softmax over all weights but those of a frozen pretrained base (released code: over these too), over "
+        "the trained ones, or one per trained tensor, summed",
     )
     kl_scale: Literal[1, "dim"] = Field(
         1, description="`dim`: the KL times its number of weights, an effective proximal term; not in the paper"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -10,6 +10,9 @@ from torch import Tensor
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, Part, Step
 from fedpriv.models.net import ROLES
+
+Exchange = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
+"""What a client was sent in a turn, and what it uploaded, by name."""
 
 
 class Objective(Part):
@@ -32,6 +35,8 @@ class Objective(Part):
 
     smallest_batch: int = 1
     """Batches with fewer samples are skipped."""
+    corrects: ClassVar[bool] = False
+    """Whether its gradients have a :meth:`correction`."""
     uses_companion: ClassVar[bool] = False
     """Whether its step trains a second model (:attr:`ClientTurn.companion`)."""
     decomposes: ClassVar[bool] = True
@@ -73,6 +78,21 @@ class Objective(Part):
     def correct(self, turn: ClientTurn, learner: Learner) -> None:
         """Change ``learner.grad`` in place before a step. Under sample-level DP it is called after clipping and noise, so it must
         not use the data."""
+
+    def correction(
+        self,
+        received: Mapping[str, Tensor],
+        earlier: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
+        examples: int | None,
+    ) -> dict[str, Tensor]:
+        """What :meth:`correct` adds to each gradient of a turn, apart from terms that are zero at the received weights; by the
+        parameters' names. The server can compute it, too, and an audit undoes it.
+
+        Args:
+            earlier: the client's turns before, in their order.
+            examples: its number of samples, where that is known.
+        """
+        return {}
 
     def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
         """One step on a batch; the value of ``loss``, detached.

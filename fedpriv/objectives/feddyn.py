@@ -8,6 +8,8 @@ authors' code does, and the gradient is ``g + alpha (x - x_g + u_k)``. The serve
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch import Tensor
 from fedpriv.interfaces import PROXIMAL, ClientTurn, Learner, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
-from fedpriv.objectives.proximal import on_received, pull
+from fedpriv.objectives.proximal import on_received, pull, received_parameters
 
 DISPLACEMENT = "displacement"
 """The statistic that FedDyn's server needs: the client keeps the sum of its displacements."""
@@ -44,12 +46,11 @@ class FedDyn(CrossEntropy):
     Params = FedDynParams
     writes = frozenset({DISPLACEMENT})
     suggests = {"train.clip_grad_norm": 10.0}  # noqa: RUF012
+    corrects = True
     keeps = "the sum of its displacements: p floats"
 
     def begin(self, turn: ClientTurn) -> None:
-        alpha = self.params.alpha
-        if self.params.scale_alpha:
-            alpha *= self.context.mean_samples / turn.num_examples
+        alpha = self._alpha(turn.num_examples)
         turn.memo[_STRENGTH] = on_received(turn, self.context.space, alpha)
         turn.memo[_ANCHOR] = turn.start - self._displacement(turn)
         turn.memo[PROXIMAL] = torch.tensor(alpha, dtype=torch.float64)
@@ -57,6 +58,24 @@ class FedDyn(CrossEntropy):
     def correct(self, turn: ClientTurn, learner: Learner) -> None:
         if _STRENGTH in turn.memo:
             pull(learner, turn.memo[_STRENGTH], turn.memo[_ANCHOR])
+
+    def correction(
+        self,
+        received: Mapping[str, Tensor],
+        earlier: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
+        examples: int | None,
+    ) -> dict[str, Tensor]:
+        """alpha_k u_k; u_k is the sum of the client's displacements."""
+        alpha, found = self._alpha(examples), dict[str, Tensor]()
+        for name in received_parameters(received, self.context.space):
+            moved = [uploaded[name] - before[name] for before, uploaded in earlier if name in uploaded and name in before]
+            if moved:
+                found[name] = alpha * torch.stack(moved).sum(0)
+        return found
+
+    def _alpha(self, examples: int | None) -> float:
+        alpha: float = self.params.alpha
+        return alpha * self.context.mean_samples / examples if self.params.scale_alpha and examples else alpha
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
         moved = on_received(turn, self.context.space, 1.0).mul_(turn.row - turn.start)

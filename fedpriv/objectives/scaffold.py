@@ -8,7 +8,7 @@ A tensor is corrected where the server sent both it and its variate c; the serve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -57,6 +57,7 @@ class Scaffold(CrossEntropy):
     reads = writes = frozenset({VARIATE})
     sends = "up, the change of its control variates: as many floats as corrected parameters"
     keeps = "its control variates: as many floats as corrected parameters"
+    corrects = True
     no_dp = "clients upload control variates, which no noise covers"
 
     def __init__(self, params: ScaffoldParams, context: Context) -> None:
@@ -103,6 +104,20 @@ class Scaffold(CrossEntropy):
 
     def correct(self, turn: ClientTurn, learner: Learner) -> None:
         learner.grad.add_(turn.memo[_CORRECTION])
+
+    def correction(
+        self,
+        received: Mapping[str, Tensor],
+        earlier: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
+        examples: int | None,
+    ) -> dict[str, Tensor]:
+        """c - c_k; c_k is the sum of the changes that the client uploaded."""
+        found = {name: received[statistic(VARIATE, name)].clone() for name in self._correctable(received)}
+        for name, tensor in found.items():
+            for _, uploaded in earlier:
+                if (changed := uploaded.get(statistic(VARIATE, name))) is not None:
+                    tensor -= changed
+        return found
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         return {statistic(VARIATE, name): new - self._own(turn, name) for name, new in self._renewed(turn).items()}

@@ -49,7 +49,7 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
         statistics=[upload.tensors(names - sent) for upload, names in arrived],
         clients=[-1 if upload.sealed.client is None else upload.sealed.client for upload in uploads],
         round=uploads[0].sealed.round,
-        registered=method.context.config.data.clients,
+        registered=method.context.registered,
         whole=whole,
         large=large,
         unsent=frozenset(method.shared_names) - method.context.masked - sent,
@@ -100,7 +100,7 @@ def merge_sum(method: Method, server: ServerState, mean: Mapping[str, Tensor], c
         statistics=[{name: tensor for name, tensor in mean.items() if name not in whole}] * count,
         clients=[-1] * count,
         round=round,
-        registered=method.context.config.data.clients,
+        registered=method.context.registered,
         whole=whole,
     )
     state = _merged(method, server, matrix)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
-from fedpriv.config import RunConfig
 from fedpriv.methods.base import ServerState
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.seeding import generator
@@ -106,10 +105,10 @@ class Merger:
 
 def _noisy_mean(agreement: Agreement) -> NoisyMean | None:
     """How uploads are merged under client-level DP; ``None``: as the method says."""
-    config, privacy = agreement.config, agreement.config.privacy
+    privacy = agreement.config.privacy
     if privacy.level != "client":
         return None
-    return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, _expected(config))
+    return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, _expected(agreement))
 
 
 def _canaries(agreement: Agreement) -> Planted | None:
@@ -118,9 +117,9 @@ def _canaries(agreement: Agreement) -> Planted | None:
         return None
     if agreement.config.privacy.level == "sample":
         return SampleCanaries(agreement, canaries)
-    return ClientCanaries(agreement, canaries, _expected(agreement.config))
+    return ClientCanaries(agreement, canaries, _expected(agreement))
 
 
-def _expected(config: RunConfig) -> float:
-    """The expected number of participants."""
-    return (config.train.participation or 0.0) * config.data.clients
+def _expected(agreement: Agreement) -> float:
+    """The expected number of participants, who are drawn among the clients that hold training data."""
+    return (agreement.config.train.participation or 0.0) * len(agreement.trainable)

@@ -165,7 +165,7 @@ def load(config: RunConfig, deal: Deal | None = None) -> Loaded:
     prepared = replace(prepared, said=(*dataset.said, *prepared.said))
     config = prepared.config
     data = FederatedData(dataset, partition, device, prepared.train, prepared.test, lacking_modalities(config))
-    return Loaded(config, dataset, prepared, data, device)
+    return Loaded(with_usual_share(config, len(data.nonempty)), dataset, prepared, data, device)
 
 
 def dealt(dataset: Dataset, config: RunConfig) -> Partition:
@@ -176,19 +176,33 @@ def dealt(dataset: Dataset, config: RunConfig) -> Partition:
 
 
 def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:
-    """The config with what method and options left open: what the data set suggests, the partition's seed, participation."""
+    """The config with what method and options left open: what the data set suggests, and the partition's seed.
+
+    All but the share of the clients, for which it must be known who holds data (:func:`with_usual_share`).
+    """
     config = with_schedule(filled(config, suggestions or {}))
     partition, train = config.data.partition, config.train
     seed = config.seed if partition.seed is None else partition.seed
-    share = min(1.0, USUAL_PARTICIPANTS / config.data.clients) if train.participation is None else train.participation
     data = {"partition": partition.model_copy(update={"seed": seed}), "augment": config.data.augment or "none"}
     return config.model_copy(
         update={
             "model": config.model.model_copy(update={"name": config.model.name or usual_model}),
-            "train": train.model_copy(update={"participation": share, "selection": train.selection or "uniform"}),
+            "train": train.model_copy(update={"selection": train.selection or "uniform"}),
             "data": config.data.model_copy(update=data),
         }
     )
+
+
+def with_usual_share(config: RunConfig, holders: int) -> RunConfig:
+    """The config with the share of the clients that take part in a round, where it leaves that open.
+
+    Args:
+        holders: number of clients that hold training data, of which it is a share; 0 counts as 1.
+    """
+    if config.train.participation is not None:
+        return config
+    share = min(1.0, USUAL_PARTICIPANTS / max(1, holders))
+    return config.model_copy(update={"train": config.train.model_copy(update={"participation": share})})
 
 
 def with_schedule(config: RunConfig) -> RunConfig:

@@ -93,4 +93,4 @@ def single(evidence: Evidence, lacking: str | None) -> Target:
     """A client with the first image of the one that lacks that, beside its text where it has texts."""
     who = client(evidence, lacking)
     truth = evidence.truth(who)
-    return of_messages(evidence, "one image", single_images(evidence, 1, who, 1), truth.images[:1], truth.labels[:1], None, True)
+    return of_messages(evidence, "one image", single_images(evidence, 1, who, 1), truth.images[:1], truth.labels[:1], None)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.lab.attempts import Attacker, mount
+from fedpriv.attacks.lab.nets import observe, perceptron
 from fedpriv.audit import duration, finished, report
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.progress import END, Progress
@@ -83,6 +86,13 @@ def test_what_is_finished_is_not_done_again(run: Path, mounted: list[str]) -> No
     again, lines = whole(run)
     assert sorted(mounted) == sorted(first) and not any("continuing" in line for line in lines)
     assert timeless(found) == timeless(again)
+
+
+def test_what_follows_from_the_run_is_not_named_by_its_address_in_memory() -> None:
+    """Another process would not find what this one has finished."""
+    seen = observe(perceptron(0, height=8, width=8), torch.rand(1, 3, 8, 8), torch.tensor([1]))
+    named = finished._facts(replace(seen, idle=lambda start: start, penalty=lambda start: start))
+    assert " at 0x" not in named and named == finished._facts(seen)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.matching import gradient_by_labels
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.explained import explained
+from fedpriv.audit.evidence.local_steps import idle_of, schedule_of
 from fedpriv.audit.evidence.messages import Evidence, Truth
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.victim import cut
@@ -63,7 +64,7 @@ def test_tensors_that_step_without_momentum_are_known(tmp_path: Path) -> None:
     observation, truth, weights = (
         found.observation(message, ThreatModel()),
         found.truth(message.client),
-        found.started(message, True),
+        found.started(replace(message, first_turn=True)),
     )
     assert observation.schedule is not None and weights is not None
     assert observation.schedule.no_momentum == {
@@ -74,6 +75,16 @@ def test_tensors_that_step_without_momentum_are_known(tmp_path: Path) -> None:
     unaware = replace(observation, schedule=replace(observation.schedule, no_momentum=frozenset()))
     other = explained(unaware, weights, truth.images, truth.labels)
     assert other is not None and other.cosine < 0.995 and other.factor > 1.3
+
+
+def test_batches_that_are_too_small_are_no_steps(tmp_path: Path) -> None:
+    """Two epochs of 50 samples in batches of 7, of which the eighth has one."""
+    found = evidence(tmp_path / "run", "fedavg", **{"train.rounds": 1, "train.batch_size": 7, "train.local_epochs": 2})
+    for least, steps in ((1, 16), (2, 14)):
+        train = found.config.train.model_copy(update={"min_batch": least})
+        made = schedule_of(train, found.federation.method, 1, ["head.weight"], 50, 1, frozenset())
+        assert made is not None and made.steps == steps
+        assert (idle_of(train, found.federation.method, 1, ["head.weight"], 1, 1) is None) == (least == 2), "no step at all"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])

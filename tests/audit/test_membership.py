@@ -256,6 +256,17 @@ def test_a_sample_counts_for_one_client_alone(tmp_path: Path) -> None:
     assert all(unused / 2 < one.non_members == one.members <= unused for one in found.attacks.values())
 
 
+def test_a_sample_that_two_clients_of_a_sum_hold_is_one_candidate(tmp_path: Path) -> None:
+    shared = {"data.partition.name": "class_dir_min1", "data.partition.alpha": 0.5, "data.clients": 6, "train.participation": 1.0}
+    play(tmp_path / "run", "fedavg", **shared, **{"wire.secure_aggregation": True, "train.rounds": 1, "train.local_epochs": 1})
+    found = evidence_of(tmp_path / "run")
+    ((round, number),) = found.messages()
+    held = found.federation.data.indices("train", number)
+    assert len(held.unique()) < len(held)
+    samples = candidates(found.federation, round, number).samples
+    assert len(np.unique(samples)) == len(samples)
+
+
 def test_of_clients_that_come_with_the_data_the_others_are_their_own_too(tmp_path: Path) -> None:
     """Or an attack on a hospital's images would find the hospital."""
     draw = np.random.default_rng(0)

@@ -95,7 +95,7 @@ def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pyt
     (one, *_), truth = single_images(found, round, client, 2), found.truth(client)
     attack = image_attack("analytic")()
     missed = attack.run([found.observation(one, ThreatModel())]).images[0] - truth.images[0]
-    seen = statistics.as_gradient(found, one, "variate", ThreatModel(), first_turn=True)
+    seen = statistics.as_gradient(found, one, "variate", ThreatModel())
     assert float(missed.square().mean()) > 1e-2
     torch.testing.assert_close(attack.run([seen]).images[0], truth.images[0], rtol=0, atol=2e-3)
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(attack, ThreatModel())])

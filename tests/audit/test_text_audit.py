@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.controls import Control
@@ -170,6 +172,26 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
 
     assert str(attempt(1).no_evidence).startswith("tag finds an undefended message of 1 sentence of"), "with so few steps"
     assert attempt(7).no_evidence == "it reads the change as one step of SGD, and behind the message are 7"
+
+
+def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:
+    evidence = Evidence(runs("full"))
+    round, client = evidence.messages()[0]
+    two = single_images(evidence, round, client, 2)
+    target = of_messages(evidence, "two texts", two, evidence.texts(client)[:2], evidence.labels(client)[:2])
+
+    class Refuses:
+        name = "tokens"
+        met = 0
+
+        def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+            self.met += 1
+            if self.met == 2:
+                raise Inapplicable("too many tokens")
+            return text_attack("tokens")().run(observations, seed)
+
+    made = attempt_text(TextAttacker(Refuses()), target, seed=0)
+    assert made.refused == 1 and str(made.no_evidence).endswith("it could not be mounted on 1 of 2 messages (too many tokens)")
 
 
 def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:

@@ -301,11 +301,19 @@ def test_apfl_may_be_tested_with_the_clients_own_last_global_model(simulate: Sim
     assert OWN not in simulate("apfl", **{"train.rounds": 1}).private(client)
 
 
-def test_perfedavg_is_tested_after_a_step_of_each_client(simulate: Simulate) -> None:
-    """By hand: one plain step of rate a on the first batch, which changes no state."""
-    simulation = simulate(
-        "perfedavg", **{"method.a": 0.5, "train.weight_decay": 0.0, "train.batch_size": 2000, "train.rounds": 1}
-    )
+@pytest.mark.parametrize(
+    "outer",
+    [
+        {},
+        {"train.momentum": 0.9, "train.weight_decay": 0.3, "train.clip_grad_norm": 0.01, "executor.name": "vectorized"},
+        {"train.optimizer": "adam", "method.b": 0.001},
+    ],
+)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_perfedavg_is_tested_after_plain_steps_of_each_client(simulate: Simulate, outer: dict[str, Any], steps: int) -> None:
+    """By hand: plain steps of rate a on all its samples, which change no state, whatever the outer steps are."""
+    own = {"method.a": 0.5, "method.pers_steps": steps, "train.batch_size": 2000, "train.rounds": 1}
+    simulation = simulate("perfedavg", **own, **outer)
     fed = simulation.federation
     accuracies = simulation.folder.records()[-1]["per_client"]["accuracy"]
     resident = fed.resident.frozen
@@ -313,13 +321,14 @@ def test_perfedavg_is_tested_after_a_step_of_each_client(simulate: Simulate) -> 
         resident.row.copy_(simulation.server.row)
         resident.set_trained(frozenset({"encoder", "projector", "head"}))
         x, y = fed.data.train(client)
-        gradients = torch.autograd.grad(
-            torch.nn.functional.cross_entropy(resident.net(x).logits, y), list(resident.net.parameters())
-        )
+        for _ in range(steps):
+            loss = torch.nn.functional.cross_entropy(resident.net(x).logits, y)
+            gradients = torch.autograd.grad(loss, list(resident.net.parameters()))
+            with torch.no_grad():
+                for parameter, gradient in zip(resident.net.parameters(), gradients, strict=True):
+                    parameter -= 0.5 * gradient
         resident.net.eval()
         with torch.no_grad():
-            for parameter, gradient in zip(resident.net.parameters(), gradients, strict=True):
-                parameter -= 0.5 * gradient
             test = fed.data.split("test", client)
             hits = (resident.net(test.inputs).logits.argmax(1) == test.labels).double().mean()
         assert accuracies[client] == pytest.approx(float(hits), abs=0.02)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.aggregation.mean_shift import dynamic_names
 from fedpriv.aggregation.scaffold import chosen_layers
 from fedpriv.errors import UsageError
 from fedpriv.simulation.simulation import Simulation
@@ -142,11 +143,24 @@ def test_only_the_chosen_layers_have_variates_on_the_wire(simulate: Simulate) ->
         assert {name for name in sealed.schema if name.startswith("statistic.")} == {statistic("variate", n) for n in LAST}
 
 
+def test_batchnorm_is_no_layer(simulate: Simulate) -> None:
+    """Of resnet9, the last two layers are the last convolution and the head; a BatchNorm layer lies between them."""
+    net = {"model.name": "resnet9_narrow", "model.projection": None, "data.limit": 60}
+    simulation = simulate("fedpvr", play=False, **net)
+    context = simulation.federation.method.context
+    chosen = [tensor_of(name) for name in simulation.server.memory]
+    assert chosen == list(dynamic_names(context.layers, "last2_layers", context.norms))
+    assert any(name in context.norms for name in context.layers[context.layers.index(chosen[0]) :]), "one is passed over"
+
+
 def test_which_layers() -> None:
     forward = ["encoder.fc1.weight", "encoder.fc1.bias", "head.weight", "head.bias"]
     assert chosen_layers(forward, None) == forward and chosen_layers(forward, 0) == []
     assert chosen_layers(forward, 1) == forward[2:] and chosen_layers(forward, 2) == forward
     assert chosen_layers(forward, ("head.*", "*fc1.bias")) == forward[1:]
+    norms = frozenset({"encoder.bn1.weight", "encoder.bn1.bias"})
+    with_norms = [*forward[:2], *sorted(norms), *forward[2:]]
+    assert chosen_layers(with_norms, 2, norms) == list(dynamic_names(with_norms, "last2_layers", norms)) == forward
     with pytest.raises(UsageError, match=r"layers = 3: the net has 2 \(encoder.fc1, head\)"):
         chosen_layers(forward, 3)
     with pytest.raises(UsageError, match=r"'encoder.fc9\.\*' fits no parameter"):

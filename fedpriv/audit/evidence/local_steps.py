@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from functools import partial
 
@@ -53,11 +52,12 @@ def _alike(
     train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int
 ) -> tuple[int, float] | None:
     """The number of steps and the learning rate, if they are the same for all layers."""
-    an_epoch, phases = math.ceil(examples / _batch(train, method, parts)), method.phases(round)
+    (whole, rest), phases = divmod(examples, _batch(train, method, parts)), method.phases(round)
+    an_epoch = whole + (rest >= parts * max(train.min_batch, method.objective.smallest_batch))  # smaller batches are skipped
     roles = {name.split(".")[0] for name in sent}
     steps = {sum(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains) for role in roles}
     rates = {phase.lr or train.lr for phase in phases}
-    if len(steps) != 1 or len(rates) != 1:
+    if len(steps) != 1 or len(rates) != 1 or steps == {0}:
         return None
     return steps.pop(), rates.pop() * train.lr_decay ** (round - 1)
 

@@ -19,6 +19,7 @@ from fedpriv.attacks.core.altered import UNALTERED, Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, state_names
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
+from fedpriv.audit.evidence.earlier_turns import plain_change
 from fedpriv.audit.evidence.local_steps import idle_of, schedule_of
 from fedpriv.audit.evidence.shadow_turns import initial_row
 from fedpriv.audit.evidence.text_victim import text_facts
@@ -51,6 +52,7 @@ class Message:
         num_examples: its number of samples as the message states it.
         altered: the effect of the transforms on the change, by the net's names.
         parts: how many clients it is the mean of.
+        first_turn: whether it is known to be of a client that has had no turn before, as simulated ones have not.
     """
 
     round: int
@@ -60,6 +62,11 @@ class Message:
     num_examples: int | None
     altered: Altered = UNALTERED
     parts: int = 1
+    first_turn: bool = False
+
+    def simulated(self, uploaded: Mapping[str, Tensor]) -> Message:
+        """The message of a simulated client in its place; itself where that is what it uploaded."""
+        return self if uploaded is self.uploaded else replace(self, uploaded=uploaded, first_turn=True)
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ class Evidence:
 
     Attributes:
         summed: whether each is the sum of some clients' uploads (:mod:`fedpriv.audit.evidence.sums`).
+        corrections: of messages by (round, client), as far as they were computed (:mod:`fedpriv.audit.evidence.earlier_turns`).
 
     Raises:
         UsageError: there is no run, the data have changed since its training, or it kept no payload.
@@ -92,6 +100,7 @@ class Evidence:
         config = self.folder.config()
         self.config = config.model_copy(update={"executor": config.executor.here()})
         self._victims: dict[frozenset[str], Victim] = {}
+        self.corrections: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def _stored(self) -> PayloadStore:
         return PayloadStore.of(self.folder)
@@ -238,9 +247,7 @@ class Evidence:
         if threat.top == "current":
             raise UsageError("the current private weights of a client are never sent, so a run can only be attacked without them")
         federation = self.federation
-        parameters = dict(federation.resident.net.named_parameters())
-        sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
-        news = {name: message.uploaded[name].float() - message.received[name] for name in sent} if gradient is None else gradient
+        news, open_ = plain_change(self, message) if gradient is None else (gradient, None)
         dataset, encoder = federation.dataset, federation.prepared.encoder
         victim = self._victim(frozenset(news))
         net = victim.net if training else copy.deepcopy(victim.net).eval()
@@ -268,19 +275,27 @@ class Evidence:
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
             idle=idle,
             penalty=idle if self.config.train.optimizer == "sgd" else None,
-            unlike=unlike_controls(
-                self.config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
+            unlike=(
+                *unlike_controls(
+                    self.config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
+                ),
+                *([] if open_ is None else [open_]),
             ),
         )
         if not threat.labels:
             return observation
         return replace(observation, labels=self.labels(message.client))
 
-    def schedule(self, message: Message, num_examples: int) -> Schedule | None:
-        """See :func:`fedpriv.audit.evidence.local_steps.schedule_of`."""
+    def schedule(self, message: Message, num_examples: int, clipped: bool = True) -> Schedule | None:
+        """See :func:`fedpriv.audit.evidence.local_steps.schedule_of`.
+
+        Args:
+            clipped: ``False``: as if ``train.clip_grad_norm`` had not clipped a gradient.
+        """
         method, plain = self.federation.method, self.federation.method.objective.without_momentum(message.received)
+        train = self.config.train if clipped else self.config.train.model_copy(update={"clip_grad_norm": None})
         sent = [name for name in message.uploaded if is_model(name)]
-        return schedule_of(self.config.train, method, message.round, sent, num_examples, message.parts, plain)
+        return schedule_of(train, method, message.round, sent, num_examples, message.parts, plain)
 
     def _idle(self, message: Message, num_examples: int) -> Callable[[Tensor], Tensor] | None:
         """What the client's steps do to weights that have no gradient, where :meth:`schedule` does not tell."""
@@ -341,16 +356,13 @@ class Evidence:
         variance = {name: of_step * noise_gain(steps.of(name)) + altered.variance.get(name, 0.0) for name in sent}
         return replace(altered, rescaled=True, variance=variance)
 
-    def started(self, message: Message, first_turn: bool) -> dict[str, Tensor] | None:
+    def started(self, message: Message) -> dict[str, Tensor] | None:
         """The weights at which the client began, by the names of :meth:`victim`, hidden ones too; attacks never get these.
 
-        ``None``: they were not kept.
-
-        Args:
-            first_turn: of a client that :class:`fedpriv.audit.evidence.shadow_turns.ShadowTurns` simulated.
+        ``None``: they were not kept; those of a first turn are the run's initial ones.
         """
         victim, space = self.victim(message), self.federation.resident.space
-        initial = space.unpack(initial_row(self.federation, self.store.broadcast()).cpu()) if first_turn else {}
+        initial = space.unpack(initial_row(self.federation, self.store.broadcast()).cpu()) if message.first_turn else {}
         known, wanted = {**initial, **self._public(), **message.received}, set(state_names(victim.net))
         names = {name: cut_name for name, cut_name in victim.names.items() if cut_name in wanted}
         return {cut_name: known[name] for name, cut_name in names.items()} if names.keys() <= known.keys() else None

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.audit.evidence.earlier_turns import earlier_turns
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage
 from fedpriv.draws import SeededDraws
 from fedpriv.errors import UsageError
 from fedpriv.seeding import generator
-from fedpriv.server.sampling import participants
 from fedpriv.wire import STATISTIC, Payload, TransformContext, statistic
 from fedpriv.wire.coding import base_name, is_model
 
@@ -129,13 +129,10 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
     return tuple(what for what in kinds(before) if what not in changed)
 
 
-def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatModel, first_turn: bool = False) -> Observation:
+def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatModel) -> Observation:
     """A statistic as the gradient of the mean loss, approximately at the weights that the client was sent.
 
-    Changes are summed over the client's turns; the weight decay in them is subtracted, to first order.
-
-    Args:
-        first_turn: it is the client's first turn.
+    Changes are summed over the client's turns; the weight decay in them is subtracted, to first order. AdamW's is not in them.
 
     Raises:
         UsageError: it is a change, and not all earlier messages of the client were kept; of a sum, or not all were of the same
@@ -143,21 +140,15 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
     """
     gradients = named(message.uploaded, what)
     if MEANINGS[what].gradient == "change":
-        for earlier in [] if first_turn else _earlier_turns(evidence, message):
-            if earlier not in evidence.messages():
-                raise UsageError(
-                    f"{what} sums over the client's earlier turns, and that of round {earlier[0]} was not kept;"
-                    " train with --keep-payloads all"
-                )
-            if set(evidence.behind(*earlier)) != set(evidence.behind(message.round, message.client)):
-                raise UsageError(
-                    f"{what} sums over clients' earlier turns, and the sum of round {earlier[0]} is of other clients"
-                )
-            before = named(evidence.message(*earlier).uploaded, what)
+        try:
+            earlier = [named(one.uploaded, what) for one in earlier_turns(evidence, message)]
+        except UsageError as reason:
+            raise UsageError(f"{what} sums over the client's turns, and {reason}") from None
+        for before in earlier:
             gradients = {name: tensor + before[name] if name in before else tensor for name, tensor in gradients.items()}
         train = evidence.config.train
         for name, tensor in gradients.items():
-            decay = train.weight_decay if tensor.ndim > 1 else train.weight_decay_bias
+            decay = 0.0 if train.optimizer == "adamw" else train.weight_decay if tensor.ndim > 1 else train.weight_decay_bias
             gradients[name] = tensor - decay * message.received[name] if name in message.received else tensor
     return evidence.observation(message, threat, gradients, training=MEANINGS[what].gradient == "change")
 
@@ -166,10 +157,3 @@ def named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
     """By the net's names."""
     prefix = statistic(what) + "/"
     return {name.removeprefix(prefix): tensor.float() for name, tensor in uploaded.items() if name.startswith(prefix)}
-
-
-def _earlier_turns(evidence: Evidence, message: Message) -> Sequence[tuple[int, int]]:
-    """Those of the clients behind a message."""
-    agreement, behind = evidence.federation.agreement, set(evidence.behind(message.round, message.client))
-    rounds = (r for r in range(1, message.round) if behind & set(participants(agreement, r)))
-    return [(r, evidence.number(r, message.client)) for r in rounds]

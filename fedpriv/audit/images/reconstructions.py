@@ -124,7 +124,7 @@ def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say
     title = f"clients with one image each, {n} in round {round}"
     images, labels = (torch.stack([getattr(truth[owner], what)[at] for owner, at in alone]) for what in ("images", "labels"))
     views = None if recorder is None else recorder.views(images)
-    target = of_messages(evidence, title, messages, images, labels, views, first_turn=True)
+    target = of_messages(evidence, title, messages, images, labels, views)
     tried = suited(target.masked)
     found = until_decided(target, tried, seed, say, most, workers)
     return Attacked(target, "single image", round, client, [*found, *_on_statistics(target, tried, seed, say)])

@@ -200,13 +200,11 @@ def of_messages(
     images: Tensor,
     labels: Tensor,
     views: Tensor | None,
-    first_turn: bool = False,
 ) -> Target:
     """Messages of a run, each of which stands for the same number of the images ``(n, C, H, W)``.
 
     Args:
         views: ``(n, V, C, H, W)``, see :class:`Target`.
-        first_turn: they are their clients' first.
 
     Raises:
         UsageError: for pairs, see :func:`fedpriv.audit.images.pairs.of_images`.
@@ -222,22 +220,20 @@ def of_messages(
         return granted([of_images(evidence, one, evidence.observation(one, threat)) for one in found], reference)
 
     def read(what: str, threat: ThreatModel) -> list[Observation]:
-        return granted(
-            [of_images(evidence, one, as_gradient(evidence, one, what, threat, first_turn)) for one in found], reference
-        )
+        return granted([of_images(evidence, one, as_gradient(evidence, one, what, threat)) for one in found], reference)
 
     @cache
     def doubt(one_step: bool = False) -> str | None:
         if "text" in evidence.modalities:
             return None
-        return _unexplained(evidence, found, images if views is None else views[:, -1], labels, first_turn, one_step)
+        return _unexplained(evidence, found, images if views is None else views[:, -1], labels, one_step)
 
     @cache
     def control(attacker: Attacker) -> Control | None:
         if "text" in evidence.modalities:
             return None
         # In place of private layers that were not kept, those that every client began with: any are as good for this.
-        weights = evidence.started(found[0], first_turn) or evidence.started(found[0], first_turn=True)
+        weights = evidence.started(found[0]) or evidence.started(replace(found[0], first_turn=True))
         if weights is None:
             return None
         return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, evidence.config.seed)
@@ -250,9 +246,7 @@ def of_messages(
     )  # fmt: skip
 
 
-def _unexplained(
-    evidence: Evidence, found: Sequence[Message], images: Tensor, labels: Tensor, first_turn: bool, one_step: bool
-) -> str | None:
+def _unexplained(evidence: Evidence, found: Sequence[Message], images: Tensor, labels: Tensor, one_step: bool) -> str | None:
     """Why attacks that simulate the clients' steps cannot succeed; ``None``: with the true images the steps give the messages, or
     noise hides whether they do. Of many messages, the first :data:`HELD_AGAINST`."""
     size, agreements = len(images) // len(found), list[Agreement]()
@@ -263,7 +257,7 @@ def _unexplained(
         observation = as_one_step(seen) if one_step else seen
         if observation is None:
             continue
-        weights = evidence.started(message, first_turn)
+        weights = evidence.started(message)
         if weights is None:
             return "that its simulation gives the message cannot be told, as the client's private layers were not kept"
         agreement = explained(observation, weights, own, of, one_step)

@@ -61,7 +61,7 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     owners = owners_of(federation.config.data, federation.dataset.owners)
     whose = f"that no client trained on up to round {round}" if owners is None else "of its own that it did not train on"
     unseen = _unseen(federation, round, client) if owners is None else _held_out(federation, client, owners)
-    own = data.indices("train", client)
+    own = torch.unique(data.indices("train", client))  # behind a sum, of a sample that two clients hold once
     inside, outside, spare = [], [], []
     for label in torch.unique(labels[own]):
         mine, theirs = (_shuffled(held[labels[held] == label], draw) for held in (own, unseen))

@@ -8,7 +8,6 @@ all from them: a noise that hides the encoder hides no centre.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 from torch import Tensor
@@ -65,7 +64,7 @@ class TracedCenters:
         return scores
 
     def _centers(self, uploaded: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        return read_centers(self._evidence.observation(replace(self._message, uploaded=uploaded), ThreatModel()))
+        return read_centers(self._evidence.observation(self._message.simulated(uploaded), ThreatModel()))
 
 
 def projections(resident: Resident, nets: Sequence[Tensor], uploaded: Mapping[str, Tensor], inputs: Inputs) -> Iterator[Tensor]:

@@ -47,6 +47,11 @@ def rule_open(labels: Sequence[Found]) -> bool:
     return _mostly_exact(telling) and _by_guessing(telling) and not _enough(telling)
 
 
+def steps_open(labels: Sequence[Found]) -> str | None:
+    """Why it is no evidence that classes were not found in some message of a client that lacks one; ``None``: it is evidence."""
+    return next((one["open"] for one in labels if one.get("open") and lacks_a_class(one) and not one["exact"]), None)
+
+
 def share_by_rule(labels: Sequence[Found]) -> float:
     """The share of the sets that were found exactly; 0 where guessing would find as many."""
     telling = of_lacking(labels)

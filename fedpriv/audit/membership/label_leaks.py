@@ -14,9 +14,10 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.image.centers import read_label_set
 from fedpriv.attacks.inference.labels import batch_labels, count_accuracy, present_classes, to_counts
-from fedpriv.attacks.inference.shadow import Message, fit_shadows, score_shadows
+from fedpriv.attacks.inference.shadow import fit_shadows, score_shadows
 from fedpriv.attacks.scoring.guessing import most_common_share
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.earlier_turns import plain_change
+from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.statistics import as_gradient, exposed, gradient_like
 from fedpriv.audit.membership.classes import NO_RULE, STATED
@@ -40,6 +41,7 @@ class Labels:
         counts: of each class ``(C,)``; ``None`` where only the set can be inferred.
         true: the true counts ``(C,)``, for scoring.
         guess: the share of clients whose set is found by naming the same one each time; ``None``: it is not known.
+        open: why it says nothing if the classes were not found; ``None``: it does.
     """
 
     round: int
@@ -51,6 +53,7 @@ class Labels:
     true: Tensor
     note: str | None
     guess: float | None = None
+    open: str | None = None
 
     def described(self) -> dict[str, Any]:
         """As JSON.
@@ -68,6 +71,7 @@ class Labels:
             **scored,
             "guess": self.guess,
             "note": self.note,
+            "open": self.open,
         }
 
 
@@ -123,6 +127,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
     guess = None if evidence.summed else most_common_share(_label_sets(evidence, evidence.federation.data.nonempty))
     counts: Tensor | None = None
     note = None
+    _, open_ = plain_change(evidence, message)
     try:
         read = read_label_set(observation)
         how, found, counts = STATED, read.present, read.counts
@@ -132,9 +137,9 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
         unaltered = exposed(evidence) if gradients else ()
         for what in gradients:
             reader = partial(as_gradient, evidence, message, what, ThreatModel())
-            # A statistic that no defence altered is used before the altered model.
+            # A statistic that no defence altered is used before the altered model, or one whose steps were corrected.
             read_as = f"{what}, of the last layer: the bias gradient is negative for the classes that are there"
-            ways = {read_as: reader, **ways} if what in unaltered else {**ways, read_as: reader}
+            ways = {read_as: reader, **ways} if what in unaltered or open_ is not None else {**ways, read_as: reader}
         how, found, reasons = NO_RULE, torch.zeros(classes, dtype=torch.bool), []
         for rule, observe in ways.items():
             try:
@@ -145,13 +150,16 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
             except (Inapplicable, UsageError) as error:
                 reasons.append(str(error))
                 continue
+            if rule == RULE and open_ is not None and not torch.equal(present, true > 0):  # there only a success says something
+                reasons.append(open_)
+                continue
             how, found = rule, present
             if guessed is not None:
                 counts = to_counts((guessed * found).double(), len(labels))
             break
         else:
             note = "; ".join(dict.fromkeys(reasons))
-    return Labels(round, client, evidence.sender(round, client), how, found, counts, true, note, guess)
+    return Labels(round, client, evidence.sender(round, client), how, found, counts, true, note, guess, open_)
 
 
 def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:
@@ -178,15 +186,15 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
         row[torch.randperm(classes, generator=draw)[:size]] = True
     samples = messages[0].num_examples or 10 * federation.config.train.batch_size
 
-    def changes() -> Iterator[Message]:
+    def changes() -> Iterator[dict[str, Tensor]]:
         for result in turns.run(lambda number: _public(evidence, sets[number], samples, number), range(shadows)):
             if result is None:
                 raise FedprivError(f"round {round}: the turn of a shadow client diverged, as a real one's may have")
-            yield _changes(evidence, result.uploaded, messages[0].received)
+            yield _changes(evidence, messages[0].simulated(result.uploaded))
 
     classifier = fit_shadows(changes(), sets)
 
-    sent, true = [_changes(evidence, one.uploaded, one.received) for one in messages], _label_sets(evidence, clients)
+    sent, true = [_changes(evidence, one) for one in messages], _label_sets(evidence, clients)
     report = score_shadows(classifier, sent, true, _label_sets(evidence, federation.data.nonempty))
     auc = None if report.auc != report.auc else report.auc
     held, most = true.sum(1), int(sets.sum(1).max())
@@ -200,10 +208,10 @@ def _label_sets(evidence: Evidence, clients: Sequence[int]) -> Tensor:
     return torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in clients])
 
 
-def _changes(evidence: Evidence, uploaded: Message, received: Message) -> dict[str, Tensor]:
+def _changes(evidence: Evidence, message: Message) -> dict[str, Tensor]:
     """The changes of the shared parameters in the order of the net; the last ones depend most on labels."""
-    names = [name for name, _ in evidence.federation.resident.net.named_parameters() if name in uploaded and name in received]
-    return {name: uploaded[name].cpu() - received[name].cpu() for name in names}
+    change, _ = plain_change(evidence, message)
+    return {name: change[name].cpu() for name, _ in evidence.federation.resident.net.named_parameters() if name in change}
 
 
 def _public(evidence: Evidence, present: Tensor, samples: int, number: int) -> Split:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statis
     """
 
     def seen(uploaded: Uploaded) -> Array:
-        return rows(evidence.observation(replace(message, uploaded=uploaded), ThreatModel()))
+        return rows(evidence.observation(message.simulated(uploaded), ThreatModel()))
 
     first = evidence.observation(message, ThreatModel())
     rows = RowDistance.of(first, split(_as(first, inputs), CHUNK))

@@ -118,8 +118,10 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
     scores = score_text(whole, target.ids, target.labels, target.facts)
     if scores.exact is not None and not scores.exact.successes and not unlike and attacker.attack.name in SEEKS:
         unlike = _beyond_its_control(attacker.attack, target, seed)
+    if refusals := [one for one in found if isinstance(one, str)]:
+        unlike = (*unlike, f"it could not be mounted on {len(refusals)} of {len(found)} messages ({refusals[0]})")
     ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
-    return TextAttempt(attacker, whole, scores, ids, refused=len(found) - len(made), unlike=unlike)
+    return TextAttempt(attacker, whole, scores, ids, refused=len(refusals), unlike=unlike)
 
 
 def what_is_left(observe: Observe, target: TextTarget) -> Left:

@@ -64,7 +64,7 @@ def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say:
     results = single_images(evidence, round, client, n)
     title = f"clients with one text each, {n} of client {client}'s, in round {round}"
     ids, labels = evidence.texts(client)[:n], evidence.labels(client)[:n]
-    target = of_messages(evidence, title, results, ids, labels, first_turn=True)
+    target = of_messages(evidence, title, results, ids, labels)
     return _read(target, "single text", round, client, seed, say)
 
 

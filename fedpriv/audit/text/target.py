@@ -181,14 +181,8 @@ def message(evidence: Evidence, round: int, client: int) -> TextTarget:
     return of_messages(evidence, title, [evidence.message(round, client)], ids, labels)
 
 
-def of_messages(
-    evidence: Evidence, title: str, found: Sequence[Message], ids: Tensor, labels: Tensor, first_turn: bool = False
-) -> TextTarget:
-    """Messages of a run, each of which stands for the same number of the texts ``(n, L)``.
-
-    Args:
-        first_turn: they are their clients' first.
-    """
+def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: Tensor, labels: Tensor) -> TextTarget:
+    """Messages of a run, each of which stands for the same number of the texts ``(n, L)``."""
     encoder, seen = evidence.federation.prepared.encoder, evidence.observation(found[0], ThreatModel())
     assert encoder is not None
 
@@ -196,7 +190,7 @@ def of_messages(
         return (evidence.observation(one, threat) for one in found)
 
     def read(what: str, threat: ThreatModel) -> Iterator[Observation]:
-        return (as_gradient(evidence, one, what, threat, first_turn) for one in found)
+        return (as_gradient(evidence, one, what, threat) for one in found)
 
     return TextTarget(
         title, ids, labels, len(found), encoder, observe, evidence.public_texts(),

@@ -1,0 +1,85 @@
+"""A client's turns before a message: what they left behind corrects its gradients (SCAFFOLD, FedDyn), and the server saw it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedpriv.attacks.gradients.multistep import is_bias, response
+from fedpriv.errors import UsageError
+from fedpriv.server.sampling import participants
+from fedpriv.wire.coding import is_model
+
+if TYPE_CHECKING:
+    from fedpriv.audit.evidence.messages import Evidence, Message
+
+CORRECTED = "the client's gradients were corrected by what its earlier turns left"
+
+
+def earlier_turns(evidence: Evidence, message: Message) -> list[Message]:
+    """The messages of the turns that the clients behind a message had before, in their order.
+
+    Raises:
+        UsageError: not all of them were kept; of a sum, or not all are of the same clients.
+    """
+    if message.first_turn:
+        return []
+    agreement, behind = evidence.federation.agreement, set(evidence.behind(message.round, message.client))
+    kept, found = set(evidence.messages()), []
+    for round in range(1, message.round):
+        if not behind & set(participants(agreement, round)):
+            continue
+        if (where := (round, evidence.number(round, message.client))) not in kept:
+            raise UsageError(f"that of round {round} was not kept; train with --keep-payloads all")
+        if set(evidence.behind(*where)) != behind:
+            raise UsageError(f"the sum of round {round} is of other clients")
+        found.append(evidence.message(*where))
+    return found
+
+
+def plain_change(evidence: Evidence, message: Message) -> tuple[dict[str, Tensor], str | None]:
+    """The changes of the parameters that are sent in both directions, by the net's names, as plain steps would have made them.
+
+    SGD's steps are linear in the gradients, so what was added to these is subtracted exactly, up to rounding.
+
+    Returns:
+        The changes, and why the correction may still be in them, at least in part; ``None``: it is not.
+    """
+    parameters = dict(evidence.federation.resident.net.named_parameters())
+    sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
+    change = {name: message.uploaded[name].float() - message.received[name] for name in sent}
+    try:
+        added = {name: tensor for name, tensor in _correction(evidence, message).items() if name in change and bool(tensor.any())}
+    except UsageError as reason:
+        return change, f"{CORRECTED}, and {reason}"
+    if not added:
+        return change, None
+    schedule = None if message.num_examples is None else evidence.schedule(message, message.num_examples, clipped=False)
+    if schedule is None:
+        return change, f"{CORRECTED}, and what that did to its steps is not known"
+    for name, tensor in added.items():
+        if change[name].any():  # a branch of the net without data takes no steps
+            decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
+            moved = response(schedule.of(name), decay).gain * tensor.to(change[name])
+            kept = message.altered.kept.get(name)
+            change[name] = change[name] + (moved if kept is None else moved * kept.to(moved))
+    exact = evidence.config.train.clip_grad_norm is None and not message.altered.rescaled
+    return change, None if exact else f"{CORRECTED}, and how much of that was left by clipping is not known"
+
+
+def _correction(evidence: Evidence, message: Message) -> dict[str, Tensor]:
+    """What was added to each gradient of the turn, by the net's names.
+
+    Raises:
+        UsageError: it depends on earlier turns that are not at hand.
+    """
+    objective, key = evidence.federation.method.objective, (message.round, message.client)
+    if not objective.corrects:
+        return {}
+    if message.first_turn:
+        return objective.correction(message.received, [], message.num_examples)
+    if key not in evidence.corrections:
+        earlier = [(one.received, one.uploaded) for one in earlier_turns(evidence, message)]
+        evidence.corrections[key] = objective.correction(message.received, earlier, message.num_examples)
+    return evidence.corrections[key]

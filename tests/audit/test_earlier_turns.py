@@ -1,0 +1,99 @@
+"""Gradients that a client's earlier turns correct (SCAFFOLD, FedDyn): undone where messages were kept, and else no evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.registry import image_attack
+from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.audit.conditions import conditions
+from fedpriv.audit.evidence import statistics
+from fedpriv.audit.evidence.earlier_turns import CORRECTED, plain_change
+from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.membership.label_leaks import labels_of
+from tests.audit.test_statistics import ONE_STEP, evidence, gradient_of_the_truth
+
+ALL = {"train.participation": 1.0, "data.clients": 4, "wire.keep_payloads": "all"}
+
+
+def cosine(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> float:
+    one, other = (torch.cat([tensors[name].flatten() for name in second]) for tensors in (first, second))
+    return float(torch.cosine_similarity(one, other, dim=0))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("scaffold", {"train.rounds": 3}),
+        ("fedpvr", {"train.rounds": 2}),
+        ("feddyn", {"train.rounds": 3, "method.alpha": 0.5}),
+        ("feddyn", {"train.rounds": 2, "method.alpha": 0.5, "method.scale_alpha": True}),
+    ],
+)
+def test_what_is_left_is_the_gradient_of_the_truth(tmp_path: Path, method: str, options: dict[str, Any]) -> None:
+    """One step a turn, in the last round, where the corrections are about as large as the gradients."""
+    found = evidence(tmp_path / "run", method, **ONE_STEP, **ALL, **options)
+    round, client = found.messages()[-1]
+    message = found.message(round, client)
+    change, open_ = plain_change(found, message)
+    assert (open_ is None) == (method != "feddyn"), "FedDyn clips gradients, here none"
+    expected, train, corrected = gradient_of_the_truth(found, round, client), found.config.train, 0.0
+    for name, gradient in expected.items():
+        decay = train.weight_decay if gradient.ndim > 1 else train.weight_decay_bias
+        plain = -train.lr * (gradient + decay * message.received[name])
+        torch.testing.assert_close(change[name], plain, rtol=1e-3, atol=1e-6)
+        corrected += float((message.uploaded[name] - message.received[name] - plain).norm())
+    assert corrected > 1e-3, "without undoing anything it would not be"
+
+
+def test_several_steps_with_momentum_are_undone_too(tmp_path: Path) -> None:
+    """FedAvg's change from the same weights is all but the same: only the path of the weights differs."""
+    steps = {"train.lr": 1e-3, "train.momentum": 0.5, "train.local_epochs": 2, "train.batch_size": 20, "train.rounds": 2}
+    found = evidence(tmp_path / "run", "scaffold", **steps, **ALL)
+    message = found.message(2, 1)
+    seen = found.observation(message, ThreatModel())
+    assert seen.unlike == () and seen.schedule is not None and seen.schedule.steps > 2
+    expected, mean = gradient_of_the_truth(found, 2, 1), as_gradient(seen).shared
+    by_name = {cut.split(".", 1)[1].replace("_", ".", 1): tensor for cut, tensor in mean.items()}
+    undone = {name: by_name[name] for name in expected}
+    raw = {name: message.received[name] - message.uploaded[name] for name in expected}
+    assert cosine(undone, expected) > 0.99 > cosine(raw, expected) + 0.05
+
+
+def test_the_rule_for_classes_reads_what_is_left(tmp_path: Path) -> None:
+    found = evidence(tmp_path / "run", "scaffold", **{**ALL, "train.rounds": 4, "data.clients": 5})
+    said = [labels_of(found, *message).described() for message in found.messages()]
+    assert len(said) == 20 and all(one["exact"] and one["open"] is None for one in said)
+    assert all(one["how"].startswith("last layer") for one in said), "it shows counts, too"
+
+
+def test_where_earlier_messages_were_not_kept_a_failure_is_no_evidence(tmp_path: Path) -> None:
+    found = evidence(tmp_path / "run", "scaffold", **{**ALL, "wire.keep_payloads": [4], "train.rounds": 4, "data.clients": 5})
+    said = [labels_of(found, *message).described() for message in found.messages()]
+    assert not all(one["exact"] for one in said)
+    for one in said:
+        assert one["applies"] == one["exact"] and CORRECTED in one["open"] and "--keep-payloads all" in one["open"]
+    (clause,) = found.observation(found.message(*found.messages()[0]), ThreatModel()).unlike
+    assert clause == said[0]["open"]
+    failed = [one for one in said if not one["exact"]]
+    shadow = {"lacking": 40, "lacking_exact": 0, "wider": 0, "guess": 0.1, "p": 1.0}  # whose clients had no earlier turn either
+    run = {"labels": failed, "labels_over_rounds": [], "label_shadow": shadow, "not_tried": {}}
+    (target,), (alarm,) = conditions("labels<=0.5", "--target"), conditions("labels>=0.5")
+    assert not target.holds(run) and CORRECTED in str(alarm.met(run))
+
+
+@pytest.mark.parametrize(("optimizer", "decay"), [("adamw", 0.05), ("sgd", 0.05)])
+def test_a_variate_loses_the_decay_that_is_in_it(tmp_path: Path, optimizer: str, decay: float) -> None:
+    steps = {"train.optimizer": optimizer, "train.weight_decay": decay, "train.rounds": 1, "train.lr": 1e-3}
+    found = evidence(tmp_path / "run", "scaffold", **{**ALL, **steps})
+    (one, *_), truth = single_images(found, 1, 0, 2), found.truth(0)
+    seen = statistics.as_gradient(found, one, "variate", ThreatModel())
+    image = image_attack("analytic")().run([seen]).images[0]
+    torch.testing.assert_close(image, truth.images[0], rtol=0, atol=1e-3)

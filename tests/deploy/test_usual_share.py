@@ -1,0 +1,32 @@
+"""How many clients take part in a round of a deployment whose config does not say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fedpriv.deploy.loopback import Loopback
+from fedpriv.deploy.serving import _agreement, _declared_by_clients, with_usual
+from fedpriv.server.sampling import participants
+from fedpriv.simulation.setup import build
+from tests.deploy.apart import sites
+from tests.simulation.small import config
+
+SOME_ARE_EMPTY: dict[str, Any] = {
+    "data.clients": 24,
+    "data.partition.name": "class_dir",
+    "data.partition.alpha": 0.02,
+    "data.partition.min_samples": 0,
+    "train.participation": None,
+}
+
+
+def test_ten_of_those_with_data_as_in_a_simulation(tmp_path: Path) -> None:
+    asked = with_usual(config("fedavg", **SOME_ARE_EMPTY))
+    facts = _declared_by_clients(asked, Loopback(sites(tmp_path, asked)), 60)
+    holders = sum(one.train > 0 for one in facts)
+    assert 10 < holders < 24
+    apart, whole = _agreement(asked, facts), build(asked).agreement
+    assert apart.config.train.participation == whole.config.train.participation == 10 / holders
+    assert len(participants(apart, 1)) == 10 and participants(apart, 1) == participants(whole, 1)
+    assert apart.method.context.registered == whole.method.context.registered == holders
