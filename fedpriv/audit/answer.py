@@ -214,6 +214,8 @@ def _missing(run: Found) -> Iterator[str]:
     yield from samples_not_known(run)
     if not run["membership"] or not_attacked(run) or too_few(run["membership"]):
         yield "members can be identified"
+    elif why := run.get("membership_open"):
+        yield f"members can be identified ({why})"
     if why := steps_open(run["labels"]):
         yield f"classes can be inferred ({why})"
     if any(map(rule_open, (run["labels"], run.get("labels_over_rounds") or []))):

@@ -191,7 +191,7 @@ def _classes_open(run: Found) -> str | None:
 def _members_open(run: Found) -> str | None:
     if rounds := not_attacked(run):
         return f"no membership attack was mounted on messages of round {', '.join(map(str, rounds))}"
-    return _FEW if too_few(run["membership"]) else None
+    return _FEW if too_few(run["membership"]) else run.get("membership_open")
 
 
 _UNSETTLED: Mapping[str, Callable[[Found], str | None]] = {

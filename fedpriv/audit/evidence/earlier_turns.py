@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -15,6 +16,18 @@ if TYPE_CHECKING:
     from fedpriv.audit.evidence.messages import Evidence, Message
 
 CORRECTED = "the client's gradients were corrected by what its earlier turns left"
+
+
+def had_earlier_turn(evidence: Evidence, round: int, client: int) -> bool:
+    """Whether a client behind the message of a round had a turn before."""
+    agreement, behind = evidence.federation.agreement, set(evidence.behind(round, client))
+    return any(behind & set(participants(agreement, earlier)) for earlier in range(1, round))
+
+
+def keeps_state(evidence: Evidence) -> bool:
+    """Whether clients keep something from one turn to the next, which simulated clients lack."""
+    method = evidence.federation.method
+    return bool(method.private_names or method.keeps or any(half.keeps for half in method.halves))
 
 
 def earlier_turns(evidence: Evidence, message: Message) -> list[Message]:
@@ -38,13 +51,24 @@ def earlier_turns(evidence: Evidence, message: Message) -> list[Message]:
     return found
 
 
-def plain_change(evidence: Evidence, message: Message) -> tuple[dict[str, Tensor], str | None]:
+@dataclass(frozen=True)
+class PlainChange:
     """The changes of the parameters that are sent in both directions, by the net's names, as plain steps would have made them.
 
-    SGD's steps are linear in the gradients, so what was added to these is subtracted exactly, up to rounding.
+    Attributes:
+        open: why a correction may still be in them; ``None``: there is none.
+        corrected: whether all of it is.
+    """
 
-    Returns:
-        The changes, and why the correction may still be in them, at least in part; ``None``: it is not.
+    of: dict[str, Tensor]
+    open: str | None = None
+    corrected: bool = False
+
+
+def plain_change(evidence: Evidence, message: Message) -> PlainChange:
+    """The change of a message without what the client's earlier turns added to its gradients.
+
+    SGD's steps are linear in the gradients, so what was added to these is subtracted exactly, up to rounding.
     """
     parameters = dict(evidence.federation.resident.net.named_parameters())
     sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
@@ -52,12 +76,12 @@ def plain_change(evidence: Evidence, message: Message) -> tuple[dict[str, Tensor
     try:
         added = {name: tensor for name, tensor in _correction(evidence, message).items() if name in change and bool(tensor.any())}
     except UsageError as reason:
-        return change, f"{CORRECTED}, and {reason}"
+        return PlainChange(change, f"{CORRECTED}, and {reason}", corrected=True)
     if not added:
-        return change, None
+        return PlainChange(change)
     schedule = None if message.num_examples is None else evidence.schedule(message, message.num_examples, clipped=False)
     if schedule is None:
-        return change, f"{CORRECTED}, and what that did to its steps is not known"
+        return PlainChange(change, f"{CORRECTED}, and what that did to its steps is not known", corrected=True)
     for name, tensor in added.items():
         if change[name].any():  # a branch of the net without data takes no steps
             decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
@@ -65,7 +89,7 @@ def plain_change(evidence: Evidence, message: Message) -> tuple[dict[str, Tensor
             kept = message.altered.kept.get(name)
             change[name] = change[name] + (moved if kept is None else moved * kept.to(moved))
     exact = evidence.config.train.clip_grad_norm is None and not message.altered.rescaled
-    return change, None if exact else f"{CORRECTED}, and how much of that was left by clipping is not known"
+    return PlainChange(change, None if exact else f"{CORRECTED}, and how much of that was left by clipping is not known")
 
 
 def _correction(evidence: Evidence, message: Message) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from fedpriv.attacks.core.altered import UNALTERED, Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, state_names
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
-from fedpriv.audit.evidence.earlier_turns import plain_change
+from fedpriv.audit.evidence.earlier_turns import PlainChange, plain_change
 from fedpriv.audit.evidence.local_steps import idle_of, schedule_of
 from fedpriv.audit.evidence.shadow_turns import initial_row
 from fedpriv.audit.evidence.text_victim import text_facts
@@ -247,16 +247,16 @@ class Evidence:
         if threat.top == "current":
             raise UsageError("the current private weights of a client are never sent, so a run can only be attacked without them")
         federation = self.federation
-        news, open_ = plain_change(self, message) if gradient is None else (gradient, None)
+        plain = plain_change(self, message) if gradient is None else PlainChange(dict(gradient))
         dataset, encoder = federation.dataset, federation.prepared.encoder
-        victim = self._victim(frozenset(news))
+        victim = self._victim(frozenset(plain.of))
         net = victim.net if training else copy.deepcopy(victim.net).eval()
         text = None if encoder is None else text_facts(victim.net, encoder)
         known = message.num_examples if threat.num_examples else None
         schedule = self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None
         idle = self._idle(message, known) if threat.schedule and known is not None and gradient is None else None
         observation = Observation(
-            shared={victim.names[name]: tensor for name, tensor in news.items() if name in victim.names},
+            shared={victim.names[name]: tensor for name, tensor in plain.of.items() if name in victim.names},
             kind="change" if gradient is None else "gradient",
             weights=self._weights(message, victim, threat),
             net=net,
@@ -279,7 +279,7 @@ class Evidence:
                 *unlike_controls(
                     self.config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
                 ),
-                *([] if open_ is None else [open_]),
+                *([] if plain.open is None else [plain.open]),
             ),
         )
         if not threat.labels:

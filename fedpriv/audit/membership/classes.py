@@ -131,6 +131,8 @@ def classes_open(shadow: Found) -> str | None:
     alike = lacking - shadow.get("wider", 0)
     if lacking and 2 * alike <= lacking:
         return "most clients hold more classes than the shadow clients"
+    if 2 * shadow.get("later", 0) > lacking:
+        return "most clients kept something from an earlier turn, and shadow clients train as in their first"
     if "p" in shadow and (not lacking or shadow["guess"] ** alike < LEVEL):
         return None
     return "with so few clients, not even perfect answers would be distinguished from guessing"

@@ -25,8 +25,8 @@ CONFIDENCE = 0.95
 _THREAT = (
     "The server follows the protocol and uses one upload of each client, but for FedMIA. It knows what it sent in this round and "
     "in round 0, the method and its options, and the number of samples where the upload states it.",
-    "It does not know the run's random draws, nor what a client kept from earlier rounds: its shadow models train "
-    "as in a client's first round.",
+    "It does not know the run's random draws. Its shadow models train as in a client's first round, without what clients keep "
+    "from earlier ones, also where that could be computed from their messages.",
     "It scores candidates with known labels, half of them members, and trains its shadows on random halves of them; it has "
     "further samples of the same classes. No client trained on the non-members or on the server's own samples up to this round.",
 )

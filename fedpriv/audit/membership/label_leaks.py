@@ -16,7 +16,7 @@ from fedpriv.attacks.image.centers import read_label_set
 from fedpriv.attacks.inference.labels import batch_labels, count_accuracy, present_classes, to_counts
 from fedpriv.attacks.inference.shadow import fit_shadows, score_shadows
 from fedpriv.attacks.scoring.guessing import most_common_share
-from fedpriv.audit.evidence.earlier_turns import plain_change
+from fedpriv.audit.evidence.earlier_turns import had_earlier_turn, keeps_state, plain_change
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.statistics import as_gradient, exposed, gradient_like
@@ -127,20 +127,21 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
     guess = None if evidence.summed else most_common_share(_label_sets(evidence, evidence.federation.data.nonempty))
     counts: Tensor | None = None
     note = None
-    _, open_ = plain_change(evidence, message)
+    plain = plain_change(evidence, message)
     try:
         read = read_label_set(observation)
         how, found, counts = STATED, read.present, read.counts
     except Inapplicable:
-        ways: dict[str, Callable[[], Observation]] = {RULE: lambda: observation}
+        ways: dict[str, Callable[[], Observation]] = {} if plain.corrected else {RULE: lambda: observation}
         gradients = gradient_like(message)
         unaltered = exposed(evidence) if gradients else ()
         for what in gradients:
             reader = partial(as_gradient, evidence, message, what, ThreatModel())
-            # A statistic that no defence altered is used before the altered model, or one whose steps were corrected.
+            # A statistic that no defence altered is used before the altered model.
             read_as = f"{what}, of the last layer: the bias gradient is negative for the classes that are there"
-            ways = {read_as: reader, **ways} if what in unaltered or open_ is not None else {**ways, read_as: reader}
-        how, found, reasons = NO_RULE, torch.zeros(classes, dtype=torch.bool), []
+            ways = {read_as: reader, **ways} if what in unaltered else {**ways, read_as: reader}
+        how, found = NO_RULE, torch.zeros(classes, dtype=torch.bool)
+        reasons = [plain.open] if plain.corrected and plain.open is not None else []
         for rule, observe in ways.items():
             try:
                 seen = observe()
@@ -150,23 +151,21 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
             except (Inapplicable, UsageError) as error:
                 reasons.append(str(error))
                 continue
-            if rule == RULE and open_ is not None and not torch.equal(present, true > 0):  # there only a success says something
-                reasons.append(open_)
-                continue
             how, found = rule, present
             if guessed is not None:
                 counts = to_counts((guessed * found).double(), len(labels))
             break
         else:
             note = "; ".join(dict.fromkeys(reasons))
-    return Labels(round, client, evidence.sender(round, client), how, found, counts, true, note, guess, open_)
+    return Labels(round, client, evidence.sender(round, client), how, found, counts, true, note, guess, plain.open)
 
 
 def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
     The server simulates turns on public data (the data set's test split) with chosen label sets, and trains a classifier on them.
-    ``wider`` of the clients that lack a class hold more classes than any simulated one.
+    Of the clients that lack a class, ``wider`` hold more classes than any simulated one, and ``later`` kept something from an
+    earlier turn, as no simulated one did.
 
     Raises:
         FedprivError: a shadow turn diverged, or no client has complete samples as the shadows have.
@@ -198,8 +197,11 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     report = score_shadows(classifier, sent, true, _label_sets(evidence, federation.data.nonempty))
     auc = None if report.auc != report.auc else report.auc
     held, most = true.sum(1), int(sets.sum(1).max())
-    wider = int(((held > most) & (held < classes)).sum())
-    return asdict(report) | {"auc": auc, "round": round, "shadows": shadows, "wider": wider}
+    lacks = held < classes
+    wider = int(((held > most) & lacks).sum())
+    before = [keeps_state(evidence) and had_earlier_turn(evidence, round, client) for client in clients]
+    later = int((torch.tensor(before) & lacks).sum())
+    return asdict(report) | {"auc": auc, "round": round, "shadows": shadows, "wider": wider, "later": later}
 
 
 def _label_sets(evidence: Evidence, clients: Sequence[int]) -> Tensor:
@@ -210,7 +212,7 @@ def _label_sets(evidence: Evidence, clients: Sequence[int]) -> Tensor:
 
 def _changes(evidence: Evidence, message: Message) -> dict[str, Tensor]:
     """The changes of the shared parameters in the order of the net; the last ones depend most on labels."""
-    change, _ = plain_change(evidence, message)
+    change = plain_change(evidence, message).of
     return {name: change[name].cpu() for name, _ in evidence.federation.resident.net.named_parameters() if name in change}
 
 

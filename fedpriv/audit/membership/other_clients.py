@@ -10,7 +10,7 @@ null's.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,7 +63,7 @@ def against_other_clients(evidence: Evidence, client: int, pool: Candidates) -> 
         if not is_finite(message.uploaded) or len(beside) < OTHERS or (own := _own_turn(evidence, round, pool)) is None:
             continue
         used.append(round)
-        turn = replace(message, uploaded=own.uploaded)
+        turn = message.simulated(own.uploaded)
         mine, none, null = (_seen(evidence, one, own, pool) for one in ([message], [turn], beside))
         for key in [key for key in mine if key in none and key in null]:
             observed[key].append(mine[key][0])

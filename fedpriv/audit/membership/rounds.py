@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedpriv.attacks.scoring.operating_points import OperatingPoints, Point
+from fedpriv.audit.evidence.earlier_turns import CORRECTED, had_earlier_turn
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.membership.inference import FEDMIA, LIRA, Membership, membership
@@ -47,6 +48,7 @@ def in_rounds(
         else:
             found.append(made)
     findings = _found_in(found, last) | {"membership_rounds": sorted({*refused, *(one.round for one in found)})}
+    findings["membership_open"] = _open(evidence, [one.round for one in found])
     findings["membership_controls"] += blamed
     if not found and refused:
         not_tried["membership"] = "; ".join(dict.fromkeys(refused.values()))
@@ -54,6 +56,16 @@ def in_rounds(
     findings["membership_not_tried"] |= {f"every attack, round {round}": reason for round, reason in refused.items()}
     epsilon = found[0].epsilon if found and found[0].round == last else None
     return findings, None if epsilon is None else asdict(epsilon)
+
+
+def _open(evidence: Evidence, rounds: Sequence[int]) -> str | None:
+    """Why it is no evidence that members were not found in some round; ``None``: it is."""
+    corrected = evidence.federation.method.objective.corrects and [
+        round for round in rounds if any(had_earlier_turn(evidence, round, client) for client in evidence.whole_clients(round))
+    ]
+    if not corrected:
+        return None
+    return f"{CORRECTED}, and shadow turns train as in a first (round {', '.join(map(str, sorted(corrected)))})"
 
 
 def _found_in(rounds: Sequence[Membership], last: int) -> dict[str, Any]:
