@@ -161,7 +161,7 @@ def _find(name: str, data: DataConfig) -> Source:
         if name.startswith(local.HUB):
             return local.hub_source(name, data)
         path = Path(name).expanduser()
-        if path.suffix in (".parquet", ".csv") or os.sep in name or path.is_dir():
+        if path.suffix.lower() in (".parquet", ".csv") or os.sep in name or path.is_dir():
             return local.local_source(path.absolute(), data)  # absolute: a run can be resumed from another working directory
     if data.label is not None:
         raise UsageError(f"data.label {data.label}: the columns of {name} are known; leave it out")

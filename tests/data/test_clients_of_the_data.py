@@ -122,6 +122,47 @@ def test_a_test_table_without_the_column_is_shared(tmp_path: Path) -> None:
     assert sum(map(len, held)) == 80 and min(map(len, held)) >= 26
 
 
+@pytest.mark.parametrize(("train", "test"), [("1 2 10", "1 2 X"), ("1 2 X", "1 2 10"), ("001 002 010", "001 002 X"),
+                                             ("true false", "true X")])  # fmt: skip
+def test_a_column_of_numbers_in_one_table_and_texts_in_the_other(train: str, test: str, tmp_path: Path) -> None:
+    for split, sites in (("train", train), ("test", test)):
+        lines = [f"{i % 7},{site},{i % 2}" for i in range(10) for site in sites.split()]
+        (tmp_path / f"{split}.csv").write_text("\n".join(["age,site,label", *lines]) + "\n")
+    owners = load_data(data(tmp_path, partition={"name": "by_column", "column": "site"})).owners
+    assert owners is not None and owners.test is not None
+    known = len(test.split()) - 1  # the last is a client of the test rows alone
+    assert owners.test[: known + 1].tolist() == [*owners.train[:known].tolist(), -1]
+    assert len(set(owners.train.tolist())) == len(train.split())
+
+
+def numbered_by_client(folder: Path, kept: int, rows: int = 60) -> tuple[Path, Path]:
+    """Samples that are sorted by class and numbered within each client, of which so many are left: folders, and one table."""
+    draw, whole = np.random.default_rng(0), []
+    for site in ("north", "south"):
+        left = sorted(draw.permutation(rows)[:kept])
+        lines = [f"{i},{draw.integers(5)},{site},{int(i >= rows // 2)}" for i in left]
+        (folder / "clients" / site).mkdir(parents=True)
+        (folder / "clients" / site / "train.csv").write_text("\n".join(["id,level,site,label", *lines]) + "\n")
+        whole += lines
+    (folder / "all.csv").write_text("\n".join(["id,level,site,label", *whole]) + "\n")
+    return folder / "clients", folder / "all.csv"
+
+
+@pytest.mark.parametrize("kept", [60, 40])
+def test_row_numbers_of_each_client_are_no_feature(kept: int, tmp_path: Path) -> None:
+    """Of sorted samples, they give the label away; over all clients, they are not distinct."""
+    folders, table = numbered_by_client(tmp_path, kept)
+    by_site = load_data(data(table, partition={"name": "by_column", "column": "site"}))
+    for found, width in ((load_data(data(folders)), 1 + 3), (by_site, 1)):
+        assert "columns that are no features: id (row numbers)" in found.said and found.input_shape == (width,)
+
+
+def test_measurements_of_clients_with_few_rows_are_features(tmp_path: Path) -> None:
+    lines = [f"{i % 2},{i},{i % 3}" for i in range(40)] + ["0,40,0", "1,40,1"]  # 40 clients of one row, one of two
+    (tmp_path / "a.csv").write_text("\n".join(["sex,person,label", *lines]) + "\n")
+    assert load_data(data(tmp_path / "a.csv", partition={"name": "by_column", "column": "person"})).input_shape == (1,)
+
+
 def test_show_names_clients_and_classes(tmp_path: Path) -> None:
     folder = str(hospitals(tmp_path))
     text = " ".join(shown("--dataset", folder).output.split())

@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 from image_files import pixels
@@ -17,7 +18,7 @@ from fedpriv.config import DataConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.own.objects import name_of
 from fedpriv.data.sources import load_data
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 
 LABELS = np.array([0, 1, 2] * 10)
 
@@ -63,6 +64,70 @@ def test_a_torch_data_set_keeps_its_classes() -> None:
     assert found.classes == ("a", "b", "c") and {int(image.max()) for image in found.train_images} <= set(range(30))
 
 
+@pytest.mark.parametrize("classes", [3, ("a", "b"), ("a", "b", "a"), {"a": 2, "b": 1, "c": 0}])
+def test_classes_that_cannot_be_the_names_are_not_used(classes: Any) -> None:
+    class Odd(torch.utils.data.Dataset):  # type: ignore[type-arg]
+        def __init__(self) -> None:
+            self.classes = classes
+
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, place: int) -> tuple[torch.Tensor, int]:
+            return torch.full((1, 4, 4), place / 255), place % 3
+
+    assert loaded(Odd()).classes == ("0", "1", "2")
+
+
+def test_a_list_of_pairs_is_a_data_set() -> None:
+    grey = pixels(30, 8, 9)
+    pairs: Any = [(torch.from_numpy(image)[None], label) for image, label in zip(grey, LABELS, strict=True)]
+    assert name_of(pairs) == name_of((grey, LABELS)) == name_of([(image, torch.tensor(label)) for image, label in pairs])
+    assert loaded([(f"word {i}", "abc"[label]) for i, label in enumerate(LABELS)]).classes == ("a", "b", "c")
+    assert len(loaded({"train": pairs[:20], "test": pairs[20:]}).test_labels) == 10
+    clients = loaded([pairs[:2], pairs[2:20], pairs[20:]]).owners
+    assert clients is not None and clients.names == ("0", "1", "2")
+
+
+def test_tensors_of_a_net() -> None:
+    """Which have gradients, or half precision."""
+    x = torch.rand(30, 5, requires_grad=True)
+    assert name_of((x, LABELS)) == name_of((x.detach(), LABELS)) == name_of((list(x), torch.tensor(LABELS)))
+    images = torch.rand(30, 1, 8, 8).bfloat16()
+    assert name_of((images, LABELS)) == name_of((images.float(), LABELS))
+
+
+def picture(mode: str, number: int) -> PIL.Image.Image:
+    image = PIL.Image.fromarray(pixels(1, 8, 9, 3, seed=number)[0])
+    if mode == "held sideways":
+        image.getexif()[0x0112] = 6
+        return image
+    if mode in ("RGBA", "LA"):
+        image.putalpha(128)
+    return image.convert(mode)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "P", "1", "RGBA", "LA", "CMYK", "held sideways"])
+def test_an_image_is_the_same_sample_from_pil_and_from_a_file(mode: str, tmp_path: Path) -> None:
+    images = [picture(mode, number) for number in range(10)]
+    for number, image in enumerate(images):
+        file = tmp_path / "photos" / "ab"[number // 5] / f"{number}.{'tiff' if mode == 'CMYK' else 'png'}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        image.save(file, exif=image.getexif())
+    given, read = loaded((images, [0] * 5 + [1] * 5)), load_data(DataConfig(name=str(tmp_path / "photos")))
+    assert torch.equal(given.train_images, read.train_images) and torch.equal(given.test_images, read.test_images)
+
+
+def test_pil_images_of_several_kinds(tmp_path: Path) -> None:
+    mixed = loaded([(picture("L" if i % 2 else "P", i).resize((8 + i % 3, 9)), i % 2) for i in range(10)])
+    assert mixed.input_shape[0] == 3 and any("images of 3 sizes" in line for line in mixed.said)
+    file = tmp_path / "half.png"
+    picture("RGB", 0).save(file)
+    file.write_bytes(file.read_bytes()[:100])
+    with PIL.Image.open(file) as broken, pytest.raises(FedprivError, match="cannot decode the image 0: "):
+        name_of(([broken], [0]))
+
+
 def test_clients_from_a_list_or_by_name(tmp_path: Path) -> None:
     parts = [(pixels(10, 8, 8, seed=seed), [0, 1] * 5) for seed in range(3)]
     listed, named = loaded(parts), loaded({"north": parts[0], "south": parts[1]})
@@ -103,7 +168,13 @@ def test_nothing_is_printed_and_bars_are_left_as_they_were(capfd: pytest.Capture
         ({"test": (pixels(4, 8, 8), [0, 1, 0, 1])}, "no train"),
         (dict.fromkeys(("train", "tset"), (pixels(4, 8, 8), [0, 1, 0, 1])), "the splits train, tset; beside train, one of test"),
         ({"../a": (pixels(4, 8, 8), [0, 1, 0, 1])}, "the name of a client becomes that of a folder"),
+        ({".north": (pixels(4, 8, 8), [0, 1, 0, 1])}, r"client '\.north': a folder whose name begins with a dot is hidden"),
+        ({"": (pixels(4, 8, 8), [0, 1, 0, 1])}, "client '': the name of a client becomes that of a folder"),
+        (dict.fromkeys((1, "1"), (pixels(4, 8, 8), [0, 1, 0, 1])), "two clients are called '1' .*; give each a name of its own"),
         ([], "a list of no clients"),
+        ({"train": []}, "a list whose items are not pairs of a sample and its label"),
+        ((pixels(1, 8, 8), 3), r"labels of type int; arrays are \(x, y\)"),
+        ([(pixels(1, 8, 8), 3), (pixels(4, 8, 8), [0, 1, 0, 1])], r"labels of type int; arrays are \(x, y\)"),
         ((pixels(2, 8, 8), [0.0, float("nan")]), "the label of sample 1 is nan; leave out"),
         ((pixels(2, 8, 8), [None, "a"]), "the label of sample 0 is None; leave out"),
         ((pixels(2, 8, 8), np.eye(2)), r"the label of sample 0 has the shape \(2,\); a label is one class"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +158,7 @@ def rows(path: Path, count: int, first: int = 0) -> None:
         (["train.parquet", "holdout.parquet"], 8, 2, "holdout.parquet", True),
         (["train.parquet", "validation.parquet", "test.parquet"], 10, 10, "validation.parquet", False),
         (["one.parquet", "two.parquet"], 16, 4, None, True),
+        (["train.PARQUET", "test.Parquet"], 10, 10, None, False),
     ],
 )
 def test_tables_of_a_folder(files: list[str], train: int, test: int, unread: str | None, held_out: bool, tmp_path: Path) -> None:
@@ -186,6 +188,37 @@ def test_folders_of_splits_in_capital_letters(tmp_path: Path) -> None:
     found = load_dataset(str(tmp_path))
     assert found.classes == ("a", "b") and (len(found.train_labels), len(found.test_labels)) == (8, 8)
     assert f"not read in {tmp_path}: extra" in found.said
+
+
+def test_csv_files_with_capital_suffixes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(f"{i % 7}.5,{i % 2}\n" for i in range(10))
+    for name in ("train.CSV", "Test.Csv", "validation.csv"):
+        (tmp_path / name).write_text("x,label\n" + lines)
+    found = load_dataset(str(tmp_path))
+    assert (len(found.train_labels), len(found.test_labels)) == (10, 10)
+    assert f"not read in {tmp_path}: validation.csv" in found.said
+    monkeypatch.chdir(tmp_path)
+    assert len(load_dataset("train.CSV").train_labels) == 8
+
+
+def test_links_to_folders_are_followed(tmp_path: Path) -> None:
+    def write(folder: Path, first: int) -> None:
+        folder.mkdir(parents=True)
+        for number in range(first, first + 4):
+            PIL.Image.fromarray(np.full((4, 4), number, dtype=np.uint8)).save(folder / f"{number}.png")
+
+    for place, cls in enumerate(("cat", "dog", "owl")):
+        write(tmp_path / "store" / cls, 10 * place)
+    write(tmp_path / "photos" / "cat", 100)
+    for link, target in (("cat/more", "cat"), ("dog", "dog"), ("owl", "owl")):
+        (tmp_path / "photos" / link).symlink_to(tmp_path / "store" / target)
+    plain = tmp_path / "plain"
+    shutil.copytree(tmp_path / "photos", plain)  # which copies what links point at
+    (tmp_path / "photos" / "cat" / "again").symlink_to(tmp_path / "photos")
+    (tmp_path / "store" / "dog" / "itself").symlink_to(tmp_path / "store" / "dog")
+    found, copied = load_dataset(str(tmp_path / "photos")), load_dataset(str(plain))
+    assert found.classes == ("cat", "dog", "owl") and len(found.train_labels) + len(found.test_labels) == 16
+    assert found.hash == copied.hash
 
 
 def test_which_column_is_the_label_is_said(tmp_path: Path) -> None:

@@ -147,6 +147,21 @@ def test_parquet_with_other_types(tmp_path: Path) -> None:
     assert found.hash != load_data(DataConfig(name=str(tmp_path / "a.parquet"), test_limit=2)).hash
 
 
+def test_half_floats(tmp_path: Path) -> None:
+    import datasets
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    sizes = [None, *(np.float16(i % 7 / 2) for i in range(1, 20))]
+    for name, kind in (("half", pa.float16()), ("single", pa.float32())):
+        table = pa.table({"size": pa.array(sizes, pa.float16()).cast(kind), "label": [0, 1] * 10})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    saved = datasets.Dataset.from_parquet(str(tmp_path / "half.parquet"), cache_dir=str(tmp_path / "hf"))
+    saved.save_to_disk(tmp_path / "saved")
+    hashes = {load_data(DataConfig(name=str(tmp_path / name))).hash for name in ("half.parquet", "single.parquet", "saved")}
+    assert len(hashes) == 1
+
+
 def test_infinite_numbers_are_named(tmp_path: Path) -> None:
     data = write(tmp_path / "a.csv", "age,label", *(f"{i % 4}.5,{i % 2}" for i in range(9)), "inf,1")
     with pytest.raises(UsageError, match="row 9 of column 'age' is inf"):

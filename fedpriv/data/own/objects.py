@@ -12,6 +12,7 @@ import math
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,15 +23,15 @@ from numpy.typing import NDArray
 
 from fedpriv.data.own.clients import NAME
 from fedpriv.data.tables.hub import SPLITS
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import FedprivError, UsageError, first_line
 
 if TYPE_CHECKING:
     import datasets
 
 FOLDER = "objects"
 _EXPECTED = (
-    "expected arrays (x, y), a torch or Hugging Face data set, a mapping of train and test, or a list or mapping of these, one a "
-    "client"
+    "expected arrays (x, y), a list of pairs (sample, label), a torch or Hugging Face data set, a mapping of train and test, or "
+    "a list or mapping of these, one a client"
 )
 
 
@@ -38,14 +39,14 @@ def name_of(data: Any) -> Path:
     """Write data into the user's cache; the path that a config names them by.
 
     Args:
-        data: arrays ``(x, y)``; a torch ``Dataset`` of such pairs; a Hugging Face ``Dataset``; a mapping of ``train`` and
-            ``test`` to these; or a list of these, one a client, or a mapping by the clients' names. ``x`` are images
-            ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``, uint8 or floats in [0, 1], which are rounded to 8 bits; rows
-            ``(N, F)``; or texts.
+        data: arrays ``(x, y)``; a list or torch ``Dataset`` of pairs of a sample and its label; a Hugging Face ``Dataset``; a
+            mapping of ``train`` and ``test`` to these; or a list of these, one a client, or a mapping by the clients' names.
+            ``x`` are images ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``, uint8 or floats in [0, 1], which are rounded to
+            8 bits; a list of PIL images, read as files of images are; rows ``(N, F)``; or texts.
 
     Raises:
-        UsageError: they are none of these.
-        FedprivError: the cache cannot be written.
+        UsageError: they are none of these, or two clients have one name, or one that is no name of a visible folder.
+        FedprivError: an image cannot be decoded, or the cache cannot be written.
     """
     from fedpriv.outside.cache import cache_folder
 
@@ -72,8 +73,10 @@ def _write(data: Any, folder: Path) -> str:
         _write_splits(data, folder)
         return ""
     for name, held in clients.items():
-        if not name.isprintable() or Path(name).name != name:
+        if not name or not name.isprintable() or Path(name).name != name:
             raise UsageError(f"client {name!r}: the name of a client becomes that of a folder")
+        if name.startswith("."):
+            raise UsageError(f"client {name!r}: a folder whose name begins with a dot is hidden and not read; name it otherwise")
         (folder / NAME / name).mkdir(parents=True)
         _write_splits(held, folder / NAME / name)
     return NAME
@@ -81,7 +84,7 @@ def _write(data: Any, folder: Path) -> str:
 
 def _clients(data: Any) -> dict[str, Any] | None:
     """The clients' data by name; ``None``: they are not by client."""
-    if isinstance(data, list):
+    if isinstance(data, list) and not _are_pairs(data):
         if not data:
             raise UsageError("a list of no clients")
         width = len(str(len(data) - 1))
@@ -89,8 +92,20 @@ def _clients(data: Any) -> dict[str, Any] | None:
     if isinstance(data, Mapping) and not set(data) <= {"train", *SPLITS}:
         if "train" in data:
             raise UsageError(f"data with the splits {', '.join(map(str, data))}; beside train, one of {', '.join(SPLITS)}")
+        if twice := [name for name, count in Counter(map(str, data)).items() if count > 1]:
+            raise UsageError(f"two clients are called {twice[0]!r} (as a text and as a number, say); give each a name of its own")
         return {str(name): held for name, held in data.items()}
     return None
+
+
+def _are_pairs(data: list[Any]) -> bool:
+    """Whether a list is of samples, each with its label; else it is of clients, of whom ``(x, y)`` has labels in ``y``."""
+    return bool(data) and all(isinstance(one, tuple | list) and len(one) == 2 and _is_single(one[1]) for one in data)
+
+
+def _is_single(label: Any) -> bool:
+    """Whether it is one label, not several."""
+    return isinstance(label, str) or getattr(label, "shape", None) == () or not isinstance(label, Iterable)
 
 
 def _write_splits(data: Any, folder: Path) -> None:
@@ -124,13 +139,15 @@ def _rows(data: Any) -> datasets.Dataset:
 
     if isinstance(data, datasets.Dataset):
         return _whole(data)
-    names = getattr(data, "classes", None)
     if isinstance(data, tuple) and len(data) == 2:
         x, y = data
-    elif isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__"):
+        if _is_single(y):
+            raise UsageError(f"labels of type {type(y).__name__}; arrays are (x, y), where y has a label for each sample of x")
+    elif isinstance(data, list) or (isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__")):
         pairs = [data[i] for i in range(len(data))]
         if not pairs or not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):
-            raise UsageError("a torch data set whose items are not pairs of a sample and its label")
+            what = "list" if isinstance(data, list) else "torch data set"
+            raise UsageError(f"a {what} whose items are not pairs of a sample and its label")
         x, y = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     else:
         raise UsageError(f"data of type {type(data).__name__}; {_EXPECTED}")
@@ -143,9 +160,16 @@ def _rows(data: Any) -> datasets.Dataset:
     kind = datasets.Value("int64") if all(type(label) is int for label in labels) else datasets.Value("string")
     if kind.dtype == "string":
         labels = [str(label) for label in labels]
-    elif names is not None:
-        kind = datasets.ClassLabel(names=[str(name) for name in names])
+    elif names := _names(data, labels):
+        kind = datasets.ClassLabel(names=names)
     return datasets.Dataset.from_dict({**columns, "label": labels}, features=datasets.Features({**features, "label": kind}))
+
+
+def _names(data: Any, labels: Sequence[int]) -> list[str]:
+    """The names that a data set gives its classes, as torchvision's do in ``classes``; none where these cannot be the names."""
+    given = getattr(data, "classes", None)
+    names = [str(name) for name in given] if isinstance(given, list | tuple | np.ndarray) else []
+    return names if len(set(names)) == len(names) and min(labels) >= 0 and max(labels) < len(names) else []
 
 
 def _whole(data: datasets.Dataset) -> datasets.Dataset:
@@ -173,22 +197,54 @@ def _label(number: int, label: Any) -> Any:
 def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
     """Samples as columns, and the columns' types."""
     import datasets
+    import PIL.Image
 
     if isinstance(x, Iterable) and not hasattr(x, "shape"):
         x = list(x)
     if isinstance(x, list) and x and all(isinstance(one, str) for one in x):
         return {"text": x}, {"text": datasets.Value("string")}
+    arrays = [_array(one, number) for number, one in enumerate(x)] if isinstance(x, list) else []
+    if arrays and all(isinstance(one, PIL.Image.Image) for one in x) and all(one.dtype == np.uint8 for one in arrays):
+        return _images(arrays)  # of whatever sizes, as in files
     try:
-        array = np.stack([np.asarray(one) for one in x]) if isinstance(x, list) else np.asarray(x)
+        array = np.stack(arrays) if isinstance(x, list) else _array(x)
     except ValueError:
         raise UsageError("samples of several shapes; bring them to one shape first") from None
     if array.ndim == 2 and array.dtype.kind in "fiub":
         columns = {f"x{i}": column.astype(np.float64) for i, column in enumerate(array.T)}
         return dict(columns), dict.fromkeys(columns, datasets.Value("float64"))
     if array.ndim in (3, 4):
-        images = [{"bytes": _png(one), "path": None} for one in _pixels(array)]
-        return {"image": images}, {"image": datasets.Image(decode=False)}
+        return _images(_pixels(array))
     raise UsageError(f"samples of shape {array.shape[1:]} and type {array.dtype}; images, rows of numbers, or texts")
+
+
+def _array(sample: Any, number: int = 0) -> NDArray[Any]:
+    """A sample, or all of them, as an array.
+
+    Args:
+        number: the sample's, for messages.
+    """
+    import PIL.Image
+    import torch
+
+    from fedpriv.data.tables.decoding import is_deep, plain
+
+    if isinstance(sample, torch.Tensor):
+        sample = sample.detach().cpu()
+        return np.asarray(sample.float() if sample.dtype == torch.bfloat16 else sample)
+    if isinstance(sample, PIL.Image.Image) and not is_deep(sample):
+        try:
+            return plain(sample)
+        except Exception as error:  # Pillow's plugins raise any exception on a broken file, which is read here
+            raise FedprivError(f"cannot decode the image {number}: {type(error).__name__}: {first_line(error)}") from None
+    return np.asarray(sample)
+
+
+def _images(images: Iterable[NDArray[np.uint8]]) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """Images ``(H, W)`` or ``(H, W, 3)`` as a column, and its type."""
+    import datasets
+
+    return {"image": [{"bytes": _png(one), "path": None} for one in images]}, {"image": datasets.Image(decode=False)}
 
 
 def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:

@@ -36,8 +36,11 @@ class Owners:
         """A client for each value of a column that training rows have, in sorted order."""
         names, numbers = np.unique(train, return_inverse=True)
         if test is not None:
-            place = np.minimum(np.searchsorted(names, test), len(names) - 1)
-            test = np.where(names[place] == test, place, NO_CLIENT).astype(np.int64)
+            # One text in one of two CSV files, and its column is of texts; the other's is of numbers.
+            same = (train.dtype.kind == "U") == (test.dtype.kind == "U")
+            known, sought = (list(values.tolist() if same else map(_as_text, values.tolist())) for values in (names, test))
+            place = {value: number for number, value in enumerate(known)}
+            test = np.array([place.get(value, NO_CLIENT) for value in sought], dtype=np.int64)
         return cls(tuple(map(str, names)), numbers.astype(np.int64), test)
 
     def at(self, train: Indices, test: Indices) -> Owners:
@@ -47,6 +50,12 @@ class Owners:
     def held(self, of: Indices) -> list[Indices]:
         """The positions of each client's samples in ``of``, which is ``train`` or ``test``."""
         return [np.flatnonzero(of == client).astype(np.int64) for client in range(len(self.names))]
+
+
+def _as_text(value: Any) -> str:
+    """A number, truth value or text, so that it is equal to what a CSV file would have been read as: 007 as 7, true as True."""
+    text = str(value).strip().lower()
+    return str(int(text)) if text.removeprefix("-").isdecimal() else text
 
 
 def owners_of(data: DataConfig, found: Owners | None) -> Owners | None:

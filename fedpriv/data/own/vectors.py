@@ -13,13 +13,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.data.own.clients import Joined
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,21 +40,22 @@ PUBLIC = (
 Rows = tuple["Table", NDArray[np.int64]]
 
 
-def choose_features(table: Table, besides: Sequence[str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def choose_features(table: Table, label: str | None, client: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The columns of a table that are features, and a line on those that are left out.
 
-    Left out are row numbers (in any order, as after shuffling), texts (over half of the values are distinct), and what is neither
-    number nor category.
+    Left out are row numbers (in any order, as after shuffling; of all rows, or of each client's), texts (over half of the values
+    are distinct), and what is neither number nor category.
 
     Args:
-        besides: columns that have another role.
+        label, client: the columns of the labels and of the clients, which are no features.
     """
     chosen, left_out, notes = [], [], []
+    owners = _owners(table, client)
     for name in table.features:
-        if name in besides:
+        if name in (label, client):
             continue
         values = table.column(name)
-        reason = _no_feature(name, values)
+        reason = _no_feature(name, values, owners)
         if reason is None:
             chosen.append(name)
             if (odd := _no_number(values)) is not None:
@@ -65,6 +67,14 @@ def choose_features(table: Table, besides: Sequence[str | None]) -> tuple[tuple[
     if left_out:
         notes.insert(0, f"columns that are no features: {', '.join(left_out)}")
     return tuple(chosen), tuple(notes)
+
+
+def _owners(table: Table, client: str | None) -> list[NDArray[np.int64]]:
+    """The number of each row's owner ``(N,)``, by each way to tell owners apart: the clients' folders, and a column."""
+    found = [table.owners()] if isinstance(table, Joined) else []
+    if client is not None:
+        found.append(np.unique([str(value) for value in table.column(client).to_pylist()], return_inverse=True)[1])
+    return found
 
 
 def _no_number(values: pa.ChunkedArray) -> str | None:
@@ -123,11 +133,11 @@ def _coded(train: Sequence[object], test: Sequence[object]) -> tuple[NDArray[np.
     return tuple(one_hot[[place.get(level, len(levels)) for level in values]] for values in (seen, unseen))  # type: ignore[return-value]
 
 
-def _no_feature(name: str, values: pa.ChunkedArray) -> str | None:
+def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> str | None:
     """Why a column is no feature."""
     if values.null_count == len(values):
         return "empty"
-    if _are_row_numbers(name, values):
+    if _are_row_numbers(name, values, owners):
         return "row numbers"
     if _is_number(values):
         return None
@@ -136,22 +146,38 @@ def _no_feature(name: str, values: pa.ChunkedArray) -> str | None:
     return str(values.type)
 
 
-def _are_row_numbers(name: str, values: pa.ChunkedArray) -> bool:
-    """Whether a column numbers the rows, in any order: of sorted samples, a row's number gives its label away.
+def _are_row_numbers(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> bool:
+    """Whether a column numbers the rows, or each owner's rows: of sorted samples, a row's number gives its label away.
 
-    So they are by the names that pandas gives to an index; or where they begin at 0 or 1, or are many, and are distinct whole
-    numbers of a range of which they are at least half, as after a split.
+    So they are by the names that pandas gives to an index, or by their values (:func:`_number_rows`).
     """
     import pyarrow.types as kinds
 
     if _INDEX.fullmatch(name):
         return True
-    if not kinds.is_integer(values.type) or values.null_count or len(values) < 2:
+    if not kinds.is_integer(values.type) or values.null_count:
         return False
-    numbers = np.sort(values.to_numpy())
-    distinct, span = bool((np.diff(numbers) > 0).all()), int(numbers[-1]) - int(numbers[0]) + 1
-    whole = numbers[0] in (0, 1) and span == len(numbers)
-    return distinct and (whole or (len(numbers) >= MANY and 2 * len(numbers) >= span))
+    numbers = values.to_numpy()
+    return any(_number_rows(numbers, one) for one in (np.zeros(len(numbers), dtype=np.int64), *owners))
+
+
+def _number_rows(numbers: NDArray[np.integer[Any]], owners: NDArray[np.int64]) -> bool:
+    """Whether whole numbers ``(N,)`` number the rows of each owner, in any order.
+
+    So they do where each owner's are distinct, and either are all from 0 or 1 on, or are many and at least half of their range,
+    as after a split.
+
+    Args:
+        owners: ``(N,)`` whose each row is.
+    """
+    order = np.lexsort((numbers, owners))
+    numbers, begins = numbers[order], np.diff(owners[order], prepend=-1) > 0
+    steps, held = np.diff(numbers)[~begins[1:]], int(begins.sum())
+    if len(numbers) < 2 * held or not (steps > 0).all():  # of owners with one row, any column would number the rows
+        return False
+    span = float(steps.sum(dtype=np.float64)) + held
+    whole = span == len(numbers) and bool(np.isin(numbers[begins], (0, 1)).all())
+    return whole or (len(numbers) - held >= MANY - 1 and 2 * len(numbers) >= span)
 
 
 def _is_number(values: pa.ChunkedArray) -> bool:

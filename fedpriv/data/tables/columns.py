@@ -64,7 +64,7 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
         text = None  # such as a question with the answers yes and no, beside other columns
     if image is None and text is None and len(strings) == 1:  # beside numbers, it may be a category
         text = strings[0] if set(features) <= {strings[0], label} or is_text(table.column(strings[0])) else None
-    vector, notes = choose_features(table, (label, client)) if image is None and text is None else ((), ())
+    vector, notes = choose_features(table, label, client) if image is None and text is None else ((), ())
     if text is not None and image is None and (unused := sorted(set(features) - {text, label})):
         notes = (f"the samples are the texts of column {text}; not used: {', '.join(unused)}",)
     if vector and label is not None:

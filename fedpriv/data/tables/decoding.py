@@ -103,9 +103,23 @@ def _open(value: object, table: Table, row: int) -> Image:
         image = PIL.Image.open(io.BytesIO(value) if isinstance(value, bytes) else str(value))
     except Exception as error:
         raise _undecodable(table, value, row, error) from None
-    if image.mode.startswith(_DEEP):
+    if is_deep(image):
         raise UsageError(f"{_where(table, value, row)} has more than 8 bits a channel; convert it to 8 bits first")
     return image
+
+
+def plain(image: Image) -> NDArray[np.uint8]:
+    """The pixels of an opened image of at most 8 bits a channel, as :func:`decode` reads its file.
+
+    Returns:
+        ``(H, W)`` where it is grey, else ``(H, W, 3)``.
+    """
+    return np.asarray(_flat(image).convert("L" if image.mode in _GREY else "RGB"))
+
+
+def is_deep(image: Image) -> bool:
+    """Whether an image has more than 8 bits a channel."""
+    return image.mode.startswith(_DEEP)
 
 
 def _flat(image: Image) -> Image:

@@ -78,7 +78,7 @@ class ParquetTable:
                 raise UsageError(f"{file} has no column {name!r}, which {self.files[0]} has")
             if file != self.files[0] and class_names(ParquetTable((file,)), name) != class_names(self, name):
                 raise UsageError(f"{file} and {self.files[0]} have other classes in column {name!r}")
-            parts.append(table.column(name))
+            parts.append(without_half_floats(table.column(name)))
         try:
             return pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=parts[0].type)
         except (pa.ArrowInvalid, TypeError):
@@ -132,6 +132,13 @@ class CsvTable:
 
     def column(self, name: str) -> pa.ChunkedArray:
         return self._rows.column(name)
+
+
+def without_half_floats(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column as it is, but half floats as float32: pyarrow cannot count the distinct values of half floats."""
+    import pyarrow as pa
+
+    return values.cast(pa.float32()) if pa.types.is_float16(values.type) else values
 
 
 def class_names(table: Table, column: str) -> tuple[str, ...] | None:

@@ -14,15 +14,35 @@ _SPLIT = re.compile(r"(train|" + "|".join(SPLITS) + r")([-_.]?\d+(-of-\d+)?(-[0-
 """Names of the files of a split, which may be several, as in the hub's repositories: ``train-00000-of-00002``."""
 
 
-def visible(folder: Path, pattern: str = "*") -> list[Path]:
+def visible(folder: Path) -> list[Path]:
     """What is in a folder, sorted. What begins with a dot is no data: copies of notebooks, a repository, macOS' own files."""
-    found = folder.glob(pattern)
-    return sorted(path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts))
+    return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
+
+
+def _below(folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+    """What is visible in a folder and in the folders below it, sorted.
+
+    Links to folders are followed, which pathlib's ``**`` does not; but none to a folder that it lies in, which would not end.
+
+    Args:
+        above: the folders, without links, on the way to this one.
+    """
+    found, here = [], (*above, folder.resolve())
+    for path in visible(folder):
+        found.append(path)
+        if path.is_dir() and path.resolve() not in here:
+            found += _below(path, here)
+    return found
+
+
+def _kind(path: Path) -> str:
+    """The suffix of a file in small letters."""
+    return path.suffix.lower()
 
 
 def table_files(folder: Path) -> list[Path]:
     """The tables in a folder: its parquet and its CSV files."""
-    return [path for path in visible(folder) if path.suffix in (".parquet", ".csv")]
+    return [path for path in visible(folder) if _kind(path) in (".parquet", ".csv")]
 
 
 def by_split(paths: Sequence[Path]) -> dict[str, list[Path]]:
@@ -31,11 +51,11 @@ def by_split(paths: Sequence[Path]) -> dict[str, list[Path]]:
     A table that is there as parquet and as CSV is read as parquet.
     """
     found: dict[str, list[Path]] = {}
-    for path in sorted(paths, key=lambda path: path.suffix == ".csv"):
-        table = path.suffix in (".parquet", ".csv")
+    for path in sorted(paths, key=lambda path: _kind(path) == ".csv"):
+        table = _kind(path) in (".parquet", ".csv")
         named = _SPLIT.fullmatch(path.stem if table else path.name)
         name = named[1].lower() if named and (table or not named[2]) else path.name
-        if not any(other.suffix == ".parquet" and path.suffix == ".csv" for other in found.get(name, [])):
+        if not any(_kind(other) == ".parquet" and _kind(path) == ".csv" for other in found.get(name, [])):
             found.setdefault(name, []).append(path)
     return found
 
@@ -50,8 +70,8 @@ def not_read(folder: Path) -> list[str]:
     tables = table_files(folder)
     splits = by_split(tables or [path for path in visible(folder) if path.is_dir()])
     if "train" not in splits:
-        mixed = len({path.suffix for path in tables}) > 1
-        return [path.name for path in tables if mixed and path.suffix == ".csv"]
+        mixed = len({_kind(path) for path in tables}) > 1
+        return [path.name for path in tables if mixed and _kind(path) == ".csv"]
     test = _test_split(splits)
     return [path.name for name, paths in splits.items() if name not in ("train", test) for path in paths]
 
@@ -75,9 +95,9 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
         splits = by_split(found)
         test = _test_split(splits)
         if "train" not in splits:
-            found = [file for file in found if file.suffix == ".parquet"] or found
-            if len(found) > 1 and (test is not None or found[0].suffix == ".csv"):
-                missing = "train.csv" if found[0].suffix == ".csv" else "train split"
+            found = [file for file in found if _kind(file) == ".parquet"] or found
+            if len(found) > 1 and (test is not None or _kind(found[0]) == ".csv"):
+                missing = "train.csv" if _kind(found[0]) == ".csv" else "train split"
                 raise UsageError(f"{folder} holds {', '.join(file.name for file in found)} and no {missing}; name one of them")
             return _open_files(found), None
         return _open_files(splits["train"]), _open_files(splits[test]) if test else None
@@ -93,7 +113,7 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
 
 def _open_files(files: Sequence[Path]) -> Table:
     """The rows of one file, or of several parquet files."""
-    if len(files) > 1 and any(file.suffix != ".parquet" for file in files):
+    if len(files) > 1 and any(_kind(file) != ".parquet" for file in files):
         raise UsageError(f"{', '.join(map(str, files))} are the same split; several files of one are parquet")
     return open_file(files[0]) if len(files) == 1 else ParquetTable(tuple(files))
 
@@ -107,14 +127,14 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     if known and (strange := sorted(set(found) - set(known))):
         raise UsageError(f"{folder} holds the class {strange[0]!r}, which is not in the training split ({', '.join(known)})")
     classes = list(known) or found
-    inside = visible(folder, "**/*")
+    inside = _below(folder)
     for path in inside:
         if not str(path).isascii() and (odd := str(path).encode(errors="replace").decode()) != str(path):
             raise UsageError(f"{odd}: the name of a file or a folder is not UTF-8")
     files = [path for path in inside if path.is_file()]
     if not classes or not files:
         raise UsageError(f"{folder} holds no parquet file and no image folder (<class>/<image>)")
-    images = [file for file in files if file.suffix.lower() in ImageFolder.EXTENSIONS and file.parent != folder]
+    images = [file for file in files if _kind(file) in ImageFolder.EXTENSIONS and file.parent != folder]
     if not images:
         raise UsageError(f"{folder} holds no images in its class folders {', '.join(classes[:5])}")
     if not known and (empty := sorted(set(classes) - {file.relative_to(folder).parts[0] for file in images})):

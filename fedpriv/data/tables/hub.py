@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpriv.data.tables.files import Table
+from fedpriv.data.tables.files import Table, without_half_floats
 from fedpriv.errors import FedprivError, UsageError, first_line
 from fedpriv.hub import hub_mode
 
@@ -32,7 +32,7 @@ class HubTable:
         return self.rows.features
 
     def column(self, name: str) -> pa.ChunkedArray:
-        return self.rows.select_columns([name]).with_format("arrow")[:].column(name)
+        return without_half_floats(self.rows.select_columns([name]).with_format("arrow")[:].column(name))
 
 
 def open_hub(
