@@ -25,7 +25,7 @@ from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer, changes
+from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
@@ -37,6 +37,7 @@ from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
 from fedpriv.audit.membership.classes import NO_RULE, STATED
 from fedpriv.audit.membership.label_leaks import Labels
+from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import Progress, check_budget
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.verdict import verdict

@@ -1,4 +1,4 @@
-"""The answer of an audit for each run: a few words, the finding behind them, what would change it, and what was not tried.
+"""The answer of an audit for each run: a few words, the finding behind them, and what was not tried.
 
 The first of these rules that holds gives the words:
 
@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.classes import (
     classes_open,
     could_find_classes,
@@ -89,7 +88,7 @@ class Finding:
 
 
 def answer(run: Found) -> dict[str, Any]:
-    """The answer for a run's findings, as JSON; ``change`` is added by :func:`changes` once all runs are known."""
+    """The answer for a run's findings, as JSON; :mod:`fedpriv.audit.change` adds ``change`` once all runs are known."""
     found = next(_findings(run), None) or _nothing(run)
     return {
         "words": WORDS[found.level],
@@ -98,53 +97,6 @@ def answer(run: Found) -> dict[str, Any]:
         "change": None,
         "not_tried": _not_tried(run),
     }
-
-
-def changes(run: Found, like: Sequence[Found]) -> dict[str, str | None]:
-    """What would change a run's answer: a ``sentence``, and the ``command`` that looks for it where it was not measured.
-
-    Args:
-        like: audited runs that differ from it in the defence alone.
-    """
-    sentence, search = _change(run, like)
-    if search is None:
-        return {"sentence": sentence, "command": None}
-    # A range is searched by replay, which trains no model, so that membership is not measured.
-    noise = "gaussian:variance=1e-6 gaussian:variance=1e-4" if "membership" in search else "gaussian:variance=1e-10..1e-4"
-    defences = f"mask:last=1 prune:fraction=0.01 {noise} dp-sample:target_epsilon=8"
-    command = f"fedpriv frontier --config {run['run_dir']}/config.yaml --defenses '{defences}' --target '{search}'"
-    return {"sentence": sentence, "command": command}
-
-
-def _change(run: Found, like: Sequence[Found]) -> tuple[str, str | None]:
-    """The sentence, and the target to search for."""
-    level = run["answer"]["level"]
-    if level == CONTRADICTED:
-        return "Noise and clipping as the privacy accountant assumes; until then its epsilon means nothing.", None
-    if level == NOTHING:
-        return "Nothing, by these attacks. A stronger attack may find more; only an epsilon bounds what all of them can.", None
-    if level == NOT_KNOWN:
-        return "An audit that can mount these attacks; why this one could not is said below.", None
-    better = [one for one in like if one["answer"]["level"] > level and one["answer"]["level"] != NOT_KNOWN]
-    if useful := [one for one in better if not one["cost"]["at_chance"]]:
-        best = max(useful, key=lambda one: (one["cost"]["accuracy"] or 0.0, -one["cost"]["bytes_up"]))
-        return f"{_defended(best)}: “{best['answer']['words']}”{_cost(best, run)}.", None
-    if better:
-        return f"{_defended(better[0])}: “{better[0]['answer']['words']}”, but its model is no better than guessing.", None
-    tried = f"None of the other defences that were audited here ({len(like)})." if like else "Not measured."
-    target = {MEMBERS: "membership_auc<=0.6", CLASSES: "labels<=0.5"}.get(level, "recovered<=0")
-    return f"{tried} This command searches for the most accurate defence that does:", target
-
-
-def _defended(run: Found) -> str:
-    return f"Measured with {', '.join(run['defence']) or 'no defence'} ({run['name']})"
-
-
-def _cost(run: Found, other: Found) -> str:
-    mine, theirs = run["cost"], other["cost"]
-    if mine["accuracy"] is None or theirs["accuracy"] is None:
-        return ""
-    return f", at an accuracy of {percent(mine['accuracy'])} in place of {percent(theirs['accuracy'])}"
 
 
 def _findings(run: Found) -> Iterator[Finding]:

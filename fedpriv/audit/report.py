@@ -20,9 +20,9 @@ from typing import Any
 
 from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.attacks.text.controls import text_controls
-from fedpriv.audit.answer import changes
 from fedpriv.audit.findings import distinct
 from fedpriv.audit.finished import UNFINISHED
+from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.config import RunConfig, parse
@@ -194,5 +194,6 @@ def _held_against(run: dict[str, Any], alike: Sequence[dict[str, Any]]) -> None:
 
 
 def _without_defence(run: dict[str, Any]) -> dict[str, Any]:
+    """The config of a run but for its defences, where its records are, and who ran its clients, which some defences decide."""
     config = parse(RunConfig, plain_yaml.load(run["config_yaml"]), f"config of {run['name']}")
-    return config.model_dump(mode="json", exclude={"wire": True, "privacy": True, "run_dir": True, "tracking": True})
+    return config.model_dump(mode="json", exclude={"wire", "privacy", "run_dir", "tracking", "executor", "device", "threads"})

@@ -25,6 +25,9 @@ FALLING = ("fraction", "norm", "clip", "target_epsilon")
 """Options of which a greater value is a weaker defence."""
 WHOLE = ("last", "bits")
 """Options that are whole numbers, few enough to try each."""
+ANY_EXECUTOR = {"name": "auto", "group_size": None, "compile": "none"}
+"""Options of an executor that suits every defence: the one that a run recorded may train groups, and per-sample gradients are
+computed client by client."""
 _PRIVACY = {"dp-client": "client", "dp-sample": "sample"}
 
 
@@ -83,6 +86,8 @@ class Defence:
             given = dict(parse_assignment(one, f"--defenses {name}:", "variance=0.01") for one in options.split(",") if one)
             if name in _PRIVACY:
                 assign(values, "privacy", {**given, "level": _PRIVACY[name]})
+                for key, value in ANY_EXECUTOR.items() if name == "dp-sample" else ():
+                    assign(values, f"executor.{key}", value)
             elif name == "secure-aggregation":
                 assign(values, "wire.secure_aggregation", True)
             elif name != NONE:

@@ -62,17 +62,31 @@ class Plan:
         return int(self.base.get("seed") or 0)
 
     def points(self) -> list[Point]:
-        """Those that need no search; :class:`UsageError` where a config cannot be right, or no messages would be kept."""
+        """Those that need no search.
+
+        Raises:
+            UsageError: a config cannot be right, also at an end of a range; no messages would be kept; or there is nothing to
+                search for, or no way to.
+        """
         found = grid(self.base, self.methods, self.defences, self.where)
-        for one in found:
+        ends = [
+            point(self.base, method, defence.at(end), self.where)
+            for method in self.methods
+            for defence in self.defences
+            for end in defence.range or ()
+        ]
+        for one in (*found, *ends):
             build_transforms(with_options(one.config).wire.transforms)  # refuses names and options before anything is trained
             if one.config.wire.keep_payloads == "none":
                 raise UsageError(f"{self.where}: wire.keep_payloads is none, so there would be nothing to attack")
         if lower := [one for one in self.target if one.compare in (">", ">=")]:
             raise UsageError(f"--target {lower[0]}: a target bounds what may leak from above, such as {lower[0].measure}<=0.05")
-        if any(one.range for one in self.defences) and not any(one.measure in BY_REPLAY for one in self.target):
+        if ends and not any(one.measure in BY_REPLAY for one in self.target):
             known = " or ".join(BY_REPLAY)
             raise UsageError(f"--defenses with a range needs a --target on {known}, such as recovered<=0.05, to search for")
+        if summed := next((one for one in ends if one.config.wire.secure_aggregation), None):
+            why = "a search replays single uploads, and with secure aggregation the server has their sum alone"
+            raise UsageError(f"--defenses with a range: {why}; list the values, such as {summed.defence}")
         return found
 
 
@@ -212,7 +226,7 @@ class _Frontier:
                 return
 
     def _search(self, method: str, defence: Defence, bounds: tuple[float, float]) -> Strength | None:
-        """By replay of the run without the part that has the range; ``None``: that run failed."""
+        """By replay of the run without the part that has the range; ``None``: that run failed, or cannot have the defence."""
         base = self._point(method, defence.without())
         if (base.label, self.plan.seed) not in self.trades:
             return None
@@ -238,7 +252,12 @@ class _Frontier:
             replayed = Replayed(run_dir, stored.model_copy(update={"wire": config.wire, "privacy": config.privacy}))
             return measured(replayed, self.plan.audit, [one.measure for one in self.plan.target], lambda text: None)
 
-        found = search(at, bounds, self.plan.target, lambda text: self.say(f"{method}, {defence.text}: {text}"))
+        name = f"{method}, {defence.text}"
+        try:
+            found = search(at, bounds, self.plan.target, lambda text: self.say(f"{name}: {text}"))
+        except UsageError as error:
+            self.failed[name] = str(error)
+            return None
         path.parent.mkdir(exist_ok=True)
         write_atomically(path, json.dumps({"about": about, **asdict(found)}).encode())
         return found

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,9 @@ from fedpriv.audit.evidence.statistics import listed
 from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
 from fedpriv.config import RunConfig
-from fedpriv.errors import FedprivError
-from fedpriv.simulation.setup import Federation, build
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.frontier.grid import ANY_EXECUTOR
+from fedpriv.simulation.setup import build
 
 Say = Callable[[str], None]
 BY_REPLAY = ("recovered", "labels")
@@ -36,15 +36,16 @@ class Replayed(Evidence):
 
     Args:
         config: the run's, but for ``wire`` and ``privacy``.
+
+    Raises:
+        UsageError: the run cannot have that defence.
     """
 
     def __init__(self, run_dir: Path, config: RunConfig) -> None:
         super().__init__(run_dir)
-        self.config = config.model_copy(update={"executor": config.executor.here()})
-
-    @cached_property
-    def federation(self) -> Federation:
-        return build(self.config)
+        executor = config.executor.here().model_copy(update=ANY_EXECUTOR)
+        self.federation = build(config.model_copy(update={"executor": executor}))
+        self.config = self.federation.config  # with the noise that was found for an epsilon, which attackers know
 
     def message(self, round: int, client: int) -> Message:
         """As the client would have sent it from the download that the run kept.
@@ -59,7 +60,8 @@ class Replayed(Evidence):
         (found,) = turns.run(lambda number: self.federation.data.train(client), [client])
         if found is None:
             raise FedprivError(f"the turn of client {client} in round {round} diverged under this defence")
-        return self.read(round, client, found.sealed, download.tensors(), found.sealed.num_examples)
+        message = self.read(round, client, found.sealed, download.tensors(), found.sealed.num_examples)
+        return replace(message, first_turn=True)
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ def search(
     Args:
         measure: a value -> findings of a replay under it.
         bounds: the weakest value and the strongest.
+
+    Raises:
+        UsageError: the run cannot have the defence.
     """
     wanted = [one for one in target if one.measure in BY_REPLAY]
     tried, held = list[tuple[float, Mapping[str, float | None]]](), list[float]()
@@ -114,6 +119,8 @@ def search(
     def holds(strength: float) -> bool:
         try:
             findings = measure(strength)
+        except UsageError:  # no result, and not one of this strength alone
+            raise
         except FedprivError as error:  # such as a turn that diverges under it
             tried.append((strength, {one.measure: None for one in wanted}))
             say(f"strength {strength:.3g}: does not hold, as it is not known: {error}")

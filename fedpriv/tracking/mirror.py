@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -287,7 +288,7 @@ class _Copy:
             if name.as_posix() == "audit/audit.json":
                 with audit_of(self.run_dir) as found:
                     values = audit_values(found) if found else {}
-                self._log(as_points(values, int(time.time() * 1000), 0))
+                self._log(as_points(self._audited_before() | values, int(time.time() * 1000), 0))
             if name.parts[0] == "probe":
                 self._log(as_points(probe_values(load_json(path)), int(time.time() * 1000), 0))
             if name.as_posix() == MODEL:
@@ -297,6 +298,12 @@ class _Copy:
             self.artifacts += 1
             self._done(artifacts_sent=sent | {name.as_posix(): stamp})
             sent = self.cursor.artifacts_sent
+
+    def _audited_before(self) -> dict[str, float]:
+        """The names that earlier audits of the run logged, as NaN: MLflow shows the last value of each, and a later audit that
+        does not measure it would leave that of an earlier one."""
+        logged = self.client.get_run(self._id).data.metrics
+        return {name: math.nan for name in logged if name.startswith("audit/")}
 
     def _send_model(self, path: Path) -> None:
         run, summary = self.client.get_run(self._id), load_json(self.run_dir / "summary.json")

@@ -118,7 +118,10 @@ def audit_values(run: dict[str, Any]) -> dict[str, float]:
     if inferred := [one["exact"] for one in run["labels"] if one.get("applies", True)]:
         values["labels_exact"] = sum(inferred) / len(inferred)
     values["labels_exact_by_shadows"] = (run.get("label_shadow") or {}).get("exact")
-    values["membership_auc"] = max((one["auc"] for one in run["membership"] if one["auc"] is not None), default=None)
+    known = [one for one in run["membership"] if one["auc"] is not None]
+    # As a condition on it has it: an attack that surely orders members last, read in reverse, has one less its area.
+    turned = [1 - one["auc"] for one in known if one.get("together", {}).get("high", 1.0) < 0.5]
+    values["membership_auc"] = max([*(one["auc"] for one in known), *turned], default=None)
     return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
 
 

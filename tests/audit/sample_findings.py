@@ -11,7 +11,8 @@ import numpy as np
 from PIL import Image
 
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.answer import answer, changes
+from fedpriv.audit.answer import answer
+from fedpriv.audit.page.change import changes
 
 PICTURES = ("mp-r1-c0.png", "mp-single.png", "mp-centers.png", "mp-dp-r1-c0.png")
 SERVER = [

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
 
-from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMPLES, WORDS, answer, changes
+from fedpriv.audit.answer import CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SAMPLES, WORDS, answer
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.membership.classes import NO_RULE, STATED
+from fedpriv.audit.page.change import changes
 from fedpriv.audit.verdict import verdict
+from fedpriv.frontier.search import BY_REPLAY
 from tests.audit.sample_findings import findings, rate
 
 
@@ -340,6 +343,75 @@ def test_what_would_change_it() -> None:
         "at an accuracy of 94.1 % in place of 96.4 %.",
         "command": None,
     }
+
+
+def asked(run: dict[str, Any]) -> dict[str, str]:
+    """The options of the command that is suggested for a run, by its own answer; none where there is no command."""
+    command = changes(run | {"answer": answer(run)}, [])["command"]
+    options = shlex.split(command or "")[2:]
+    return dict(zip(options[::2], options[1::2], strict=True))
+
+
+def with_area(auc: float, low: float, high: float) -> dict[str, Any]:
+    """Members, and nothing else, were found, with an interval of the area."""
+    run = harmless()
+    run["membership"] = [run["membership"][0] | {"auc": auc, "together": {"low": low, "high": high, "of": 1}}]
+    return run
+
+
+def with_words(kind: str) -> dict[str, Any]:
+    return harmless() | {"modalities": ["text"], "texts": [read(kind, ORDER, TOKENS, chance=0.4)]}
+
+
+def with_classes() -> dict[str, Any]:
+    return by_rule(*[True] * 9, False, guess=0.5)
+
+
+@pytest.mark.parametrize(
+    ("run", "target"),
+    [
+        (undefended(), "recovered<=0"),
+        (without_members(without_images(undefended(), "message")), "recovered<=0"),
+        (with_words("message"), "words<=0"),
+        (with_words("single text"), "words<=0"),
+        (with_area(0.8, 0.7, 0.9), "membership_auc<=0.6"),
+        (with_area(0.57, 0.52, 0.62), "membership_auc<=0.53"),
+        (with_area(0.51, 0.505, 0.515), "membership_auc<=0.5"),
+        (with_area(0.25, 0.18, 0.33), "membership_auc<=0.6"),  # reversed
+        (with_classes(), "labels<=0.5"),
+    ],
+)
+def test_the_target_that_is_suggested_is_not_met_by_the_run_itself(run: dict[str, Any], target: str) -> None:
+    assert answer(run)["level"] not in (NOT_KNOWN, NOTHING)
+    options = asked(run)
+    assert options["--target"] == target
+    (condition,) = conditions(options["--target"], "--target")
+    assert not condition.holds(run)
+    searched = ".." in options["--defenses"]
+    assert searched == (condition.measure in BY_REPLAY), "other measures need real runs, so values are listed"
+
+
+def test_no_target_is_suggested_that_does_not_show_what_was_found() -> None:
+    """Members that are found at a low false-positive rate alone need not show in the area."""
+    run = with_area(0.51, 0.4, 0.6)
+    run["membership"][0]["tpr"] = {"0.01": rate(20, 72) | {"by_chance": 1e-9}}
+    found = changes(run | {"answer": answer(run)}, [])
+    assert words(run) == "Members were identified" and found["command"] is None
+    assert found["sentence"] == "Not measured. No target of fedpriv frontier measures what was found here."
+
+
+def test_no_range_is_suggested_for_sums() -> None:
+    """A search replays single uploads; and what is pruned has no sum."""
+    run = undefended()
+    run["defence"] = ["secure aggregation"]
+    options = asked(run)
+    assert options["--target"] == "recovered<=0"
+    assert options["--defenses"] == "mask:last=1 gaussian:variance=1e-6 gaussian:variance=1e-4 dp-sample:target_epsilon=8"
+
+
+def test_the_command_that_is_suggested_can_be_pasted() -> None:
+    run = undefended() | {"run_dir": "my runs/it's $HOME"}
+    assert asked(run)["--config"] == "my runs/it's $HOME/config.yaml"
 
 
 def test_a_model_at_chance_or_an_unknown_leakage_is_no_remedy() -> None:

@@ -252,6 +252,32 @@ def test_no_finding_is_called_safe(page: Page, markdown: str) -> None:
         assert not re.search(r"\b(safe|secure|private|protected|anonymous)\b", text, re.IGNORECASE)
 
 
+def test_the_largest_area_is_that_of_conditions() -> None:
+    """A reversed attack tells members as one minus its area, as ``--fail-if`` and ``fedpriv compare`` have it."""
+    audit = findings()
+    rows = audit["runs"][0]["membership"]
+    rows[0] |= {"auc": 0.52, "together": {"low": 0.45, "high": 0.58, "of": 3}}
+    rows[1] |= {"auc": 0.25, "together": {"low": 0.18, "high": 0.33, "of": 3}}
+    del rows[2]
+    text = Page(render_html(audit, pictures())).text
+    assert "0.75 0.67 to 0.82, best of 3, scores read in reverse" in text
+    (row,) = [line for line in render_markdown(audit).splitlines() if line.startswith("| 1 mp |")]
+    assert "| 0.75 |" in row and "0.52" not in row
+
+
+@pytest.mark.parametrize("by_attacks", [0.3, None])
+def test_the_larger_lower_bound_of_epsilon_is_shown(by_attacks: float | None) -> None:
+    audit = findings()
+    audit["runs"][1]["epsilon"] |= {"upper": 2.0, "lower": by_attacks, "canaries": {"lower": 9.1, "sentences": []}}
+    text = Page(render_html(audit, pictures())).text
+    assert "canaries show at least 9.1 these two contradict each other" in text
+    assert "9.1 ≤ epsilon ≤ 2 at delta" in text and "shown by the canaries" in text
+    assert "at least 9.1 (shown by the canaries, with 95 % confidence)" in render_markdown(audit)
+    audit["runs"][1]["epsilon"] |= {"lower": 9.2}
+    text = Page(render_html(audit, pictures())).text
+    assert "membership attacks show at least 9.2" in text and "9.1" not in text
+
+
 @pytest.mark.slow
 def test_bounds_of_epsilon_that_contradict_are_pointed_out(page: Page, markdown: str) -> None:
     told = "The lower bound exceeds the upper one."

@@ -16,10 +16,12 @@ from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.inference import ROWS, Membership, membership
 from fedpriv.audit.membership.label_leaks import labels_of
+from fedpriv.audit.report import _compare
 from fedpriv.cli import main
 from fedpriv.errors import FedprivError
 from fedpriv.tracking.names import audit_values
-from tests.simulation.small import play
+from tests.audit.sample_findings import findings
+from tests.simulation.small import config, play
 
 QUICK = ("--messages", "1", "--label-shadows", "4", "--membership-shadows", "4", "--workers", "1")
 
@@ -88,6 +90,21 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
         values = audit_values(run)
         assert values.keys() >= {"audit/recovered_from_message", "audit/membership_auc"}
         assert ("audit/labels_exact" in values) == (run is not masked)  # where no rule applies, nothing was measured
+
+
+def test_a_run_is_compared_with_its_undefended_one_though_another_executor_ran_the_clients() -> None:
+    """DP-SGD trains client by client, where the undefended run may have trained groups; a run records which."""
+    plain, defended, _ = findings()["runs"]
+    plain["config_yaml"] = config("fedavg", **{"executor.name": "vectorized", "executor.group_size": 2}).to_yaml()
+    private = {"privacy.level": "sample", "privacy.noise": 1.0, "executor.workers": 2, "threads": 2}
+    defended["config_yaml"] = config("fedavg", **private).to_yaml()
+    defended["cost"]["against"] = None
+    _compare([plain, defended])
+    assert defended["cost"]["against"] == plain["name"]
+    defended["config_yaml"] = config("fedavg", **private, seed=1).to_yaml()
+    defended["cost"]["against"] = None
+    _compare([plain, defended])
+    assert defended["cost"]["against"] is None
 
 
 @pytest.mark.slow

@@ -20,6 +20,13 @@ def test_a_defence_is_what_train_takes() -> None:
     assert point(BASE, "fedavg", Defence.read("secure-aggregation"), "here").config.wire.secure_aggregation
 
 
+def test_per_sample_gradients_are_not_asked_of_the_executor_that_a_run_recorded() -> None:
+    recorded = {**BASE, "executor": {"name": "vectorized", "group_size": 5, "workers": 2}}
+    found = point(recorded, "mpfedcon", Defence.read("dp-sample:noise=1.5"), "here").config.executor
+    assert (found.name, found.group_size, found.workers) == ("auto", None, 2)
+    assert point(recorded, "mpfedcon", Defence.read("mask:last=1"), "here").config.executor.name == "vectorized"
+
+
 def test_transforms_of_the_base_stay_and_the_base_is_not_changed() -> None:
     base = {**BASE, "wire": {"transforms": [{"name": "clip", "norm": 1.0}]}}
     found = point(base, "mpfedcon", Defence.read("gaussian:variance=1e+3"), "here").config

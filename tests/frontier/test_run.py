@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.cli import main
+from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
 from fedpriv.experiments.runner import Outcome
 from fedpriv.experiments.runner import run as run_all
@@ -31,6 +33,7 @@ from tests.tracking.conftest import template
 __all__ = ["controls_once", "hardly_any_steps", "one_iteration", "template"]
 
 SMALL = {"data.limit": 40, "data.clients": 2, "train.rounds": 1, "train.local_epochs": 1, "data.partition.name": "iid"}
+RECOVERED = ("--target", "recovered<=0.05")
 QUICK = ("--messages", "1", "--label-shadows", "0", "--membership-shadows", "4", "--singles", "1", "--jobs", "1")
 
 
@@ -124,6 +127,25 @@ def test_a_strength_that_fails_in_a_real_run_gives_way_to_the_next_that_held_in_
     assert (best and best.label) == (chosen and f"fedavg-gaussian-variance={chosen:.3g}")
 
 
+def test_a_range_of_a_defence_that_the_run_cannot_have_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not said that no strength of it holds the target."""
+
+    def refused(run_dir: Path, config: RunConfig) -> None:
+        raise UsageError("privacy.level sample: BatchNorm mixes the samples of a batch")
+
+    monkeypatch.setattr("fedpriv.frontier.run.Replayed", refused)
+    stored = SimpleNamespace(config=RunConfig)
+    monkeypatch.setattr("fedpriv.frontier.run.RunFolder", SimpleNamespace(open=lambda run_dir: stored))
+    defences = [Defence.read("dp-sample:target_epsilon=1..8")]
+    plan = Plan({}, "test", ["fedavg"], defences, conditions("recovered<=0.05"), AuditOptions(), 1, "test")
+    made = _Frontier(plan, tmp_path, lambda text: None)
+    made.trades["fedavg-none", 0] = a_trade("fedavg-none", 0.9, 1.0, 1)
+    assert made.strengths() == []
+    assert made.failed == {
+        "fedavg, dp-sample:target_epsilon=1..8": "privacy.level sample: BatchNorm mixes the samples of a batch"
+    }
+
+
 def test_as_many_runs_are_audited_at_a_time_as_there_are_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     audited, written = list[tuple[list[str], int]](), list[Path]()
 
@@ -162,6 +184,15 @@ def _hang_below_one_run(out: Path) -> None:
         (("--defenses", "no-such-defence"), "no-such-defence"),
         (("--methods", "no-such-method"), "no-such-method"),
         (("--set", "wire.keep_payloads=none"), "nothing to attack"),
+        (("--defenses", "gausian:variance=1e-7..1e-3", *RECOVERED), "gausian"),
+        (("--defenses", "gaussian:varience=1e-7..1e-3", *RECOVERED), "varience"),
+        (("--defenses", "prune:fraction=0.5..1.5", *RECOVERED), "fraction"),
+        (("--defenses", "dp-sample:clip=0.1..1", *RECOVERED), "needs a noise multiplier"),
+        (
+            ("--defenses", "secure-aggregation+gaussian:variance=1e-7..1e-3", *RECOVERED),
+            "list the values, such as secure-aggregation+gaussian:variance=1e-07",
+        ),
+        (("--set", "wire.secure_aggregation=true", "--defenses", "mask:last=1+gaussian:variance=1e-7..1e-3", *RECOVERED), "sum"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_written(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.run_audit import AuditOptions
-from fedpriv.frontier.search import measured
+from fedpriv.frontier.search import Replayed, measured
 from tests.audit.sample_findings import rate
+from tests.simulation.small import FEW_STEPS, config, play
 
 
 def evidence_on_texts(*statistics: str) -> Evidence:
@@ -32,3 +35,16 @@ def test_a_replay_on_texts_can_hold_unless_it_sends_what_audits_do_not_know(
     found = measured(evidence_on_texts(*statistics), AuditOptions(label_shadows=0), ["recovered"], lambda text: None)
     (target,) = conditions("recovered<=0.05", "--target")
     assert target.value(found) == 0.0 and target.holds(found) == holds
+
+
+def test_dp_sgd_is_replayed_from_a_run_that_trained_groups_and_attackers_know_its_noise(tmp_path: Path) -> None:
+    run = play(tmp_path / "run", "fedavg", **FEW_STEPS, **{"executor.name": "vectorized", "train.rounds": 2}).folder
+    private = config("fedavg", **{"privacy.level": "sample", "privacy.target_epsilon": 8.0}).privacy
+    replayed = Replayed(run.path, run.config().model_copy(update={"privacy": private}))
+    noise = replayed.config.privacy.noise
+    assert noise is not None and noise == replayed.federation.config.privacy.noise
+    messages = [replayed.message(*one) for one in replayed.messages(round=2)]
+    assert messages and all(one.first_turn for one in messages), "the clients have nothing left of their turns in the run"
+    altered = replayed.observation(messages[0], ThreatModel()).altered
+    assert altered.rescaled and all(variance > 0 for variance in altered.variance.values())
+    assert altered.variance.keys() == replayed.observation(messages[0], ThreatModel()).shared.keys()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
@@ -16,8 +17,9 @@ from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import TrackingError, default_uri, sync
-from fedpriv.tracking.names import defence, params
+from fedpriv.tracking.names import audit_values, defence, params
 from fedpriv.tracking.store import create_store
+from tests.audit.sample_findings import findings
 from tests.simulation.processes import CONTEXT
 
 
@@ -356,3 +358,31 @@ def test_a_probe_of_a_finished_run_arrives_later(runs_dir: Path) -> None:
     prepool = {"probe/digits 0.1 prepool": 0.75, "probe_as_is/digits 0.1 prepool": 0.5, "probe_logistic/digits 0.1 prepool": 0.8}
     assert found == {"probe/digits 0.1": 0.75, **prepool}
     assert sync(folder).points == 0
+
+
+def test_what_a_later_audit_does_not_measure_is_not_known_any_more(runs_dir: Path) -> None:
+    folder = make_run(runs_dir, rounds=2)
+    run = findings()["runs"][0] | {"run_id": json.loads((folder / "run.json").read_text())["run_id"]}
+
+    def audited(**found: Any) -> dict[str, float]:
+        (folder / "audit").mkdir(exist_ok=True)
+        (folder / "audit" / "audit.json").write_text(json.dumps({"runs": [run | found]}))
+        metrics = client(runs_dir).get_run(sync(folder).mlflow_run_id).data.metrics
+        return {name: value for name, value in metrics.items() if name.startswith("audit/")}
+
+    first = audited()
+    assert first["audit/membership_auc"] == 0.71
+    later = audited(membership=[], label_shadow=None)
+    gone = {"audit/membership_auc", "audit/labels_exact_by_shadows"}
+    assert later.keys() == first.keys() and {name for name, value in later.items() if math.isnan(value)} == gone
+    assert {name: later[name] for name in later.keys() - gone} == {name: first[name] for name in first.keys() - gone}
+    experiment = client(runs_dir).get_experiment_by_name("fedpriv").experiment_id
+    assert not client(runs_dir).search_runs([experiment], "metrics.`audit/membership_auc` <= 0.6"), "as it is not known"
+    assert audited() == first
+    assert sync(folder).points == 0
+
+
+def test_the_membership_auc_in_mlflow_is_that_of_conditions() -> None:
+    run = findings()["runs"][0]
+    run["membership"][0] |= {"auc": 0.2, "together": {"low": 0.14, "high": 0.27, "of": 3}}
+    assert audit_values(run)["audit/membership_auc"] == pytest.approx(0.8)

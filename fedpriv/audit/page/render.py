@@ -20,8 +20,9 @@ from markupsafe import Markup
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit import cost, formats
 from fedpriv.audit.answer import WORDS
+from fedpriv.audit.conditions import MEASURES
 from fedpriv.audit.membership.classes import by_rule
-from fedpriv.audit.membership.verdict import best_attack
+from fedpriv.audit.membership.verdict import reversed_attack
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.errors import FedprivError
@@ -88,14 +89,15 @@ def _environment(**settings: Any) -> Environment:
     loader = PackageLoader("fedpriv.audit.page")
     made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
     made.filters |= {name: getattr(formats, name) for name in _FORMATS}
-    made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role, "contradicts": _contradicts}
+    made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role}
+    made.filters |= {"at_least": _at_least, "contradicts": _contradicts}
     made.filters["measured"] = _measured
     made.globals["answers"] = WORDS
     made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
     made.globals |= {
         "interval_of": _interval_of,
         "labels_found": _labels_found,
-        "best_membership_attack": best_attack,
+        "largest_area": _largest_area,
         "is_best": _is_best,
     }
     made.globals |= {"keys_of": _keys_of, "values_of": _values_of, "because": _because, "best_reading": best_reading}
@@ -149,10 +151,34 @@ def _of_texts(runs: Iterable[Found]) -> list[Found]:
     return [run for run in runs if _holds(run, "text")]
 
 
+def _largest_area(run: Found) -> dict[str, Any] | None:
+    """The membership AUC as conditions have it, with the interval that holds for all attacks at once; ``None``: not measured.
+
+    ``reversed``: it is one less the area of an attack that gives members the lower scores.
+    """
+    area = MEASURES["membership_auc"](run)
+    if area is None:
+        return None
+    for one in run["membership"]:
+        if one["auc"] == area:
+            return {**one["together"], "auc": area, "reversed": False}
+    turned = reversed_attack(run["membership"])
+    assert turned is not None
+    low, high = 1 - turned["together"]["high"], 1 - turned["together"]["low"]
+    return {**turned["together"], "auc": area, "low": low, "high": high, "reversed": True}
+
+
+def _at_least(epsilon: Found) -> dict[str, Any] | None:
+    """The larger of the lower bounds of epsilon by attacks and by canaries, and by which; ``None``: there is none."""
+    bounds = {"membership attacks": epsilon["lower"], "canaries": (epsilon.get("canaries") or {}).get("lower")}
+    known = [{"by": by, "lower": lower} for by, lower in bounds.items() if lower is not None]
+    return max(known, key=lambda one: one["lower"], default=None)
+
+
 def _contradicts(epsilon: Found) -> bool:
     """Whether an empirical lower bound exceeds the accountant's epsilon."""
-    lower, upper = [epsilon["lower"], (epsilon.get("canaries") or {}).get("lower")], epsilon["upper"]
-    return upper is not None and any(one is not None and one > upper for one in lower)
+    least = _at_least(epsilon)
+    return least is not None and epsilon["upper"] is not None and bool(least["lower"] > epsilon["upper"])
 
 
 def _measured(found: Found | None, measure: str) -> str:
