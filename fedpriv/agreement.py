@@ -16,6 +16,7 @@ from fedpriv.errors import UsageError
 from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method
 from fedpriv.models.net import Net
+from fedpriv.models.state import carried
 from fedpriv.parameters import ParameterSpace
 from fedpriv.privacy.canaries import Canaries
 from fedpriv.samples import Modality
@@ -119,7 +120,7 @@ def agree(
         new_net: a net with weights drawn from torch's global generator.
 
     Raises:
-        UsageError: the net counts its batches, or the method does not fit it.
+        UsageError: the net has a state that is no client's, or the method does not fit it.
     """
 
     def drawn(label: str) -> Net:
@@ -127,8 +128,8 @@ def agree(
             return new_net()
 
     net = drawn("initial")
-    _check_counts(net)
     space = ParameterSpace.of(net)
+    _check_state(net, space)
     layers = tuple(name for name, parameter in net.named_parameters() if parameter.requires_grad)
     linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
     context = Context(
@@ -154,11 +155,16 @@ def agree(
     return Agreement(config, method, tuple(transforms), space.row_of(net), declared, layers, linear), net
 
 
-def _check_counts(net: Net) -> None:
-    """Check that no layer computes with a count of the batches it has seen, which is in no client's state and no checkpoint."""
+def _check_state(net: Net, space: ParameterSpace) -> None:
+    """Check that the net computes with nothing that training changes and that is in no client's state and no checkpoint."""
     for where, module in net.named_modules():
         if isinstance(module, _BatchNorm) and module.track_running_stats and module.momentum is None:
             raise UsageError(
                 f"{where}: BatchNorm with momentum=None averages over all batches it has seen, whose number belongs to no "
                 "client's state; give it a momentum, such as 0.1"
             )
+    if (name := carried(net, space)) is not None:
+        raise UsageError(
+            f"{name}: the net's forward pass changes it or assigns it anew, and computes with it, but it belongs to no client's "
+            "state and would go from client to client; make it a persistent buffer of floats that is changed in place"
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -59,6 +61,8 @@ def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -
         raise ValueError(f"the net has no module {head!r} for the head; {nearest(head, [name for name in modules if name])}")
     probe = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))
     expected, called = _logits(whole, probe)
+    parameters = list(whole.parameters())
+    told = _with_others(whole, parameters, probe)
     if head is None:
         if not called or not called[-1]:
             raise ValueError("the net has no linear layer within it; name the module that is its head, such as head='classifier'")
@@ -67,7 +71,7 @@ def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -
     top = modules[head]
     setattr(whole.get_submodule(owner), attribute, nn.Identity())
     split = SplitNet(whole, top)
-    _check_same(split, probe, expected, head)
+    _check_same(split, parameters, probe, expected, told, head)
     names = {name: f"top.{name[len(head) + 1 :]}" if name.startswith(f"{head}.") else f"body.{name}" for name in net.state_dict()}
     state, first = split.state_dict(keep_vars=True), dict[int, str]()
     for name, tensor in state.items():
@@ -86,7 +90,7 @@ def _logits(net: nn.Module, probe: Tensor) -> tuple[Tensor, list[str]]:
     ]
     try:
         with torch.no_grad():
-            logits = net(probe)
+            logits = net(probe.clone())
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise ValueError(f"the net does not take inputs of shape {tuple(probe.shape)}: {_first_line(error)}") from None
     finally:
@@ -97,20 +101,47 @@ def _logits(net: nn.Module, probe: Tensor) -> tuple[Tensor, list[str]]:
     return logits, called
 
 
-def _check_same(split: SplitNet, probe: Tensor, expected: Tensor, head: str) -> None:
+def _check_same(
+    split: SplitNet, parameters: list[nn.Parameter], probe: Tensor, expected: Tensor, told: Tensor | None, head: str
+) -> None:
+    """Check that the parts make of a batch what the whole net does, also with other weights (``told``; ``None``: it cannot)."""
     try:
         with torch.no_grad():
-            found = split(probe)
-        same = found.shape == expected.shape and bool(
-            ((found - expected).abs().max() <= TOLERANCE * expected.abs().max().clamp(min=1e-6)).item()
-        )
+            found = split(probe.clone())
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ValueError(f"the net cannot be cut before {head!r}: {_first_line(error)}") from None
-    if not same:
+    other = None if told is None else _with_others(split, parameters, probe)
+    if not _alike(found, expected) or (told is not None and (other is None or not _alike(other, told))):
         raise ValueError(
             f"the net's output is not that of {head!r}: something comes after it, such as a softmax, or it is called again; let "
             "the net return logits, or name the module that is called last with head="
         )
+
+
+def _alike(found: Tensor, expected: Tensor) -> bool:
+    most = TOLERANCE * float(expected.abs().max().clamp(min=1e-6))
+    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0.0, atol=most, equal_nan=True)
+
+
+@torch.no_grad()
+def _with_others(net: nn.Module, parameters: list[nn.Parameter], probe: Tensor) -> Tensor | None:
+    """The net's output with other parameters, all of which are given, as initial ones may be zero and hide what comes after them;
+    ``None``: it has none. The net is left as it was."""
+    before, draws = [parameter.clone() for parameter in parameters], torch.Generator().manual_seed(0)
+    try:
+        for parameter in parameters:
+            if parameter.is_floating_point() and parameter.numel():  # vectors by up to 1, others by the number of their inputs
+                most = 1.0 if parameter.ndim < 2 else 3 * (len(parameter) / parameter.numel()) ** 0.5
+                parameter.add_(most * (2 * torch.rand(parameter.shape, generator=draws) - 1).to(parameter))
+        # Code that is compiled here would serve later passes, whose hooks are others.
+        with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
+            found = net(probe.clone())
+        return found if isinstance(found, Tensor) else None
+    except Exception:  # of the net, where it does not take such parameters
+        return None
+    finally:
+        for parameter, value in zip(parameters, before, strict=True):
+            parameter.copy_(value)
 
 
 def _first_line(error: Exception) -> str:

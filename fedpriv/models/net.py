@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from torch import Tensor, nn
 
@@ -13,6 +13,7 @@ from fedpriv.samples import Inputs
 
 HeadOn = Literal["projection", "features"]
 """What the head classifies: z or h of :class:`Outputs`."""
+Module = TypeVar("Module", bound=nn.Module)
 ROLES = ("encoder", "projector", "predictor", "head")
 AFTER_ENCODER = ROLES[1:]
 
@@ -116,8 +117,8 @@ class Net(nn.Module):
         return self.from_features(self.encode(x))
 
 
-def copy_of(net: Net, shared: Iterable[Tensor] = ()) -> Net:
-    """A copy of the net, which has the tensors ``shared`` in common with it."""
+def copy_of(net: Module, shared: Iterable[Tensor] = ()) -> Module:
+    """A copy of a net, or of a part of one, which has the tensors ``shared`` in common with it."""
     # What hooks make of other tensors before each pass, as those of weight_norm do, torch refuses to copy with its graph.
     made = [one for part in net.modules() for one in vars(part).values() if isinstance(one, Tensor) and not one.is_leaf]
     return copy.deepcopy(net, {id(one): one for one in shared} | {id(one): one.detach() for one in made})

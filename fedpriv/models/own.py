@@ -22,11 +22,15 @@ from torch import Tensor, nn
 from fedpriv.errors import FedprivError, UnknownName, UsageError, in_a_line
 from fedpriv.models.net import Net
 from fedpriv.models.registry import Shape, predictor_on
+from fedpriv.models.state import State, drawn_alike, perturb
 from fedpriv.outside.names import shape_text
 
 Build = Callable[..., nn.Module]
 _here: dict[str, Build] = {}
 """Name -> what was defined in this process and cannot be imported."""
+_PASSES = ((False, True), (True, False), (True, True))
+"""Whether with other weights than the initial ones, and whether in training mode: where roles are compared with the whole net.
+Of a head that is zero at first, the initial logits are zero whatever comes after it."""
 TOLERANCE = 1e-4
 """By how much, relative to the largest logit, the roles may differ from the whole net."""
 
@@ -133,6 +137,9 @@ def _in_roles(
 ) -> Net:
     probe = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))
     logits, last = _logits(name, whole, probe)
+    parameters = list(whole.parameters())
+    told = _passes(whole, whole, parameters, probe)
+    _check_logits(name, told[0], len(probe), " in training mode")
     if logits.shape[1] != classes:
         raise UsageError(f"model {name} returns {logits.shape[1]} logits, and the data have {classes} classes")
     children = dict(whole.named_children())
@@ -149,12 +156,16 @@ def _in_roles(
     for encoder in encoders:
         with torch.no_grad():
             try:
-                features = encoder(probe)
+                features = encoder(probe.clone())
                 projection = projector(features)
                 found = head(projection)
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
                 continue
         if features.ndim == projection.ndim == 2 and _alike(found, logits):
+            apart = nn.ModuleList([whole, projector, head])
+            others = _passes(apart, nn.Sequential(encoder, projector, head), parameters, probe)
+            if not all(map(_alike, others, told)):
+                continue
             d, k = features.shape[1], projection.shape[1]
             return Net(
                 encoder, projector, predictor_on(k, predictor), head,
@@ -163,7 +174,7 @@ def _in_roles(
     shown = ", ".join(f"{role} {place}" for role, place in places.items() if place is not None)
     raise UsageError(
         f"model {name} is not an encoder to vectors followed by its roles ({shown}): something comes between or after them, such "
-        "as a softmax; let it return logits, or name the modules that are called last, as in roles={'head': 'fc'}"
+        "as a softmax or dropout; let it return logits, or name the modules that are called last, as in roles={'head': 'fc'}"
     )
 
 
@@ -195,9 +206,10 @@ def _logits(name: str, net: nn.Module, probe: Tensor) -> tuple[Tensor, str | Non
         for where, module in net.named_modules()
         if isinstance(module, nn.Linear) and where
     ]
+    given = probe.clone()
     try:
         with torch.no_grad():
-            logits = net(probe)
+            logits = net(given)
     except Exception as error:
         raise UsageError(
             f"model {name} does not take inputs of {shape_text(tuple(probe.shape[1:]))}: {in_a_line(error)}"
@@ -205,12 +217,38 @@ def _logits(name: str, net: nn.Module, probe: Tensor) -> tuple[Tensor, str | Non
     finally:
         for hook in hooks:
             hook.remove()
-    if not isinstance(logits, Tensor) or logits.ndim != 2:
-        found = f"a tensor of shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+    if not torch.equal(given, probe):  # a batch goes through several nets, such as a teacher's
+        raise UsageError(f"model {name} changes its input in place; let it compute a new tensor, as in x = x - 0.5 for x -= 0.5")
+    return _check_logits(name, logits, len(probe)), called[-1] if called else None
+
+
+def _check_logits(name: str, found: Any, size: int, when: str = "") -> Tensor:
+    if isinstance(found, Exception):
+        raise UsageError(f"model {name} fails on its inputs{when}: {in_a_line(found)}") from found
+    if not isinstance(found, Tensor) or found.ndim != 2:
+        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         raise UsageError(
-            f"model {name} returns {found} for a batch of {len(probe)}; it should be logits, a tensor ({len(probe)}, classes)"
+            f"model {name} returns {what} for a batch of {size}{when}; it should be logits, a tensor ({size}, classes)"
         )
-    return logits, called[-1] if called else None
+    return found
+
+
+def _passes(net: nn.Module, path: nn.Module, parameters: list[nn.Parameter], probe: Tensor) -> list[Any]:
+    """What ``path`` through a net makes of a batch in the ``_PASSES``: outputs, or exceptions. The net, all of whose parameters
+    are given, is left as it was."""
+    state, found = State(net), list[Any]()
+    for moved, training in _PASSES:
+        with drawn_alike():
+            if moved:
+                perturb(parameters)
+            net.train(training)
+            try:
+                found.append(path(probe.clone()))
+            except Exception as error:
+                found.append(error)
+        state.restore()
+    net.eval()
+    return found
 
 
 def _taken(name: str, whole: nn.Module, role: str, place: str) -> nn.Module:
@@ -262,8 +300,12 @@ def _learnt(net: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _alike(found: Tensor, logits: Tensor) -> bool:
-    return found.shape == logits.shape and bool((found - logits).abs().max() <= TOLERANCE * logits.abs().max().clamp(min=1e-6))
+def _alike(found: Any, logits: Any) -> bool:
+    """Whether both are the same logits, or no logits."""
+    if not isinstance(found, Tensor) or not isinstance(logits, Tensor):
+        return type(found) is type(logits)
+    most = TOLERANCE * float(logits.abs().max().clamp(min=1e-6))
+    return found.shape == logits.shape and torch.allclose(found, logits, rtol=0.0, atol=most, equal_nan=True)
 
 
 def _imported(module: str, of: str) -> Any:

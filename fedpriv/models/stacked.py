@@ -27,6 +27,7 @@ from fedpriv.models.stacked_layers import (
     with_bias,
     without_bias,
 )
+from fedpriv.models.state import interact
 from fedpriv.parameters import ParameterSpace
 
 
@@ -93,7 +94,7 @@ def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], 
     if type(module) in FORMS:  # a single layer needs no tracing
         return step_of(Layer(role, module))
     try:
-        graph = fx.Tracer().trace(module)
+        graph = fx.Tracer().trace(copy_of(module))  # its forward pass may leave proxies or counts in it
     except Exception as error:  # tracing may raise any exception
         raise NotStackable(f"{role}: its forward pass cannot be traced ({first_line(error)})") from None
     steps: list[tuple[fx.Node, Callable[..., Tensor], tuple[Any, ...]]] = []
@@ -157,7 +158,7 @@ class VmappedNet(Form):
         self._net = copy_of(net)  # its mode changes with each pass, and who has the net itself knows nothing of that
         modules = list(net.modules())
         self.draws = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in modules)
-        self.mixes = frozenset(ROLES if any(isinstance(module, _BatchNorm) for module in modules) else ())
+        self.mixes = frozenset(ROLES if _mixes(self._net) else ())
 
     def encode(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         return self._run("encoder", ctx, x if x.ndim == VECTORS else by_client(x, ctx.clients))
@@ -186,6 +187,16 @@ class VmappedNet(Form):
             for name, tensor in running.items():
                 ctx.tensors[f"{role}.{name}"].copy_(tensor)
         return outputs
+
+
+def _mixes(net: Net) -> bool:
+    """Whether the samples of a batch interact in training mode; so it is said of a net that cannot be tried."""
+    if any(isinstance(module, _BatchNorm) for module in net.modules()):
+        return True
+    try:
+        return interact(net)
+    except Exception:  # of the net
+        return True
 
 
 def check(form: Form, net: Net) -> None:

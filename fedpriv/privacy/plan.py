@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.aggregation.mean import Mean
 from fedpriv.config import PrivacyConfig, RunConfig
 from fedpriv.defenses import sent_names
-from fedpriv.errors import UsageError
-from fedpriv.methods.base import Method, ServerState
-from fedpriv.models.fusion import Fusion
+from fedpriv.errors import UsageError, in_a_line
+from fedpriv.methods.base import Method, Phase, ServerState
 from fedpriv.models.net import Net, copy_of
+from fedpriv.models.state import changed_by_data, made_up
 from fedpriv.models.text import TextEncoder
+from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.privacy.accountant import Plan, dearest, history_of, noise_for
 from fedpriv.privacy.ghost import check_layers
+from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.seeding import global_rng
 from fedpriv.wire import STATISTIC, Sealed, Transform
 from fedpriv.wire.coding import base_name
@@ -84,7 +86,7 @@ def check(
             raise UsageError(
                 "privacy.level sample draws batches of any size, and takes a step on each; leave train.min_batch out"
             )
-        _check_apart(config, net)
+        _check_apart(config, method.phases(1), net)
     if sent_names([table for table in server.memory if table.startswith(STATISTIC)], transforms, ()):
         raise UsageError(
             f"privacy.level {level}: method {name} uploads statistics (class centres), which no noise covers; leave them out "
@@ -106,11 +108,11 @@ def check(
         )
 
 
-def _check_apart(config: RunConfig, net: Net) -> None:
+def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
     """Check that per-sample gradients can be computed with the chosen clipping, and that all that the data change is trained."""
     encoder, modules = config.model.encoder, list(net.modules())
-    known = any(isinstance(module, TextEncoder | Fusion) for module in modules)  # these take other samples than tensors
-    if not known and (changed := _changed_by_data(net)) is not None:
+    x = made_up(net)
+    if (changed := changed_by_data(net)) is not None:
         raise UsageError(
             f"privacy.level sample: the forward pass changes {changed} of the net by the data, which no noise covers; use layers "
             "without running statistics"
@@ -121,24 +123,38 @@ def _check_apart(config: RunConfig, net: Net) -> None:
                 f"privacy.clipping = ghost: embeddings of {encoder} are trained, and Opacus cannot separate the samples in those "
                 "of positions; use privacy.clipping = per_sample, or model.tune = lora or head"
             )
-        if not known:
+        if x is not None:
             check_layers(net)
     elif any(isinstance(module, TextEncoder) and not module.by_sample for module in modules):
         raise UsageError(
             f"privacy.level sample: torch.func cannot take {encoder} sample by sample under masks of its own; "
             "use model.tune = head"
         )
+    elif x is not None:
+        _check_gradients(config, phases, net, x)
 
 
-def _changed_by_data(net: Net) -> str | None:
-    """The name of a buffer that a forward pass changes, such as running statistics; ``None``: there is none."""
-    buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    if not buffers:
-        return None
+def _check_gradients(config: RunConfig, phases: Sequence[Phase], net: Net, x: Tensor) -> None:
+    """Check on two samples that ``torch.func`` can take the gradient of each, in the phases of a client's training.
+
+    Raises:
+        UsageError: it cannot.
+    """
     tried = copy_of(net)
-    with global_rng(0, "dropout"), torch.no_grad():
-        tried(torch.rand((2, *net.input_shape)).to(next(net.parameters())))
-    return next((name for name, buffer in tried.named_buffers() if not torch.equal(buffer, buffers[name])), None)
+    trained = {name: parameter for name, parameter in tried.named_parameters() if parameter.requires_grad}
+    reached = {name.partition(".")[0] for name in trained}
+    labels = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    try:
+        for one in (phase for phase in phases if phase.trains & reached):
+            cached = config.train.cache_features and "encoder" not in one.trains
+            sums = PerSampleGradients(tried, trained, {}, one, cross_entropy, from_features=cached, clip=1.0)
+            with global_rng(0, "dropout"):
+                sums(tried.encode(x).detach() if cached else x, labels, {})
+    except Exception as error:  # of functorch or the net
+        raise UsageError(
+            f"privacy.level sample: torch.func cannot take the gradients of single samples of this net ({in_a_line(error)}); "
+            "use layers that it can take, and no branches on values, or try privacy.clipping = ghost"
+        ) from error
 
 
 def check_upload(upload: Sealed, sent: Sequence[str]) -> None:

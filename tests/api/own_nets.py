@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import prune
 
 
@@ -52,6 +54,75 @@ class InRoles(nn.Module):
 class Softmax(InRoles):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).softmax(1)
+
+
+class Capped(InRoles):
+    """Its head is zero at first, so that the cap changes nothing yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * torch.tanh(super().forward(x) / 3)
+
+
+class DroppedLast(InRoles):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(super().forward(x), training=self.training)
+
+
+class TwoInTraining(InRoles):
+    """Returns auxiliary logits too, in training mode."""
+
+    def forward(self, x: Tensor) -> Any:
+        logits = super().forward(x)
+        return (logits, logits) if self.training else logits
+
+
+class FailsInTraining(InRoles):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            raise RuntimeError("it needs\nlabels")
+        return super().forward(x)
+
+
+class InPlace(InRoles):
+    """Changes its input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x -= 0.5
+        return super().forward(x)
+
+
+class ByNumPy(InRoles):
+    """Its dropout of whole batches draws from another generator than torch's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * float(np.random.rand() < 0.5) if self.training else x)
+
+
+class Scheduled(InRoles):
+    """Its scale falls with the number of batches."""
+
+    batches: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("batches", torch.tensor(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.batches += 1
+        return super().forward(x / (1 + 0.1 * self.batches))
+
+
+class Branching(InRoles):
+    """What it computes depends on values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(2 * x if x.max() > 0.5 else x)
 
 
 class Named(InRoles):
@@ -151,9 +222,21 @@ class Recurrent(nn.Module):
         return logits
 
 
+class Gated(Recurrent):
+    """``torch.func`` cannot take it sample by sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = nn.GRU(8, 16, batch_first=True)  # type: ignore[assignment]
+
+
 def mlp(width: int = 8) -> nn.Module:
     """A net by a function."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def compiled() -> nn.Module:
+    return torch.compile(mlp(), backend="eager")  # type: ignore[return-value]
 
 
 def needy(width: int) -> nn.Module:

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from torch import nn
 
 import fedpriv
+from fedpriv.attacks.api.own_net import cut
 from fedpriv.cli import main
 from fedpriv.config import load_config
 from fedpriv.deploy.asked import config_of
@@ -31,7 +32,8 @@ from tests.api.test_auditing import QUICK
 from tests.marks import slow_but
 
 SHAPE, OWN = (1, 8, 8), "tests.api.own_nets:"
-GHOST = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.clipping": "ghost"}
+SAMPLE = {"privacy.level": "sample", "privacy.noise": 1.0}
+GHOST = {**SAMPLE, "privacy.clipping": "ghost"}
 
 
 @pytest.mark.parametrize(
@@ -187,6 +189,14 @@ def test_two_of_one_name_are_told_apart() -> None:
         (own_nets.needy, {}, "needs width: it is called without arguments"),
         (own_nets.no_net, {}, "returns a str, not an nn.Module"),
         (own_nets.Named, {}, "returns a dict for a batch of 2; it should be logits"),
+        (own_nets.Capped, {}, "something comes between or after them"),
+        (own_nets.InPlace, {}, "InPlace changes its input in place; let it compute a new tensor"),
+        (own_nets.DroppedLast, {}, "something comes between or after them, such as a softmax or dropout"),
+        (own_nets.TwoInTraining, {}, "returns a tuple for a batch of 2 in training mode; it should be logits"),
+        (own_nets.FailsInTraining, {}, "fails on its inputs in training mode: RuntimeError: it needs"),
+        (own_nets.Scheduled, {}, "encoder.batches: .* would go from client to client; make it a persistent buffer of floats"),
+        (own_nets.Gated, SAMPLE, "torch.func cannot take the gradients of single samples of this net .RuntimeError: output with"),
+        (own_nets.Branching, SAMPLE, "no branches on values, or try privacy.clipping = ghost"),
         (own_nets.Softmax, {}, "something comes between or after them, such as a softmax"),
         (own_nets.InRoles, {"roles": {"head": "heda"}}, r"InRoles \(model.roles.head\) 'heda'; did you mean 'head'"),
         (own_nets.InRoles, {"roles": {"encoder": "encoder"}}, "model.roles.encoder"),
@@ -212,6 +222,25 @@ def test_what_cannot_be_right(model: Any, more: dict[str, Any], why: str, here: 
     with pytest.raises(FedprivError, match=why) as caught:
         fedpriv.train(method="fedavg", model=model, **{**SMALL, **more})
     assert "\n" not in str(caught.value) and not list(here.iterdir())
+
+
+def test_draws_from_another_generator_do_not_make_another_net() -> None:
+    assert own_net(OWN + "ByNumPy", SHAPE, 10, None).projection_dim == 8
+
+
+def test_a_compiled_net_is_built_again_and_again() -> None:
+    """Code that was compiled for the checks, without their hooks, would hide its layers."""
+    for _ in range(2):
+        assert own_net(OWN + "compiled", SHAPE, 10, None).feature_dim == 8
+
+
+def test_cutting_looks_at_other_weights_than_zeros_and_keeps_the_input() -> None:
+    with pytest.raises(ValueError, match="the net's output is not that of 'head'"):
+        cut(own_nets.Capped(), SHAPE)
+    net = own_nets.InPlace()
+    found = cut(net, SHAPE)
+    state = found.split.state_dict()
+    assert all(torch.equal(tensor, state[found.names[name]]) for name, tensor in net.state_dict().items())
 
 
 def test_other_machines_import_nothing_that_a_server_names() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils import prune, weight_norm
 
 from fedpriv.models.net import ROLES, Net
@@ -100,6 +100,77 @@ def test_vmap_leaves_the_net_in_its_mode() -> None:
     VmappedNet(net).encode(ForwardContext(2, tensors, frozenset(ROLES), lambda like, share: like), torch.rand(3, 2, 8, 8))
     assert not any(module.training for module in net.modules()) and not net.encoder[1].num_batches_tracked  # type: ignore[index]
     assert (tensors["encoder.1.running_mean"] > 0).all()
+
+
+class Passing(nn.Module):
+    """Counts its passes, and keeps its last input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.passes, self.last = 0, torch.zeros(1)
+        self.fc = nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        self.last = x
+        y: Tensor = self.fc(x.flatten(1))
+        return y
+
+
+def test_tracing_leaves_nothing_in_the_net() -> None:
+    layer = Passing()
+    with pytest.raises(NotStackable):
+        StackedNet(with_encoder(layer))
+    assert layer.passes == 0 and type(layer.last) is Tensor
+
+
+class Centred(nn.Module):
+    """Of batch normalisation only its mean, by hand; ``gate``: hidden by a zero at first."""
+
+    def __init__(self, gate: bool = False) -> None:
+        super().__init__()
+        self.fc, self.share = nn.Linear(64, 16), nn.Parameter(torch.zeros(()) if gate else torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.fc(x.flatten(1))
+        return h - self.share * h.mean(0)
+
+
+class ByFunction(Centred):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.batch_norm(self.fc(x.flatten(1)), None, None, training=True)
+
+
+class AcrossTheBatch(nn.Module):
+    """``batch_first`` was forgotten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attends = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.attends(x[:, 0]).flatten(1)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("layers", "d", "mixes"),
+    [
+        ([Centred()], 16, True),
+        ([Centred(gate=True)], 16, True),
+        ([ByFunction()], 16, True),
+        ([AcrossTheBatch()], 64, True),
+        ([nn.BatchNorm2d(1), nn.Flatten()], 64, True),
+        ([nn.InstanceNorm2d(1, affine=True), nn.Flatten()], 64, False),
+        ([nn.Flatten(), nn.Linear(64, 16), nn.LayerNorm(16), nn.Tanh()], 16, False),
+    ],
+)
+def test_nets_whose_samples_meet_are_known(layers: list[nn.Module], d: int, mixes: bool) -> None:
+    """Their batches must not be padded."""
+    net = with_encoder(*layers, d=d)
+    before = [tensor.clone() for tensor in net.state_dict().values()]
+    assert VmappedNet(net).mixes == frozenset(ROLES if mixes else ())
+    assert all(map(torch.equal, net.state_dict().values(), before))
 
 
 def test_dropout_of_everything_leaves_zeros() -> None:

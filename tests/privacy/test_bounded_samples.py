@@ -13,10 +13,10 @@ from fedpriv.errors import UsageError
 from fedpriv.interfaces import phase
 from fedpriv.models.net import ROLES, Net
 from fedpriv.models.registry import build_model
+from fedpriv.models.state import changed_by_data
 from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.privacy.ghost import GhostGradients, check_layers
 from fedpriv.privacy.per_sample import PerSampleGradients
-from fedpriv.privacy.plan import _changed_by_data
 
 WAYS = (GhostGradients, PerSampleGradients)
 
@@ -149,5 +149,5 @@ def test_norms_of_sequences_do_not_cancel() -> None:
 def test_what_the_data_change_without_training_is_found(layer: nn.Module, changed: str | None) -> None:
     net = net_of(nn.Sequential(layer, nn.Flatten()), 64)
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    assert _changed_by_data(net) == changed
+    assert changed_by_data(net) == changed
     assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())

@@ -1,0 +1,279 @@
+"""What a net holds at one moment, and whether a pass leaves something behind that no client's row has.
+
+A process has one net, which its clients use in turn: each sets the row (:class:`fedpriv.parameters.ParameterSpace`) and nothing
+else. What a forward pass leaves elsewhere would go from client to client, and the results would depend on how these are spread
+over processes.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import deque
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedpriv.models.fusion import Fusion
+from fedpriv.models.net import Net
+from fedpriv.models.text import TextEncoder
+from fedpriv.parameters import ParameterSpace
+from fedpriv.seeding import generator, global_rng
+
+_OF_TORCH = frozenset(vars(nn.Module()))
+"""Attributes that every module has."""
+_COUNTER = "num_batches_tracked"
+_DEPTH = 3
+"""Lists within lists up to here are looked into."""
+
+
+class _Held(NamedTuple):
+    name: str
+    owner: dict[str, Any]
+    key: str
+    value: Any
+    copied: Any
+    items: Any
+    """Of a list or dict, what it holds; otherwise ``None``."""
+
+
+class State:
+    """The parameters, buffers, and other tensors, numbers and lists of them that a net's modules hold at present.
+
+    Other objects are not looked into.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        self._net = net
+        self._held = list(_held(net))
+        self._names = {held.name for held in self._held}
+
+    def replaced(self) -> Iterator[str]:
+        """The names under which another object is found now, or none."""
+        return (held.name for held in self._held if held.owner.get(held.key) is not held.value)
+
+    def changed(self) -> Iterator[str]:
+        """The names under which another value is found now, and those that are new."""
+        yield from (held.name for held in self._held if not _equal(_copied(held.owner.get(held.key)), held.copied))
+        yield from (held.name for held in _held(self._net) if held.name not in self._names)
+
+    def restore(self) -> None:
+        """Put the objects back, with the values that they had."""
+        for held in list(_held(self._net)):
+            if held.name not in self._names:
+                del held.owner[held.key]
+        for held in self._held:
+            held.owner[held.key] = held.value
+            _refill(held.value, held.copied)
+            if held.items is not None:
+                held.value.clear()
+                held.value.update(held.items) if isinstance(held.value, dict) else held.value.extend(held.items)
+
+    def refill(self, names: Container[str]) -> None:
+        """Put the values of ``names`` back into the objects that held them, even if the net has others by now."""
+        for held in self._held:
+            if held.name in names:
+                _refill(held.value, held.copied)
+
+
+def _held(net: nn.Module) -> Iterator[_Held]:
+    for where, module in net.named_modules():
+        own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
+        for owner, values in ((module._parameters, module._parameters), (module._buffers, module._buffers), (vars(module), own)):
+            for key, value in values.items():
+                items = value.copy() if isinstance(value, list | deque | dict) else None
+                yield _Held(f"{where}.{key}" if where else key, owner, key, value, _copied(value), items)
+
+
+def _copied(value: Any, depth: int = _DEPTH) -> Any:
+    """A copy of a value, or ``None`` in the place of objects that are not looked into."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, dict) and depth:
+        return {key: _copied(one, depth - 1) for key, one in value.items()}
+    if isinstance(value, list | tuple | deque) and depth:
+        return [_copied(one, depth - 1) for one in value]
+    return value if isinstance(value, bool | int | float | complex | str) else None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return type(one) is type(other) and not isinstance(one, Tensor | dict | list) and bool(one == other)
+
+
+@torch.no_grad()
+def _refill(value: Any, copied: Any) -> None:
+    if isinstance(value, Tensor) and not torch.equal(value, copied):  # one that was expanded could not be written
+        value.data.copy_(copied)
+    elif isinstance(value, torch.Generator):
+        value.set_state(copied)
+
+
+def made_up(net: Net, seed: int = 0) -> Tensor | None:
+    """Two samples ``(2, *input_shape)`` with entries in [0, 1); ``None`` for a net that takes other samples than tensors."""
+    if any(isinstance(module, TextEncoder | Fusion) for module in net.modules()):
+        return None
+    return torch.rand((2, *net.input_shape), generator=generator(seed, "made up")).to(next(net.parameters()))
+
+
+@torch.no_grad()
+def perturb(parameters: Iterable[Tensor], seed: int = 0) -> None:
+    """Add to each parameter numbers of about the size of usual initial ones, as zeros at the start would hide what comes of them.
+
+    Vectors get up to 1, others up to three divided by the root of the number of inputs, so that deep nets stay finite.
+    """
+    draws = generator(seed, "perturbed")
+    for parameter in parameters:
+        if not (parameter.is_floating_point() and parameter.numel()):
+            continue
+        most = 1.0 if parameter.ndim < 2 else 3 * (len(parameter) / parameter.numel()) ** 0.5
+        parameter += most * (2 * torch.rand(parameter.shape, generator=draws) - 1).to(parameter)
+
+
+def interact(net: Net) -> bool:
+    """Whether, in training mode, what a net makes of a sample depends on the other samples of the batch; the net is left as it
+    is but for its mode, which is that of training."""
+    x = made_up(net)
+    if x is None:
+        return False
+    state = State(net.train())
+    try:
+        perturb(net.parameters())
+        moved = State(net)
+        beside_one = _logits(net, x)[0]
+        moved.restore()
+        beside_other = _logits(net, torch.cat([x[:1], 10 - 30 * x[1:]]))[0]  # of another scale and sign
+        return not torch.allclose(beside_one, beside_other, rtol=1e-4, atol=1e-5, equal_nan=True)
+    finally:
+        state.restore()
+
+
+def changed_by_data(net: Net) -> str | None:
+    """The name of a buffer that a forward pass changes, such as running statistics; ``None``: there is none. Also for a net that
+    takes other samples than tensors."""
+    if (x := made_up(net)) is None or not (buffers := dict(net.named_buffers())):
+        return None
+    state = State(net)
+    try:
+        _logits(net, x)
+        return next((name for name in state.changed() if name in buffers), None)
+    finally:
+        state.restore()
+
+
+def carried(net: Net, space: ParameterSpace) -> str | None:
+    """The name of what goes from client to client beside the row, and decides what the next one computes; ``None``: nothing.
+
+    Two samples are passed through the net in training and in evaluation mode. Of what changes outside the row, or is a tensor of
+    the row and replaced by another, a number counts in any case: a schedule may go by it later. Of tensors, lists and the
+    counters of normalisation layers the next outputs tell, since a net may also store what is only looked at, such as attention
+    weights. The counters of torch's own layers decide nothing where there is a momentum. The net is left as it is.
+    """
+    if (x := made_up(net)) is None:
+        return None
+    modes = {module: module.training for module in net.modules()}
+    state = State(net)
+    try:
+        for moved in (True, False):  # of outputs that are zero at first, running means would stay zero
+            if moved:
+                perturb(net.parameters())
+            with suppress(Exception):  # other weights may be impossible; and what cannot be trained says so in training
+                return _carried(net, x, space)
+            state.restore()
+        return None
+    finally:
+        state.restore()
+        for module, training in modes.items():
+            module.training = training
+
+
+def _carried(net: Net, x: Tensor, space: ParameterSpace) -> str | None:
+    state = State(net)
+    _pass_both(net, x)
+    left = _left_outside(net, state, space)
+    if number := next((name for name in left if _is_number(net, name) and not name.endswith(f".{_COUNTER}")), None):
+        return number
+    return left[0] if left and _depends(net, x, state, space) else None
+
+
+def _left_outside(net: Net, state: State, space: ParameterSpace) -> list[str]:
+    """What has changed outside the row, and what is of the row and was replaced."""
+    counters = {
+        f"{where}.{_COUNTER}"
+        for where, module in net.named_modules()
+        if isinstance(module, nn.modules.batchnorm._NormBase) and type(module).__module__.startswith("torch.nn.")
+    }
+    within = {id(held.value) for held in state._held if held.name in space}  # also by the other names of tied tensors
+    rows = {held.name for held in state._held if id(held.value) in within}
+    replaced = [name for name in state.replaced() if name in rows]
+    return [*replaced, *(name for name in state.changed() if name not in rows | counters)]
+
+
+def _is_number(net: Net, name: str) -> bool:
+    value = next((held.value for held in _held(net) if held.name == name), None)
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_floating_point()
+    return isinstance(value, bool | int | float)
+
+
+def _depends(net: Net, x: Tensor, state: State, space: ParameterSpace) -> bool:
+    """Whether outputs, or what the row becomes, depend on passes that came before the row was set."""
+
+    def told() -> list[Tensor]:
+        found = _pass_both(net, x)
+        return [*found, *(tensor.detach().clone() for name, tensor in _tensors(net) if name in space)]
+
+    state.restore()
+    alone = told()
+    state.restore()
+    for seed in (1, 2, 3):
+        other = made_up(net, seed)
+        assert other is not None
+        _pass_both(net, 10 - 30 * other)
+    state.refill(space)
+    return not all(torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True) for a, b in zip(alone, told(), strict=True))
+
+
+def _tensors(net: Net) -> Iterator[tuple[str, Tensor]]:
+    yield from net.named_parameters()
+    yield from net.named_buffers()
+
+
+def _pass_both(net: Net, x: Tensor) -> list[Tensor]:
+    return [_logits(net.train(training), x) for training in (True, False)]
+
+
+@contextmanager
+def drawn_alike() -> Iterator[None]:
+    """A block without gradients and with the same draws (dropout) each time, also of Python's and NumPy's global generators.
+
+    Nothing is compiled in it: code that is compiled here would serve later passes, whose hooks are others.
+    """
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    random.seed(0)
+    np.random.seed(0)
+    try:
+        with eager, global_rng(0, "dropout"), torch.no_grad():
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+def _logits(net: Net, x: Tensor) -> Tensor:
+    """The logits of samples ``(B, C)``."""
+    with drawn_alike():
+        logits: Tensor = net(x.clone()).logits
+        return logits

@@ -1,0 +1,184 @@
+"""What would go from client to client in the one net of a process is found, and nothing else is taken for it."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import spectral_norm, weight_norm
+
+from fedpriv.models.net import Net
+from fedpriv.models.state import State, carried
+from fedpriv.parameters import ParameterSpace
+from tests.models.test_stacked import with_encoder
+
+
+class Linear(nn.Module):
+    """What the nets below have in common: ``h = W x``, from which they take what they remember."""
+
+    m: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.fc(x.flatten(1))
+        return self.remember(h) if self.training else h
+
+    def remember(self, h: Tensor) -> Tensor:
+        return h
+
+
+class Attribute(Linear):
+    """A running mean in a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = torch.zeros(16)
+
+    def remember(self, h: Tensor) -> Tensor:
+        self.m = 0.9 * self.m + 0.1 * h.detach().mean(0)
+        centred: Tensor = h - self.m
+        return centred
+
+
+class AllZero(Attribute):
+    """Of which nothing is seen at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+
+class Assigned(Linear):
+    """The same in a buffer, which is a new tensor after each pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("m", torch.zeros(16))
+
+    def remember(self, h: Tensor) -> Tensor:
+        self.m = 0.9 * self.m + 0.1 * h.detach().mean(0)
+        centred: Tensor = h - self.m
+        return centred
+
+
+class NotPersistent(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("m", torch.zeros(16), persistent=False)
+
+    def remember(self, h: Tensor) -> Tensor:
+        centred: Tensor = h - self.m.mul_(0.9).add_(0.1 * h.detach().mean(0))
+        return centred
+
+
+class InTheRow(Linear):
+    """As it should be."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("m", torch.zeros(16))
+
+    def remember(self, h: Tensor) -> Tensor:
+        centred: Tensor = h - self.m.mul_(0.9).add_(0.1 * h.detach().mean(0))
+        return centred
+
+
+class Counter(Linear):
+    """Decides something after a hundred passes only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = 0
+
+    def remember(self, h: Tensor) -> Tensor:
+        self.m += 1
+        return h if self.m < 100 else h / 2
+
+
+class Queue(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = deque[Tensor](maxlen=3)
+
+    def remember(self, h: Tensor) -> Tensor:
+        self.m.append(h.detach().mean(0))
+        return h - torch.stack([*self.m]).mean(0)
+
+
+class Generator(Linear):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = torch.Generator().manual_seed(0)
+
+    def remember(self, h: Tensor) -> Tensor:
+        return h + torch.rand(h.shape, generator=self.m)
+
+
+class Shown(Linear):
+    """Stores what is looked at only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m, self.all = torch.zeros(1), list[float]()
+
+    def remember(self, h: Tensor) -> Tensor:
+        self.m = h
+        self.all.append(float(h.mean()))
+        return h
+
+
+class OwnBatchNorm(nn.BatchNorm1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def hooked(by: Callable[[nn.Linear], nn.Module]) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.Sequential(nn.Flatten(), by(nn.Linear(64, 16)))
+
+
+@pytest.mark.parametrize("layer", [Attribute, AllZero, Assigned, NotPersistent, Counter, Queue, Generator])
+def test_what_no_row_has_is_found(layer: Callable[[], nn.Module]) -> None:
+    assert found(with_encoder(layer())) == "encoder.0.m"
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        InTheRow,
+        Shown,
+        lambda: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 16)),
+        lambda: nn.Sequential(nn.Flatten(), OwnBatchNorm(64), nn.Linear(64, 16)),
+        lambda: nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 16)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Dropout()),
+        lambda: hooked(weight_norm),
+        lambda: hooked(spectral_norm),
+        lambda: hooked(nn.utils.parametrizations.spectral_norm),
+        lambda: hooked(nn.utils.parametrizations.orthogonal),
+    ],
+)
+def test_what_goes_nowhere_or_is_in_the_row_is_not(layer: Callable[[], nn.Module]) -> None:
+    assert found(with_encoder(layer())) is None
+
+
+def found(net: Net) -> str | None:
+    """With a check that the net is left as it was."""
+    net.encoder.eval()
+    draws = torch.get_rng_state()
+    state, modes = State(net), [module.training for module in net.modules()]
+    name = carried(net, ParameterSpace.of(net))
+    assert not [*state.changed(), *state.replaced()] and modes == [module.training for module in net.modules()]
+    assert torch.equal(draws, torch.get_rng_state())
+    return name
