@@ -38,7 +38,9 @@ def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observa
         F.cross_entropy(net(ids), labels).backward()
         optimiser.step()
     change = {name: p.detach() - observation.weights[name] for name, p in net.named_parameters()}
-    method: Any = SimpleNamespace(phases=lambda round: [phase(epochs=steps)], objective=SimpleNamespace(batches_per_step=1))
+    method: Any = SimpleNamespace(
+        phases=lambda round: [phase(epochs=steps)], objective=SimpleNamespace(batches_per_step=1, smallest_batch=1)
+    )
     idle = idle_of(train, method, 1, ["encoder.word"], len(lengths), 1)
     true = counts_of(ids, SMALL.words, PAD) > 0
     return replace(observation, kind="change", shared=change, idle=idle), true

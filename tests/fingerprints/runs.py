@@ -126,4 +126,7 @@ def runs() -> dict[str, Settings]:
         transforms = [{"name": name, **OF_A_DEFENCE.get(name, {})}]
         found[f"defence {name}"] = {"method.name": "fedavg", "wire.transforms": transforms}
     found |= {name: {"method.name": method, **besides} for name, (method, besides) in VARIANTS.items()}
-    return {name: {**SMALL, **settings} for name, settings in found.items()}
+    without_epochs = {key: value for key, value in SMALL.items() if key != "train.local_epochs"}
+    return {
+        name: {**(without_epochs if "train.local_steps" in settings else SMALL), **settings} for name, settings in found.items()
+    }
