@@ -88,7 +88,7 @@ class Finding:
 
 
 def answer(run: Found) -> dict[str, Any]:
-    """The answer for a run's findings, as JSON; :mod:`fedpriv.audit.change` adds ``change`` once all runs are known."""
+    """The answer for a run's findings, as JSON; :mod:`fedpriv.audit.page.change` adds ``change`` once all runs are known."""
     found = next(_findings(run), None) or _nothing(run)
     return {
         "words": WORDS[found.level],

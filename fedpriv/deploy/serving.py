@@ -112,7 +112,7 @@ def to_resume(path: Path) -> RunFolder:
 def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[Facts]:
     """Have every client describe its data, and check that they fit together."""
     letter = Letter()
-    letter.say({"do": "describe", "config": _public(config)})
+    letter.say({"do": "describe", "config": _without_own(config).chosen()})  # what is open is as the clients' data suggest
     frames = {client: letter.frame(run=HANDSHAKE) for client in range(config.data.clients)}
     found: dict[int, Facts] = {}
     for client, answer in grid.exchange(frames, seconds, 0):
@@ -211,7 +211,11 @@ def _check_possible(config: RunConfig) -> None:
 
 
 def _public(config: RunConfig) -> dict[str, Any]:
-    """The config as clients get it: without what is the server's own."""
+    """The config of a run as clients get it."""
+    return _without_own(config).model_dump(mode="json")
+
+
+def _without_own(config: RunConfig) -> RunConfig:
+    """The config without what is the server's own."""
     own: dict[str, Any] = {"plugins": (), "run_dir": None, "tracking": type(config.tracking)(uri="none")}
-    data = config.data.model_copy(update={"dir": None})
-    return config.model_copy(update={**own, "data": data}).model_dump(mode="json")
+    return config.model_copy(update={**own, "data": config.data.model_copy(update={"dir": None})})

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled, parse
+from fedpriv.data.dealing import partitions
 from fedpriv.data.own.owners import BY_COLUMN, GIVEN
 from fedpriv.data.sources import full_name, suggestions, usual_model
 from fedpriv.errors import UsageError
@@ -261,7 +262,8 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
     usual = found.model.name and (usual_model(asked.data.name) or found.model.name)
     here = _resolved(_with_what_is_in_the_data(asked, found), usual)
     for key in sorted(here.keys() | there.keys()):
-        found_by_the_run = key in FOUND_BY_THE_RUN and here.get(key) is None
+        is_open = here.get(key) is None
+        found_by_the_run = is_open and (key in FOUND_BY_THE_RUN or (key == "train.participation" and _has_usual_share(found)))
         if here.get(key) != there.get(key) and not found_by_the_run:
             return f"{key} is {there.get(key)} there, {here.get(key)} in the YAML"
     return None
@@ -275,11 +277,16 @@ def _with_what_is_in_the_data(asked: RunConfig, found: RunConfig) -> RunConfig:
         taken |= {"data.partition.name": GIVEN, "data.clients": found.data.clients}
     if is_own(found.model.name):
         taken["model.projection"] = None
-    clients = taken.get("data.clients", asked.data.clients)
-    if found.train.participation in {min(1.0, USUAL_PARTICIPANTS / holders) for holders in range(1, clients + 1)}:
-        taken["train.participation"] = found.train.participation
     config = filled(asked.model_copy(update={"data": data}), taken)
     return on_frozen_features(config, found.model.adapter) if found.model.tune == "head" else config
+
+
+def _has_usual_share(found: RunConfig) -> bool:
+    """Whether a stored share of the clients may be that of a run that was given none: of ten, among those that hold data."""
+    clients, partition = found.data.clients, found.data.partition
+    some_may_be_empty = partition.min_samples == 0 and "min_samples" in partitions()[partition.name].uses
+    holders = range(1, clients + 1) if some_may_be_empty else (clients,)
+    return found.train.participation in {min(1.0, USUAL_PARTICIPANTS / number) for number in holders}
 
 
 def _name_there(asked: str, stored: str) -> str:

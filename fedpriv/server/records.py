@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from fedpriv.files import Damaged, load_json, with_checksum, without_checksum, w
 
 Record = dict[str, Any]
 """One line: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated; ``refused``, ``missing``: the clients whose
-uploads were left out, and those that gave no answer, with reasons, if any; ``payloads``: the checksum of the list of what was
+uploads were left out, and those that gave no answer, with reasons, if any; ``without_effect``: the clients whose turn counts for
+nothing, if any; ``payloads``: the checksum of the list of what was
 kept of the round, if anything was."""
 
 
@@ -112,3 +114,13 @@ def _record(values: Any) -> Record:
 
 def _line(record: Record) -> bytes:
     return json.dumps(with_checksum(record)).encode() + b"\n"
+
+
+def counted(record: Record, clients: Collection[int]) -> set[int]:
+    """Of the clients of a round, those whose turn had an effect: they did not diverge, and what they sent was merged."""
+    if (lost := record.get("without_effect")) is None:  # there is none, or it is a record of an earlier version
+        if record["metrics"].keys() & {"too_few_uploads", "not_finite"}:
+            return set()
+        named = [one["client"] for how in ("refused", "missing") for one in record.get(how, ())]
+        lost = [*named, *record.get("diverged", ())]
+    return set(clients) - set(lost)

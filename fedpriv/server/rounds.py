@@ -177,9 +177,9 @@ class Server:
             facts["diverged"] = diverged
         if summed is not None:
             facts["summed"] = list(summed.clients)
-        counted = {report.client for report in turns.reports} if outcome.left_out is None else set()
-        if idle := sorted(set(chosen) - counted):
-            facts["without_effect"] = idle
+        merged = {report.client for report in turns.reports} if outcome.left_out is None else set()
+        if (lost := sorted(set(chosen) - merged)) or arrivals.refused:  # an answer that is refused may have been a second one
+            facts["without_effect"] = lost
         return self._finish_round(round, metrics, accuracies, began, facts)
 
     def participants(self, round: int) -> list[int]:

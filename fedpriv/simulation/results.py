@@ -17,6 +17,7 @@ from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
 from fedpriv.files import save_json, save_tensors
 from fedpriv.plots.confusion import confusion_report, draw_confusion
 from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.records import counted
 from fedpriv.server.rounds import Server
 
 Confusion = Callable[[], tuple[NDArray[np.int64], Sequence[str]]]
@@ -96,10 +97,7 @@ def _last_turns(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, 
     found: dict[int, int] = {}
     for record in records:
         if (round := record["round"]) > 0:
-            # Records of earlier versions name only some of those without an effect.
-            lost = {*record.get("diverged", ()), *(one["client"] for one in record.get("missing", ()))}
-            lost |= set(record.get("without_effect", ()))
-            found |= dict.fromkeys(set(server.participants(round)) - lost, round)
+            found |= dict.fromkeys(counted(record, server.participants(round)), round)
     return found
 
 

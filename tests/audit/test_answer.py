@@ -397,7 +397,7 @@ def test_no_target_is_suggested_that_does_not_show_what_was_found() -> None:
     run["membership"][0]["tpr"] = {"0.01": rate(20, 72) | {"by_chance": 1e-9}}
     found = changes(run | {"answer": answer(run)}, [])
     assert words(run) == "Members were identified" and found["command"] is None
-    assert found["sentence"] == "Not measured. No target of fedpriv frontier measures what was found here."
+    assert found["sentence"] == "Not measured. `fedpriv frontier` has no target that measures this, so no command is suggested."
 
 
 def test_no_range_is_suggested_for_sums() -> None:

@@ -16,6 +16,7 @@ from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.errors import UsageError
 from fedpriv.files import load_json
+from fedpriv.server.run_folder import RunFolder
 from tests.deploy.apart import agree, sites
 from tests.simulation.small import config, play
 
@@ -52,6 +53,23 @@ def test_what_is_left_open_stays_open_to_what_the_clients_data_suggest(tmp_path:
     request = Request.write(tmp_path, tmp_path / "run", config("fedavg", **SETTINGS), 3, 60)
     said = load_json(request.path)["config"]
     assert said["train"]["lr"] == 0.05 and "partition" not in said["data"]
+
+
+def test_clients_that_come_with_shared_data_are_who_holds_them(tmp_path: Path) -> None:
+    """Each client of the deployment opens the same folder, and that suggests its own clients."""
+    for number, name in enumerate(("north", "south", "west")):
+        folder = tmp_path / "data" / "clients" / name
+        folder.mkdir(parents=True)
+        rows = [f"{i},{i * i % (7 + number)},{i % 2}" for i in range(20 + 10 * number)]
+        (folder / "train.csv").write_text("\n".join(["a,b,label", *rows]))
+    chosen = config("fedavg", **{**SETTINGS, "data.name": str(tmp_path / "data"), "data.limit": None, "train.rounds": 1})
+    (tmp_path / "requests").mkdir()
+    request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
+    request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.config().data.partition.name == "given" and request.ended == {"finished": True}
+    assert [record.get("refused") for record in folder.records()] == [None, None]
+    assert (folder.summary() or {})["clients_never_trained"] == 0
 
 
 def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_what_a_run_of_texts_found_of_its_encoder_is_no_difference() -> None:
             "data.partition.name": "class_subsets",
             "data.partition.classes_per_client": 20,
             "data.max_tokens": 64,
-            "train.participation": 0.5,
+            "train.participation": 0.3,
             "train.lr": 0.05,
             "model.name": "transformer",
             "model.encoder": "minilm",

@@ -18,9 +18,10 @@ from click.testing import CliRunner
 from made_results import BASE, play, write_result, write_yaml
 
 from fedpriv.cli import main
-from fedpriv.data.sources import suggestions
+from fedpriv.data.sources import suggestions, usual_model
 from fedpriv.experiments import Result, read, run, runner
 from fedpriv.experiments.results import difference, rounded
+from fedpriv.methods.build import with_options
 from fedpriv.server import run_folder
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run as simulation
@@ -204,6 +205,31 @@ def test_what_a_net_of_ones_own_or_a_frozen_encoder_decides_is_no_difference(tmp
             stored = asked.model_copy(update={"model": model, "train": asked.train.model_copy(update={"lr": lr})})
             stored = resolve(stored, None, suggestions("banking77"))
             assert difference(asked, stored) == (None if lr == 0.05 else "train.lr is 0.01 there, 0.05 in the YAML")
+
+
+@pytest.mark.parametrize(
+    ("data", "method", "stored", "same"),
+    [
+        ({"clients": 100}, {"name": "fedavg"}, 0.1, True),
+        ({"clients": 100}, {"name": "fedavg"}, 0.5, False),
+        ({"clients": 100, "partition": {"name": "dirichlet", "alpha": 0.01}}, {"name": "fedavg"}, 10 / 43, True),
+        ({"clients": 100, "partition": {"name": "dirichlet", "alpha": 0.01}}, {"name": "fedavg"}, 0.3, False),
+        ({"clients": 100, "partition": {"name": "dirichlet", "min_samples": 1}}, {"name": "fedavg"}, 10 / 43, False),
+        ({"clients": 20}, {"name": "fedavg-euc"}, 0.5, True),
+        ({"name": "disaster_synthetic", "clients": 20}, {"name": "fedavg"}, 0.3, True),
+        ({"name": "disaster_synthetic", "clients": 20}, {"name": "fedavg"}, 0.5, False),
+    ],
+)
+def test_a_share_that_was_left_open_is_the_usual_one(
+    tmp_path: Path, data: dict[str, Any], method: dict[str, Any], stored: float, same: bool
+) -> None:
+    """Of ten clients, among those that hold data; or the one that the data set suggests."""
+    halves = {"aggregation": {"name": "euc"}} if method["name"].endswith("-euc") else {}
+    base = {"data": {"name": "digits", **data}, "method": {"name": "fedavg"}, **halves}
+    asked = read(write_yaml(tmp_path, base=base, runs={"one": {}})).config("one", 0)
+    config = resolve(with_options(asked), usual_model(asked.data.name), suggestions(asked.data.name))
+    found = config.model_copy(update={"train": config.train.model_copy(update={"participation": stored})})
+    assert (difference(asked, found) is None) == same
 
 
 @pytest.mark.slow

@@ -9,19 +9,18 @@ from torch import Tensor
 
 from fedpriv.attacks.gradients.multistep import is_bias, response
 from fedpriv.errors import UsageError
-from fedpriv.server.sampling import participants
 from fedpriv.wire.coding import is_model
 
 if TYPE_CHECKING:
     from fedpriv.audit.evidence.messages import Evidence, Message
 
-CORRECTED = "the client's gradients were corrected by what its earlier turns left"
+CORRECTED = "the method added to the client's gradients a term that depends on earlier rounds"
 
 
 def had_earlier_turn(evidence: Evidence, round: int, client: int) -> bool:
     """Whether a client behind the message of a round had a turn before."""
-    agreement, behind = evidence.federation.agreement, set(evidence.behind(round, client))
-    return any(behind & set(participants(agreement, earlier)) for earlier in range(1, round))
+    behind = set(evidence.behind(round, client))
+    return any(behind & evidence.had_turns(earlier) for earlier in range(1, round))
 
 
 def keeps_state(evidence: Evidence) -> bool:
@@ -38,13 +37,12 @@ def earlier_turns(evidence: Evidence, message: Message) -> list[Message]:
     """
     if message.first_turn:
         return []
-    agreement, behind = evidence.federation.agreement, set(evidence.behind(message.round, message.client))
-    kept, found = set(evidence.messages()), []
+    behind, kept, found = set(evidence.behind(message.round, message.client)), set(evidence.messages()), []
     for round in range(1, message.round):
-        if not behind & set(participants(agreement, round)):
+        if not behind & evidence.had_turns(round):
             continue
         if (where := (round, evidence.number(round, message.client))) not in kept:
-            raise UsageError(f"that of round {round} was not kept; train with --keep-payloads all")
+            raise UsageError(f"the client's message of round {round} was not kept; train with --keep-payloads all")
         if set(evidence.behind(*where)) != behind:
             raise UsageError(f"the sum of round {round} is of other clients")
         found.append(evidence.message(*where))
@@ -76,12 +74,12 @@ def plain_change(evidence: Evidence, message: Message) -> PlainChange:
     try:
         added = {name: tensor for name, tensor in _correction(evidence, message).items() if name in change and bool(tensor.any())}
     except UsageError as reason:
-        return PlainChange(change, f"{CORRECTED}, and {reason}", corrected=True)
+        return PlainChange(change, f"{CORRECTED}, and it cannot be computed, as {reason}", corrected=True)
     if not added:
         return PlainChange(change)
     schedule = None if message.num_examples is None else evidence.schedule(message, message.num_examples, clipped=False)
     if schedule is None:
-        return PlainChange(change, f"{CORRECTED}, and what that did to its steps is not known", corrected=True)
+        return PlainChange(change, f"{CORRECTED}, and what it did to the client's steps is not known", corrected=True)
     for name, tensor in added.items():
         if change[name].any():  # a branch of the net without data takes no steps
             decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
@@ -89,7 +87,7 @@ def plain_change(evidence: Evidence, message: Message) -> PlainChange:
             kept = message.altered.kept.get(name)
             change[name] = change[name] + (moved if kept is None else moved * kept.to(moved))
     exact = evidence.config.train.clip_grad_norm is None and not message.altered.rescaled
-    return PlainChange(change, None if exact else f"{CORRECTED}, and how much of that was left by clipping is not known")
+    return PlainChange(change, None if exact else f"{CORRECTED}, and how much of it clipping left is not known")
 
 
 def _correction(evidence: Evidence, message: Message) -> dict[str, Tensor]:
@@ -99,11 +97,12 @@ def _correction(evidence: Evidence, message: Message) -> dict[str, Tensor]:
         UsageError: it depends on earlier turns that are not at hand.
     """
     objective, key = evidence.federation.method.objective, (message.round, message.client)
+    samples = None if message.num_examples is None else message.num_examples // message.parts
     if not objective.corrects:
         return {}
     if message.first_turn:
-        return objective.correction(message.received, [], message.num_examples)
+        return objective.correction(message.received, [], samples)
     if key not in evidence.corrections:
         earlier = [(one.received, one.uploaded) for one in earlier_turns(evidence, message)]
-        evidence.corrections[key] = objective.correction(message.received, earlier, message.num_examples)
+        evidence.corrections[key] = objective.correction(message.received, earlier, samples)
     return evidence.corrections[key]

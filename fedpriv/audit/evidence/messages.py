@@ -34,7 +34,9 @@ from fedpriv.files import Damaged
 from fedpriv.models.net import Net
 from fedpriv.samples import Modality
 from fedpriv.server.payloads import PayloadStore
+from fedpriv.server.records import counted
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.server.sampling import participants
 from fedpriv.simulation.reopening import damaged_partition, reopened
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import STATISTIC, Sealed
@@ -175,6 +177,15 @@ class Evidence:
     def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
         """The client's images ``(n, C, H, W)`` and the augmented views of its turn ``(n, V, C, H, W)``; ``None``: without any."""
         return views_of(self.federation, round, self.behind(round, client), self.store.download(round), images)
+
+    def had_turns(self, round: int) -> set[int]:
+        """The clients whose turn of a round had an effect."""
+        return self._turns.get(round, set())
+
+    @cached_property
+    def _turns(self) -> dict[int, set[int]]:
+        agreement, records = self.federation.agreement, {record["round"]: record for record in self.folder.records()}
+        return {round: counted(record, participants(agreement, round)) for round, record in records.items() if round > 0}
 
     def number(self, round: int, client: int) -> int:
         """Under which number a message of another round is kept that has a turn of the client."""

@@ -143,7 +143,7 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
         try:
             earlier = [named(one.uploaded, what) for one in earlier_turns(evidence, message)]
         except UsageError as reason:
-            raise UsageError(f"{what} sums over the client's turns, and {reason}") from None
+            raise UsageError(f"{what} is a change since the client's last turn, and {reason}") from None
         for before in earlier:
             gradients = {name: tensor + before[name] if name in before else tensor for name, tensor in gradients.items()}
         train = evidence.config.train

@@ -132,7 +132,7 @@ def classes_open(shadow: Found) -> str | None:
     if lacking and 2 * alike <= lacking:
         return "most clients hold more classes than the shadow clients"
     if 2 * shadow.get("later", 0) > lacking:
-        return "most clients kept something from an earlier turn, and shadow clients train as in their first"
+        return "most clients began with something that they kept from an earlier turn, and simulated clients begin with nothing"
     if "p" in shadow and (not lacking or shadow["guess"] ** alike < LEVEL):
         return None
     return "with so few clients, not even perfect answers would be distinguished from guessing"

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fedpriv.attacks.scoring.operating_points import OperatingPoints, Point
-from fedpriv.audit.evidence.earlier_turns import CORRECTED, had_earlier_turn
+from fedpriv.audit.evidence.earlier_turns import had_earlier_turn
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.figures import rate
 from fedpriv.audit.membership.inference import FEDMIA, LIRA, Membership, membership
@@ -65,7 +65,8 @@ def _open(evidence: Evidence, rounds: Sequence[int]) -> str | None:
     ]
     if not corrected:
         return None
-    return f"{CORRECTED}, and shadow turns train as in a first (round {', '.join(map(str, sorted(corrected)))})"
+    which = ", ".join(map(str, sorted(corrected)))
+    return f"in round {which} the clients' gradients had a term from their earlier turns, which simulated clients lack"
 
 
 def _found_in(rounds: Sequence[Membership], last: int) -> dict[str, Any]:

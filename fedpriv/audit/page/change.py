@@ -36,7 +36,7 @@ def changes(run: Found, like: Sequence[Found]) -> dict[str, str | None]:
         return _said(f"{_defended(better[0])}: “{better[0]['answer']['words']}”, but its model is no better than guessing.")
     tried = f"None of the other defences that were audited here ({len(like)})." if like else "Not measured."
     if (target := _target(run)) is None:
-        return _said(f"{tried} No target of fedpriv frontier measures what was found here.")
+        return _said(f"{tried} `fedpriv frontier` has no target that measures this, so no command is suggested.")
     return _said(f"{tried} This command searches for the most accurate defence that does:", _command(run, target))
 
 

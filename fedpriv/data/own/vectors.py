@@ -158,6 +158,8 @@ def _are_row_numbers(name: str, values: pa.ChunkedArray, owners: Sequence[NDArra
     if not kinds.is_integer(values.type) or values.null_count:
         return False
     numbers = values.to_numpy()
+    if len(np.unique(numbers)) <= MOST_LEVELS:  # a month, or whether a patient was treated in that visit, says more than a place
+        owners = ()
     return any(_number_rows(numbers, one) for one in (np.zeros(len(numbers), dtype=np.int64), *owners))
 
 
