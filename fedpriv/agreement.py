@@ -164,7 +164,13 @@ def _check_state(net: Net, space: ParameterSpace) -> None:
                 "client's state; give it a momentum, such as 0.1"
             )
     if (name := carried(net, space)) is not None:
+        does = f"{name}: the net's forward pass changes it or assigns it anew"
+        if name in space:
+            raise UsageError(
+                f"{does}, and it is part of each client's state: what is assigned is not, and would go from client to client; "
+                "change it in place, as in weight.data.copy_(new)"
+            )
         raise UsageError(
-            f"{name}: the net's forward pass changes it or assigns it anew, and computes with it, but it belongs to no client's "
-            "state and would go from client to client; make it a persistent buffer of floats that is changed in place"
+            f"{does}, and computes with it, but it belongs to no client's state and would go from client to client; make it a "
+            "persistent buffer of floats that is changed in place"
         )

@@ -304,7 +304,8 @@ def _alike(found: Any, logits: Any) -> bool:
     """Whether both are the same logits, or no logits."""
     if not isinstance(found, Tensor) or not isinstance(logits, Tensor):
         return type(found) is type(logits)
-    most = TOLERANCE * float(logits.abs().max().clamp(min=1e-6))
+    finite = logits[logits.isfinite()]  # other weights than a net's own may give NaN, as of a root or logarithm
+    most = TOLERANCE * max(1e-6, float(finite.abs().max()) if finite.numel() else 0.0)
     return found.shape == logits.shape and torch.allclose(found, logits, rtol=0.0, atol=most, equal_nan=True)
 
 

@@ -7,6 +7,7 @@ over processes.
 
 from __future__ import annotations
 
+import cmath
 import random
 import sys
 from collections import deque
@@ -39,12 +40,26 @@ class _Held(NamedTuple):
     copied: Any
     items: Any
     """Of a list or dict, what it holds; otherwise ``None``."""
+    memory: Tensor | None
+    """Of a tensor, another one with the same memory; kept alive, so that no new tensor gets that address."""
+
+    @property
+    def moved(self) -> bool:
+        """Whether the tensor has other memory by now, as after ``tensor.data = ...``."""
+        return self.memory is not None and self.value.data_ptr() != self.memory.data_ptr()
+
+    def refill(self) -> None:
+        """Put the value back into the object."""
+        if self.moved:
+            self.value.data = self.memory
+        _refill(self.value, self.copied)
 
 
 class State:
-    """The parameters, buffers, and other tensors, numbers and lists of them that a net's modules hold at present.
+    """The parameters, buffers, and other tensors, arrays, numbers, generators and lists of them that a net's modules hold at
+    present.
 
-    Other objects are not looked into.
+    Other objects, such as sparse tensors, are not looked into.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -55,6 +70,15 @@ class State:
     def replaced(self) -> Iterator[str]:
         """The names under which another object is found now, or none."""
         return (held.name for held in self._held if held.owner.get(held.key) is not held.value)
+
+    def moved(self) -> Iterator[str]:
+        """The names of tensors that have other memory now, or none."""
+        return (held.name for held in self._held if held.moved)
+
+    def within(self, space: ParameterSpace) -> set[str]:
+        """The names of the row's tensors, also the other names of tied ones."""
+        found = {id(held.value) for held in self._held if held.name in space}
+        return {held.name for held in self._held if id(held.value) in found}
 
     def changed(self) -> Iterator[str]:
         """The names under which another value is found now, and those that are new."""
@@ -68,7 +92,7 @@ class State:
                 del held.owner[held.key]
         for held in self._held:
             held.owner[held.key] = held.value
-            _refill(held.value, held.copied)
+            held.refill()
             if held.items is not None:
                 held.value.clear()
                 held.value.update(held.items) if isinstance(held.value, dict) else held.value.extend(held.items)
@@ -77,24 +101,36 @@ class State:
         """Put the values of ``names`` back into the objects that held them, even if the net has others by now."""
         for held in self._held:
             if held.name in names:
-                _refill(held.value, held.copied)
+                held.refill()
 
 
 def _held(net: nn.Module) -> Iterator[_Held]:
-    for where, module in net.named_modules():
-        own = {key: value for key, value in vars(module).items() if key not in _OF_TORCH}
-        for owner, values in ((module._parameters, module._parameters), (module._buffers, module._buffers), (vars(module), own)):
-            for key, value in values.items():
-                items = value.copy() if isinstance(value, list | deque | dict) else None
-                yield _Held(f"{where}.{key}" if where else key, owner, key, value, _copied(value), items)
+    modules = list(net.named_modules())
+    # Parameters and buffers of all modules come first: other attributes may be views of them.
+    owners = [(where, owner) for where, module in modules for owner in (module._parameters, module._buffers)]
+    owners += [(where, vars(module)) for where, module in modules]
+    for where, owner in owners:
+        for key, value in owner.items():
+            if key in _OF_TORCH:
+                continue
+            items = value.copy() if isinstance(value, list | deque | dict) else None
+            memory = value.data if _is_plain(value) else None
+            yield _Held(f"{where}.{key}" if where else key, owner, key, value, _copied(value), items, memory)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a tensor whose numbers lie in memory one by one; a sparse one has others, and some have only a shape."""
+    return isinstance(value, Tensor) and value.layout is torch.strided and not (value.is_nested or value.is_meta)
 
 
 def _copied(value: Any, depth: int = _DEPTH) -> Any:
     """A copy of a value, or ``None`` in the place of objects that are not looked into."""
     if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, torch.Generator):
-        return value.get_state()
+        return value.detach().clone() if _is_plain(value) else None
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.hasobject else value.copy()
+    if (state := _drawn(value)) is not None:
+        return state
     if isinstance(value, dict) and depth:
         return {key: _copied(one, depth - 1) for key, one in value.items()}
     if isinstance(value, list | tuple | deque) and depth:
@@ -102,22 +138,50 @@ def _copied(value: Any, depth: int = _DEPTH) -> Any:
     return value if isinstance(value, bool | int | float | complex | str) else None
 
 
+def _drawn(value: Any) -> Any:
+    """The state of a generator of torch, NumPy or Python; ``None``: it is none, or has no state."""
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, np.random.Generator):
+        return _copied(value.bit_generator.state)
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value.getstate()
+    return None
+
+
 def _equal(one: Any, other: Any) -> bool:
+    """Whether two copies are the same; NaN is the same as NaN."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and torch.equal(one, other)
+        if (one.dtype, one.device, one.shape) != (other.dtype, other.device, other.shape):
+            return False
+        numbers = one.is_floating_point() or one.is_complex()
+        return torch.equal(one, other) or (numbers and torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True))
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind in "fc")
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_equal, one, other))
-    return type(one) is type(other) and not isinstance(one, Tensor | dict | list) and bool(one == other)
+    if type(one) is not type(other) or isinstance(one, Tensor | np.ndarray | dict | list):
+        return False
+    return bool(one == other) or (isinstance(one, float | complex) and cmath.isnan(one) and cmath.isnan(other))
 
 
 @torch.no_grad()
 def _refill(value: Any, copied: Any) -> None:
-    if isinstance(value, Tensor) and not torch.equal(value, copied):  # one that was expanded could not be written
-        value.data.copy_(copied)
+    if copied is None or (isinstance(value, Tensor | np.ndarray) and _equal(_copied(value), copied)):
+        return  # some could not be written, such as constant arrays
+    if isinstance(value, Tensor):
+        if not any(size > 1 and step == 0 for size, step in zip(value.shape, value.stride(), strict=True)):
+            value.data.copy_(copied)  # an expanded one cannot be written, and has its values from another tensor
+    elif isinstance(value, np.ndarray):
+        value[...] = copied
     elif isinstance(value, torch.Generator):
         value.set_state(copied)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = copied
+    elif isinstance(value, random.Random):
+        value.setstate(copied)
 
 
 def made_up(net: Net, seed: int = 0) -> Tensor | None:
@@ -175,10 +239,11 @@ def changed_by_data(net: Net) -> str | None:
 def carried(net: Net, space: ParameterSpace) -> str | None:
     """The name of what goes from client to client beside the row, and decides what the next one computes; ``None``: nothing.
 
-    Two samples are passed through the net in training and in evaluation mode. Of what changes outside the row, or is a tensor of
-    the row and replaced by another, a number counts in any case: a schedule may go by it later. Of tensors, lists and the
-    counters of normalisation layers the next outputs tell, since a net may also store what is only looked at, such as attention
-    weights. The counters of torch's own layers decide nothing where there is a momentum. The net is left as it is.
+    Two samples are passed through the net in training and in evaluation mode. A tensor of the row that gets other memory counts
+    in any case, as it leaves the row for good. Of what changes outside the row, or is a tensor of the row and replaced by
+    another, so does a whole number that goes on changing: a schedule may go by it later. Of the rest and the counters of
+    normalisation layers the next outputs tell, since a net may also store what is only looked at, such as attention weights. The
+    counters of torch's own layers decide nothing where there is a momentum. The net is left as it is.
     """
     if (x := made_up(net)) is None:
         return None
@@ -200,31 +265,38 @@ def carried(net: Net, space: ParameterSpace) -> str | None:
 
 def _carried(net: Net, x: Tensor, space: ParameterSpace) -> str | None:
     state = State(net)
+    rows = state.within(space)
     _pass_both(net, x)
-    left = _left_outside(net, state, space)
-    if number := next((name for name in left if _is_number(net, name) and not name.endswith(f".{_COUNTER}")), None):
-        return number
+    if (moved := next((name for name in state.moved() if name in rows), None)) is not None:
+        return moved
+    left = _left_outside(net, state, rows)
+    if numbers := [name for name in left if _is_whole_number(net, name) and not name.endswith(f".{_COUNTER}")]:
+        # With the same row and samples, what follows from them, such as the size of a batch, is the same again; a counter is not.
+        state.refill(space)
+        settled = State(net)
+        _pass_both(net, x)
+        changing = set(settled.changed())
+        if (number := next((name for name in numbers if name in changing), None)) is not None:
+            return number
     return left[0] if left and _depends(net, x, state, space) else None
 
 
-def _left_outside(net: Net, state: State, space: ParameterSpace) -> list[str]:
+def _left_outside(net: Net, state: State, rows: set[str]) -> list[str]:
     """What has changed outside the row, and what is of the row and was replaced."""
     counters = {
         f"{where}.{_COUNTER}"
         for where, module in net.named_modules()
         if isinstance(module, nn.modules.batchnorm._NormBase) and type(module).__module__.startswith("torch.nn.")
     }
-    within = {id(held.value) for held in state._held if held.name in space}  # also by the other names of tied tensors
-    rows = {held.name for held in state._held if id(held.value) in within}
     replaced = [name for name in state.replaced() if name in rows]
     return [*replaced, *(name for name in state.changed() if name not in rows | counters)]
 
 
-def _is_number(net: Net, name: str) -> bool:
+def _is_whole_number(net: Net, name: str) -> bool:
     value = next((held.value for held in _held(net) if held.name == name), None)
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_floating_point()
-    return isinstance(value, bool | int | float)
+    return isinstance(value, bool | int)
 
 
 def _depends(net: Net, x: Tensor, state: State, space: ParameterSpace) -> bool:

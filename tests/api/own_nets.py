@@ -103,6 +103,40 @@ class ByNumPy(InRoles):
         return super().forward(x * float(np.random.rand() < 0.5) if self.training else x)
 
 
+class Rooted(InRoles):
+    """With other weights its logits are NaN: it takes the root of some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.full((64,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(1) * self.scale.sqrt())
+
+
+class Drawing(InRoles):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws = np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * float(0.5 + self.draws.random()) if self.training else x)
+
+
+class MaxNorm(nn.Linear):
+    """Its weight gets other memory in each pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, 1.0)
+        return super().forward(x)
+
+
+def max_normed() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), MaxNorm(64, 8), nn.ReLU(), nn.Linear(8, 10))
+
+
 class Scheduled(InRoles):
     """Its scale falls with the number of batches."""
 

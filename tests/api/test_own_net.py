@@ -195,6 +195,8 @@ def test_two_of_one_name_are_told_apart() -> None:
         (own_nets.TwoInTraining, {}, "returns a tuple for a batch of 2 in training mode; it should be logits"),
         (own_nets.FailsInTraining, {}, "fails on its inputs in training mode: RuntimeError: it needs"),
         (own_nets.Scheduled, {}, "encoder.batches: .* would go from client to client; make it a persistent buffer of floats"),
+        (own_nets.Drawing, {}, "encoder.draws: .* would go from client to client; make it a persistent buffer of floats"),
+        (own_nets.max_normed, {}, "encoder.1.weight: .* part of each client's state: .* in place, as in weight.data.copy_"),
         (own_nets.Gated, SAMPLE, "torch.func cannot take the gradients of single samples of this net .RuntimeError: output with"),
         (own_nets.Branching, SAMPLE, "no branches on values, or try privacy.clipping = ghost"),
         (own_nets.Softmax, {}, "something comes between or after them, such as a softmax"),
@@ -226,6 +228,11 @@ def test_what_cannot_be_right(model: Any, more: dict[str, Any], why: str, here: 
 
 def test_draws_from_another_generator_do_not_make_another_net() -> None:
     assert own_net(OWN + "ByNumPy", SHAPE, 10, None).projection_dim == 8
+
+
+def test_other_weights_that_give_nan_say_nothing() -> None:
+    assert own_net(OWN + "Rooted", SHAPE, 10, None).projection_dim == 8
+    assert cut(own_nets.Rooted(), SHAPE).head == "head"
 
 
 def test_a_compiled_net_is_built_again_and_again() -> None:

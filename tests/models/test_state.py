@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import spectral_norm, weight_norm
 
 from fedpriv.models.net import Net
-from fedpriv.models.state import State, carried
+from fedpriv.models.state import State, carried, perturb
 from fedpriv.parameters import ParameterSpace
 from tests.models.test_stacked import with_encoder
 
@@ -138,6 +140,124 @@ class Shown(Linear):
         return h
 
 
+class MaxNorm(Linear):
+    """Its weight gets other memory, and would not be that of the row any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = nn.Parameter(torch.ones(1, 16))
+
+    def remember(self, h: Tensor) -> Tensor:
+        self.m.data = torch.renorm(self.m.data, 2, 0, 1.0)
+        scaled: Tensor = h * self.m
+        return scaled
+
+
+class MaxNormInPlace(MaxNorm):
+    def remember(self, h: Tensor) -> Tensor:
+        self.m.data.copy_(torch.renorm(self.m.data, 2, 0, 1.0))
+        scaled: Tensor = h * self.m
+        return scaled
+
+
+class FirstBatch(Linear):
+    """Takes its scale, which is in the row, from the first batch, and remembers that it did in a number, which is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m, self.scale = False, nn.Parameter(torch.ones(16))
+
+    def remember(self, h: Tensor) -> Tensor:
+        if not self.m:
+            self.scale.data.copy_(h.detach().std(0))
+            self.m = True
+        return h / self.scale
+
+
+class Decaying(Linear):
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = 1.0
+
+    def remember(self, h: Tensor) -> Tensor:
+        self.m *= 0.9
+        scaled: Tensor = h * self.m
+        return scaled
+
+
+class ByNumPy(Linear):
+    """Draws from a generator of NumPy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = np.random.Generator(np.random.MT19937(0))
+
+    def remember(self, h: Tensor) -> Tensor:
+        return h.mul(0.5 + float(self.m.random()))
+
+
+class ByPython(ByNumPy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = random.Random(0)
+
+
+class Array(Attribute):
+    """A running mean in an array."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = np.zeros(16, np.float32)
+
+    def remember(self, h: Tensor) -> Tensor:
+        self.m *= 0.9
+        self.m += 0.1 * h.detach().mean(0).numpy()
+        return h - torch.from_numpy(self.m)
+
+
+class Sparse(Linear):
+    """Holds a sparse tensor, one without numbers, and NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m, self.best, self.table = torch.eye(16).to_sparse(), float("nan"), torch.tensor([float("nan"), 1.0])
+        self.shape = torch.empty(3, device="meta")
+
+    def remember(self, h: Tensor) -> Tensor:
+        made: Tensor = (self.m @ h.T).T
+        return made
+
+
+class Sizes(Linear):
+    """Stores numbers that follow from the batch, one of them in training only and one to be looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all, self.entropy = 0, 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.all = len(x)
+        return super().forward(x)
+
+    def remember(self, h: Tensor) -> Tensor:
+        self.m, self.entropy = len(h), float(h.mean())
+        return h.div(self.m)
+
+
+class Expanded(nn.Module):
+    """Shows a view of a child's parameter that cannot be written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(64, 16)
+        self.shown: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shown = self.fc.bias.expand(len(x), -1)
+        h: Tensor = self.fc(x.flatten(1)) + self.shown
+        return h
+
+
 class OwnBatchNorm(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         return 2 * super().forward(x)
@@ -149,7 +269,13 @@ def hooked(by: Callable[[nn.Linear], nn.Module]) -> nn.Module:
         return nn.Sequential(nn.Flatten(), by(nn.Linear(64, 16)))
 
 
-@pytest.mark.parametrize("layer", [Attribute, AllZero, Assigned, NotPersistent, Counter, Queue, Generator])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *(Attribute, AllZero, Assigned, NotPersistent, Counter, Queue, Generator),
+        *(MaxNorm, FirstBatch, Decaying, ByNumPy, ByPython, Array),
+    ],
+)
 def test_what_no_row_has_is_found(layer: Callable[[], nn.Module]) -> None:
     assert found(with_encoder(layer())) == "encoder.0.m"
 
@@ -159,6 +285,10 @@ def test_what_no_row_has_is_found(layer: Callable[[], nn.Module]) -> None:
     [
         InTheRow,
         Shown,
+        MaxNormInPlace,
+        Sparse,
+        Sizes,
+        Expanded,
         lambda: nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(64, 16)),
         lambda: nn.Sequential(nn.Flatten(), OwnBatchNorm(64), nn.Linear(64, 16)),
         lambda: nn.Sequential(nn.InstanceNorm2d(1, track_running_stats=True), nn.Flatten(), nn.Linear(64, 16)),
@@ -177,8 +307,19 @@ def found(net: Net) -> str | None:
     """With a check that the net is left as it was."""
     net.encoder.eval()
     draws = torch.get_rng_state()
-    state, modes = State(net), [module.training for module in net.modules()]
+    state, memory = State(net), [parameter.data_ptr() for parameter in net.parameters()]
+    modes = [module.training for module in net.modules()]
     name = carried(net, ParameterSpace.of(net))
     assert not [*state.changed(), *state.replaced()] and modes == [module.training for module in net.modules()]
+    assert memory == [parameter.data_ptr() for parameter in net.parameters()]
     assert torch.equal(draws, torch.get_rng_state())
     return name
+
+
+def test_an_expanded_view_of_a_childs_parameter_does_not_hinder_restoring() -> None:
+    net = with_encoder(Expanded())
+    net(torch.rand(2, *net.input_shape))
+    state, before = State(net), [parameter.detach().clone() for parameter in net.parameters()]
+    perturb(net.parameters())
+    state.restore()
+    assert all(map(torch.equal, before, net.parameters()))
