@@ -294,6 +294,10 @@ def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pyt
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     with answering(made.certificate, made.key, time.time() + 200) as port:
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    now = time.time()  # of which a busy server's answer says that it was asked then, and which comes 12 s later
+    with answering(made.certificate, made.key, now) as port, monkeypatch.context() as patch:
+        patch.setattr(machines, "time", SimpleNamespace(time=iter([now, now + 12]).__next__))
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     with (
         answering(made.certificate, made.key, time.time(), status=502) as port,
         pytest.raises(machines.Unreachable, match="its proxy answers 502"),
