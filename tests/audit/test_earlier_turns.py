@@ -22,6 +22,8 @@ from fedpriv.audit.membership import other_clients, rounds
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.classes import classes_open
 from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
+from fedpriv.interfaces import ClientTurn, Learner
+from fedpriv.objectives.cross_entropy import CrossEntropy
 from tests.audit.test_statistics import ONE_STEP, evidence, gradient_of_the_truth
 
 ALL = {"train.participation": 1.0, "data.clients": 4, "wire.keep_payloads": "all"}
@@ -172,3 +174,23 @@ def test_turns_that_did_not_count_left_nothing(tmp_path: Path, least: int) -> No
         decay = train.weight_decay if gradient.ndim > 1 else train.weight_decay_bias
         step = -train.lr * (gradient + decay * found.message(3, 0).received[name])
         torch.testing.assert_close(plain.of[name], step, rtol=1e-3, atol=1e-6)
+
+
+def test_an_objective_that_does_not_say_what_it_adds_is_not_read_as_plain_steps(tmp_path: Path) -> None:
+    class Foreign(CrossEntropy):
+        name = "foreign"
+
+        def correct(self, turn: ClientTurn, learner: Learner) -> None:
+            learner.grad.add_(1.0)
+
+    class Declared(Foreign):
+        def correction(self, *given: Any) -> dict[str, Tensor]:
+            return {}
+
+    found = evidence(tmp_path / "run", "fedprox", **ALL, **{"train.rounds": 1})
+    method, message = found.federation.method, found.message(1, 0)
+    assert plain_change(found, message).open is None, "its pull is zero at the received weights"
+    for kind, known in ((Foreign, False), (Declared, True)):
+        method.objective = kind(method.objective.params, method.context)
+        assert (plain_change(found, message).open is None) == known
+    assert not found.observation(message, ThreatModel()).unlike

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedpriv.attacks.gradients.multistep import is_bias, response
 from fedpriv.errors import UsageError
+from fedpriv.objectives.base import Objective
 from fedpriv.wire.coding import is_model
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def plain_change(evidence: Evidence, message: Message) -> PlainChange:
     except UsageError as reason:
         return PlainChange(change, f"{CORRECTED}, and it cannot be computed, as {reason}", corrected=True)
     if not added:
-        return PlainChange(change)
+        return PlainChange(change, _undeclared(evidence.federation.method.objective))
     schedule = None if message.num_examples is None else evidence.schedule(message, message.num_examples, clipped=False)
     if schedule is None:
         return PlainChange(change, f"{CORRECTED}, and what it did to the client's steps is not known", corrected=True)
@@ -88,6 +89,15 @@ def plain_change(evidence: Evidence, message: Message) -> PlainChange:
             change[name] = change[name] + (moved if kept is None else moved * kept.to(moved))
     exact = evidence.config.train.clip_grad_norm is None and not message.altered.rescaled
     return PlainChange(change, None if exact else f"{CORRECTED}, and how much of it clipping left is not known")
+
+
+def _undeclared(objective: Objective) -> str | None:
+    """Why a change may hold what this audit does not know of: an objective of another package changes gradients and does not say
+    by what. What those of fedpriv add is declared, or zero at the received weights."""
+    owner = next(kind for kind in type(objective).__mro__ if "correct" in vars(kind))
+    if owner.__module__.startswith("fedpriv.") or type(objective).correction is not Objective.correction:
+        return None
+    return f"objective {objective.name} changes gradients (correct) and does not declare by what (correction)"
 
 
 def _correction(evidence: Evidence, message: Message) -> dict[str, Tensor]:
