@@ -4,12 +4,11 @@ from fedpriv.config.data import DataConfig, PartitionConfig
 from fedpriv.config.machinery import ExecutorConfig, TrackingConfig
 from fedpriv.config.model import ModelConfig
 from fedpriv.config.reading import assign, filled, laid_over, lay_over, load_config, lookup, parse, parse_assignment, read_yaml
-from fedpriv.config.run import USUAL_PARTICIPANTS, NamedOptions, RunConfig
+from fedpriv.config.run import NamedOptions, RunConfig, usual_share
 from fedpriv.config.training import EvalConfig, TrainConfig
 from fedpriv.config.wire import PrivacyConfig, WireConfig
 
 __all__ = [
-    "USUAL_PARTICIPANTS",
     "DataConfig",
     "EvalConfig",
     "ExecutorConfig",
@@ -30,4 +29,5 @@ __all__ = [
     "parse",
     "parse_assignment",
     "read_yaml",
+    "usual_share",
 ]

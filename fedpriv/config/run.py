@@ -26,6 +26,11 @@ USUAL_PARTICIPANTS = 10
 """Clients a round where ``train.participation`` is not set: what 100 clients at 10 %, the papers' usual setting, come to."""
 
 
+def usual_share(holders: int) -> float:
+    """The share of the clients that take part in a round where none is given, of so many that hold training data."""
+    return min(1.0, USUAL_PARTICIPANTS / max(1, holders))
+
+
 class NamedOptions(BaseModel):
     """A name and its own options; the options are checked by the named thing's ``Params``."""
 

@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled, parse
+from fedpriv.config import RunConfig, filled, parse, usual_share
 from fedpriv.data.dealing import partitions
 from fedpriv.data.own.owners import BY_COLUMN, GIVEN
 from fedpriv.data.sources import full_name, suggestions, usual_model
@@ -286,7 +286,7 @@ def _has_usual_share(found: RunConfig) -> bool:
     clients, partition = found.data.clients, found.data.partition
     some_may_be_empty = partition.min_samples == 0 and "min_samples" in partitions()[partition.name].uses
     holders = range(1, clients + 1) if some_may_be_empty else (clients,)
-    return found.train.participation in {min(1.0, USUAL_PARTICIPANTS / number) for number in holders}
+    return found.train.participation in set(map(usual_share, holders))
 
 
 def _name_there(asked: str, stored: str) -> str:

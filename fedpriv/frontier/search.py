@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,7 @@ class Replayed(Evidence):
         (found,) = turns.run(lambda number: self.federation.data.train(client), [client])
         if found is None:
             raise FedprivError(f"the turn of client {client} in round {round} diverged under this defence")
-        message = self.read(round, client, found.sealed, download.tensors(), found.sealed.num_examples)
-        return replace(message, first_turn=True)
+        return self.simulated(round, client, found.sealed, download.tensors(), found.sealed.num_examples)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
-from fedpriv.config import USUAL_PARTICIPANTS, RunConfig, filled
+from fedpriv.config import RunConfig, filled, usual_share
 from fedpriv.data.augmentation.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
@@ -201,8 +201,7 @@ def with_usual_share(config: RunConfig, holders: int) -> RunConfig:
     """
     if config.train.participation is not None:
         return config
-    share = min(1.0, USUAL_PARTICIPANTS / max(1, holders))
-    return config.model_copy(update={"train": config.train.model_copy(update={"participation": share})})
+    return config.model_copy(update={"train": config.train.model_copy(update={"participation": usual_share(holders)})})
 
 
 def with_schedule(config: RunConfig) -> RunConfig:

@@ -78,7 +78,7 @@ def replay(
     answer = next(ShadowTurns(open_to_all, round, sent, broadcast).run(lambda number: data, [0]))
     if answer is None:
         raise FedprivError(f"client {client} diverged on what {attack.name} sent")
-    found = replace(evidence.read(round, client, answer.sealed, sent.tensors(), answer.sealed.num_examples), first_turn=True)
+    found = evidence.simulated(round, client, answer.sealed, sent.tensors(), answer.sealed.num_examples)
     return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent), evidence.config.wire.check_downloads, recorder)
 
 

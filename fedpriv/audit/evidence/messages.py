@@ -169,6 +169,12 @@ class Evidence:
         altered = alteration(sealed, received, self.federation.agreement.transforms)
         return Message(round, client, received, decoded(sealed, received).tensors(), num_examples, altered)
 
+    def simulated(
+        self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None
+    ) -> Message:
+        """As :meth:`read`, the upload of a simulated client, each of whose turns is its first."""
+        return replace(self.read(round, client, sealed, received, num_examples), first_turn=True)
+
     def truth(self, client: int) -> Truth:
         """The client's training data, without augmentation."""
         index = self._held(client)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -45,8 +44,7 @@ def single_images(evidence: Evidence, round: int, client: int, count: int, feder
     if any(one is None for one in results):
         raise FedprivError(f"round {round}: a client with a single image diverged")
     stated = None if message.num_examples is None else 1
-    made = [evidence.read(round, client, one.sealed, message.received, stated) for one in results if one is not None]
-    return [replace(one, first_turn=True) for one in made]
+    return [evidence.simulated(round, client, one.sealed, message.received, stated) for one in results if one is not None]
 
 
 def shared_out(evidence: Evidence, client: int, count: int) -> list[tuple[int, int]]:
