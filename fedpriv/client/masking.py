@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
-from fedpriv.files import load_json, save_json
+from fedpriv.files import checksum, load_json, save_json
 from fedpriv.secure import messages
 from fedpriv.secure.fixed_point import Array
 from fedpriv.secure.layout import Layout
@@ -19,6 +19,7 @@ from fedpriv.secure.protocol import Participant
 from fedpriv.secure.terms import label_of
 from fedpriv.seeding import derive_key
 from fedpriv.wire import Sealed
+from fedpriv.wire.coding import is_model
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report
 
@@ -27,14 +28,16 @@ from fedpriv.wire.report import Answer, Report
 class Masking:
     """One client in the secure sums of a run.
 
-    An upload may be summed twice, as in a round that is run again because its server was killed, or in another run, since one of
-    the same config and seed begins with the same uploads. Both sums must then be over the same clients, as the difference of two
-    others would be a single upload. The client remembers this by upload: among whom it was masked, and who of them was active.
+    A model may be summed twice, as in a round that is run again because its server was killed, or in another run, since runs of
+    one seed begin with the same uploads. Both sums must then be over the same clients and with the same weights: otherwise the
+    difference of the two, or of their multiples, may be a single upload. The client remembers this by the model that it uploads,
+    as methods differ in what goes with it: the row that it added, among whom it was masked, and who of them was active.
 
     Args:
         run: its name.
         rounds: a file of what the client added in each round of the run; ``None``: it keeps none, as in a simulation.
-        sums: a file of the sums that its uploads were in, of all runs.
+        sums: a file of the sums that its uploads were in, of all runs, as earlier versions wrote it; now there is a file for
+            each model, in the folder beside it of the same name without suffix.
 
     Attributes:
         row: what it adds in this round ``(size,)``.
@@ -47,6 +50,7 @@ class Masking:
     sums: Path | None = None
     row: Array | None = field(default=None, repr=False)
     _round: int = -1
+    _model: str = ""
     _upload: str = ""
     _member: Participant | None = field(default=None, repr=False)
 
@@ -66,8 +70,9 @@ class Masking:
             return answer
         report = Report.of(answer.report)
         upload = self.agreement.expected(report.round, self.number, received).check(answer.upload)
-        layout = Layout(self.agreement, received)
-        self.row, self._round = layout.row(upload.tensors(), report.num_examples, report.loss), report.round
+        layout, tensors = Layout(self.agreement, received), upload.tensors()
+        self.row, self._round = layout.row(tensors, report.num_examples, report.loss), report.round
+        self._model = checksum({name: tensor for name, tensor in tensors.items() if is_model(name)})
         self._upload = answer.upload.digest
         self._member = Participant(self.number, label_of(self.run, report.round), told)
         own = {self.number: messages.public(self._member.advertise())}
@@ -97,12 +102,12 @@ class Masking:
             rows = messages.rows_of(message, "letters", round, number)
             words = member.masked(row, rows, self.rounding())
             self._check_round(row)
-            self._check_sum(self._upload, {*rows, number})
+            self._check_sum("masked", row, {*rows, number})
             return messages.masked(round, number, words)
         if message.kind == "members":
             active, dropped = messages.members_of(message, round, number)
             confirmed = member.confirm(active, dropped)
-            self._check_sum(f"{self._upload} active", active)
+            self._check_sum("active", row, active)
             return messages.table("confirmed", round, number, confirmed)
         if message.kind == "confirmed":
             shares = member.reveal(messages.rows_of(message, "confirmed", round, number))
@@ -120,32 +125,45 @@ class Masking:
         Raises:
             Refused: it is another.
         """
-        if not _remembered(self.rounds, str(self._round), hashlib.sha256(row.tobytes()).hexdigest()):
+        if self.rounds is not None and not _remembered(self.rounds, str(self._round), _digest(row.tobytes())):
             raise Refused(f"round {self._round} was summed before, over another upload of client {self.number}")
 
-    def _check_sum(self, what: str, clients: Collection[int]) -> None:
-        """Refuse a sum of the upload over other clients than before.
+    def _check_sum(self, these: Literal["masked", "active"], row: Array, clients: Collection[int]) -> None:
+        """Refuse a sum of the model over other clients than before, or with other weights.
 
         It is checked before the masked upload leaves, among whom it is masked: later would be too late, since a server may have
         each sum revealed by other clients. Among the same ones it cannot, and who of them is active is checked before shares
         leave: a sum takes the shares of more than half of them, and two such halves have a client in common.
 
+        Args:
+            these: what the clients are: those among whom the model is masked, or the active ones of them.
+
         Raises:
-            Refused: they are others.
+            Refused: it is another sum.
         """
-        if not _remembered(self.sums, what, hashlib.sha256(repr(sorted(clients)).encode()).hexdigest()):
+        if self.sums is None:
+            return
+        among = _digest(repr(sorted(clients)).encode())
+        earlier = load_json(self.sums) if self.sums.exists() else {}
+        called = {"masked": self._upload, "active": f"{self._upload} active"}[these]  # in that file
+        folder = self.sums.with_suffix("")
+        folder.mkdir(exist_ok=True)
+        said = f"{among} {_digest(row.tobytes())}"
+        if earlier.get(called, among) != among or not _remembered(folder / self._model, these, said):
             raise Refused(
-                f"round {self._round}: client {self.number} sent the same upload before, to a sum over other clients, and the "
-                "difference of the two would show an upload; give each run a seed of its own"
+                f"round {self._round}: client {self.number} sent the same model before, to a sum over other clients or with "
+                "other weights, and the two together would show an upload; give each run a seed of its own"
             )
 
 
-def _remembered(file: Path | None, what: str, said: str) -> bool:
-    """Whether nothing else was said of it before; this is then on the disk. Without a file nothing is remembered."""
-    if file is None:
-        return True
+def _remembered(file: Path, what: str, said: str) -> bool:
+    """Whether nothing else was said of it before; this is then on the disk."""
     known: dict[str, Any] = load_json(file) if file.exists() else {}
     if known.setdefault(what, said) != said:
         return False
     save_json(file, known)
     return True
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

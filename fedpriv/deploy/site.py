@@ -182,7 +182,11 @@ class Site:
         message, last = frame.sealed(asked.get("message")), last_of(asked, round)
         answer = opened.client.train(opened.model, opened.received(round, message), last)
         if opened.masking is not None:
-            answer = opened.masking.hold(answer, {} if message is None else message.tensors(), opened.told(message))
+            try:
+                answer = opened.masking.hold(answer, {} if message is None else message.tensors(), opened.told(message))
+            except Refused as reason:  # it has numbers of the upload, such as its norm, and the server sets the bound
+                opened.store.forget([(self.number, round)])  # such a turn does not count
+                raise Untold(f"its upload cannot be summed; {_LOG}") from reason
         letter.say({}, upload=answer.upload, report=answer.report)
 
     def _step(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:

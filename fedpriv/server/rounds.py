@@ -256,6 +256,8 @@ class Server:
             return Turns(arrivals.sent, reports, [upload for _, upload in turns if upload is not None])
         summed = self._sum(round, arrivals)
         counted = () if summed is None else summed.clients
+        lost = arrivals.keys.keys() - set(counted)
+        self.clients.forget((client, round) for client in lost if arrivals.reports[client].keeps)  # such a turn does not count
         return Turns(arrivals.sent, [report for report in reports if report.client in counted], summed=summed)
 
     def _sum(self, round: int, arrivals: Arrivals) -> Summed | None:
@@ -272,8 +274,6 @@ class Server:
             self.warn(f"round {round}: there is no sum, so the model stays as it is: {reason}")
             return None
         self._keep("sum", summed.mean)
-        lost = arrivals.keys.keys() - set(summed.clients)
-        self.clients.forget((client, round) for client in lost if arrivals.reports[client].keeps)  # such a turn does not count
         return summed
 
     def _go_on(self, round: int, outcome: Outcome, reports: Sequence[Report]) -> None:

@@ -116,8 +116,6 @@ class SecureSum:
     def _ask(self, questions: Mapping[int, Sealed], read: Callable[[int, Sealed], T]) -> dict[int, T]:
         """What clients answer, by client in ascending order; those who do not, or not as they should, drop out."""
         found: dict[int, T] = {}
-        for question in questions.values():
-            self.crossed("down", question)
         for client, answer in self.clients.step(self.round, questions):
             self.crossed("up", answer)
             try:
@@ -126,4 +124,6 @@ class SecureSum:
                 found[client] = read(client, answer)
             except Refused as reason:
                 self.warn(f"round {self.round}: what client {client} sent for the sum is refused: {reason}")
+        for client in questions.keys() - set(self.clients.not_sent()):
+            self.crossed("down", questions[client])
         return {client: found[client] for client in sorted(found)}

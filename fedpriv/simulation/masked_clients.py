@@ -41,7 +41,8 @@ class MaskedClients(Clients):
             masking = Masking(answer.client, self.executor.federation.agreement, self.run)
             try:
                 held = masking.hold(answer, received)
-            except Refused as reason:
+            except Refused as reason:  # a simulation's log is the clients' own, too
+                self.executor.forget([(answer.client, instruction.round)])  # such a turn does not count
                 self.warn(f"round {instruction.round}: client {answer.client} does not send its upload: {reason}")
                 continue
             if answer.upload is not None:

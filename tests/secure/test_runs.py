@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+import hashlib
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
+from fedpriv.files import save_json
 from fedpriv.secure import messages
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
@@ -30,7 +33,8 @@ LINEAR = [
 ]  # fmt: skip
 
 EVERY = {**ON, "train.participation": 1.0}
-OTHERS = "sent the same upload before, to a sum over other clients"
+TIGHT = {**ON, "train.max_update_norm": 1e-3, "train.on_refused": "drop"}
+OTHERS = "sent the same model before, to a sum over other clients or with other weights"
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -374,6 +378,46 @@ def test_an_upload_is_not_summed_over_other_active_clients_in_another_run(
     assert "summed" in records[2]["metrics"]
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("fedavg", {"method.weights": "uniform"}), pytest.param("fednova", {}, marks=pytest.mark.slow)],
+    ids=["weights", "method"],
+)
+def test_an_upload_is_not_summed_with_other_weights_in_another_run(tmp_path: Path, method: str, options: dict[str, Any]) -> None:
+    """From two sums over the same clients with other weights, that of the client whose weight is odd could be computed. FedNova
+    divides by the number of steps, and a statistic of its own goes with the same model."""
+    uneven = {**EVERY, "data.limit": 201}
+    grid = Loopback(sites(tmp_path / "clients", config("fedavg", **uneven)))
+    play_apart(tmp_path / "first", "fedavg", grid=grid, **uneven)
+    warnings: list[str] = []
+    play_apart(tmp_path / "second", method, warnings, grid, **uneven, **options)
+    assert "summed" not in metrics(tmp_path / "second")[1] and any(OTHERS in one for one in warnings)
+    assert "summed" in metrics(tmp_path / "second")[2]
+
+
+def test_a_round_adds_one_file_to_the_sums_that_a_client_remembers(tmp_path: Path) -> None:
+    play_apart(tmp_path / "run", "fedavg", **EVERY)
+    client = tmp_path / "run-clients" / "client-0"
+    assert sorted(path.name for path in client.iterdir()) == ["runs", "secret", "summed"]
+    assert len(list((client / "summed").iterdir())) == 2 and "summed" in metrics(tmp_path / "run")[2]
+
+
+@pytest.mark.parametrize(("clients", "summed"), [([0, 1, 2, 3, 4], True), ([0, 1, 2, 3], False)])
+@pytest.mark.parametrize("these", ["", pytest.param(" active", marks=pytest.mark.slow)])
+def test_sums_that_an_earlier_version_remembered_count(tmp_path: Path, these: str, clients: Sequence[int], summed: bool) -> None:
+    """It kept those of all uploads in one file, by the checksums of their messages."""
+    play(tmp_path / "whole", "fedavg", **EVERY)
+    known = dict.fromkeys(hashes(tmp_path / "whole" / "payloads" / "round-0001", "hidden-*").values())
+    sum_of_it = hashlib.sha256(repr(clients).encode()).hexdigest()
+    here = sites(tmp_path / "clients", config("fedavg", **EVERY))
+    for site in here.values():
+        save_json(site.folder / "summed.json", {f"{upload}{these}": sum_of_it for upload in known})
+    warnings: list[str] = []
+    play_apart(tmp_path / "run", "fedavg", warnings, Loopback(here), **EVERY)
+    assert len(known) == 5 and ("summed" in metrics(tmp_path / "run")[1]) == summed
+    assert any(OTHERS in one for one in warnings) != summed
+
+
 class Unasked(Losing):
     """Client 3 is not told who is in the sum of round 1."""
 
@@ -434,10 +478,54 @@ def test_there_is_no_sum_of_clients_that_have_agreed_to_different_terms(tmp_path
     assert any("the letter of client" in one for one in warnings)
 
 
-def test_a_client_checks_what_no_server_can(tmp_path: Path) -> None:
-    """``train.max_update_norm`` holds for each upload, and with a sum only its sender can check it."""
+def test_a_client_checks_what_no_server_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``train.max_update_norm`` holds for each upload, and with a sum only its sender can check it. The server, which sets the
+    bound, is not told the norm."""
     warnings: list[str] = []
-    tight = {**ON, "train.max_update_norm": 1e-3, "train.on_refused": "drop"}
-    play_apart(tmp_path / "run", "fedavg", warnings, **tight)
-    assert "summed" not in metrics(tmp_path / "run")[1]
-    assert any("over 0.001" in text for text in warnings)
+    folder = play_apart(tmp_path / "run", "fedper", warnings, **TIGHT)
+    record = RunFolder.open(folder).records()[1]
+    assert "summed" not in record["metrics"]
+    assert {one["reason"] for one in record["missing"]} == {"its upload cannot be summed; the client's own log says why"}
+    assert not any("norm" in text for text in warnings) and "over 0.001" in capsys.readouterr().err
+    assert not list((tmp_path / "run-clients").glob("client-*/runs/run/states/client-*"))
+
+
+def test_a_simulation_keeps_no_state_of_a_client_whose_upload_cannot_be_summed(tmp_path: Path) -> None:
+    play(tmp_path / "run", "fedper", **TIGHT)
+    assert "summed" not in metrics(tmp_path / "run")[1] and not list((tmp_path / "run" / "clients").glob("client-*"))
+
+
+def test_clients_keep_no_state_of_a_round_without_a_sum(tmp_path: Path) -> None:
+    """Their turns do not count, so no later round goes on from them."""
+
+    def spoil(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        return [] if "masked" in kinds and round == 2 and client != 0 else [answer]
+
+    options = {**EVERY, "train.rounds": 3}
+    grid = Losing(tmp_path / "run-clients", spoil, "fedper", **options)
+    folder = play_apart(tmp_path / "run", "fedper", grid=grid, **options)
+    assert [one.get("summed") for one in metrics(folder)[1:]] == [5, None, 5]
+    states = (tmp_path / "run-clients").glob("client-*/runs/run/states/client-*")
+    assert {int(path.stem.rpartition("-")[2]) for path in states} == {1, 3}  # the checkpoint before the last names the former
+
+
+class Leaving(Loopback):
+    """Client 4 is not connected any more when the letters of round 1 are carried; ``carried``: bytes of what was sent in it."""
+
+    carried = 0
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        there = dict(frames)
+        if round == 1 and 4 in frames and frames[4].said[-1]["do"] == "step" and unseal(frames[4].parts[-1]).kind == "letters":
+            del there[4]
+            yield 4, NOT_SENT
+        if round == 1:
+            last = [frame.parts[-1] for frame in there.values() if frame.said[-1]["do"] in ("train", "step")]
+            self.carried += sum(map(len, last))
+        yield from super().exchange(there, seconds, round)
+
+
+def test_a_step_that_was_not_sent_is_not_counted(tmp_path: Path) -> None:
+    grid = Leaving(sites(tmp_path / "run-clients", config("fedavg", **EVERY)))
+    record = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **EVERY)).records()[1]
+    assert record["summed"] == [0, 1, 2, 3] and record["metrics"]["bytes_down"] == grid.carried
