@@ -206,6 +206,8 @@ def check(form: Form, net: Net) -> None:
         NotStackable: one cannot, or has not.
     """
     try:
+        if interact(net, training=False):  # outputs of frozen models and features would depend on how samples are batched
+            raise NotStackable("the net as a whole: in evaluation mode, samples of a batch change each other's outputs")
         _check_outputs(form, net)
     except NotStackable:
         raise

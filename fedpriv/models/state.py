@@ -11,7 +11,7 @@ import cmath
 import random
 import sys
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpriv.models.fusion import Fusion
+from fedpriv.models.fusion import Branch, Fusion
 from fedpriv.models.net import Net
 from fedpriv.models.text import TextEncoder
 from fedpriv.parameters import ParameterSpace
+from fedpriv.samples import Inputs, Pairs, each, join, split
 from fedpriv.seeding import generator, global_rng
 
 _OF_TORCH = frozenset(vars(nn.Module()))
@@ -30,6 +31,8 @@ _OF_TORCH = frozenset(vars(nn.Module()))
 _COUNTER = "num_batches_tracked"
 _DEPTH = 3
 """Lists within lists up to here are looked into."""
+_TOKENS = 8
+"""Length of made-up texts."""
 
 
 class _Held(NamedTuple):
@@ -83,13 +86,13 @@ class State:
     def changed(self) -> Iterator[str]:
         """The names under which another value is found now, and those that are new."""
         yield from (held.name for held in self._held if not _equal(_copied(held.owner.get(held.key)), held.copied))
-        yield from (held.name for held in _held(self._net) if held.name not in self._names)
+        yield from (name for name, *_ in _values(self._net) if name not in self._names)
 
     def restore(self) -> None:
         """Put the objects back, with the values that they had."""
-        for held in list(_held(self._net)):
-            if held.name not in self._names:
-                del held.owner[held.key]
+        for name, owner, key, _ in list(_values(self._net)):
+            if name not in self._names:
+                del owner[key]
         for held in self._held:
             held.owner[held.key] = held.value
             held.refill()
@@ -105,17 +108,22 @@ class State:
 
 
 def _held(net: nn.Module) -> Iterator[_Held]:
+    for name, owner, key, value in _values(net):
+        items = value.copy() if isinstance(value, list | deque | dict) else None
+        memory = value.data if _is_plain(value) else None
+        yield _Held(name, owner, key, value, _copied(value), items, memory)
+
+
+def _values(net: nn.Module) -> Iterator[tuple[str, dict[str, Any], str, Any]]:
+    """The name of each value, the attributes of the module that holds it, its key in them, and the value."""
     modules = list(net.named_modules())
     # Parameters and buffers of all modules come first: other attributes may be views of them.
     owners = [(where, owner) for where, module in modules for owner in (module._parameters, module._buffers)]
     owners += [(where, vars(module)) for where, module in modules]
     for where, owner in owners:
         for key, value in owner.items():
-            if key in _OF_TORCH:
-                continue
-            items = value.copy() if isinstance(value, list | deque | dict) else None
-            memory = value.data if _is_plain(value) else None
-            yield _Held(f"{where}.{key}" if where else key, owner, key, value, _copied(value), items, memory)
+            if key not in _OF_TORCH:
+                yield f"{where}.{key}" if where else key, owner, key, value
 
 
 def _is_plain(value: Any) -> bool:
@@ -185,10 +193,35 @@ def _refill(value: Any, copied: Any) -> None:
 
 
 def made_up(net: Net, seed: int = 0) -> Tensor | None:
-    """Two samples ``(2, *input_shape)`` with entries in [0, 1); ``None`` for a net that takes other samples than tensors."""
-    if any(isinstance(module, TextEncoder | Fusion) for module in net.modules()):
-        return None
-    return torch.rand((2, *net.input_shape), generator=generator(seed, "made up")).to(next(net.parameters()))
+    """Two samples ``(2, *input_shape)`` with entries in [0, 1); ``None`` for a net of token ids or pairs."""
+    samples = _samples(net, seed)
+    return samples if isinstance(samples, Tensor) and samples.is_floating_point() else None
+
+
+def _samples(net: Net, seed: int = 0) -> Inputs:
+    """Two samples of whatever the net takes: entries in [0, 1), and texts of ``_TOKENS`` random tokens, none of them padding."""
+    draws, like = generator(seed, "made up"), next(net.parameters())
+
+    def drawn(encoder: nn.Module, shape: tuple[int, ...]) -> Tensor:
+        if not isinstance(encoder, TextEncoder):
+            return torch.rand((2, *shape), generator=draws).to(like)
+        words = int(encoder.transformer.config.vocab_size)
+        ids = (encoder.pad + torch.randint(1, words, (2, _TOKENS), generator=draws)) % words
+        return ids.to(like.device)
+
+    def of_branch(branch: Branch) -> Tensor:
+        # Without an encoder, the branch takes features of a frozen one.
+        is_frozen = isinstance(branch.encoder, nn.Identity)
+        return drawn(branch.encoder, (branch.fc.in_features,) if is_frozen else net.input_shape)
+
+    if isinstance(net.encoder, Fusion):
+        return Pairs(of_branch(net.encoder.image), of_branch(net.encoder.text))
+    return drawn(net.encoder, net.input_shape)
+
+
+def _unlike(net: Net, seed: int) -> Inputs:
+    """Two samples of another scale and sign than those of :func:`_samples`, and of other tokens where the seed is another."""
+    return each(_samples(net, seed), lambda part: 10 - 30 * part if part.is_floating_point() else part)
 
 
 @torch.no_grad()
@@ -205,32 +238,41 @@ def perturb(parameters: Iterable[Tensor], seed: int = 0) -> None:
         parameter += most * (2 * torch.rand(parameter.shape, generator=draws) - 1).to(parameter)
 
 
-def interact(net: Net) -> bool:
-    """Whether, in training mode, what a net makes of a sample depends on the other samples of the batch; the net is left as it
-    is but for its mode, which is that of training."""
-    x = made_up(net)
-    if x is None:
-        return False
-    state = State(net.train())
+def interact(net: Net, training: bool = True) -> bool:
+    """Whether, in training or in evaluation mode, what a net makes of a sample depends on the other samples of the batch; the net
+    is left as it is."""
+    x = _samples(net)
+    beside = join([split(x, 1)[0], split(_unlike(net, 1), 1)[1]])
+    modes = _modes(net)
+    state = State(net.train(training))
     try:
         perturb(net.parameters())
         moved = State(net)
         beside_one = _logits(net, x)[0]
         moved.restore()
-        beside_other = _logits(net, torch.cat([x[:1], 10 - 30 * x[1:]]))[0]  # of another scale and sign
+        beside_other = _logits(net, beside)[0]
         return not torch.allclose(beside_one, beside_other, rtol=1e-4, atol=1e-5, equal_nan=True)
     finally:
         state.restore()
+        _set_modes(modes)
+
+
+def _modes(net: Net) -> dict[nn.Module, bool]:
+    return {module: module.training for module in net.modules()}
+
+
+def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    for module, training in modes.items():
+        module.training = training
 
 
 def changed_by_data(net: Net) -> str | None:
-    """The name of a buffer that a forward pass changes, such as running statistics; ``None``: there is none. Also for a net that
-    takes other samples than tensors."""
-    if (x := made_up(net)) is None or not (buffers := dict(net.named_buffers())):
+    """The name of a buffer that a forward pass changes, such as running statistics; ``None``: there is none."""
+    if not (buffers := dict(net.named_buffers())):
         return None
     state = State(net)
     try:
-        _logits(net, x)
+        _logits(net, _samples(net))
         return next((name for name in state.changed() if name in buffers), None)
     finally:
         state.restore()
@@ -245,10 +287,7 @@ def carried(net: Net, space: ParameterSpace) -> str | None:
     normalisation layers the next outputs tell, since a net may also store what is only looked at, such as attention weights. The
     counters of torch's own layers decide nothing where there is a momentum. The net is left as it is.
     """
-    if (x := made_up(net)) is None:
-        return None
-    modes = {module: module.training for module in net.modules()}
-    state = State(net)
+    x, modes, state = _samples(net), _modes(net), State(net)
     try:
         for moved in (True, False):  # of outputs that are zero at first, running means would stay zero
             if moved:
@@ -259,11 +298,10 @@ def carried(net: Net, space: ParameterSpace) -> str | None:
         return None
     finally:
         state.restore()
-        for module, training in modes.items():
-            module.training = training
+        _set_modes(modes)
 
 
-def _carried(net: Net, x: Tensor, space: ParameterSpace) -> str | None:
+def _carried(net: Net, x: Inputs, space: ParameterSpace) -> str | None:
     state = State(net)
     rows = state.within(space)
     _pass_both(net, x)
@@ -293,13 +331,13 @@ def _left_outside(net: Net, state: State, rows: set[str]) -> list[str]:
 
 
 def _is_whole_number(net: Net, name: str) -> bool:
-    value = next((held.value for held in _held(net) if held.name == name), None)
+    value = next((value for other, _, _, value in _values(net) if other == name), None)
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_floating_point()
     return isinstance(value, bool | int)
 
 
-def _depends(net: Net, x: Tensor, state: State, space: ParameterSpace) -> bool:
+def _depends(net: Net, x: Inputs, state: State, space: ParameterSpace) -> bool:
     """Whether outputs, or what the row becomes, depend on passes that came before the row was set."""
 
     def told() -> list[Tensor]:
@@ -310,9 +348,7 @@ def _depends(net: Net, x: Tensor, state: State, space: ParameterSpace) -> bool:
     alone = told()
     state.restore()
     for seed in (1, 2, 3):
-        other = made_up(net, seed)
-        assert other is not None
-        _pass_both(net, 10 - 30 * other)
+        _pass_both(net, _unlike(net, seed))
     state.refill(space)
     return not all(torch.allclose(a, b, rtol=1e-5, atol=1e-6, equal_nan=True) for a, b in zip(alone, told(), strict=True))
 
@@ -322,7 +358,7 @@ def _tensors(net: Net) -> Iterator[tuple[str, Tensor]]:
     yield from net.named_buffers()
 
 
-def _pass_both(net: Net, x: Tensor) -> list[Tensor]:
+def _pass_both(net: Net, x: Inputs) -> list[Tensor]:
     return [_logits(net.train(training), x) for training in (True, False)]
 
 
@@ -344,8 +380,8 @@ def drawn_alike() -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
-def _logits(net: Net, x: Tensor) -> Tensor:
+def _logits(net: Net, x: Inputs) -> Tensor:
     """The logits of samples ``(B, C)``."""
     with drawn_alike():
-        logits: Tensor = net(x.clone()).logits
+        logits: Tensor = net(each(x, lambda part: part.clone())).logits
         return logits

@@ -15,7 +15,7 @@ from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError, in_a_line
 from fedpriv.methods.base import Method, Phase, ServerState
 from fedpriv.models.net import Net, copy_of
-from fedpriv.models.state import changed_by_data, made_up
+from fedpriv.models.state import changed_by_data, interact, made_up
 from fedpriv.models.text import TextEncoder
 from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.privacy.accountant import Plan, dearest, history_of, noise_for
@@ -116,6 +116,11 @@ def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
         raise UsageError(
             f"privacy.level sample: the forward pass changes {changed} of the net by the data, which no noise covers; use layers "
             "without running statistics"
+        )
+    if interact(net, training=False):  # as features of a frozen encoder, and outputs of frozen models, are computed in batches
+        raise UsageError(
+            "privacy.level sample: in evaluation mode, the net's outputs for a sample depend on the other samples of the batch, "
+            "so that one sample could change the gradients of others; use layers that take each sample by itself"
         )
     if config.privacy.clipping == "ghost":
         if any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):

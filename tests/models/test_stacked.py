@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune, weight_norm
 
 from fedpriv.models.net import ROLES, Net
-from fedpriv.models.stacked import StackedNet, VmappedNet
+from fedpriv.models.stacked import Form, StackedNet, VmappedNet, check
 from fedpriv.models.stacked_layers import FORMS, ForwardContext, Layer, NotStackable
 
 
@@ -171,6 +171,27 @@ def test_nets_whose_samples_meet_are_known(layers: list[nn.Module], d: int, mixe
     before = [tensor.clone() for tensor in net.state_dict().values()]
     assert VmappedNet(net).mixes == frozenset(ROLES if mixes else ())
     assert all(map(torch.equal, net.state_dict().values(), before))
+
+
+class CentredInTests(Centred):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x.flatten(1)) if self.training else super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("form", "layers", "d"),
+    [
+        (StackedNet, [nn.Flatten(), nn.BatchNorm1d(64, track_running_stats=False)], 64),
+        (VmappedNet, [Centred()], 16),
+        (VmappedNet, [ByFunction()], 16),
+        (VmappedNet, [CentredInTests()], 16),
+    ],
+)
+def test_nets_whose_samples_meet_in_evaluation_are_not_stacked(form: type[Form], layers: list[nn.Module], d: int) -> None:
+    """What they compute would depend on how a client's samples are cut into batches, and a group cuts them otherwise."""
+    net = with_encoder(*layers, d=d)
+    with pytest.raises(NotStackable, match="in evaluation mode, samples of a batch change each other's outputs"):
+        check(form(net), net)
 
 
 def test_dropout_of_everything_leaves_zeros() -> None:

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_encoders import encoder
 from torch import Tensor, nn
 from torch.nn.utils import spectral_norm, weight_norm
 
+from fedpriv.models.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.net import Net
-from fedpriv.models.state import State, carried, perturb
+from fedpriv.models.registry import assemble
+from fedpriv.models.state import State, carried, changed_by_data, interact, made_up, perturb
+from fedpriv.models.text import TextEncoder, text_encoder
 from fedpriv.parameters import ParameterSpace
 from tests.models.test_stacked import with_encoder
 
@@ -301,6 +305,83 @@ def test_what_no_row_has_is_found(layer: Callable[[], nn.Module]) -> None:
 )
 def test_what_goes_nowhere_or_is_in_the_row_is_not(layer: Callable[[], nn.Module]) -> None:
     assert found(with_encoder(layer())) is None
+
+
+class OwnText(TextEncoder):
+    """Does something of its own with the features of texts."""
+
+    def __init__(self, remember: nn.Module) -> None:
+        super().__init__(encoder().model(), encoder().pad, "mean")
+        self.last = remember
+
+    def forward(self, ids: Tensor) -> Tensor:
+        found: Tensor = self.last(super().forward(ids))
+        return found
+
+
+class Scaled(nn.Module):
+    """Ever smaller outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.m = 1.0
+
+    def forward(self, h: Tensor) -> Tensor:
+        self.m *= 0.9
+        return h * self.m
+
+
+class Centred(nn.Module):
+    def forward(self, h: Tensor) -> Tensor:
+        return h - h.mean(0)
+
+
+FEATURES = nn.Identity()
+
+
+def of_texts(text: nn.Module) -> Net:
+    return assemble(text, 16, (40,), 4)
+
+
+def of_pairs(image: nn.Module, text: nn.Module) -> Net:
+    return assemble(Fusion(Branch(image, 16), Branch(text, 16)), 2 * WIDTH, (1, 8, 8), 4)
+
+
+def norm() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16))
+
+
+@pytest.mark.parametrize(
+    ("net", "name"),
+    [
+        (lambda: of_texts(OwnText(Scaled())), "encoder.last.m"),
+        (lambda: of_pairs(Counter(), FEATURES), "encoder.image.encoder.m"),
+        (lambda: of_pairs(Attribute(), text_encoder(encoder(), "full")), "encoder.image.encoder.m"),
+        (lambda: of_pairs(FEATURES, OwnText(Scaled())), "encoder.text.encoder.last.m"),
+        (lambda: of_pairs(Linear(), OwnText(Scaled())), "encoder.text.encoder.last.m"),
+    ],
+)
+def test_what_no_row_has_is_found_in_nets_of_texts_and_of_pairs(net: Callable[[], Net], name: str) -> None:
+    assert found(net()) == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "tune"),
+    [("Bert", "full"), ("Bert", "lora"), ("Roberta", "full"), ("GPT2", "lora"), ("T5", "full"), ("ModernBert", "full")],
+)
+def test_text_encoders_carry_nothing(kind: str, tune: Any) -> None:
+    for net in (of_texts(text_encoder(encoder(kind), tune)), of_pairs(norm(), text_encoder(encoder(kind), tune))):
+        assert found(net) is None and made_up(net) is None and not interact(net, training=False)
+    assert found(of_pairs(FEATURES, FEATURES)) is None
+
+
+def test_samples_of_texts_and_pairs_that_change_each_other_are_found() -> None:
+    centred = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Centred())
+    for mixed in (of_texts(OwnText(Centred())), of_pairs(FEATURES, OwnText(Centred())), of_pairs(centred, FEATURES)):
+        assert interact(mixed) and interact(mixed, training=False)
+    normed = of_pairs(norm(), FEATURES)
+    assert interact(normed) and not interact(normed, training=False)
+    assert changed_by_data(normed.train()) == "encoder.image.encoder.2.running_mean"
 
 
 def found(net: Net) -> str | None:

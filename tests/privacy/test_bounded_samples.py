@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import phase
 from fedpriv.models.net import ROLES, Net
@@ -17,6 +18,7 @@ from fedpriv.models.state import changed_by_data
 from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.privacy.ghost import GhostGradients, check_layers
 from fedpriv.privacy.per_sample import PerSampleGradients
+from fedpriv.privacy.plan import _check_apart
 
 WAYS = (GhostGradients, PerSampleGradients)
 
@@ -106,6 +108,43 @@ def test_ghost_clipping_refuses_padding_that_opacus_takes_for_zeros(mode: Any) -
 def test_ghost_clipping_refuses_samples_that_meet(how: str) -> None:
     with pytest.raises(UsageError, match="its outputs for a sample depend on the other samples of the batch"):
         check_layers(net_of(Mixed(how), 16))
+
+
+class MixedInTests(Mixed):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.linear(x.flatten(1))) if self.training else super().forward(x)
+
+
+@pytest.mark.parametrize("clipping", ["per_sample", "ghost"])
+@pytest.mark.parametrize("build", [Mixed, MixedInTests])
+def test_samples_that_meet_in_evaluation_mode_are_refused(build: type[Mixed], clipping: str) -> None:
+    """Features of a frozen encoder are computed so, in batches: one sample would move the gradients of the others."""
+    config = RunConfig.model_validate({"privacy": {"level": "sample", "noise": 1.0, "clipping": clipping}})
+    with pytest.raises(UsageError, match="in evaluation mode, the net's outputs for a sample depend on the other samples"):
+        _check_apart(config, [phase(*ROLES, epochs=1)], net_of(build("largest"), 16))
+
+
+def test_ghost_clipping_finds_samples_that_meet_behind_many_layers() -> None:
+    """Small weights lose a signal on the way, and large ones let it overflow."""
+    torch.manual_seed(0)
+    deep = [layer for _ in range(50) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    with pytest.raises(UsageError, match="depend on the other samples"):
+        check_layers(net_of(nn.Sequential(Mixed("constant"), nn.Linear(16, 64), *deep), 64))
+
+
+class Vast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = (1e30 * self.linear(x.flatten(1))) ** 2
+        return y
+
+
+def test_ghost_clipping_refuses_what_it_cannot_check() -> None:
+    with pytest.raises(UsageError, match=r"that of encoder\.linear\.bias is not finite on two random samples"):
+        check_layers(net_of(Vast(), 16))
 
 
 def test_ghost_clipping_refuses_a_tied_weight_that_counts_for_nothing_at_first() -> None:
