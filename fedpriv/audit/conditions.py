@@ -31,7 +31,7 @@ from fedpriv.audit.verdict import (
     samples_cut,
     that_count,
 )
-from fedpriv.errors import UsageError
+from fedpriv.errors import UnknownName, UsageError
 
 Found = Mapping[str, Any]
 
@@ -274,7 +274,7 @@ def conditions(text: str, option: str = "--fail-if") -> list[Condition]:
         if match is None or math.isnan(bound):
             raise UsageError(f"{option} {part.strip()!r}: a measure, one of > >= < <=, and a number, such as recovered>0")
         if match[1] not in MEASURES:
-            raise UsageError(f"{option} {match[1]}: unknown measure; known: {', '.join(MEASURES)}")
+            raise UnknownName(f"measure of {option}", match[1], MEASURES)
         if match[1] in _SHARES and not 0 <= bound <= 1:
             raise UsageError(f"{option} {part.strip()}: {match[1]} is a share from 0 to 1, such as 0.05 for 5 %")
         found.append(Condition(match[1], match[2], bound))

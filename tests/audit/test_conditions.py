@@ -17,7 +17,7 @@ from fedpriv.audit.membership.classes import NO_RULE
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.text.verdict import best_reading, of_texts
 from fedpriv.cli import main
-from fedpriv.errors import UsageError
+from fedpriv.errors import UnknownName, UsageError
 
 
 def inferred(**changes: Any) -> dict[str, Any]:
@@ -238,8 +238,8 @@ def test_another_form_is_refused(text: str) -> None:
 
 
 def test_an_unknown_measure_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown measure; known: recovered, words, membership_auc"):
-        conditions("leaks>0")
+    with pytest.raises(UnknownName, match=r"unknown measure of --fail-if 'recoverd'; did you mean 'recovered'\?"):
+        conditions("recoverd>0")
 
 
 @pytest.mark.parametrize(("condition", "code"), [("recovered>0", 3), ("recovered>0.9", 0), ("recovered", 2)])

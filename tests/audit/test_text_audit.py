@@ -22,7 +22,7 @@ from fedpriv.attacks.lab.controls import Control
 from fedpriv.audit.conditions import MEASURES
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
-from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, attempt_text
+from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, _unlike, attempt_text
 from fedpriv.audit.text.samples import requests
 from fedpriv.audit.text.target import of_messages
 from fedpriv.cli import main
@@ -67,10 +67,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     texts, labels = requests()
     with table.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *zip(texts, labels.tolist(), strict=True)])
-    methods = {"centers": "mpfedcon"}
+    methods = {"centers": "mpfedcon", "fedper": "fedper", "fedrep": "fedrep"}
     own: dict[str, dict[str, Any]] = {
         "full": {**TEXTS, **ONE_STEP, "data.name": str(table)},
         "centers": {**TEXTS, "data.name": str(table), "model.tune": "head", "method.head_epochs": 1},
+        "fedper": {**TEXTS, **ONE_STEP, "data.name": str(table)},
+        "fedrep": {**TEXTS, **ONE_STEP, "data.name": str(table), "method.head_epochs": 1},
         "lora": {**TEXTS, **ONE_STEP, "data.name": str(table), "model.tune": "lora"},
         "head": {**TEXTS, "data.name": str(table), "model.tune": "head"},
         "pairs": PAIRS,
@@ -172,6 +174,33 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
 
     assert str(attempt(1).no_evidence).startswith("tag finds an undefended message of 1 sentence of"), "with so few steps"
     assert attempt(7).no_evidence == "it reads the change as one step of SGD, and behind the message are 7"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedper", "fedrep"])
+def test_the_initial_head_is_that_of_a_client_which_has_not_trained_it(runs: Runs, method: str) -> None:
+    """FedRep trains it before the step whose change is sent."""
+    evidence = Evidence(runs(method if method != "fedavg" else "full"))
+    round, client = evidence.messages()[0]
+    ids, labels = evidence.texts(client), evidence.labels(client)
+    for first_turn in (True, False):
+        message = replace(evidence.message(round, client), first_turn=first_turn)
+        target = of_messages(evidence, "a turn", [message], ids, labels)
+        assert target.trained_apart == (method == "fedrep" or (method == "fedper" and not first_turn))
+    (seen,) = target.observe(ThreatModel(top="initial"))
+    said = _unlike(TextAttacker(text_attack("tag")(), ThreatModel(top="initial")), target, seen)
+    why = "it matches through the initial weights of layers that the client has trained since and not sent"
+    assert (why in said) == (method != "fedavg")
+
+
+def test_a_search_among_all_words_is_not_what_the_controls_do(runs: Runs) -> None:
+    evidence = Evidence(runs("lora"))
+    round, client = evidence.messages()[0]
+    one = single_images(evidence, round, client, 1)
+    target = of_messages(evidence, "one text", one, evidence.texts(client)[:1], evidence.labels(client)[:1])
+    (seen,) = target.observe(ThreatModel())
+    target = replace(target, observe=lambda threat: iter([replace(seen, unlike=())]))
+    tried = attempt_text(TextAttacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)), target, seed=0)
+    assert tried.no_evidence == "the word embedding was not sent, so that it searches among all words, as its controls do not"
 
 
 def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:

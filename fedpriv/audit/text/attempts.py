@@ -108,7 +108,7 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
         for observation in observe(attacker.threat):
             found.append(_one(attacker.attack, observation, seed))
             matches = attacker.attack.name in SEEKS or isinstance(attacker.attack, MaliciousTextAttack)
-            unlike = _unlike(observation) if matches else _estimated(observation)
+            unlike = _unlike(attacker, target, observation) if matches else _estimated(observation)
     except UsageError as error:  # earlier messages that a statistic needs were not kept
         return TextAttempt(attacker, inapplicable=str(error))
     made = [one for one in found if isinstance(one, TextReconstruction)]
@@ -140,13 +140,17 @@ def what_is_left(observe: Observe, target: TextTarget) -> Left:
     return Left(**{name: wilson(right[name], n) for name, n in counts.items()})
 
 
-def _unlike(observation: Observation) -> tuple[str, ...]:
+def _unlike(attacker: TextAttacker, target: TextTarget, observation: Observation) -> tuple[str, ...]:
     """What keeps attacks that match one gradient from finding sentences: a clause each."""
-    schedule = observation.schedule
-    if observation.kind == "gradient" or (schedule is not None and schedule.steps == 1):
-        return observation.unlike
-    behind = "" if schedule is None else f", and behind the message are {schedule.steps}"
-    return (*observation.unlike, f"it reads the change as one step of SGD{behind}")
+    found, schedule = list(observation.unlike), observation.schedule
+    if observation.kind == "change" and (schedule is None or schedule.steps > 1):
+        behind = "" if schedule is None else f", and behind the message are {schedule.steps}"
+        found.append(f"it reads the change as one step of SGD{behind}")
+    if attacker.threat.top == "initial" and target.trained_apart:
+        found.append("it matches through the initial weights of layers that the client has trained since and not sent")
+    if attacker.attack.name == "tag" and observation.text is not None and observation.text.words not in observation.shared:
+        found.append("the word embedding was not sent, so that it searches among all words, as its controls do not")
+    return tuple(found)
 
 
 def _estimated(observation: Observation) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder, find_encoder
 from fedpriv.models.text import Tune, features, text_encoder
 from fedpriv.wire import Transform
+from fedpriv.wire.coding import is_model
 
 Observe = Callable[[ThreatModel], Iterator[Observation]]
 LONGEST = 128
@@ -40,6 +41,8 @@ class TextTarget:
         observe: threat model -> the messages, one at a time.
         public: token ids of other texts of the same kind ``(m, L)``, for the word frequencies of the baseline.
         hidden: whether the last layer was not sent, so that it matters what is known of it.
+        trained_apart: whether layers that were never sent may have been trained since round 0, so that the initial ones are not
+            those of the message.
         unreadable: why no attack can recover sentences from the messages.
         beside: further inputs of the net besides a text.
         statistics: statistics that are gradients, by name, as messages like those of ``observe``.
@@ -53,6 +56,7 @@ class TextTarget:
     observe: Observe
     public: Tensor
     hidden: bool = False
+    trained_apart: bool = False
     unreadable: str | None = None
     beside: str | None = None
     statistics: Mapping[str, Observe] = field(default_factory=dict)
@@ -154,7 +158,7 @@ def _steps(what: str, public: Sequence[str], texts: Sequence[str], labels: Tenso
     each = "one step each" if steps.size == 1 else f"one step on each {steps.size}"
     title = f"{wanted} {what}, {each}, through {encoder.name}: {steps.description}"
     hidden = bool(steps.masked)
-    return TextTarget(title, ids, true, steps.count, encoder, observe, known, hidden, _unreadable(victim.facts))
+    return TextTarget(title, ids, true, steps.count, encoder, observe, known, hidden, unreadable=_unreadable(victim.facts))
 
 
 def _unreadable(facts: TextFacts | None) -> str | None:
@@ -195,7 +199,17 @@ def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: T
     return TextTarget(
         title, ids, labels, len(found), encoder, observe, evidence.public_texts(),
         hidden=not any(name.startswith("top.") for name in seen.shared),
+        trained_apart=any(_trained_apart(evidence, one) for one in found),
         unreadable=_unreadable(seen.text),
         beside="an image" if "image" in evidence.modalities else None,
         statistics={what: partial(read, what) for what in gradient_like(found[0])},
     )  # fmt: skip
+
+
+def _trained_apart(evidence: Evidence, message: Message) -> bool:
+    """In an earlier turn of the client, or in a phase of this one that changes nothing of what was sent."""
+    federation = evidence.federation
+    sent = {name.partition(".")[0] for name in message.uploaded if is_model(name)}
+    private = {entry.role for entry in federation.resident.space.entries if entry.name not in message.received} - sent
+    phases = [one.trains for one in federation.method.phases(message.round) if one.trains & private]
+    return bool(phases) and (not message.first_turn or any(not trains & sent for trains in phases))
