@@ -117,12 +117,15 @@ class Aggregation(Part):
         :meth:`sent` leaves tensors out. By default they have their initial values there, or what the client keeps."""
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
-        """Weights ``(K,)`` of the clients, not normalised, in the mean that replaces tensors missing from an upload."""
-        return uploads.examples if any(uploads.examples) else [1.0] * len(uploads)
+        """Weights ``(K,)`` of the clients, not normalised, in the mean that replaces tensors missing from an upload.
+
+        They are those of :meth:`merge`, before any that follow from what was uploaded; by default all weigh the same.
+        """
+        return [1.0] * len(uploads)
 
     def weight(self, examples: int) -> float:
         """On the client, its weight in a sum, as :meth:`weigh` has it at the server."""
-        return float(examples or 1)
+        return 1.0
 
     def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
         """On the client, what it adds to a sum over the clients, in float64, from its upload; by full name.

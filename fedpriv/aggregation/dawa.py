@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -100,12 +100,20 @@ class LDawa(Aggregation):
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
         return {LOSS: Form((), torch.float64)} if self.params.base == "loss" else {}
 
+    def weigh(self, uploads: Uploads) -> Sequence[float]:
+        """q ``(K,)``."""
+        weights: list[float] = base_weights("samples" if self._warms_up(uploads) else self.params.base, uploads).tolist()
+        return weights
+
+    def _warms_up(self, uploads: Uploads) -> bool:
+        usual = _AUTHORS_WARMUP if self.params.variant == "authors_code" else 0
+        warmup: int = usual if self.params.warmup is None else self.params.warmup
+        return uploads.round <= warmup
+
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         options, rows, space = self.params, uploads.by_columns, uploads.space
-        authors = options.variant == "authors_code"
-        warmup = options.warmup if options.warmup is not None else _AUTHORS_WARMUP if authors else 0
-        warming = uploads.round <= warmup
-        base = base_weights("samples" if warming else options.base, uploads).to(rows.device)
+        authors, warming = options.variant == "authors_code", self._warms_up(uploads)
+        base = torch.tensor(self.weigh(uploads), dtype=torch.float64, device=rows.device)
         groups, buffers = parameter_groups(space, options.group), buffer_groups(space)
         found = products(rows, uploads.previous, groups)
         cosines, of_model = found.cosines(), found.together().cosines()

@@ -81,10 +81,14 @@ class DualMean(Aggregation):
     paper = "FedSiam-DA, arXiv 2211.09421"
     Params = DualParams
 
+    def weigh(self, uploads: Uploads) -> Sequence[float]:
+        """Those of the first mean ``(K,)``, not normalised."""
+        return client_weights(uploads, self.params.pass1)
+
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         """BatchNorm's running statistics do not enter the cosines, and always get the clamped weights, so that no variance
         becomes negative."""
-        first = normalised(client_weights(uploads, self.params.pass1))
+        first = normalised(self.weigh(uploads))
         trained = parameter_groups(uploads.space, "model")
         slices = [part for group in trained for part in group.slices]
         mean = weighted_sum(uploads.rows, first, slices)

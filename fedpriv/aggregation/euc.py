@@ -132,15 +132,19 @@ class Euc(Aggregation):
         waiting = sorted(self._waiting(turn.received[INTERVALS], turn.round))
         return {_OWN + name: tensor for name, tensor in turn.state(waiting).items()}
 
+    def weigh(self, uploads: Uploads) -> Sequence[float]:
+        """The clients' weights ``(K,)``, not normalised; with ``euc: weight`` all weigh the same but for their distances."""
+        return client_weights(uploads, self.params.weights if self.params.euc == "lama" else "uniform")
+
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         rows = uploads.rows
         if self.params.euc == "weight":
             groups = parameter_groups(uploads.space, "array")
             closeness = 1 / (_EPSILON + squared_distances(rows, uploads.previous, groups).sqrt())
             row = combine(rows, closeness / closeness.sum(1, keepdim=True), groups, torch.empty_like(uploads.previous))
-            plain = normalised(client_weights(uploads, "uniform")).to(rows.device)
+            plain = normalised(self.weigh(uploads)).to(rows.device)
             return Merged(combine(rows, plain, buffer_groups(uploads.space), row), memory)
-        base = normalised(client_weights(uploads, self.params.weights))
+        base = normalised(self.weigh(uploads))
         row = weighted_mean(rows, base.tolist())
         now = memory[_MEMORY]
         if uploads.round >= self.params.start and uploads.round % self.params.phi == 0:  # all layers were uploaded

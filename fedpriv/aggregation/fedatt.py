@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import buffer_groups, combine, parameter_groups, squared_distances
-from fedpriv.aggregation.mean import client_weights, normalised
+from fedpriv.aggregation.mean import normalised
 from fedpriv.interfaces import params
 
 
@@ -45,6 +45,6 @@ class FedAtt(Aggregation):
                 for part in group.slices:
                     noise = torch.randn(part.stop - part.start, generator=drawn)
                     row[part] += (self.params.dp * noise).to(row)
-        plain = normalised(client_weights(uploads, "uniform")).to(rows.device)
+        plain = normalised(self.weigh(uploads)).to(rows.device)
         tv = float((found - 1 / len(uploads)).abs().sum(1).mean() / 2)
         return Merged(combine(rows, plain, buffer_groups(uploads.space), row), memory, {"fedatt/tv": tv})

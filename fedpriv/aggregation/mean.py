@@ -65,7 +65,7 @@ class Mean(Aggregation):
         return client_weights(uploads, self.params.weights)
 
     def weight(self, examples: int) -> float:
-        return super().weight(examples) if self.params.weights == "samples" else 1.0
+        return float(examples or 1) if self.params.weights == "samples" else 1.0
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         return Merged(weighted_mean(uploads.by_columns, self.weigh(uploads)), memory)

@@ -129,8 +129,12 @@ class MeanShift(Aggregation):
         dynamic = self.dynamic if self._of_gradients else ()
         return {statistic("gradient", name): Form(self.context.space[name].shape) for name in dynamic}
 
+    def weigh(self, uploads: Uploads) -> Sequence[float]:
+        """Lambda ``(K,)``, not normalised."""
+        return client_weights(uploads, self.params.weights)
+
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        weights = client_weights(uploads, self.params.weights)
+        weights = self.weigh(uploads)
         base, row = normalised(weights), weighted_mean(uploads.rows, weights)
         report: dict[str, float] = {}
         for name in self.dynamic:

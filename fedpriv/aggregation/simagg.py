@@ -56,9 +56,13 @@ class SimAgg(Aggregation):
     paper = "Khan et al., BrainLes 2021"
     Params = SimAggParams
 
+    def weigh(self, uploads: Uploads) -> Sequence[float]:
+        """The clients' numbers of training samples ``(K,)``."""
+        return client_weights(uploads, "samples")
+
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         rows, groups = uploads.rows, parameter_groups(uploads.space, "array")
-        samples = normalised(client_weights(uploads, "samples")).to(rows.device)
+        samples = normalised(self.weigh(uploads)).to(rows.device)
         found = weights(distances_from_mean(rows, groups, self.params.distance), samples, self.params.epsilon)
         row = combine(rows, found, groups, torch.empty_like(uploads.previous))
         report = {"simagg/tv_from_samples": float((found - samples).abs().sum(1).mean() / 2)}

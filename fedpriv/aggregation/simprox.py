@@ -164,7 +164,9 @@ class SimProx(Aggregation):
         return {_PREVIOUS: turn.row.clone()} if self.params.prev == "own" else {}
 
     def _shared_parameters(self, turn: ClientTurn) -> list[slice]:
-        entries = (entry for entry in self.context.space.entries if entry.kind != "buffer" and entry.name in turn.received)
+        """Those that the client trains: the branch of what it lacks moves at the server alone, between its turns."""
+        names = turn.received.keys() - turn.unused
+        entries = (entry for entry in self.context.space.entries if entry.kind != "buffer" and entry.name in names)
         return [slice(entry.start, entry.stop) for entry in entries]
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:

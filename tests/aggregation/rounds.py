@@ -30,7 +30,10 @@ TWO_LAYERS = space_of(("encoder.fc1.weight", (2, 2), "weight"), ("projector.fc.w
 
 def context(space: ParameterSpace, **overrides: Any) -> Context:
     config = load_config(None, {"train.selection": "all", "train.participation": 1.0, **overrides})
-    return Context(config, space, 2, 2, lambda label: torch.zeros(space.size), lambda purpose: generator(0, purpose))
+    layers = tuple(entry.name for entry in space.entries if entry.kind != "buffer")
+    return Context(
+        config, space, 2, 2, lambda label: torch.zeros(space.size), lambda purpose: generator(0, purpose), layers=layers
+    )
 
 
 def aggregation(name: str, space: ParameterSpace = TWO_LAYERS, **options: Any) -> Aggregation:

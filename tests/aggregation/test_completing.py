@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -10,6 +12,8 @@ from fedpriv.aggregation import Uploads
 from fedpriv.aggregation.completing import complete
 from fedpriv.aggregation.mean import weighted_mean
 from fedpriv.parameters import ParameterSpace
+from tests.aggregation.rounds import aggregation, space_of
+from tests.aggregation.rounds import uploads as round_of
 
 NET = nn.ModuleDict({"encoder": nn.ModuleDict({"image": nn.Linear(3, 2), "text": nn.Linear(2, 2)}), "head": nn.Linear(2, 2)})
 SPACE = ParameterSpace.of(NET)
@@ -57,3 +61,56 @@ def test_one_who_sent_stands_for_all() -> None:
     for entry in SPACE.entries:
         columns = matrix.rows[:, entry.start : entry.stop]
         assert torch.equal(columns, columns[2].expand_as(columns)) == ("text" in entry.name)
+
+
+UNIFORM, SAMPLES = [1 / 3, 1 / 3, 1 / 3], [0.1, 0.2, 0.7]
+BY_LOSS = torch.softmax(torch.tensor([-1.0, -2.0, -3.0], dtype=torch.float64), 0).tolist()
+BRANCHES = space_of(("encoder.image.weight", (1, 2), "weight"), ("encoder.text.weight", (1, 2), "weight"))
+ALIKE: list[tuple[str, dict[str, Any]]] = [
+    ("mean", {"weights": "uniform"}),
+    ("mean-shift", {}),
+    ("mean-shift", {"dyn_layers": "none"}),
+    ("dual", {}),
+    ("l-dawa", {}),
+    ("m-dawa", {}),
+    ("simprox", {}),
+    ("fedatt", {}),
+    ("euc", {"euc": "weight"}),
+]
+"""Aggregations that make a difference between clients by their uploads alone."""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        *((name, options, UNIFORM) for name, options in ALIKE),
+        ("mean", {}, SAMPLES),
+        ("mean-shift", {"weights": "samples"}, SAMPLES),
+        ("dual", {"pass1": "samples"}, SAMPLES),
+        ("l-dawa", {"variant": "authors_code"}, SAMPLES),  # in its warm-up
+        ("l-dawa", {"variant": "authors_code", "warmup": 0}, UNIFORM),
+        ("l-dawa-fedavg", {}, SAMPLES),
+        ("loss", {}, BY_LOSS),
+        ("simagg", {}, SAMPLES),
+        ("euc", {}, SAMPLES),
+        ("euc", {"weights": "uniform"}, UNIFORM),
+        ("feddyn", {}, UNIFORM),
+    ],
+)
+def test_clients_weigh_in_what_stands_in_as_in_the_merge(name: str, options: dict[str, Any], expected: list[float]) -> None:
+    told = [{"statistic.loss": torch.tensor(float(loss))} for loss in (1, 2, 3)]
+    matrix = round_of(torch.zeros(4), torch.ones(3, 4), BRANCHES, examples=[10, 20, 70], statistics=told)
+    found = torch.tensor(aggregation(name, BRANCHES, **options).weigh(matrix), dtype=torch.float64)
+    assert (found / found.sum()).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("name", "options"), ALIKE)
+def test_of_two_who_are_alike_neither_weighs_more_by_its_samples(name: str, options: dict[str, Any]) -> None:
+    """The third has no images. Of the image branch, what the other two sent is the same but for the order of the entries."""
+    rows = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0], [0.5, 0.5, 2.0, 3.0]])
+    matrix = round_of(torch.tensor([0.5, 0.5, 1.0, 1.0]), rows, BRANCHES, examples=[10, 90, 50])
+    half = aggregation(name, BRANCHES, **options)
+    everything = set(BRANCHES.names)
+    complete(matrix, [everything, everything, {"encoder.text.weight"}], half.weigh(matrix))
+    row = half.merge(matrix, half.start(matrix.previous)).row
+    assert float(row[0]) == pytest.approx(float(row[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,15 @@ def test_per_step_needs_the_steps() -> None:
     torch.testing.assert_close(merge("simprox", round_, per_step=True).row, alpha @ ROWS)
     with pytest.raises(UsageError, match=r"statistic\.steps"):
         simprox(per_step=True)
+
+
+def test_what_a_client_lacks_does_not_count_as_moved() -> None:
+    """The server's image branch goes on between its turns, and the client has no images."""
+    space = space_of(("encoder.image.weight", (2,), "weight"), ("encoder.text.weight", (2,), "weight"))
+    half, row = aggregation("simprox", space, prev="own"), doubles([5, 5, 3, 4])
+    turn = SimpleNamespace(first_time=False, received=space.unpack(row), row=row, unused=frozenset({"encoder.image.weight"}))
+    turn.private = {"simprox.previous": doubles([0, 0, 0, 0])}
+    assert half.statistics(turn)["statistic.moved"] == 5  # type: ignore[arg-type]
 
 
 def test_running_statistics_are_weighed_and_not_looked_at() -> None:
