@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedpriv.agreement import Agreement
 from fedpriv.files import write_atomically
 from fedpriv.models.net import Net, Outputs
-from fedpriv.samples import of_tensors, split, tensors
+from fedpriv.samples import of_tensors, tensors
 from fedpriv.simulation.simulation import Simulation
 
 FILE = "server.pt2"
@@ -52,7 +52,7 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
         return {}
     resident, data = federation.resident, federation.data
     resident.row.copy_(simulation.server.row)
-    like = tensors(split(data.train(data.nonempty[0]).inputs, 1)[0])
+    like = tensors(next(data.chunks("train", 1)))  # of the whole pool, as a client may lack a modality
     # Of zeros: an exported program keeps its example, and no client's sample must be in it.
     example = tuple(one.new_zeros((2, *one.shape[1:]), device="cpu") for one in like.values())
     net = _Plain(copy.deepcopy(resident.net).cpu().eval(), tuple(like), part)
@@ -70,12 +70,13 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
     write_atomically(folder / FILE, file.getvalue())
     shapes = {name or "inputs": {"shape": list(one.shape[1:]), "dtype": str(one.dtype)[6:]} for name, one in like.items()}
     dataset = federation.dataset
+    of_images = any(one.ndim == 4 for one in like.values())  # not of their features
     return {
         "part": part,
         "inputs": shapes,
         "output": list(out.shape[1:]),
         "classes": list(dataset.classes),
-        **({"mean": list(dataset.mean), "std": list(dataset.std)} if dataset.mean else {}),
+        **({"mean": list(dataset.mean), "std": list(dataset.std)} if dataset.mean and of_images else {}),
     }
 
 

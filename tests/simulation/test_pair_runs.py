@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from fedpriv.agreement import Agreement
 from fedpriv.data.pools import Paired
+from fedpriv.errors import UsageError
+from fedpriv.models.registry import register_model
 from fedpriv.samples import Pairs, without
 from fedpriv.server import merging
 from fedpriv.server.payloads import PayloadStore
+from fedpriv.simulation.final_model import export_model
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import STATISTIC, tensor_of
@@ -21,6 +26,7 @@ from tests.marks import slow_but
 from tests.simulation.faults import played_and_killed
 from tests.simulation.small import computed, play, simulation
 from tests.simulation.texts_and_pairs import METHODS, narrow_fusion, pairs, pairs_folder
+from tests.simulation.trial import own_nets
 
 PRIVATE = {"privacy.level": "sample", "privacy.noise": 4.0}
 ALL_PAYLOADS = {"wire.keep_payloads": "all"}
@@ -222,9 +228,10 @@ def test_a_frozen_backbone_is_asked_once(tmp_path: Path, folder: Path, tune: str
     real = cached_features.computed_once
 
     def counted(frozen: Any, inputs: Any, device: Any, compute: Any) -> torch.Tensor:
-        def counting() -> torch.Tensor:
-            found: torch.Tensor = compute()
-            seen.append(len(found))
+        def counting(count: int | None) -> torch.Tensor:
+            found: torch.Tensor = compute(count)
+            if count is None:
+                seen.append(len(found))
             return found
 
         return real(frozen, inputs, device, counting)
@@ -289,3 +296,67 @@ def test_ghost_clipping_finds_the_same(tmp_path: Path, folder: Path, tune: str) 
         list(run.rounds())
         rows.append(run.server.row - run.federation.initial)
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-3, atol=1e-6)
+
+
+class Calls(nn.Module):
+    """An image encoder whose outputs depend on how often it was called."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc, self.calls = nn.Linear(width, 8), 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.fc(images.flatten(1)) / self.calls
+
+
+def test_an_image_encoder_whose_state_no_row_has_is_refused(tmp_path: Path, folder: Path) -> None:
+    with own_nets():
+        register_model("calls", input_shape=(3, 16, 16), classes=4, source="test")(lambda shape: (Calls(math.prod(shape)), 8))
+        with pytest.raises(UsageError, match=r"^encoder\.image\.encoder\.calls: the net's forward pass changes it"):
+            simulation(tmp_path / "run", "fedavg", **pairs(folder, **{"model.backbone": "calls"}))
+
+
+class Squared(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc, self.power = nn.Linear(width, 8), 2
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.fc(images.flatten(1)) ** self.power
+        return found
+
+
+def test_another_code_of_a_frozen_backbone_is_computed_anew(
+    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though its layers and weights are the same."""
+    seen = []
+    with own_nets():
+        register_model("own", input_shape=(3, 16, 16), classes=4, source="test")(lambda shape: (Squared(math.prod(shape)), 8))
+        for name in ("before", "again", "after"):
+            if name == "after":
+                monkeypatch.setattr(Squared, "forward", lambda self, images: self.fc(images.flatten(1)))
+            run = simulation(tmp_path / name, "fedavg", **pairs(folder, **{"model.backbone": "own", "model.tune": "head"}))
+            inputs = next(run.federation.data.chunks("train", 80))
+            assert isinstance(inputs, Pairs) and inputs.image is not None
+            seen.append(inputs.image)
+    assert torch.equal(seen[0], seen[1]) and float(seen[0].min()) >= 0 > float(seen[2].min())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tune", ["full", "head"])
+def test_the_logged_model_takes_pairs_whatever_the_first_client_has(tmp_path: Path, folder: Path, tune: str) -> None:
+    run = simulation(
+        tmp_path / "run", "fedavg", **pairs(folder, **{"data.image_only": 1.0, "data.text_only": 0.0, "model.tune": tune})
+    )
+    warnings: list[str] = []
+    said = export_model(run, warnings.append, tmp_path / "weights")
+    assert not warnings and said["inputs"].keys() == {"image", "text"}
+    assert ("mean" in said) == ("std" in said) == (len(said["inputs"]["image"]["shape"]) == 3) == (tune == "full")
+    program = torch.export.load(tmp_path / "weights" / "server.pt2").module()
+    inputs = next(run.federation.data.chunks("train", 3))
+    run.federation.resident.row.copy_(run.server.row)
+    assert isinstance(inputs, Pairs)
+    with torch.no_grad():
+        torch.testing.assert_close(program(*inputs), run.federation.resident.net.eval()(inputs).logits)

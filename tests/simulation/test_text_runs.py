@@ -164,12 +164,13 @@ def test_an_encoder_that_cannot_be_taken_sample_by_sample_is_refused(
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many texts are shown to a frozen encoder, call by call."""
+    """How many texts are shown to a frozen encoder, call by call; without the few that tell encoders apart."""
     seen: list[int] = []
     real = cached_features.features
 
     def counted(net: Any, ids: torch.Tensor, chunk: int) -> torch.Tensor:
-        seen.append(len(ids))
+        if len(ids) > cached_features.FEW:
+            seen.append(len(ids))
         return real(net, ids, chunk)
 
     monkeypatch.setattr(cached_features, "features", counted)
@@ -255,7 +256,18 @@ def test_features_are_computed_with_the_threads_of_the_run(
             assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-    assert seen == [1, 1, 2, 2]
+    assert seen == [1] * 4 + [2] * 4
+
+
+def test_another_activation_of_a_text_encoder_is_computed_anew(tmp_path: Path, file: Path, calls: list[int]) -> None:
+    """Though its weights are the same."""
+    folder = stored(tmp_path / "encoder")
+    before = (folder / "config.json").read_text()
+    assert '"hidden_act": "gelu"' in before
+    for name, config in (("one", before), ("two", before.replace("gelu", "relu")), ("three", before)):
+        (folder / "config.json").write_text(config)
+        simulation(tmp_path / name, "fedavg", **texts(file, **{"model.encoder": str(folder)}))
+    assert len(calls) == 4
 
 
 @pytest.mark.slow

@@ -15,39 +15,48 @@ from fedpriv.outside.cache import cache_folder
 
 CHUNK = 128
 """Samples per pass."""
+FEW = 2
+"""Samples whose features are computed in any case, to tell encoders apart."""
 
 
 def text_features(frozen: TextEncoder, ids: Tensor, device: torch.device) -> Tensor:
     """``(N, d)`` of token ids ``(N, L)``."""
-    key = [repr((frozen.pooling, frozen.pad, tuple(ids.shape), ids.dtype)).encode(), ids.numpy().tobytes()]
-    return computed_once(frozen, key, device, lambda: features(frozen, ids.to(device), CHUNK))
+    options = (frozen.pooling, frozen.pad, tuple(ids.shape), ids.dtype, frozen.transformer.config.to_json_string())
+    key = [repr(options).encode(), ids.numpy().tobytes()]
+    return computed_once(frozen, key, device, lambda count: features(frozen, ids[:count].to(device), CHUNK))
 
 
 def image_features(frozen: nn.Module, images: Pool, device: torch.device) -> Tensor:
     """``(N, d)`` of the images of a pool on that device."""
 
-    def parts() -> Iterable[Tensor]:
-        for start in range(0, len(images), CHUNK):
-            part = images.pick(slice(start, start + CHUNK))
+    def parts(count: int | None = None) -> Iterable[Tensor]:
+        first = range(len(images))[:count]
+        for start in first[::CHUNK]:
+            part = images.pick(slice(start, min(start + CHUNK, len(first))))
             assert isinstance(part, Tensor)
             yield part
 
     @torch.no_grad()
-    def compute() -> Tensor:
-        return torch.cat([frozen(part) for part in parts()])
+    def compute(count: int | None) -> Tensor:
+        return torch.cat([frozen(part) for part in parts(count)])
 
     return computed_once(frozen, (part.cpu().numpy().tobytes() for part in parts()), device, compute)
 
 
-def computed_once(frozen: nn.Module, inputs: Iterable[bytes], device: torch.device, compute: Callable[[], Tensor]) -> Tensor:
+def computed_once(
+    frozen: nn.Module, inputs: Iterable[bytes], device: torch.device, compute: Callable[[int | None], Tensor]
+) -> Tensor:
     """Features ``(N, d)``, from the cache if they were computed before.
 
     Args:
         frozen: the encoder, which is moved to the device and put into evaluation mode.
-        inputs: the bytes of the inputs; with the encoder's class and weights, the type of device and the number of threads they
-            determine the file.
+        inputs: the bytes of the inputs; with the encoder's layers and weights, what it makes of a few inputs, the type of device
+            and the number of threads they determine the file.
+        compute: the features of the first so many inputs; ``None``: of all.
     """
-    digest = hashlib.sha256(repr((type(frozen).__name__, device.type, torch.get_num_threads())).encode())
+    frozen.to(device).eval()
+    digest = hashlib.sha256(repr((frozen, device.type, torch.get_num_threads())).encode())
+    digest.update(compute(FEW).cpu().numpy().tobytes())  # its code may have changed, such as the activation
     for part in inputs:
         digest.update(part)
     for name, tensor in frozen.state_dict().items():
@@ -56,7 +65,6 @@ def computed_once(frozen: nn.Module, inputs: Iterable[bytes], device: torch.devi
     path = cache_folder() / f"features-{digest.hexdigest()[:24]}.safetensors"
     cached = decoding.read_cache(path)
     if cached is None:
-        frozen.to(device).eval()
-        cached = {"features": compute().cpu()}
+        cached = {"features": compute(None).cpu()}
         decoding.write_cache(path, cached)
     return cached["features"]
