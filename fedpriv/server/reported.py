@@ -16,7 +16,7 @@ _OWN = frozenset(
         *("bytes_down_tests", "total_bytes_up", "total_bytes_down", "accuracy", "accuracy_weighted", "accuracy_worst_tenth"),
         *("accuracy_best", "accuracy_std", "accuracy_fresh_head", "accuracy_before_merge"),
         # MLflow's names of some, beside those that differ in a slash.
-        *("accuracy_mean", "bytes_total_up", "bytes_total_down", "loss_train", "privacy_epsilon", "privacy_clipped"),
+        *("accuracy_mean", "bytes_total_up", "bytes_total_down", "loss_train", "loss_test", "privacy_epsilon", "privacy_clipped"),
     }
 )
 MOST = 1000

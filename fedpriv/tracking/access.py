@@ -48,7 +48,7 @@ def permitted_store(run_dir: Path, said: str | None) -> str:
         return said or usual
     said = named_store(said)
     beside = f"sqlite:///{runs_dir / 'mlflow.db'}"
-    if _compared(said) in {_compared(usual), _compared(beside)}:
+    if same_store(said, usual) or same_store(said, beside):
         return said
     store = sqlite_path(said)
     moved = store is not None and not store.exists()  # with its runs: it would be made anew in the old place
@@ -123,6 +123,11 @@ def _check_file() -> None:
         return
     if mode & 0o077:
         raise TrackingError(f"{path} holds your MLflow credentials and is open to others: chmod 600 {path}")
+
+
+def same_store(one: str, other: str) -> bool:
+    """Whether two URIs, both without secrets, name one store: a file by whatever path, a server with or without a last slash."""
+    return _compared(one) == _compared(other)
 
 
 def _compared(uri: str) -> str:

@@ -23,7 +23,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json
 from fedpriv.outside.addresses import without_secrets
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.tracking.access import named_store, permitted_store, whole_address
+from fedpriv.tracking.access import named_store, permitted_store, same_store, whole_address
 from fedpriv.tracking.cursor import CURSOR, Cursor, stored_cursor
 from fedpriv.tracking.folder import audit_of, read_lines, read_records, read_run
 from fedpriv.tracking.model import MODEL, send_model
@@ -44,6 +44,7 @@ from fedpriv.tracking.store import (
     create_store,
     experiment_id,
     explained,
+    follow_move,
     quiet_mlflow,
     sqlite_path,
 )
@@ -135,6 +136,7 @@ class _Copy:
         self.params = self.points = self.artifacts = 0
 
     def run(self) -> SyncReport:
+        follow_move(self.cursor.uri)
         existing = self._existing_run()
         if existing is None:
             self._create_run()
@@ -207,8 +209,9 @@ class _Copy:
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": facts.get("git_commit"),
         } | {f"fedpriv.version.{package}": version for package, version in (facts.get("versions") or {}).items()}
-        if os.environ.get("MLFLOW_RUN_ID") and os.environ.get("MLFLOW_TRACKING_URI") == self.cursor.uri:
-            tags["mlflow.parentRunId"] = os.environ["MLFLOW_RUN_ID"]  # started by `mlflow run`
+        store = without_secrets(os.environ.get("MLFLOW_TRACKING_URI", ""))  # the cursor's is without them, too
+        if os.environ.get("MLFLOW_RUN_ID") and same_store(store, self.cursor.uri):
+            tags["mlflow.parentRunId"] = os.environ["MLFLOW_RUN_ID"]  # started by `mlflow run`, or by `fedpriv frontier`
         run = self.client.create_run(
             self.cursor.experiment_id or "",
             start_time=facts["created_ms"],

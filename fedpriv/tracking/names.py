@@ -25,6 +25,7 @@ SECTIONS = {
     "total_bytes_up": "bytes/total_up",
     "total_bytes_down": "bytes/total_down",
     "train_loss": "loss/train",
+    "test_loss": "loss/test",
     "epsilon": "privacy/epsilon",
     "clipped": "privacy/clipped",
 }

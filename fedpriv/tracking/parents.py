@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.config import TrackingConfig
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
+from fedpriv.outside.addresses import with_secrets
 from fedpriv.tracking.access import whole_address
-from fedpriv.tracking.store import create_store, default_uri, experiment_id, explained, quiet_mlflow, sqlite_path
+from fedpriv.tracking.store import (
+    create_store,
+    default_uri,
+    experiment_id,
+    explained,
+    follow_move,
+    quiet_mlflow,
+    sqlite_path,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -49,7 +58,8 @@ def parent_run(folder: Path, tracking: TrackingConfig, name: str) -> Iterator[Fi
     except Exception as error:
         raise explained(error, uri) from error
     before = {key: os.environ.get(key) for key in _ENVIRONMENT}
-    os.environ.update(zip(_ENVIRONMENT, (run, uri), strict=True))
+    # With its password: the processes that this one starts have no other source of it.
+    os.environ.update(zip(_ENVIRONMENT, (run, with_secrets(uri) or uri), strict=True))
 
     def finish(metrics: Mapping[str, float], files: Path) -> None:
         try:
@@ -78,6 +88,7 @@ def _begun(folder: Path, uri: str, experiment: str, name: str) -> tuple[MlflowCl
     from mlflow.exceptions import MlflowException
 
     client, file = MlflowClient(tracking_uri=whole_address(uri)), folder / "parent.json"
+    follow_move(uri)
     try:
         known: Any = json.loads(file.read_text())
         if known["uri"] == uri and client.get_run(known["run"]).info.lifecycle_stage == "active":

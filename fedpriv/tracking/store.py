@@ -6,10 +6,13 @@ import glob
 import logging
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from fedpriv.errors import FedprivError
 from fedpriv.outside.addresses import keep_secrets, said_safely
@@ -23,6 +26,8 @@ _PATIENCE = 120
 """Seconds to wait for another process that makes the same store."""
 _QUICK = 2.0
 """Seconds that a server may take to show that it is there."""
+_PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_models": "artifact_location"}
+"""Where MLflow's schema keeps whole paths of artifacts: table -> column."""
 
 
 class TrackingError(FedprivError):
@@ -111,6 +116,36 @@ def _make_store(path: Path, drafts: str) -> None:
         if maker.returncode:
             raise TrackingError(f"cannot create {path}: {(stderr.strip().splitlines() or ['no message'])[-1]}")
         draft.replace(path)
+
+
+def follow_move(uri: str) -> None:
+    """After a folder of runs was moved: let the SQLite store in it name the artifacts beside it, not those in the old place.
+
+    To be called after a client has opened the store, which has MLflow's schema then.
+
+    Raises:
+        TrackingError: the artifacts are neither in the old place nor beside the store.
+    """
+    if (store := sqlite_path(uri)) is None:
+        return
+    own = artifact_dir(store)
+    with closing(sqlite3.connect(store)) as database, database:  # one transaction
+        named = database.execute("SELECT DISTINCT artifact_location FROM experiments WHERE artifact_location LIKE 'file:///%'")
+        for (place,) in named.fetchall():
+            old = Path(unquote(place.removeprefix("file://")))
+            # isdir is also false for a place that this user may not look into: it is none to write to, either.
+            if old.name != own.name or old.resolve() == own.resolve() or os.path.isdir(old):
+                continue
+            if not own.is_dir():
+                raise TrackingError(
+                    f"{uri} names {old} for artifacts, which is not there: move it to {own}, or make that folder if there is none"
+                )
+            for table, column in _PLACES.items():
+                database.execute(
+                    f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
+                    f"WHERE instr({column} || '/', :old || '/') = 1",
+                    {"old": place, "new": own.as_uri()},
+                )
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str) -> str:

@@ -33,6 +33,7 @@ def line(
         base = level * (1 - math.exp(-(number + 1) / 6))
         accuracies = [min(1.0, max(0.0, base + draw.gauss(0, 0.06))) for _ in range(clients)]
         record["metrics"]["accuracy"] = sum(accuracies) / clients
+        record["metrics"]["test_loss"] = 1 - record["metrics"]["accuracy"]
         record["per_client"] = {"accuracy": accuracies}
     return record
 

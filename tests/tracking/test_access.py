@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +17,9 @@ from click.testing import CliRunner, Result
 from fake_runs import make_run
 
 from fedpriv.cli import main
-from fedpriv.config import load_config
+from fedpriv.config import TrackingConfig, load_config
 from fedpriv.outside import addresses
-from fedpriv.tracking import ForeignStore, TrackingError, sync, target_uri, whole_address
+from fedpriv.tracking import ForeignStore, TrackingError, parent_run, sync, target_uri, whole_address
 
 SECRET = "hunter2xyz"
 
@@ -82,6 +84,34 @@ def test_a_password_in_the_address_reaches_the_server_and_nothing_else(tmp_path:
     assert set(listener.heard) == {basic("me", SECRET)}
     assert json.loads((folder / "tracking.json").read_text())["uri"] == shown
     assert not holds_secret(tmp_path)
+
+
+@pytest.mark.parametrize("by", ["environment", "config"])
+def test_processes_below_a_run_have_the_password_of_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    uri = f"http://me:{SECRET}@host:5000"
+    if by == "environment":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    begun = SimpleNamespace(set_terminated=lambda run, status: None)
+    monkeypatch.setattr("fedpriv.tracking.parents._begun", lambda folder, uri, experiment, name: (begun, "f" * 32))
+    with parent_run(tmp_path, TrackingConfig(uri=uri if by == "config" else None), "above"):
+        assert (os.environ["MLFLOW_RUN_ID"], os.environ["MLFLOW_TRACKING_URI"]) == ("f" * 32, uri)
+    assert os.environ.get("MLFLOW_TRACKING_URI") == (uri if by == "environment" else None)
+
+
+@pytest.mark.parametrize("given", [f"http://me:{SECRET}@host:5000", "http://me:***@host:5000/"])
+def test_a_run_hangs_below_that_of_the_same_server_whatever_the_address_shows(
+    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    from mlflow import MlflowClient
+
+    store = f"sqlite:///{runs_dir / 'mlflow.db'}"
+    monkeypatch.chdir(runs_dir)  # which is where MLflow puts files by default
+    monkeypatch.setattr("fedpriv.tracking.mirror.whole_address", lambda shown: store)
+    monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", given)
+    report = sync(make_run(runs_dir, rounds=1), f"http://me:{SECRET}@host:5000")
+    tags = MlflowClient(tracking_uri=store).get_run(report.mlflow_run_id or "").data.tags
+    assert (report.uri, tags.get("mlflow.parentRunId")) == ("http://me:***@host:5000", "f" * 32)
 
 
 def test_a_later_command_needs_the_password_again(tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,7 @@ def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
         (r["round"], r["time_ms"], r["metrics"]["accuracy"]) for r in wanted
     ]
     assert len(store.get_metric_history(report.mlflow_run_id, "loss/train")) == 20
+    assert len(store.get_metric_history(report.mlflow_run_id, "loss/test")) == 5 and "test_loss" not in run.data.metrics
     last = wanted[-1]["per_client"]["accuracy"]
     assert table_of(runs_dir, report.mlflow_run_id) == [[i, value] for i, value in enumerate(last)]
     assert '"path": "clients.json", "type": "table"' in run.data.tags["mlflow.loggedArtifacts"]
@@ -335,12 +336,72 @@ def test_a_dataset_that_another_run_inserts_at_the_same_time(
     assert len(calls) == min(refusals + 1, 4)
 
 
-def test_a_run_of_an_mlflow_project_hangs_below_it(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    uri = default_uri(runs_dir)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+@pytest.mark.parametrize("place", ["{}/mlflow.db", "mlflow.db"])
+def test_a_run_of_an_mlflow_project_hangs_below_it(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.chdir(runs_dir)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place.format(runs_dir)}")
     monkeypatch.setenv("MLFLOW_RUN_ID", "f" * 32)
     sync(make_run(runs_dir, "below"))
     assert runs(runs_dir)[0].data.tags["mlflow.parentRunId"] == "f" * 32
+
+
+def moved(runs_dir: Path) -> tuple[Path, Path]:
+    """The folder of runs in its new place, and the run in it, for another process: MLflow keeps places in this one."""
+    from mlflow.tracking._tracking_service import utils
+
+    utils._artifact_repos_cache.clear()
+    place = runs_dir.rename(runs_dir.with_name("moved runs"))
+    return place, next(path.parent for path in place.glob("*/run.json"))
+
+
+def places(runs_dir: Path) -> set[str]:
+    """Whatever the store names for artifacts of the experiment, up to ``mlartifacts``."""
+    names = [("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location")]
+    with sqlite3.connect(runs_dir / "mlflow.db") as database:
+        found = [row[0] for table, column in names for row in database.execute(f"SELECT {column} FROM {table}")]
+    return {place.partition("/mlartifacts")[0] for place in found if "/mlartifacts" in place}
+
+
+def test_artifacts_move_with_the_folder_of_runs(runs_dir: Path) -> None:
+    report = sync(make_run(runs_dir, rounds=2))
+    store = client(runs_dir)
+    logged = store.create_logged_model(runs(runs_dir)[0].info.experiment_id, "model", report.mlflow_run_id)
+    place, folder = moved(runs_dir)
+    (folder / "plots" / "later.png").write_bytes(b"png")
+    again = sync(folder, f"sqlite:///{place / 'mlflow.db'}")
+    assert (again.mlflow_run_id, runs_dir.exists()) == (report.mlflow_run_id, False)
+    assert places(place) == {place.as_uri()}
+    store = client(place)
+    assert {item.path for item in store.list_artifacts(again.mlflow_run_id, "plots")} == {
+        "plots/learning_curve.png",
+        "plots/later.png",
+    }
+    assert store.get_logged_model(logged.model_id).artifact_location.startswith(place.as_uri())
+    sync(make_run(place, "new", rounds=2), again.uri)
+    assert not runs_dir.exists() and places(place) == {place.as_uri()}
+
+
+def test_artifacts_of_a_moved_store_that_are_nowhere_are_asked_for(runs_dir: Path) -> None:
+    sync(make_run(runs_dir, rounds=2))
+    place, folder = moved(runs_dir)
+    (place / "mlartifacts").rename(place / "forgotten")
+    with pytest.raises(TrackingError, match=r"names .*/my runs/mlartifacts .* move it to .*/moved runs/mlartifacts"):
+        sync(folder, f"sqlite:///{place / 'mlflow.db'}")
+    assert places(place) == {runs_dir.as_uri()}
+    (place / "forgotten").rename(place / "mlartifacts")
+    sync(folder, f"sqlite:///{place / 'mlflow.db'}")
+    assert places(place) == {place.as_uri()}
+
+
+def test_artifacts_stay_where_they_are_while_that_folder_is_there(runs_dir: Path) -> None:
+    """Of a copy, and of a store that a link leads to."""
+    sync(make_run(runs_dir, rounds=2))
+    (runs_dir.parent / "link").symlink_to(runs_dir)
+    copied = Path(shutil.copytree(runs_dir, runs_dir.with_name("copied")))
+    for place in (runs_dir.parent / "link", copied):
+        folder = next(path.parent for path in place.glob("*/run.json"))
+        sync(folder, f"sqlite:///{place / 'mlflow.db'}")
+        assert places(place) == {runs_dir.as_uri()}
 
 
 def test_a_probe_of_a_finished_run_arrives_later(runs_dir: Path) -> None:
