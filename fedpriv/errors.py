@@ -53,14 +53,52 @@ def in_a_line(error: BaseException) -> str:
 
 
 _SHOWN = 16  # names that an error lists
+_ELSEWHERE = {
+    "learning_rate": "lr",
+    "epochs": "local_epochs",
+    "num_epochs": "local_epochs",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "fraction_fit": "participation",
+    "noise_multiplier": "noise",
+    "max_grad_norm": "clip",
+}
+"""What other libraries call a key of the config -> what it is called here."""
 
 
 class UnknownName(UsageError):
-    """A name that is not known; the message suggests the nearest one."""
+    """A name that is not known; the message suggests the nearest one.
 
-    def __init__(self, what: str, name: str, known: Iterable[str]) -> None:
+    Args:
+        otherwise: what else, besides the known names, it may be.
+    """
+
+    def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
         self.known = sorted(known)
-        near = difflib.get_close_matches(name, self.known, n=1, cutoff=0.5)
-        shown = [*self.known[:_SHOWN], f"... ({len(self.known)} in all)"] if len(self.known) > _SHOWN + 2 else self.known
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(shown) or 'none'}"
-        super().__init__(f"unknown {what} {name!r}; {hint}")
+        super().__init__(f"unknown {what} {name!r}; {_hint(name, self.known, 'known', otherwise)}")
+
+
+class NoSuchOption(UnknownName):
+    """An option that a method, or whatever else has options, does not have."""
+
+    def __init__(self, owner: str, name: str, known: Iterable[str]) -> None:
+        self.known = sorted(known)
+        UsageError.__init__(self, f"{owner} has no option {name!r}; {_hint(name, self.known, 'it has')}")
+
+
+def _hint(name: str, known: list[str], what: str, otherwise: str = "") -> str:
+    near, otherwise = _nearest(name, known), otherwise and f", or {otherwise}"
+    shown = [*known[:_SHOWN], f"... ({len(known)} in all)"] if len(known) > _SHOWN + 2 else known
+    return f"{what}: {', '.join(shown) or 'none'}{otherwise}" if near is None else f"did you mean {near!r}{otherwise}?"
+
+
+def _nearest(name: str, known: list[str]) -> str | None:
+    """The known name that is nearest; of the keys of a section, as in ``train.lr``, by what comes after the section."""
+    section, dot, last = name.rpartition(".")
+    within = {one.removeprefix(section + dot): one for one in known if dot and one.rpartition(".")[0] == section}
+    if not within:
+        last, within = name, {one: one for one in known}
+    if (ours := _ELSEWHERE.get(last)) in within:
+        return within[ours]
+    near = difflib.get_close_matches(last, within, n=1, cutoff=0.5)
+    return within[near[0]] if near else None

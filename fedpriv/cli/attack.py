@@ -13,7 +13,7 @@ from fedpriv.cli.common import command, console, loading, png
 from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
 from fedpriv.cli.listing import Rows, check_name, listed
 from fedpriv.cli.terminal import FilePath
-from fedpriv.errors import UsageError
+from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -102,7 +102,6 @@ def attack(
     """
     check_name("attacks", "attack", name)
     loading()
-    from fedpriv.attacks.core.by_name import nearest
     from fedpriv.attacks.core.registry import IMAGE_ATTACKS, image_attacks
     from fedpriv.attacks.core.text_registry import TEXT_ATTACKS, text_attacks
     from fedpriv.config import parse_assignment
@@ -124,7 +123,7 @@ def attack(
     if name not in image_attacks():
         if name in IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing:
             raise UsageError(f"attack {name!r} is not available: {(IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing)[name]}")
-        raise UsageError(f"unknown attack {name!r}; {nearest(name, [*image_attacks(), *text_attacks(), MASKS])}")
+        raise UnknownName("attack", name, [*image_attacks(), *text_attacks(), MASKS])
     for option in OF_TEXTS:
         if chosen.pop(option):
             raise UsageError(f"--{option.replace('_', '-')} is for attacks on texts: {', '.join(text_attacks())}")

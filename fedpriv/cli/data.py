@@ -99,7 +99,8 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     owners = owners_of(config.data, opened.owners)
     config = resolve(with_clients(config, owners), None)
     classes = opened.classes
-    partition = make_partition(opened.train_labels, opened.test_labels, len(classes), config.data, config.seed, owners)
+    labels = opened.train_labels, opened.test_labels
+    partition = make_partition(*labels, len(classes), config.data, config.seed, owners, classes)
     names = [str(client) for client in range(partition.clients)] if owners is None else list(owners.names)
     counts = partition.counts(opened.train_labels, len(classes))
     test_labels = opened.train_labels if partition.test_split == "train" else opened.test_labels

@@ -36,13 +36,12 @@ MODULES: Final = {
 
 
 def family_of(error: FedprivError) -> str | None:
-    """The family of an error that was raised; ``None``: it has none."""
+    """The family of an error that was raised; ``None``: it has none. Invalid input of no other family is one of usage."""
     for kind in type(error).__mro__:
         if kind.__name__ in CLASSES:
             return CLASSES[kind.__name__]
     modules = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
     module = modules[-1] if modules else ""
     fits = [name for name in MODULES if f"{module}.".startswith(f"{name}.")]
-    if not fits or (module.startswith("fedpriv.cli") and not isinstance(error, UsageError)):
-        return None
-    return MODULES[max(fits, key=len)]
+    usage = MODULES["fedpriv.cli"] if isinstance(error, UsageError) else None
+    return usage if not fits or module.startswith("fedpriv.cli") else MODULES[max(fits, key=len)]

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from fedpriv.audit.formats import bound
 from fedpriv.cli.common import run_folders
 from fedpriv.cli.terminal import styled, terminal
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
@@ -83,7 +83,7 @@ class Reporter:
             styled(
                 (config.called, "bold"),
                 f" on {config.data.name}: {config.data.clients} clients of "
-                f"{sizes[0]}-{sizes[-1]} samples{_left_out(federation)}, {partition}, {model}, seed {config.seed}; "
+                f"{_samples(sizes[0], sizes[-1])}{_left_out(federation)}, {partition}, {model}, seed {config.seed}; "
                 f"clients are run {federation.choice}",
             ),
             soft_wrap=True,
@@ -235,6 +235,11 @@ def accuracy_of(summary: Mapping[str, Any]) -> str:
     return f"{what} per client, {f'mean of the last {last} rounds' if last > 1 else 'after the last round'}"
 
 
+def _samples(least: int, most: int) -> str:
+    """Between which numbers of samples the clients hold."""
+    return f"{least}-{most} samples" if least < most else f"{most} sample{'s' * (most != 1)}"
+
+
 def _left_out(federation: Federation) -> str:
     """A remark on the partition: images that no client holds, clients without images."""
     import numpy as np
@@ -275,7 +280,7 @@ def _only_runs(folder: Path) -> bool:
     """Whether all that a shell's ``*`` names in a folder is what ``fedpriv compare`` takes."""
     try:
         run_folders(tuple(str(path) for path in folder.iterdir() if not path.name.startswith(".")), folder)
-    except UsageError:
+    except FedprivError:  # no run, or a damaged one
         return False
     return True
 

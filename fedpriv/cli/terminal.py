@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import click
@@ -48,25 +49,36 @@ def styled(*parts: str | tuple[str, str]) -> Any:
 
 
 class SafeGroup(click.Group):
-    """A group of commands whose usage errors, which repeat what was typed, are printed like all else."""
+    """A group of commands whose usage errors, which repeat what was typed, are printed like all else; ``--json`` holds."""
 
-    def make_context(self, *arguments: Any, **settings: Any) -> click.Context:
+    def make_context(self, info_name: str | None, args: list[str], *more: Any, **settings: Any) -> click.Context:
+        given = [*args]  # click takes out what it has read
         try:
-            return super().make_context(*arguments, **settings)
+            context = super().make_context(info_name, args, *more, **settings)
         except click.ClickException as error:
-            raise _safe(error) from None
+            raise _safe(error, given) from None
+        context.meta["fedpriv.given"] = given
+        return context
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            raise _safe(error) from None
+            raise _safe(error, ctx.meta["fedpriv.given"]) from None
 
 
-def _safe(error: click.ClickException) -> click.ClickException:
+def _safe(error: click.ClickException, given: list[str]) -> click.ClickException:
+    """The error as it may be printed.
+
+    Args:
+        given: the command line, of which click has not read ``--json`` where another option is wrong.
+    """
     if not isinstance(error, click.UsageError) or isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error
-    return click.UsageError(shown(error.format_message()), error.ctx)
+    safe = click.UsageError(shown(error.format_message()), error.ctx)
+    if "--json" in given:
+        click.echo(json.dumps({"error": shown_error(safe), "family": "usage"}))
+    return safe
 
 
 class FilePath(click.Path):

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.config.run import RunConfig
-from fedpriv.errors import UnknownName, UsageError
+from fedpriv.errors import NoSuchOption, UnknownName, UsageError
 from fedpriv.outside import plain_yaml
 from fedpriv.outside.kinds import brief, check_kinds
 
@@ -45,6 +45,8 @@ def _readable(error: ValidationError, schema: Any, where: str) -> UsageError:
         section = schema
         for part in path[:-1]:
             section = section.model_fields[part].annotation
+        if where.partition(" ")[0] in _NAMED:
+            return NoSuchOption(where, path[-1], _field_names(section))
         prefix = "".join(part + "." for part in path[:-1])
         return UnknownName(f"key in {where}", prefix + path[-1], [prefix + name for name in _field_names(section)])
     message = first["msg"].removeprefix("Value error, ")

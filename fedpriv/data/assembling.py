@@ -45,8 +45,7 @@ def assemble(
         mode: grey or colour; ``None``: grey where all images are.
 
     Raises:
-        UsageError: nothing is left, a label is invalid, or a text is empty.
-        FedprivError: a row has no label.
+        UsageError: nothing is left, a label is missing or invalid, or a text is empty.
     """
     import datasets
 
@@ -129,7 +128,7 @@ def assemble(
         if name not in tables[0].features:
             raise UsageError(f"{tables[0].origin} has no column {name!r}; its columns are: {', '.join(tables[0].features)}")
         found = [
-            column_values(table.column(name).take(rows).to_pylist(), rows, name, table.origin) if name in table.features else None
+            column_values(table.column(name).take(rows).to_pylist(), rows, name, table) if name in table.features else None
             for table, rows in parts
         ]
         assert found[0] is not None
@@ -153,7 +152,5 @@ def assemble(
 def _texts(table: Table, column: str, rows: NDArray[np.int64]) -> Texts:
     values = [str(value or "").strip() for value in table.column(column).take(rows).to_pylist()]
     if "" in values:
-        raise UsageError(
-            f"{table.origin}: row {rows[values.index('')]} of column {column!r} is empty; remove it or write what it says"
-        )
+        raise UsageError(f"{table.at(rows[values.index('')])}: column {column!r} is empty; remove the row or write what it says")
     return tuple(values)

@@ -31,6 +31,7 @@ class Deal:
     Attributes:
         owners: whose each sample is; ``None``: the data do not say.
         seed: of ``rng``, for a dealer with a generator of its own.
+        names: of the classes, for messages; empty: they have none.
     """
 
     labels: Indices
@@ -40,6 +41,11 @@ class Deal:
     rng: np.random.Generator
     owners: Owners | None = None
     seed: int = 0
+    names: Sequence[str] = ()
+
+    def named(self, cls: int) -> str:
+        """A class as messages call it."""
+        return repr(self.names[cls]) if self.names else str(cls)
 
     def pools(self) -> list[Indices]:
         """The shuffled sample indices of each class."""

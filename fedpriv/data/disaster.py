@@ -62,6 +62,9 @@ class PairTable:
     def files(self) -> tuple[Path, ...]:
         return tuple(file for pair in self.pairs for file in (pair.image, pair.text))
 
+    def at(self, row: int) -> str:
+        return str(self.pairs[row].image)
+
     @cached_property
     def features(self) -> datasets.Features:
         import datasets

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.tables.files import class_names
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,8 +28,7 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     without names are ids.
 
     Raises:
-        UsageError: a table has no rows, or the column holds no classes.
-        FedprivError: a row has no label, or one that is none of the classes.
+        UsageError: a table has no rows, the column holds no classes, or a row has no label or one that is none of the classes.
     """
     raw = [table.column(column) for table in tables]
     given = class_names(tables[0], column)
@@ -54,17 +53,17 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
 def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, ...] | None) -> NDArray[Any]:
     """The values of a column of labels ``(N,)``; as names, where the table names its classes otherwise than ``given``."""
     if column.null_count:
-        raise FedprivError(f"{table.origin} has {column.null_count} rows without a label in column {name!r}")
+        raise UsageError(f"{table.origin} has {column.null_count} rows without a label in column {name!r}")
     values: NDArray[Any] = column.to_numpy()
     if not len(values):
         raise UsageError(f"{table.origin} has no rows")
     if np.issubdtype(values.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(values))).size:
-        raise FedprivError(f"{table.origin}: the label in row {rows[0]} of column {name!r} is {values[rows[0]]}")
+        raise UsageError(f"{table.at(rows[0])}: the label in column {name!r} is {values[rows[0]]}")
     if values.dtype == object and isinstance(values[0], np.ndarray | dict | bytes):
         raise UsageError(f"{table.origin}: column {name!r} holds no labels but a {type(values[0]).__name__} in each row")
     blank = [row for row, value in enumerate(values) if not str(value).strip()] if values.dtype == object else []
     if blank:
-        raise FedprivError(f"{table.origin}: the label in row {blank[0]} of column {name!r} is empty")
+        raise UsageError(f"{table.at(blank[0])}: the label in column {name!r} is empty")
     names = class_names(table, name)
     if names is None or names == given:
         return values
@@ -76,8 +75,8 @@ def _numbered(tables: list[Table], values: list[NDArray[Any]], column: str) -> t
     for table, array in zip(tables, values, strict=True):
         if (rows := np.flatnonzero(array < 0)).size:
             raise UsageError(
-                f"{table.origin}: label {array[rows[0]]} in row {rows[0]} of column {column!r} is negative; number the "
-                "classes from 0, or name them, and leave out samples without a label"
+                f"{table.at(rows[0])}: label {array[rows[0]]} in column {column!r} is negative; number the classes from 0, "
+                "or name them, and leave out samples without a label"
             )
     highest = max(int(array.max()) for array in values)
     if highest >= sum(map(len, values)):
@@ -100,9 +99,7 @@ def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ..
     outside = np.flatnonzero((ids < 0) | (ids >= len(classes)))
     if len(outside):
         shown = values[outside].tolist()[0]
-        raise FedprivError(
-            f"{table.origin}: label {shown!r} in row {outside[0]} of column {column!r} is none of the {len(classes)} classes"
-        )
+        raise UsageError(f"{table.at(outside[0])}: label {shown!r} in column {column!r} is none of the {len(classes)} classes")
     return ids
 
 

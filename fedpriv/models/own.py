@@ -75,7 +75,7 @@ def find_own(name: str) -> Build:
 
     Raises:
         UsageError: there is none, or it is something else.
-        FedprivError: its module cannot be imported.
+        FedprivError: its module fails when it is imported.
     """
     if name in _here:
         return _here[name]
@@ -314,7 +314,9 @@ def _imported(module: str, of: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         if os.getcwd() in sys.path or module.partition(".")[0] != error.name:
-            raise FedprivError(f"model {of} cannot be imported: {in_a_line(error)}") from error
+            is_there = not f"{module}.".startswith(f"{error.name}.")  # and what it imports is not
+            kind = FedprivError if is_there else UsageError
+            raise kind(f"model {of} cannot be imported: {in_a_line(error)}") from error
         sys.path.append(os.getcwd())  # as plug-ins are found beside each other
         return _imported(module, of)
     except Exception as error:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedpriv.errors import UsageError
+from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models.net import HeadOn, Net
 from fedpriv.outside.names import shape_text
 from fedpriv.registry import Registry, instance_of
@@ -82,7 +82,10 @@ def model_names() -> list[str]:
 
 def model_spec(name: str) -> ModelSpec:
     """The registered net of this name. Raises UnknownName, with the nearest name."""
-    return REGISTRY.find(name)
+    try:
+        return REGISTRY.find(name)
+    except UnknownName as error:
+        raise UnknownName("model", name, error.known, "package.module:Name for a net of your own") from None
 
 
 def build_model(

@@ -83,7 +83,8 @@ def load(text: str) -> Any:
     except yaml.YAMLError as error:
         if isinstance(error, yaml.MarkedYAMLError) and error.problem == _LIBRARY_TOO_DEEP:
             raise PlainYamlError(f"{_line(error.problem_mark)}: {_TOO_DEEP}") from None
-        raise PlainYamlError(" ".join(str(error).split())) from None
+        # PyYAML names a file that it has not read.
+        raise PlainYamlError(" ".join(str(error).replace('in "<unicode string>",', "at").split())) from None
 
 
 def dump(value: Any) -> str:

@@ -172,7 +172,8 @@ def dealt(dataset: Dataset, config: RunConfig) -> Partition:
     """A data set as the config's partition deals it to the clients."""
     labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
     owners = owners_of(config.data, dataset.owners)
-    return make_partition(*labels, len(dataset.classes), config.data, config.data.partition.seed or 0, owners)
+    names = dataset.classes
+    return make_partition(*labels, len(names), config.data, config.data.partition.seed or 0, owners, names)
 
 
 def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:

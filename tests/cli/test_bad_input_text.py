@@ -120,15 +120,29 @@ def test_without_a_hub_the_usual_encoder_is_missed_at_once(samples: list[str], f
     [
         ("number,intent\n1,a\n2,b\n", 2, ("no recognisable image or text column", "number (int64), intent (string)")),
         ("text,other\nhello,a\nbye,b\n", 2, ("no recognisable label column", "text (string), other (string)")),
-        ("", 1, ("broken.csv is not a valid csv file", "Empty")),
+        ("", 2, ("broken.csv is empty; its first line names the columns",)),
+        ("\n\n", 2, ("broken.csv is empty",)),
         ('text,intent\n"hello,a\nbye,b\n', 1, ("broken.csv is not a valid csv file",)),
         ("text,intent\nhello,a\nbye,b,c,d\n", 1, ("broken.csv is not a valid csv file", "Expected 2 columns, got 4")),
-        ("text,intent\nhello,a\n  ,a\nbye,b\nso,b\n" * 4, 2, ("row 1 of column 'text' is empty",)),
-        ("text,intent\nhello,a\nbye,\nso,b\n", 1, ("the label in row 1 of column 'intent' is empty",)),
+        ("text,intent\nhello,a\n  ,a\nbye,b\nso,b\n" * 4, 2, ("broken.csv, line 3: column 'text' is empty",)),
+        ("text,intent\nhello,a\nbye,\nso,b\n", 2, ("broken.csv, line 3: the label in column 'intent' is empty",)),
+        ('text,intent\n"hello\nyou",a\n\nbye,\nso,b\n', 2, ("broken.csv, line 5: the label",)),
         ("text,intent\nhello,a\nbye,b\n", 2, ("leaves no test samples",)),
         ("text,intent\n", 2, ("broken.csv has no rows",)),
     ],
-    ids=["no text", "no label", "nothing", "open quote", "too many columns", "empty text", "empty label", "too few", "header"],
+    ids=[
+        "no text",
+        "no label",
+        "nothing",
+        "empty lines",
+        "open quote",
+        "too many columns",
+        "empty text",
+        "empty label",
+        "line breaks",
+        "too few",
+        "header",
+    ],
 )
 def test_a_csv_file(empty_folder: Path, fedpriv: Fedpriv, content: str, code: int, words: tuple[str, ...]) -> None:
     (empty_folder / "broken.csv").write_text(content)
@@ -149,7 +163,7 @@ def test_a_label_that_training_has_not_seen(empty_folder: Path, fedpriv: Fedpriv
     write_texts(folder / "train.csv", 40)
     (folder / "test.csv").write_text("text,intent\nhello friend,greet\nwhat is this,complain\n")
     result = fedpriv("train", "--dataset", "./intents", "--encoder", "tiny", "--clients", "2")
-    assert_refused(result, ("test.csv", "label 'complain' in row 1", "none of the 4 classes"), code=1)
+    assert_refused(result, ("test.csv, line 3: label 'complain'", "none of the 4 classes"))
 
 
 def test_help_names_what_texts_need(fedpriv: Fedpriv) -> None:

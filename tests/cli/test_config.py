@@ -54,7 +54,12 @@ def test_a_section_and_all_of_it(fedpriv: Fedpriv) -> None:
 
 @pytest.mark.parametrize(
     ("key", "words"),
-    [("train.lrr", "did you mean 'train.lr'"), ("nothing", "unknown key"), ("method.mu", "`fedpriv methods` lists the options")],
+    [
+        ("train.learning_rate", "did you mean 'train.lr'"),
+        ("train.lrr", "did you mean 'train.lr'"),
+        ("nothing", "unknown key"),
+        ("method.mu", "`fedpriv methods` lists the options"),
+    ],
 )
 def test_a_key_that_there_is_not(fedpriv: Fedpriv, key: str, words: str) -> None:
     result = fedpriv("config", key)

@@ -43,7 +43,8 @@ def test_what_the_table_names_is_there() -> None:
         (Damaged("x"), "run-folder"),
         (ForeignStore("x"), "tracking"),
         (ServerAway("x"), "tracking"),
-        (UsageError("x"), None),
+        (UsageError("x"), "usage"),
+        (FedprivError("x"), None),
     ],
 )
 def test_of_a_class(error: FedprivError, family: str | None) -> None:
@@ -61,6 +62,12 @@ def test_of_a_class(error: FedprivError, family: str | None) -> None:
         ("train --dp sample --noise 1 --method local", "privacy"),
         ("ui --runs-dir nowhere", "usage"),
         ("ui --tracking-uri ftp://host", "tracking"),
+        ("train --variance 0.1", "usage"),
+        ("train --mask-layers 9", "usage"),
+        ("train --device banana", "usage"),
+        ("train --model no_such_module_here:Net", "usage"),
+        ("attack analytik", "unknown-name"),
+        ("audit run --fail-if recoverd>0", "unknown-name"),
     ],
 )
 def test_a_message_ends_with_it(empty_folder: Path, fedpriv: Callable[..., Result], arguments: str, family: str) -> None:

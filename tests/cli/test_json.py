@@ -75,6 +75,20 @@ def test_beside_other_files_it_does_not_say_to_compare_all_of_them(empty_folder:
     assert "fedpriv compare 'my run' OTHER_RUN" in result.stdout and "/*" not in result.stdout
 
 
+def test_beside_a_damaged_run_it_ends_as_usual(empty_folder: Path, fedpriv: Fedpriv) -> None:
+    for name in ("a", "b"):
+        result = fedpriv("train", *flags("fedavg", **{"train.rounds": 1}), "--run-dir", f"runs/{name}", "--json")
+        assert last_line(result)["run_id"] == name and f"fedpriv compare runs/{'*' if name == 'a' else 'b '}" in result.stderr
+        (empty_folder / "runs" / name / "summary.json").write_text('{"run_id')
+
+
+@pytest.mark.parametrize(("sizes", "said"), [((70, 74), "70-74 samples"), ((48, 48), "48 samples"), ((1, 1), "1 sample")])
+def test_how_many_samples_the_clients_hold(sizes: tuple[int, int], said: str) -> None:
+    from fedpriv.cli.report import _samples
+
+    assert _samples(*sizes) == said
+
+
 @pytest.mark.slow
 def test_resume(empty_folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedpriv.simulation import run
@@ -92,6 +106,25 @@ def test_an_error_is_json_too(fedpriv: Fedpriv) -> None:
     assert result.exit_code == 2
     assert json.loads(result.stdout)["error"].startswith("unknown method 'nothing'")
     assert fedpriv("train", "--method", "nothing").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ("train --rounds abc", "Invalid value for '--rounds': 'abc'"),
+        ("train --no-such-flag", "--no-such-flag"),
+        ("train --workers foo", "'foo' is neither a number of processes"),
+        ("audit run --budget soon", "'soon': a time above 0"),
+        ("resume", "Missing argument 'RUN'"),
+        ("tarin", "'tarin'"),
+        ("data shwo", "'shwo'"),
+    ],
+)
+def test_a_command_line_that_cannot_be_read_is_json_too(fedpriv: Fedpriv, arguments: str, why: str) -> None:
+    result = fedpriv(*arguments.split(), "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 2 and why in found["error"] and found["family"] == "usage"
+    assert found["error"] in " ".join(result.stderr.split())
 
 
 def test_methods(fedpriv: Fedpriv) -> None:

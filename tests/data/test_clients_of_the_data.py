@@ -89,6 +89,22 @@ def test_which_folders_are_of_clients(tmp_path: Path) -> None:
     assert not client_folders(tmp_path / "splits")
 
 
+def test_clients_that_are_read_as_classes_are_named_where_they_cannot_be_dealt(tmp_path: Path) -> None:
+    folder, hint = hospitals(tmp_path), "north, south are read as classes; if they are clients and cat, dog their classes"
+    assert hint not in shown("--dataset", str(folder), "--partition", "one_class", "--clients", "100", code=2).stderr
+    said = shown("--dataset", str(folder.rename(tmp_path / "sites")), "--clients", "30", code=2).stderr
+    assert "class 'north' has 24 training samples for 30 shards" in said and f"{hint}, add --partition given" in said
+
+
+def test_a_row_of_clients_tables_is_named_by_its_own_table(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        patients(tmp_path / "clients" / name / "a.csv")
+    with (tmp_path / "clients" / "b" / "a.csv").open("a") as file:
+        file.write("inf,f,north,1\n")
+    with pytest.raises(UsageError, match=r"/b/a\.csv, line 62: column 'age' is inf"):
+        load_data(data(tmp_path / "clients"))
+
+
 def test_clients_that_differ_are_named(tmp_path: Path) -> None:
     patients(tmp_path / "clients" / "a" / "a.csv")
     (tmp_path / "clients" / "b").mkdir()
@@ -198,7 +214,7 @@ def test_contradictions(tmp_path: Path, options: tuple[str, ...], why: str) -> N
 
 def test_rows_without_their_client(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("age,site,label\n" + "1,a,0\n5,b,1\n" * 20 + "7,,1\n" * 4)
-    with pytest.raises(UsageError, match=r"row 4[0-3] of column 'site' is empty"):
+    with pytest.raises(UsageError, match=r"a\.csv, line 4[2-5]: column 'site' is empty, so its client is not known"):
         load_data(data(tmp_path / "a.csv", partition={"name": "by_column", "column": "site"}))
     (tmp_path / "b.csv").write_text("age,site,label\n" + "1,1.5,0\n5,2.5,1\n" * 20)
     with pytest.raises(UsageError, match="holds float; clients are told apart by whole numbers or texts"):

@@ -17,7 +17,7 @@ from fedpriv.config import DataConfig
 from fedpriv.data.own.objects import name_of
 from fedpriv.data.partitions.partition import make_partition
 from fedpriv.data.sources import load_data, load_dataset
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import UsageError
 
 
 def named(names: list[str], values: list[str]) -> datasets.Dataset:
@@ -49,7 +49,7 @@ def test_classes_are_read_by_their_names(made: Any) -> None:
     for names in (["a", "c"], ["c", "a"], ["c", "b", "a"]):
         found = load_dataset(str(name_of({"train": train, "test": made(names, ["c", "a", "c"])})))
         assert found.classes == ("a", "b", "c") and found.test_labels.tolist() == [2, 0, 2]
-    with pytest.raises(FedprivError, match="label 'd' in row 1 of column 'label' is none of the 3 classes"):
+    with pytest.raises(UsageError, match=r"row 1 \(from 0\): label 'd' in column 'label' is none of the 3 classes"):
         load_dataset(str(name_of({"train": train, "test": made(["a", "d"], ["a", "d"])})))
 
 

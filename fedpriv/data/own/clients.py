@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from fedpriv.data.disaster import holds_pairs
 from fedpriv.data.tables.files import Table
 from fedpriv.data.tables.folders import by_split, open_folder, table_files, visible
 from fedpriv.data.tables.hub import SPLITS
@@ -65,6 +66,11 @@ class Joined:
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             raise UsageError(f"column {name!r} has not the same type for all clients of {self.origin}") from None
 
+    def at(self, row: int) -> str:
+        owners = self.owners()
+        client = int(owners[row])
+        return self.tables[client].at(row - int(np.searchsorted(owners, client)))
+
     def owners(self) -> NDArray[np.int64]:
         """``(N,)`` the number of each row's client."""
         column = next(iter(self.features))
@@ -90,6 +96,8 @@ def looks_like_clients(folder: Path) -> str | None:
     """A hint, where folders that are read as classes have sub-folders of the same names, as clients' would."""
     found = _folders(folder)
     if len(found) < 2 or _train(folder) != folder or any(map(_holds_images, found)):
+        return None
+    if client_folders(folder) or holds_pairs(folder):  # read as what they are
         return None
     inner = [{one.name for one in _folders(sub)} for sub in found]
     if len(common := set.intersection(*inner)) < 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from fedpriv.config import DataConfig, RunConfig
 from fedpriv.data.dealing import Deal, Dealt, Indices, deal_with_flower, dealer
 from fedpriv.errors import UsageError
+
+if TYPE_CHECKING:
+    from fedpriv.data.tables.files import Table
 
 GIVEN, BY_COLUMN = "given", "by_column"
 NO_CLIENT = -1
@@ -112,7 +115,7 @@ def _owners(deal: Deal) -> Owners:
     return deal.owners
 
 
-def column_values(values: Sequence[Any], rows: Indices, column: str, origin: str) -> NDArray[Any]:
+def column_values(values: Sequence[Any], rows: Indices, column: str, table: Table) -> NDArray[Any]:
     """The values of a column that names clients, as numbers or texts.
 
     Args:
@@ -123,9 +126,9 @@ def column_values(values: Sequence[Any], rows: Indices, column: str, origin: str
     """
     for row, value in zip(rows, values, strict=True):
         if value is None or value == "":
-            raise UsageError(f"{origin}: row {row} of column {column!r} is empty, so whose it is is not known")
+            raise UsageError(f"{table.at(row)}: column {column!r} is empty, so its client is not known")
     kinds = {type(value) for value in values}
     if not (kinds <= {int} or kinds <= {str} or kinds <= {bool}):
         shown = ", ".join(sorted(kind.__name__ for kind in kinds))
-        raise UsageError(f"{origin}: column {column!r} holds {shown}; clients are told apart by whole numbers or texts")
+        raise UsageError(f"{table.origin}: column {column!r} holds {shown}; clients are told apart by whole numbers or texts")
     return np.array(values)

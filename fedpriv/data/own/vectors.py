@@ -200,5 +200,5 @@ def _numbers(values: pa.ChunkedArray, name: str, table: Table) -> NDArray[np.flo
     """``(N,)`` with NaN where a number is missing; long integers are rounded."""
     found: NDArray[np.float64] = values.cast("float64", safe=False).to_numpy().astype(np.float64)
     if (infinite := np.flatnonzero(np.isinf(found))).size:
-        raise UsageError(f"{table.origin}: row {infinite[0]} of column {name!r} is {found[infinite[0]]}")
+        raise UsageError(f"{table.at(infinite[0])}: column {name!r} is {found[infinite[0]]}")
     return found

@@ -40,7 +40,7 @@ def classes(deal: Deal) -> Dealt:
                 if len(pool)
                 else "every class needs some; other partitions, such as iid, do not ask for it"
             )
-            raise UsageError(f"classes: class {c} has {len(pool)} training samples for {shards[c]} shards; {hint}")
+            raise UsageError(f"classes: class {deal.named(c)} has {len(pool)} training samples for {shards[c]} shards; {hint}")
     slots = deal.rng.permutation(np.repeat(np.arange(deal.classes), shards)).reshape(n, per_client)
     if deal.options.distinct:
         slots = _without_duplicates(slots, deal)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from fedpriv.config import DataConfig
 from fedpriv.data.dealing import REGISTRY, Deal, Dealing, Indices, share_by_counts
+from fedpriv.data.own.clients import looks_like_clients
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_tensors, save_tensors
 
@@ -126,6 +128,7 @@ def make_partition(
     config: DataConfig,
     seed: int,
     owners: Owners | None = None,
+    names: Sequence[str] = (),
 ) -> Partition:
     """Deal a data set to ``config.clients`` clients, determined by the labels, the config and the seed.
 
@@ -137,6 +140,7 @@ def make_partition(
         seed: used unless ``config.partition.seed`` is set.
         owners: whose each sample is, where the partition takes its clients from the data. A client is then tested on test samples
             of its own, if the data have them.
+        names: of the classes, for messages.
 
     Raises:
         UsageError: the partition is unknown, or its options do not fit the data.
@@ -147,11 +151,11 @@ def make_partition(
     if config.partition.seed is not None:
         seed = config.partition.seed
     if owners is not None:
-        return _made(dealing, train_labels, test_labels, classes, config, seed, owners)
+        return _made(dealing, train_labels, test_labels, classes, config, seed, owners, names)
     digests = [hashlib.sha256(labels.tobytes()).digest() for labels in (train_labels, test_labels)]
     key = (dealing, *digests, classes, config.clients, config.validation_fraction, config.partition.model_dump_json(), seed)
     if key not in _MADE:
-        _MADE[key] = _made(dealing, train_labels, test_labels, classes, config, seed, None)
+        _MADE[key] = _made(dealing, train_labels, test_labels, classes, config, seed, None, names)
         if len(_MADE) > _MOST_MADE:
             _MADE.popitem(last=False)
     return _MADE[key]
@@ -165,12 +169,18 @@ def _made(
     config: DataConfig,
     seed: int,
     owners: Owners | None,
+    names: Sequence[str],
 ) -> Partition:
     options = config.partition
     # Separate random streams, so that validation data or another test mode do not change the rest of the partition.
     deal_rng, test_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
-    deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng, owners, seed)
-    dealt = dealing.deal(deal)
+    deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng, owners, seed, names)
+    try:
+        dealt = dealing.deal(deal)
+    except UsageError as error:  # because clients were read as classes, perhaps, of which the data's notes are not shown now
+        if (hint := looks_like_clients(Path(config.name).expanduser())) is None:
+            raise
+        raise UsageError(f"{error}; {hint}") from None
     counts = class_counts(dealt.train, train_labels, classes)
 
     weights: NDArray[np.float64] | None = None

@@ -141,7 +141,7 @@ def _undecodable(table: Table, value: object, row: int, error: Exception) -> Fed
 def _where(table: Table, value: object, row: int) -> str:
     if isinstance(value, dict) and value.get("bytes") is None:
         value = value.get("path")
-    return value if isinstance(value, str) else f"image {row} of {table.origin}"
+    return value if isinstance(value, str) else f"the image in {table.at(row)}"
 
 
 def cache_key(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str, mode: Mode | None, side: int | None = None) -> str:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +36,9 @@ class Table(Protocol):
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column; the others are not read."""
+
+    def at(self, row: int) -> str:
+        """Where a row is, for messages."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,9 @@ class ParquetTable:
         except (pa.ArrowInvalid, TypeError):
             raise UsageError(f"column {name!r} has not the same type in all of {self.origin}") from None
 
+    def at(self, row: int) -> str:
+        return from_zero(self.origin, row)
+
 
 @dataclass(frozen=True)
 class CsvTable:
@@ -102,15 +109,15 @@ class CsvTable:
     @cached_property
     def _rows(self) -> pa.Table:
         import pyarrow as pa
-        from pyarrow import csv
+        from pyarrow import csv as arrow
 
-        _check_separator(self.file)
+        _check_header(self.file)
         with _readable(self.file):
             # A text may hold line breaks, and an empty one is not a missing one.
-            rows = csv.read_csv(
+            rows = arrow.read_csv(
                 self.file,
-                parse_options=csv.ParseOptions(newlines_in_values=True),
-                convert_options=csv.ConvertOptions(strings_can_be_null=False),
+                parse_options=arrow.ParseOptions(newlines_in_values=True),
+                convert_options=arrow.ConvertOptions(strings_can_be_null=False),
             )
         try:
             # Names are decoded here; a column that cannot be has become one of bytes.
@@ -120,7 +127,7 @@ class CsvTable:
             where = "its header"
         if where is not None:
             hint = f"convert it; from Latin-1: iconv -f latin1 -t utf-8 {shlex.quote(self.file.name)} > utf8.csv"
-            raise FedprivError(f"{self.file}: {where} is not UTF-8; {hint}")
+            raise UsageError(f"{self.file}: {where} is not UTF-8; {hint}")
         return rows
 
     @cached_property
@@ -132,6 +139,26 @@ class CsvTable:
 
     def column(self, name: str) -> pa.ChunkedArray:
         return self._rows.column(name)
+
+    def at(self, row: int) -> str:
+        return f"{self.file}, line {self._line(row)}"
+
+    def _line(self, row: int) -> int:
+        """The line on which a row begins, as an editor counts them. A text may hold line breaks, and an empty line is no row."""
+        begins, found = 1, -2  # the header comes before row 0
+        with self.file.open(encoding="utf-8", errors="replace", newline="") as opened, suppress(csv.Error):
+            reader = csv.reader(opened)
+            for values in reader:
+                found += bool(values)
+                if found == row:
+                    return begins
+                begins = reader.line_num + 1
+        return row + 2
+
+
+def from_zero(origin: str, row: int) -> str:
+    """Where a row is in a table without lines, for messages."""
+    return f"{origin}, row {row} (from 0)"
 
 
 def without_half_floats(values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -159,9 +186,11 @@ def _readable(file: Path) -> Iterator[None]:
         raise FedprivError(f"{file} is not a valid {file.suffix[1:]} file: {first_line(error)}") from None
 
 
-def _check_separator(file: Path) -> None:
+def _check_header(file: Path) -> None:
     with _readable(file), file.open("rb") as opened:
-        header = opened.readline()
+        header = next((line for line in opened if line.strip()), None)
+    if header is None:
+        raise UsageError(f"{file} is empty; its first line names the columns")
     for sign, name in ((b";", "semicolons"), (b"\t", "tabs")):
         if sign in header and b"," not in header:
             raise UsageError(f"{file}: {name} separate its columns; save it with commas between them, and points in numbers")

@@ -133,7 +133,7 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
             raise UsageError(f"{odd}: the name of a file or a folder is not UTF-8")
     files = [path for path in inside if path.is_file()]
     if not classes or not files:
-        raise UsageError(f"{folder} holds no parquet file and no image folder (<class>/<image>)")
+        raise UsageError(f"{folder} holds no parquet or CSV file and no image folder (<class>/<image>)")
     images = [file for file in files if _kind(file) in ImageFolder.EXTENSIONS and file.parent != folder]
     if not images:
         raise UsageError(f"{folder} holds no images in its class folders {', '.join(classes[:5])}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedpriv.data.tables.files import Table, without_half_floats
+from fedpriv.data.tables.files import Table, from_zero, without_half_floats
 from fedpriv.errors import FedprivError, UsageError, first_line
 from fedpriv.hub import hub_mode
 
@@ -30,6 +30,9 @@ class HubTable:
     @property
     def features(self) -> datasets.Features:
         return self.rows.features
+
+    def at(self, row: int) -> str:
+        return from_zero(self.origin, row)
 
     def column(self, name: str) -> pa.ChunkedArray:
         return without_half_floats(self.rows.select_columns([name]).with_format("arrow")[:].column(name))
