@@ -175,8 +175,11 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
     accuracy = {run.seed: run.summary["accuracy"] for run in runs if run.summary["accuracy"] is not None}
     shares = sorted({share for run in runs for share in run.summary.get("probe", {})}, key=float, reverse=True)
 
+    # Of clients that send a report and no weights, earlier versions counted nothing.
+    counted = [run for run in runs if run.summary["bytes_per_upload"]] or runs
+
     def total(key: str) -> float:
-        return statistics.fmean(run.summary[key] for run in runs)
+        return statistics.fmean(run.summary[key] for run in counted)
 
     traffic = total("bytes_up") + total("bytes_down") - total("bytes_round_zero")
     return MethodRow(
@@ -199,7 +202,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         bytes_round_zero=total("bytes_round_zero"),
         bytes_per_round=traffic / runs[0].summary["rounds"],
         bytes_per_upload=total("bytes_per_upload"),
-        seconds=total("seconds"),
+        seconds=statistics.fmean(run.summary["seconds"] for run in runs),
         never_trained={run.seed: run.summary["clients_never_trained"] for run in runs},
         dropped={
             run.seed: (run.summary["turns_dropped"], run.summary["turns"]) for run in runs if run.summary.get("turns_dropped")

@@ -115,3 +115,12 @@ def test_a_speed_up_is_told_in_the_order_of_its_runs(tmp_path: Path) -> None:
     write_result(path, "fedrep", 0, {10: 0.5, 20: 0.5})
     table = verdicts.claims(Comparison.of(read(path)))[1]
     assert "**2.00×** as fast as fedavg, in rounds until fedavg's final accuracy (fedrep)" in table
+
+
+def test_bytes_that_were_not_counted_are_not_part_of_the_mean(tmp_path: Path) -> None:
+    """Earlier versions counted nothing of clients that send a report and no weights."""
+    path = write_yaml(tmp_path, runs={"local": FIVE["local"]}, seeds=[0, 1])
+    for seed, size in ((0, 0), (1, 400)):
+        write_result(path, "local", seed, {19: 0.5, 20: 0.5}, round_bytes=size)
+    (found,) = Comparison.of(read(path)).methods
+    assert (found.bytes_per_upload, found.bytes_per_round, found.bytes_up) == (100, 400, 4000)

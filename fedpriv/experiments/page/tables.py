@@ -18,10 +18,11 @@ is at least the target of the same seed. If fewer rounds are evaluated, that mea
 known only up to the distance between evaluations. Ratios and bytes are means over a method's seeds (geometric ones in the
 claims), with a dash if it does not reach the target on every seed. *Rounds saved* is the paper's traffic saving, as if a
 round cost every method the same; *bytes* are counted, in both directions, with round 0."""
-_COST = """Bytes are counted; mean over seeds. *Down* includes round 0, the broadcast of the initial model. *One client's
-answer* is its upload and its report. Seconds are not a benchmark: machines and their load varied."""
-_AGES = """Percent, measured after the last round; in brackets the number of clients over all seeds. A client's personal
-layers are from the round in which it last took part, while the shared model it is tested with is current."""
+_COST = """Bytes are counted; mean over the seeds of which they were. *Down* includes round 0, the broadcast of the initial
+model. *One client's answer* is its upload and its report. Seconds are not a benchmark: machines and their load varied."""
+_AGES = """Percent, measured after the last round; in brackets the number of clients, over the seeds that recorded their turns.
+A client's personal layers are from the round in which it last took part, while the shared model it is tested with is
+current."""
 _TRACES = """Mean over all rounds and seeds (lowest to highest round). Values for single tensors are in the result files only."""
 
 
