@@ -195,7 +195,7 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
     require_flower()
     from fedpriv.deploy.flower.home import Home
     from fedpriv.deploy.flower.requests import Request
-    from fedpriv.deploy.serving import to_resume
+    from fedpriv.deploy.serving import STOP, to_resume
     from fedpriv.errors import UsageError
 
     if (run_dir / "server.yaml").exists():
@@ -203,6 +203,7 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
     folder = to_resume(run_dir)
     home = Home.open(folder.path.parent.parent)
     settings = home.settings()
+    (folder.path / STOP).unlink(missing_ok=True)  # of a run that was killed before it could stop
     request = Request.write(home.requests, folder.path, None, settings.clients, settings.answer_within)
     return _conduct(home, request, detach)
 
@@ -280,6 +281,7 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     import time
 
     from fedpriv.cli.report import accuracy_of
+    from fedpriv.deploy.serving import DECLARED
     from fedpriv.errors import FedprivError
     from fedpriv.server.run_folder import RunFolder
 
@@ -304,7 +306,7 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     try:
         finished = request.follow(alive, _show_round, lambda text: say(f"warning: {text}", err=True), done)
     except FedprivError as error:
-        if request.ended is None and (run_dir / "checkpoints").exists():  # its app was ended, and can say no more
+        if request.ended is None and (run_dir / DECLARED).exists():  # its app was ended, and can say no more
             raise FedprivError(f"{error}; `fedpriv deploy resume {shown}` goes on with the run") from None
         raise
     if not finished:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,9 @@ from fedpriv.config import RunConfig, filled, parse
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.agreed_run import digest_of
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
-from fedpriv.deploy.frames import Letter, line_of
+from fedpriv.deploy.frames import Frame, Letter, line_of
 from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, outweighing, told_to_clients
+from fedpriv.deploy.site import UNKNOWN_RUN
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import Damaged, load_json, save_json
@@ -72,12 +73,12 @@ def start(
     check_tracking(agreement.config.tracking)
     with RunFolder.begin(agreement.config, runs_dir) as folder, folder.in_memory():
         with folder.writing("the beginning of the run"):
-            save_json(folder.path / DECLARED, {"clients": [one.told() for one in facts]})
             held = facts[0].dealt or digest_of(torch.tensor([[one.train, one.test] for one in facts]))
             own = facts[0].dealt is None
             about = {"deployed": {"own_data": own, "code": code_version()}, **({"dataset": OWN_DATA} if own else {})}
             where = "each client on its own machine"
             note_beginning(folder, agreement.config, {"partition_hash": held}, executor=where, **about)
+            save_json(folder.path / DECLARED, {"clients": [one.told() for one in facts]})  # from now on it can be resumed
         return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
 
 
@@ -100,13 +101,29 @@ def _declared_before(file: Path, clients: int) -> list[Facts]:
 
 
 def to_resume(path: Path) -> RunFolder:
-    """The folder of a run to go on with; :class:`UsageError` where it is finished, or is a simulation."""
+    """The folder of a run to go on with; :class:`UsageError` where it is finished, is a simulation, or began with other code."""
     folder = RunFolder.open(path)
     if folder.summary() is not None and folder.facts.get("status") == "finished":
         raise UsageError(f"{path} is finished; nothing to resume")
     if not (folder.path / DECLARED).exists():
+        if "deployed" in folder.facts:
+            raise UsageError(f"{path} ended before it could begin (no {DECLARED}): nothing to resume; start another run")
         raise UsageError(f"{path} is not a run with clients on other machines; {folder.how_to_resume} continues it")
+    began = folder.facts.get("deployed", {}).get("code", "of an earlier version")
+    if began != (here := code_version()):
+        hint = "install that one on all machines, or start another run"
+        raise UsageError(f"{path} began with fedpriv {began}, this is {here}, and its clients have agreed to the former; {hint}")
     return folder
+
+
+def clear_beginning(path: Path) -> None:
+    """Make room for a run that was killed before its folder said what its clients declared; there is nothing to go on from."""
+    folder = RunFolder(path)
+    if folder.partition_file.exists() or any(folder.checkpoints.glob("*")):
+        return  # of another run
+    with folder.alone():
+        for name in ("config.yaml", "run.json"):
+            (path / name).unlink(missing_ok=True)
 
 
 def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[Facts]:
@@ -145,7 +162,8 @@ def _run(
     on_round: OnRound, warn: Warn,
 ) -> dict[str, Any] | None:  # fmt: skip
     terms = {"config": _public(agreement.config), "declared": told_to_clients(agreement.declared), "code": code_version()}
-    clients = FarClients(grid, folder.path.name, terms, [one.client for one in facts], seconds, warn)
+    heard = _Heard(grid)
+    clients = FarClients(heard, folder.path.name, terms, [one.client for one in facts], seconds, warn)
     if not any(folder.checkpoints.glob("round-*.json")):
         try:
             _check_agreed(agreement, clients.agree(), clients.missing(), facts)
@@ -156,18 +174,44 @@ def _run(
     samples = {one.client: one.train for one in facts}
     server = Server(agreement, folder, clients, scorer, warn, randomness="secrets", samples=samples)
     stop = folder.path / STOP
-    stop.unlink(missing_ok=True)
+    server.stop_requested = stop.exists()  # before a kill, and the run goes on by itself
 
     def after(record: dict[str, Any]) -> None:
         on_round(record)
+        round = record["round"]
+        if heard.silent.issuperset(agreement.trainable) and round < agreement.config.train.rounds:
+            warn(f"round {round}: no client gives an answer, so the run stops here; {folder.how_to_resume} goes on with it")
+            server.stop_requested = True
         server.stop_requested = server.stop_requested or stop.exists()
 
     summary, _ = conduct(server, lambda: on_start(agreement, folder), after, lambda: write_results(server))
+    stop.unlink(missing_ok=True)
     return summary
 
 
 STOP = "stop-requested"
 """A file in a run's folder that ends the run after its round."""
+
+
+class _Heard:
+    """A grid that knows which clients have not done what they were last asked for."""
+
+    def __init__(self, grid: Grid) -> None:
+        self.silent = set[int]()
+        self._grid = grid
+
+    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        """As :meth:`Grid.exchange`."""
+        self.silent |= frames.keys()
+        for client, answer in self._grid.exchange(frames, seconds, round):
+            # one that has lost the run's terms gets them with the next frame
+            if isinstance(answer, Frame) and (answer.error is None or line_of(answer.error).startswith(UNKNOWN_RUN)):
+                self.silent.discard(client)
+            yield client, answer
+
+    def close(self) -> None:
+        """As :meth:`Grid.close`."""
+        self._grid.close()
 
 
 def _check_agreed(

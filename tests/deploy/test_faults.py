@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,10 +15,11 @@ import pytest
 from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
+from fedpriv.deploy.handshake import code_version
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.serving import DECLARED, STOP
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
-from fedpriv.files import Damaged
+from fedpriv.files import Damaged, save_json
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Report
@@ -272,11 +274,70 @@ def test_a_stopped_run_is_resumed(tmp_path: Path) -> None:
     agree(tmp_path / "run", play_whole(tmp_path))
 
 
+QUICKLY = {**FOUR, "data.limit": 80, "train.rounds": 4}
+
+
+def test_a_stop_that_a_kill_came_before_is_honoured_once_the_run_goes_on_by_itself(tmp_path: Path) -> None:
+    def stopped_and_killed(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        if (asked, round, client) == ("train", 2, 0):
+            (tmp_path / "run" / STOP).touch()
+            raise Killed
+        return [answer]
+
+    with pytest.raises(Killed):
+        play_apart(tmp_path / "run", "fedavg", grid=Faulty(tmp_path / "c", stopped_and_killed, QUICKLY, "fedavg"), **QUICKLY)
+    folder = RunFolder.open(tmp_path / "run")
+    for done, status in ((1, "interrupted"), (4, "finished")):
+        go_on(tmp_path / "run", Loopback(sites(tmp_path / "c", config("fedavg", **QUICKLY))))
+        assert folder.records()[-1]["round"] == done and folder.facts["status"] == status
+        assert not (tmp_path / "run" / STOP).exists()
+
+
+@pytest.mark.parametrize("selection", [{}, {"train.selection": "schedule", "train.schedule": ((0,), (1,), (2,), (3,))}])
+def test_a_run_whose_clients_are_all_away_stops_and_goes_on_once_they_are_back(tmp_path: Path, selection: dict[str, Any]) -> None:
+    """Also where a round asks one of them, and the others have the model to test."""
+    settings = {**QUICKLY, **selection} | ({"train.participation": None} if selection else {})
+    play(tmp_path / "whole", "fedavg", **settings)
+    away = Faulty(tmp_path / "run-clients", lambda *of: ["its node is gone"] if of[1] == 3 else [of[3]], settings, "fedavg")
+    warnings: list[str] = []
+    folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", warnings, away, **settings))
+    assert folder.facts["status"] == "interrupted" and folder.records()[-1]["round"] == 3
+    assert warnings[-1].startswith("round 3: no client gives an answer, so the run stops here; `fedpriv deploy resume ")
+    go_on(tmp_path / "run", Loopback(sites(tmp_path / "run-clients", config("fedavg", **settings))))
+    assert folder.facts["status"] == "finished" and [one.get("missing") for one in metrics(folder.path)][3:] == [
+        1 if selection else 4,
+        None,
+    ]
+
+
+def test_a_run_goes_on_where_who_is_asked_is_away_and_others_are_not(tmp_path: Path) -> None:
+    settings = {**QUICKLY, "train.selection": "schedule", "train.schedule": ((0,), (1,), (1,), (2,)), "train.participation": None}
+    grid = Faulty(tmp_path / "c", lambda *of: ["its node is gone"] if of[2] == 1 and of[1] else [of[3]], settings, "fedavg")
+    folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **settings))
+    assert folder.facts["status"] == "finished"
+    assert [one.get("missing") for one in metrics(folder.path)] == [None, None, 1, 1, None]
+
+
+def test_no_run_is_resumed_with_other_code_than_its_clients_agreed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(asked: str, round: int, client: int, answer: Any) -> list[Any]:
+        (tmp_path / "run" / STOP).touch() if (asked, round) == ("train", 1) else None
+        return [answer]
+
+    grid = Faulty(tmp_path / "c", stop, QUICKLY, "fedavg")
+    folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **QUICKLY))
+    with monkeypatch.context() as patch:
+        patch.setattr("fedpriv.deploy.serving.code_version", lambda: "9.9+new")
+        patch.setattr("fedpriv.deploy.site.code_version", lambda: "9.9+new")
+        with pytest.raises(UsageError, match=rf"began with fedpriv {re.escape(code_version())}, this is 9\.9\+new, .*install"):
+            go_on(tmp_path / "run", Loopback(sites(tmp_path / "c", config("fedavg", **QUICKLY))))
+    assert folder.records()[-1]["round"] == 1 and folder.facts["status"] == "interrupted"
+
+
 @pytest.mark.parametrize("written", ["{}", '{"clients": 4}', '{"clients": []}', '{"clients": ['])
 def test_what_clients_declared_is_damaged_where_it_does_not_say_so(tmp_path: Path, written: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(config("fedavg", **SETTINGS).to_yaml())
-    (tmp_path / "run" / "run.json").write_text("{}")
+    save_json(tmp_path / "run" / "run.json", {"deployed": {"code": code_version()}})
     (tmp_path / "run" / DECLARED).write_text(written)
     with pytest.raises(Damaged, match=r"declared\.json is damaged"):
         go_on(tmp_path / "run", Loopback({}))

@@ -9,11 +9,12 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -23,7 +24,8 @@ from fedpriv.cli.deploy import _conduct, _say_who_is_awaited
 from fedpriv.config import load_config
 from fedpriv.deploy.flower import certificates, machines, needed
 from fedpriv.deploy.flower.home import ClientFile, Home, make, read_client
-from fedpriv.deploy.serving import STOP
+from fedpriv.deploy.handshake import code_version
+from fedpriv.deploy.serving import DECLARED, STOP
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import save_json
 from fedpriv.server.run_folder import RunFolder
@@ -54,7 +56,8 @@ def test_init_writes_all_that_two_machines_need(tmp_path: Path, fedpriv: Callabl
     secret = [home.authority_key, home.key, home.secret, *(home.path / f"client-{n}" / "key" for n in range(3))]
     assert {file.stat().st_mode & 0o777 for file in secret} == {0o600}
     assert home.path.stat().st_mode & 0o777 == 0o700
-    assert len(list((home.path / "systemd").iterdir())) == 4
+    units = list((home.path / "systemd").iterdir())
+    assert len(units) == 4 and all("KillMode=mixed" in unit.read_text() for unit in units)
     proxy = (home.path / "nginx.conf").read_text()
     assert "location /v1/fleet/" in proxy and "return 403" in proxy and "listen 8443" in proxy and "127.0.0.1:8400" in proxy
 
@@ -102,6 +105,68 @@ def test_a_run_outside_of_the_deployment_is_refused(made: Home, tmp_path: Path, 
 def test_init_does_not_overwrite(made: Home, fedpriv: Callable[..., Result]) -> None:
     ended = fedpriv("deploy", "init", made.path, "--clients", 1, "--host", "other.example.org")
     assert ended.exit_code == 2 and "holds a deployment already" in ended.output
+
+
+def test_init_writes_into_no_folder_that_holds_something_else(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+    """Folders of clients among those of images would be classes of theirs."""
+    (tmp_path / "photos" / "cats").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    for name in ("photos", "file"):
+        ended = fedpriv("deploy", "init", tmp_path / name, "--clients", 1, "--host", "localhost")
+        assert ended.exit_code == 2 and "is not empty; name a new folder" in " ".join(ended.stderr.split()), ended.output
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cats"]
+    (tmp_path / "empty").mkdir()
+    assert fedpriv("deploy", "init", tmp_path / "empty", "--clients", 1, "--host", "localhost").exit_code == 0
+
+
+@needs_flower
+def test_resume_takes_back_a_stop_that_was_not_honoured(
+    tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = make(tmp_path / "d", 1, "localhost")
+    folder = RunFolder.create(load_config(None, {"run_dir": str(home.runs / "killed")}), home.runs)
+    folder.update_facts(status="running", deployed={"code": code_version()})
+    ended = fedpriv("deploy", "resume", folder.path)
+    assert ended.exit_code == 2 and "ended before it could begin" in ended.stderr
+    (folder.path / DECLARED).touch()
+    (folder.path / STOP).touch()
+    monkeypatch.setattr("fedpriv.cli.deploy._conduct", lambda *of: None)
+    assert fedpriv("deploy", "resume", folder.path).exit_code == 0 and not (folder.path / STOP).exists()
+
+
+@needs_flower
+def test_who_follows_a_run_is_told_that_its_app_ended_unless_another_has_taken_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flwr.proto.control_pb2 import ListRunsResponse
+    from flwr.proto.run_pb2 import Run
+    from flwr.proto.transport_pb2 import Scalar
+
+    from fedpriv.deploy.flower.control import SuperLink
+
+    def app(number: int, request: str, status: str, sub: str = "") -> Run:
+        run = Run(run_id=number, override_config={"request": Scalar(string=request)})
+        run.status.status, run.status.sub_status = status, sub
+        return run
+
+    runs: dict[int, Run] = {}
+
+    def listed(asked: Any) -> ListRunsResponse:
+        return ListRunsResponse(run_dict={asked.run_id: runs[asked.run_id]} if asked.HasField("run_id") else runs)
+
+    monkeypatch.setattr(SuperLink, "_client", lambda self: nullcontext(SimpleNamespace(ListRuns=listed)))
+    link = SuperLink("127.0.0.1:1", tmp_path / "ca.crt")
+    for other, goes_on in (
+        (app(2, "a", "running"), True),
+        (app(2, "a", "pending"), True),
+        (app(2, "b", "running"), False),
+        (app(2, "a", "finished", "failed"), False),
+    ):
+        runs |= {1: app(1, "a", "finished", "failed"), 2: other}
+        with nullcontext() if goes_on else pytest.raises(FedprivError, match=r"the server's app was ended \(failed\)"):
+            assert link.check(1)
+    runs[1] = app(1, "a", "finished", "completed")
+    assert link.check(1)
 
 
 @needs_flower

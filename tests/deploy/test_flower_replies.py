@@ -171,6 +171,32 @@ def test_what_repeats_itself_a_little_comes_whole() -> None:
     assert found[LIAR].parts == (bytes(60 * MB),)
 
 
+@pytest.mark.parametrize("sent", [0, 10])
+def test_a_reply_is_bounded_by_what_was_sent(sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its objects are not all fetched, and the others' replies come."""
+    monkeypatch.setattr(apps, "_message", lambda *of: None)
+    large = honest(LIAR, _packed(b"{}", tuple(bytes([n]) * MB for n in range(70))))
+    link = Link(large, honest())
+    post = FlowerPost(Nodes(link), 2)
+    post.connected()
+    post.send({0: Frame({}, (bytes(sent * MB),)), 1: Frame({})}, 60, 1)
+    pulled: list[str] = []
+    pull = link.PullObject
+
+    def noted(request: Any) -> Any:
+        pulled.append(request.object_id)
+        return pull(request)
+
+    monkeypatch.setattr(link, "PullObject", noted)
+    found = received(post)
+    assert found[HONEST] == Frame({}, (b"data",))
+    if sent:
+        assert isinstance(found[LIAR], Frame)
+    else:
+        assert found[LIAR] == f"a reply of more than {64 * MB} bytes"
+        assert len(set(pulled)) < len(large.objects) + 3
+
+
 def test_no_one_waits_for_a_node_that_still_sends() -> None:
     slow = honest(LIAR, _packed(b"{}", (b"slow",)))
     link = Link(slow, honest())

@@ -8,14 +8,16 @@ import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from fedpriv.deploy import serving
 from fedpriv.deploy.flower.requests import GivenUp, Request
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.errors import UsageError
-from fedpriv.files import load_json
+from fedpriv.files import load_json, save_json
 from fedpriv.server.run_folder import RunFolder
 from tests.deploy.apart import agree, sites
 from tests.simulation.small import config, play
@@ -131,6 +133,57 @@ def test_the_last_request_of_each_run(tmp_path: Path) -> None:
     chosen = config("fedavg", **SETTINGS)
     first, second, other = (Request.write(tmp_path, tmp_path / name, chosen, 3, 60) for name in ("a-1", "a-1", "b"))
     assert Request.latest(tmp_path) == {"a-1": second, "b": other} and first != second
+
+
+@pytest.mark.parametrize("name", ["note_beginning", "save_json", "conduct"])
+def test_a_run_that_is_killed_as_it_begins_begins_again(tmp_path: Path, name: str) -> None:
+    """With a config alone, before it says what its clients declared, and before its first round."""
+    chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
+    play(tmp_path / "whole", "fedavg", **{**SETTINGS, "train.rounds": 1})
+    grid = Loopback(sites(tmp_path / "run-clients", chosen))
+    (tmp_path / "requests").mkdir()
+    request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
+    assert Request.broken_off(tmp_path / "requests") == []
+    with patch.object(serving, name, side_effect=SystemExit), pytest.raises(SystemExit):  # notes nothing, as a kill
+        request.play(lambda clients: grid)
+    assert request.ended is None and Request.broken_off(tmp_path / "requests") == [request]
+    request.play(lambda clients: grid)
+    assert request.ended == {"finished": True} and Request.broken_off(tmp_path / "requests") == []
+    agree(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_beginning_is_not_cleared_where_another_run_has_taken_its_place(tmp_path: Path) -> None:
+    chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
+    request = Request.write(tmp_path, tmp_path / "run", chosen, 3, 60)
+    request._begun.touch()
+    play(tmp_path / "run", "fedavg", **{**SETTINGS, "train.rounds": 1})
+    with pytest.raises(UsageError, match="holds a run already"):
+        request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+    assert RunFolder.open(tmp_path / "run").summary() is not None
+
+
+def test_runs_that_are_started_again_with_the_server(tmp_path: Path) -> None:
+    chosen, requests = config("fedavg", **SETTINGS), tmp_path / "requests"
+    requests.mkdir()
+
+    def written(name: str, began: bool = True, made: bool = True, **note: Any) -> Request:
+        request = Request.write(requests, tmp_path / name, chosen, 3, 60)
+        if began:
+            request._begun.touch()
+        if made:
+            (tmp_path / name).mkdir(exist_ok=True)
+        if note:
+            save_json(request._note, note)
+        return request
+
+    killed = written("killed")
+    written("ended", finished=True)
+    written("failed", error="why")
+    written("not-begun", began=False)
+    written("removed", made=False)  # by its operator
+    written("stopped")
+    written("stopped", finished=False)  # resumed after a kill, and stopped
+    assert Request.broken_off(requests) == [killed]
 
 
 def test_a_schedule_is_read_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

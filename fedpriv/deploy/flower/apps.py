@@ -97,6 +97,7 @@ class FlowerPost:
     def send(self, frames: Mapping[int, Frame], seconds: float, round: int) -> dict[str, int]:
         """As :meth:`fedpriv.deploy.courier.Post.send`."""
         messages = [_message(frame, self._nodes[client], seconds, round) for client, frame in frames.items()]
+        self._replies.sent = max([self._replies.sent, *(sum(map(len, frame.parts)) for frame in frames.values())])
         try:
             with _admitted():
                 sent = zip(self._grid.push_messages(messages), frames, strict=True)

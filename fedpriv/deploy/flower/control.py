@@ -126,14 +126,21 @@ class SuperLink:
         return int(answer.run_id)
 
     def check(self, run: int) -> bool:
-        """Whether it answers at present; :class:`FedprivError` where the app of a run has ended before its end, as by a kill."""
+        """Whether it answers at present.
+
+        Raises:
+            FedprivError: the app of a run has ended before its end, as by a kill, and no other was started for the same request.
+        """
         try:
             with self._client() as client:
-                status = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+                mine = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run]
+                if mine.status.status != "finished" or mine.status.sub_status == "completed":
+                    return True
+                latest = client.ListRuns(ListRunsRequest()).run_dict.values()
         except (OSError, httpx.HTTPError):
             return False  # the SuperLink may be back in a moment
-        if status.status == "finished" and status.sub_status != "completed":
-            raise FedprivError(f"the server's app was ended ({status.sub_status})")
+        if not any(_request(one) == _request(mine) and one.status.status != "finished" for one in latest):
+            raise FedprivError(f"the server's app was ended ({mine.status.sub_status})")
         return True
 
     def stop(self, run: int) -> None:
@@ -153,6 +160,11 @@ class SuperLink:
             yield client
         finally:
             client.close()
+
+
+def _request(run: Any) -> str:
+    """Which request a run of Flower's plays."""
+    return str(run.override_config["request"].string)
 
 
 def _read_key(file: Path) -> bytes:

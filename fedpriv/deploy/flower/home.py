@@ -129,7 +129,7 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
         listen, inner_port: at which it listens; ``None``: at the same port where no reverse proxy is needed.
 
     Raises:
-        UsageError: the folder holds one already, or cannot be written, or the host cannot be one.
+        UsageError: the folder is not empty or cannot be written, or the host cannot be one.
     """
     from fedpriv.deploy.flower.certificates import make_authority, make_client_key, make_server_certificate, write_secret
 
@@ -139,6 +139,8 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
     home = Home(path)
     if home.server_file.exists():
         raise UsageError(f"{path} holds a deployment already; another folder, or remove it")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise UsageError(f"{path} is not empty; name a new folder")
     try:
         for folder in (home.path, home.certificate.parent, home.flower, home.requests, home.runs):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -242,6 +244,8 @@ Wants=network-online.target
 ExecStart=/usr/local/bin/fedpriv {command}
 Restart=always
 RestartSec=5
+# It ends its own processes.
+KillMode=mixed
 UMask=0077
 NoNewPrivileges=true
 

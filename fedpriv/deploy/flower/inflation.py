@@ -1,4 +1,5 @@
-"""How much larger than what crossed an array of Flower's may become: it may name one of its chunks as often as it likes."""
+"""How much larger than what crossed an array of Flower's may become, as it may name one of its chunks as often as it likes; and
+how much larger than what was sent a reply may be."""
 
 from __future__ import annotations
 
@@ -17,13 +18,18 @@ GROWTH = 16
 """Times what crossed that it may be above that: equal parts of a net, such as zeros, cross once."""
 
 
+def most_of(crossed: int) -> int:
+    """Bytes that what crossed may become, or may be answered with."""
+    return max(LEAST, GROWTH * crossed)
+
+
 def check_growth(size: int, crossed: int) -> None:
     """Refuse what is much larger than the bytes that crossed for it.
 
     Raises:
         Broken: how large it is.
     """
-    if size > max(LEAST, GROWTH * crossed):
+    if size > most_of(crossed):
         raise Broken(f"arrays of {size} bytes, of which {crossed} crossed")
 
 

@@ -18,7 +18,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.processes import python_command
 
 PAUSE = 5.0
-"""Seconds before a process that ended is started again."""
+"""Seconds between two starts of a process."""
 GRACE = 10.0
 """Seconds that a process has to end when it is told to."""
 TOO_OFTEN = 5
@@ -66,7 +66,7 @@ class Keeper:
         """Start again what has ended.
 
         Raises:
-            FedprivError: a process ends as soon as it is started; says where to read why.
+            FedprivError: a process ends soon after each of its starts; says where to read why.
         """
         for name, kept in self._kept.items():
             code = kept.process.poll()
@@ -75,11 +75,12 @@ class Keeper:
             if code == REFUSED:
                 raise FedprivError(f"{name} cannot run: {self._last_line('fedpriv: ')}")
             now = time.monotonic()
+            if now - kept.started < PAUSE:
+                continue
             kept.ends = kept.ends + 1 if now - kept.started < 60 else 1
             if kept.ends >= TOO_OFTEN:
                 raise FedprivError(f"{name} ends again and again (exit code {code}); {self.log} says why: {self._last_line()}")
-            if now - kept.started >= PAUSE:
-                kept.process, kept.started = self._process(kept.command), now
+            kept.process, kept.started = self._process(kept.command), now
 
     def watch(self, stopped: Callable[[], bool] = lambda: False) -> None:
         """Keep them running until SIGTERM, Ctrl-C, or ``stopped``."""

@@ -30,11 +30,12 @@ _AWAY = (502, 503, 504)
 RETRY = 5.0
 """Seconds after which a client asks again for a server that it cannot reach."""
 POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
+TASKS = "import sys; from pathlib import Path; from fedpriv.deploy.flower.tasks"
 
 
 @contextmanager
 def server(home: Home) -> Iterator[Keeper]:
-    """A block in which the server's processes run, and its clients' keys are registered.
+    """A block in which the server's processes run, and its clients' keys are registered. Runs that were broken off with it go on.
 
     Raises:
         UsageError: its port is taken, or its certificate does not hold.
@@ -43,6 +44,7 @@ def server(home: Home) -> Iterator[Keeper]:
     require_flower()
     from fedpriv.deploy.flower.certificates import check_handshake, check_server_certificate
     from fedpriv.deploy.flower.control import SuperLink
+    from fedpriv.deploy.flower.requests import Request
 
     settings = home.settings()
     check_server_certificate(home.certificate, settings.host)
@@ -65,11 +67,12 @@ def server(home: Home) -> Iterator[Keeper]:
             keeper.look()
             if time.monotonic() > until:
                 raise FedprivError(f"the server does not answer within {START:g} s; {home.log} says why")
+        for request in Request.broken_off(home.requests):  # at once: who follows such a run asks the SuperLink for its app
+            link.start(request.path)
         link.admit({f"client-{number}": home.public_key(number) for number in range(settings.clients)})
         keeper.start(
-            "the SuperExec", "from flwr.supercore.cli import flower_superexec; flower_superexec()",
-            "--root-certificates", home.authority, "--runtime-api-address", address,
-            "--superexec-auth-secret-file", home.secret,
+            "the SuperExec", f"{TASKS} import run_server_tasks; run_server_tasks(sys.argv[1], *map(Path, sys.argv[2:]))",
+            address, home.secret, home.authority,
         )  # fmt: skip
         yield keeper
 
@@ -114,10 +117,10 @@ def client(
                 "--isolation", "process", "--superexec-auth-secret-file", secret,
                 "--node-config", f"socket={json.dumps(str(address))}",
             )  # fmt: skip
-            apps = "import pathlib, sys; from fedpriv.deploy.flower.node import run_tasks"
             keeper.start(
-                "its SuperExec", f"{apps}; run_tasks(sys.argv[1], pathlib.Path(sys.argv[2]))", f"127.0.0.1:{port}", secret
-            )
+                "its SuperExec", f"{TASKS} import run_node_tasks; run_node_tasks(sys.argv[1], Path(sys.argv[2]))",
+                f"127.0.0.1:{port}", secret,
+            )  # fmt: skip
             yield keeper
     finally:
         shutil.rmtree(private, ignore_errors=True)

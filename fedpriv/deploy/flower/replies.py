@@ -6,6 +6,7 @@ for all of them where one cannot be read.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -23,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from google.protobuf.message import DecodeError
 
 from fedpriv.deploy.courier import Lost
-from fedpriv.deploy.flower.inflation import bound_inflation
+from fedpriv.deploy.flower.inflation import bound_inflation, most_of
 from fedpriv.deploy.stream import Broken
 
 LOST = Lost("its answer was lost on the way")
@@ -35,6 +36,15 @@ class _Reply:
     def __init__(self, message_id: str, tree: Any) -> None:
         self.message_id = message_id
         self.objects = {one.object_id: b"" for one in iterate_object_tree(tree)}
+        self._size, self._lock = 0, threading.Lock()  # Flower gets several objects at once
+
+    def keep(self, object_id: str, content: bytes, most: int) -> None:
+        """Take an object; :class:`Broken` where all of them are more than so many bytes."""
+        with self._lock:
+            self._size += len(content) - len(self.objects[object_id])
+            if self._size > most:
+                raise Broken(f"a reply of more than {most} bytes")
+            self.objects[object_id] = content
 
 
 class _NotYet(Exception):
@@ -46,10 +56,14 @@ class Replies:
 
     Args:
         grid: Flower's ``HttpGrid``.
+
+    Attributes:
+        sent: bytes of the largest message that a client was sent, which bounds the replies: a net's size, if not that of each.
     """
 
     def __init__(self, grid: Any) -> None:
         bound_inflation()
+        self.sent = 0
         self._grid = grid
         self._coming = dict[str, _Reply]()
         self._singly = False
@@ -83,7 +97,13 @@ class Replies:
                 del self._coming[ticket]
                 yield ticket, LOST
                 continue
+            except Broken as reason:
+                del self._coming[ticket]
+                self._confirm(reply)
+                yield ticket, str(reason)
+                continue
             del self._coming[ticket]
+            self._confirm(reply)
             yield ticket, self._inflated(reply)
 
     def _fetch(self, reply: _Reply) -> None:
@@ -92,18 +112,21 @@ class Replies:
 
         def keep(object_id: str) -> bytes:
             try:
-                reply.objects[object_id] = pull(object_id)
+                reply.keep(object_id, pull(object_id), most_of(self.sent))
             except ObjectUnavailableError:
                 raise _NotYet from None
             return b""
 
         pull_objects([one for one, content in reply.objects.items() if not content], keep)
 
-    def _inflated(self, reply: _Reply) -> Message | str:
+    def _confirm(self, reply: _Reply) -> None:
+        """Have the SuperLink remove a reply."""
         node, run_id = self._grid.node, self._grid.run.run_id
         self._grid._runtime_client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=reply.message_id)
         )
+
+    def _inflated(self, reply: _Reply) -> Message | str:
         try:
             found = inflate_object_from_contents(reply.message_id, reply.objects)
         except Broken as reason:

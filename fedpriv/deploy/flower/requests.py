@@ -7,17 +7,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
 from fedpriv.config import RunConfig, parse
-from fedpriv.deploy.far_clients import Grid
-from fedpriv.deploy.serving import DECLARED, resume, start, with_usual
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_json, save_json
 from fedpriv.server.records import lines_of
 from fedpriv.tracking.folder import read_lines
+
+if TYPE_CHECKING:
+    from fedpriv.deploy.far_clients import Grid
 
 
 class GivenUp(FedprivError):
@@ -41,6 +42,8 @@ class Request:
         Raises:
             UsageError: an option of the config's method is wrong.
         """
+        from fedpriv.deploy.serving import with_usual
+
         path = folder / f"{run_dir.name}-{time.time_ns()}.json"
         said = None
         if config is not None:
@@ -53,6 +56,11 @@ class Request:
         """The last request for each run, by the run's name."""
         found = sorted(folder.glob("*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
         return {path.stem.rpartition("-")[0]: cls(path) for path in found}
+
+    @classmethod
+    def broken_off(cls, folder: Path) -> list[Request]:
+        """The last requests for runs that have begun and not ended. Before the server's first app starts, no one plays them."""
+        return [one for one in cls.latest(folder).values() if one._begun.exists() and one.ended is None and one.run_dir.exists()]
 
     @property
     def run_dir(self) -> Path:
@@ -68,11 +76,15 @@ class Request:
     def _note(self) -> Path:
         return self.path.with_suffix(".ended")
 
+    @property
+    def _begun(self) -> Path:
+        return self.path.with_suffix(".begun")
+
     def play(self, grid_of: Callable[[int], Grid]) -> None:
         """Play its run with a grid of so many clients, and note how it ended.
 
         Where the SuperLink takes an app for dead, it may start another for the same request. That one waits until the first has
-        ended, and goes on with its run.
+        ended, and goes on with its run; as does one that is started with the server, where the first was ended with it.
 
         Raises:
             GivenUp: by the SuperLink.
@@ -83,17 +95,21 @@ class Request:
                 self._play(grid_of)
 
     def _play(self, grid_of: Callable[[int], Grid]) -> None:
-        said, begun = load_json(self.path), self.path.with_suffix(".begun")
+        from fedpriv.deploy.serving import DECLARED, clear_beginning, resume, start
+
+        said, again = load_json(self.path), self._begun.exists()
         grid, run_dir, seconds = grid_of(said["clients"]), Path(said["run_dir"]), said["seconds"]
         log: tuple[Any, ...] = (lambda *of: None, lambda record: None, self._warn)
         try:
-            if said["config"] is None or (begun.exists() and (run_dir / DECLARED).exists()):
+            self._begun.touch()
+            if said["config"] is None or (again and (run_dir / DECLARED).exists()):
                 summary = resume(run_dir, grid, seconds, *log)
             else:
-                begun.touch()
+                if again:
+                    clear_beginning(run_dir)
                 config = parse(RunConfig, said["config"], "the request's config")
                 summary = start(config, run_dir.parent, grid, seconds, *log)
-        except GivenUp:
+        except (GivenUp, SystemExit):  # the latter is of Flower, where this process is told to end: the run may go on
             raise
         except BaseException as error:
             what = str(error) if isinstance(error, FedprivError) else f"{type(error).__name__}: {error}"
@@ -102,7 +118,7 @@ class Request:
         save_json(self._note, {"finished": summary is not None})
 
     def _warn(self, text: str) -> None:
-        """Show a warning to who follows: what the server's app prints goes into the SuperLink's database alone.
+        """Show a warning to who follows: what the server's app prints goes into the server's log alone.
 
         A full disk does not end the run here; the next file of the run, which cannot be written either, says how to go on.
         """
