@@ -36,8 +36,8 @@ class Masking:
     Args:
         run: its name.
         rounds: a file of what the client added in each round of the run; ``None``: it keeps none, as in a simulation.
-        sums: a file of the sums that its uploads were in, of all runs, as earlier versions wrote it; now there is a file for
-            each model, in the folder beside it of the same name without suffix.
+        sums: a folder of the sums that its models were in, of all runs, a file for each model; beside it may be a JSON file of
+            the same name, where earlier versions kept them.
 
     Attributes:
         row: what it adds in this round ``(size,)``.
@@ -144,12 +144,12 @@ class Masking:
         if self.sums is None:
             return
         among = _digest(repr(sorted(clients)).encode())
-        earlier = load_json(self.sums) if self.sums.exists() else {}
+        file = self.sums.with_suffix(".json")
+        earlier = load_json(file) if file.exists() else {}
         called = {"masked": self._upload, "active": f"{self._upload} active"}[these]  # in that file
-        folder = self.sums.with_suffix("")
-        folder.mkdir(exist_ok=True)
+        self.sums.mkdir(exist_ok=True)
         said = f"{among} {_digest(row.tobytes())}"
-        if earlier.get(called, among) != among or not _remembered(folder / self._model, these, said):
+        if earlier.get(called, among) != among or not _remembered(self.sums / self._model, these, said):
             raise Refused(
                 f"round {self._round}: client {self.number} sent the same model before, to a sum over other clients or with "
                 "other weights, and the two together would show an upload; give each run a seed of its own"

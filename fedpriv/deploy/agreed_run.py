@@ -101,7 +101,7 @@ def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Maski
         return None
     from fedpriv.client.masking import Masking
 
-    return Masking(number, agreement, run, folder / "uploads.json", folder.parent.parent / "summed.json")
+    return Masking(number, agreement, run, folder / "uploads.json", folder.parent.parent / "summed")
 
 
 def digest_of(row: torch.Tensor) -> str:

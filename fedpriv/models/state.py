@@ -225,17 +225,19 @@ def _unlike(net: Net, seed: int) -> Inputs:
 
 
 @torch.no_grad()
-def perturb(parameters: Iterable[Tensor], seed: int = 0) -> None:
-    """Add to each parameter numbers of about the size of usual initial ones, as zeros at the start would hide what comes of them.
+def perturb(parameters: Iterable[Tensor], seed: int = 0, most: float | None = None) -> None:
+    """Add to each parameter random numbers, as zeros at the start would hide what comes of them.
 
-    Vectors get up to 1, others up to three divided by the root of the number of inputs, so that deep nets stay finite.
+    Args:
+        most: their largest magnitude; ``None``: that of usual initial ones. Vectors then get up to 1, others up to three divided
+            by the root of the number of inputs, so that deep nets stay finite.
     """
     draws = generator(seed, "perturbed")
     for parameter in parameters:
         if not (parameter.is_floating_point() and parameter.numel()):
             continue
-        most = 1.0 if parameter.ndim < 2 else 3 * (len(parameter) / parameter.numel()) ** 0.5
-        parameter += most * (2 * torch.rand(parameter.shape, generator=draws) - 1).to(parameter)
+        usual = 1.0 if parameter.ndim < 2 else 3 * (len(parameter) / parameter.numel()) ** 0.5
+        parameter += (usual if most is None else most) * (2 * torch.rand(parameter.shape, generator=draws) - 1).to(parameter)
 
 
 def interact(net: Net, training: bool = True) -> bool:

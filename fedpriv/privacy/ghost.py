@@ -10,7 +10,7 @@ that of the gradient, taken for a few samples at a time: Opacus multiplies Gram 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from fedpriv.models.state import interact, made_up, perturb
 from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.privacy.per_sample import ENTRIES, ClippedSums, Fields, fields_of, outputs_of
 from fedpriv.samples import Inputs, take
-from fedpriv.seeding import generator, global_rng
+from fedpriv.seeding import global_rng
 
 Sums = tuple[dict[str, Tensor], Tensor, Tensor]
 
@@ -161,10 +161,10 @@ def _wrong(net: Net) -> str:
         return "its outputs for a sample depend on the other samples of the batch"
     x, unchecked = made_up(net), {name for name, parameter in net.named_parameters() if parameter.requires_grad}
     assert x is not None, "of nets of texts or pairs the caller knows which layers are trained"
-    for moves in (_a_little, perturb):
+    for most in (0.01, None):  # near where the net begins, but for layers that are zero at first; and far from there
         moved = copy_of(net)
         trained = {name: parameter for name, parameter in moved.named_parameters() if parameter.requires_grad}
-        moves(trained.values())
+        perturb(trained.values(), most=most)
         with global_rng(0, "dropout"):
             logits: Tensor = moved(x).logits
         labels = logits.argmin(1)  # the gradient for a class that the net is sure of would vanish
@@ -183,11 +183,3 @@ def _wrong(net: Net) -> str:
                 return f"that of {name} differs from that of each sample alone"
             unchecked.discard(name)
     return f"that of {min(unchecked)} is not finite on two random samples" if unchecked else ""
-
-
-@torch.no_grad()
-def _a_little(parameters: Iterable[Tensor]) -> None:
-    """Move each weight by up to 0.01, so that layers that are zero at first let gradients through."""
-    draws = generator(0, "ghost clipping")
-    for parameter in parameters:
-        parameter += 0.01 * (2 * torch.rand(parameter.shape, generator=draws) - 1).to(parameter)

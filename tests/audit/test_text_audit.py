@@ -24,7 +24,7 @@ from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, _unlike, attempt_text
 from fedpriv.audit.text.samples import requests
-from fedpriv.audit.text.target import of_messages
+from fedpriv.audit.text.target import TextTarget, of_messages
 from fedpriv.cli import main
 from fedpriv.tracking.names import audit_values
 from tests.simulation.small import play
@@ -155,11 +155,15 @@ def test_a_run_on_texts(runs: Runs) -> None:
     assert "centers" not in run["not_tried"]
 
 
-def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) -> None:
-    evidence = Evidence(runs("full"))
+def one_text(evidence: Evidence) -> TextTarget:
+    """A simulated client that holds one text."""
     round, client = evidence.messages()[0]
     one = single_images(evidence, round, client, 1)
-    target = of_messages(evidence, "one text", one, evidence.texts(client)[:1], evidence.labels(client)[:1])
+    return of_messages(evidence, "one text", one, evidence.texts(client)[:1], evidence.labels(client)[:1])
+
+
+def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) -> None:
+    target = one_text(Evidence(runs("full")))
     (seen,) = target.observe(ThreatModel())
     assert seen.schedule is not None and seen.schedule.steps == 1
 
@@ -193,10 +197,7 @@ def test_the_initial_head_is_that_of_a_client_which_has_not_trained_it(runs: Run
 
 
 def test_a_search_among_all_words_is_not_what_the_controls_do(runs: Runs) -> None:
-    evidence = Evidence(runs("lora"))
-    round, client = evidence.messages()[0]
-    one = single_images(evidence, round, client, 1)
-    target = of_messages(evidence, "one text", one, evidence.texts(client)[:1], evidence.labels(client)[:1])
+    target = one_text(Evidence(runs("lora")))
     (seen,) = target.observe(ThreatModel())
     target = replace(target, observe=lambda threat: iter([replace(seen, unlike=())]))
     tried = attempt_text(TextAttacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)), target, seed=0)
