@@ -29,7 +29,7 @@ def controls_once() -> Iterator[None]:
 @pytest.fixture
 def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> None:
     """Attacks on images that do next to nothing, and controls that they pass, for tests of what is around them."""
-    few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2, "starts": 50}
+    few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2, "starts": 4}
     for kind in image_attacks().values():
         if declared(kind).usual is not None:
             usual = {option: few[option] for option in defaults_of(kind).keys() & few.keys()}
@@ -38,6 +38,7 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> No
     passed = tuple(Control(name, True, f"{name}: as it must be", 0.1) for name in ("positive", "negative"))
     for module in ("fedpriv.attacks.lab.attempts", "fedpriv.audit.images.attempts"):
         monkeypatch.setattr(f"{module}.run_controls", lambda attacker, *asked: passed)
+    monkeypatch.setattr("fedpriv.attacks.gradients.spear.TOGETHER", 4)
     monkeypatch.setattr("fedpriv.audit.images.reconstructions.SINGLES", 2)
     one_step = CenterOptions(steps=1)
     few_steps = lambda *asked: invert_centers(*asked[:4], one_step)  # noqa: E731
