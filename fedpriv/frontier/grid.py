@@ -21,8 +21,8 @@ NONE = "none"
 _NUMBER = r"-?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
 _RANGED = re.compile(r"(\w+)=[^=]*$")
-FALLING = ("fraction", "norm", "clip", "target_epsilon")
-"""Options of which a greater value is a weaker defence."""
+FALLING = ("fraction", "norm", "target_epsilon")
+"""Options of which a greater value is a weaker defence. The clip of dp-sample is none: its noise grows with it."""
 WHOLE = ("last", "bits")
 """Options that are whole numbers, few enough to try each."""
 ANY_EXECUTOR = {"name": "auto", "group_size": None, "compile": "none"}
@@ -80,12 +80,16 @@ class Defence:
         return Defence("+".join(part for part in _parts(self.text) if not _RANGE.search(part)) or NONE)
 
     def apply(self, values: dict[str, Any]) -> None:
-        """Add it to the values of a config."""
+        """Add it to the values of a config.
+
+        Raises:
+            UsageError: it would have two levels of differential privacy.
+        """
         for part in _parts(self.text):
             name, _, options = part.partition(":")
             given = dict(parse_assignment(one, f"--defenses {name}:", "variance=0.01") for one in options.split(",") if one)
             if name in _PRIVACY:
-                assign(values, "privacy", {**given, "level": _PRIVACY[name]})
+                _add_privacy(values, {**given, "level": _PRIVACY[name]}, name)
                 for key, value in ANY_EXECUTOR.items() if name == "dp-sample" else ():
                     assign(values, f"executor.{key}", value)
             elif name == "secure-aggregation":
@@ -93,6 +97,18 @@ class Defence:
             elif name != NONE:
                 before = (values.get("wire") or {}).get("transforms") or []
                 assign(values, "wire.transforms", [*before, {"name": name, **given}])
+
+
+def _add_privacy(values: dict[str, Any], options: Mapping[str, Any], name: str) -> None:
+    """Set options of a config's ``privacy``; the others, such as its delta, stay."""
+    before = values.get("privacy")
+    if isinstance(before, dict) and before.get("level") not in (None, "none"):
+        raise UsageError(
+            f"--defenses {name}: there is dp-{before['level']} already, in the config or in the same defence, and a run has one "
+            "level of differential privacy"
+        )
+    for key, value in options.items():
+        assign(values, f"privacy.{key}", value)
 
 
 def _parts(text: str) -> list[str]:

@@ -64,6 +64,8 @@ def test_clients_of_more_classes_than_simulated_ones_are_not_known_to_be_safe() 
     shadow = {"exact": 0.0, "lacking": 10, "lacking_exact": 0, "guess": 0.1, "p": 1.0, "wider": 10}
     assert target.value(run(labels=[], label_shadow=shadow)) is None and not target.holds(run(labels=[], label_shadow=shadow))
     assert target.holds(run(labels=[], label_shadow=shadow | {"wider": 4}))
+    assert not target.holds(run(labels=[], label_shadow=shadow | {"wider": 0, "unlearned": 10}))
+    assert not target.holds(run(labels=[], label_shadow=shadow | {"wider": 4, "unlearned": 1})), "half of them"
     found = shadow | {"lacking_exact": 9, "p": 1e-8}
     assert target.value(run(labels=[], label_shadow=found)) == 0.9, "what was found counts all the same"
 

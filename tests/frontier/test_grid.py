@@ -20,6 +20,21 @@ def test_a_defence_is_what_train_takes() -> None:
     assert point(BASE, "fedavg", Defence.read("secure-aggregation"), "here").config.wire.secure_aggregation
 
 
+def test_what_the_config_says_of_privacy_stays() -> None:
+    base = {**BASE, "privacy": {"level": "none", "delta": 1e-7, "accountant": "prv"}}
+    private = point(base, "mpfedcon", Defence.read("dp-sample:target_epsilon=8"), "here").config.privacy
+    assert (private.delta, private.accountant, private.target_epsilon) == (1e-7, "prv", 8.0)
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [({"level": "client", "noise": 1.0}, "dp-sample:noise=1"), ({}, "dp-client:noise=1+dp-sample:noise=2")],
+)
+def test_a_second_level_of_privacy_is_refused(own: dict[str, Any], text: str) -> None:
+    with pytest.raises(UsageError, match="there is dp-client already"):
+        point({**BASE, "privacy": own}, "mpfedcon", Defence.read(text), "here")
+
+
 def test_per_sample_gradients_are_not_asked_of_the_executor_that_a_run_recorded() -> None:
     recorded = {**BASE, "executor": {"name": "vectorized", "group_size": 5, "workers": 2}}
     found = point(recorded, "mpfedcon", Defence.read("dp-sample:noise=1.5"), "here").config.executor
@@ -86,6 +101,7 @@ def test_an_unknown_option_is_named() -> None:
         ("gaussian:variance=1e+1..1e+3", (10.0, 1000.0), "none", "gaussian:variance=0.001"),
         ("prune:fraction=0.01..0.5+mask:last=1", (0.5, 0.01), "mask:last=1", "prune:fraction=0.001+mask:last=1"),
         ("dp-sample:clip=1,target_epsilon=1..50", (50.0, 1.0), "none", "dp-sample:clip=1,target_epsilon=0.001"),
+        ("dp-sample:noise=1,clip=0.1..10", (0.1, 10.0), "none", "dp-sample:noise=1,clip=0.001"),  # the noise grows with it
         ("mask:last=1+gaussian:variance=.1..2.5", (0.1, 2.5), "mask:last=1", "mask:last=1+gaussian:variance=0.001"),
     ],
 )

@@ -124,12 +124,16 @@ def could_find_classes(shadow: Found | None) -> bool:
 def classes_open(shadow: Found) -> str | None:
     """Why simulated clients could not have shown classes; ``None``: they could have.
 
-    A classifier that has only seen few classes at once names too few of a client that holds many. With few clients, not even
-    perfect answers differ from guessing; nor is there a comparison with guessing by audits of earlier versions.
+    A classifier that has only seen few classes at once names too few of a client that holds many, and of a class that all of its
+    shadow clients hold, or none, it has learned nothing. With few clients, not even perfect answers differ from guessing; nor is
+    there a comparison with guessing by audits of earlier versions.
     """
     lacking = shadow["lacking"] if "p" in shadow else 0
-    alike = lacking - shadow.get("wider", 0)
+    wider, unlearned = shadow.get("wider", 0), shadow.get("unlearned", 0)
+    alike = lacking - wider - unlearned
     if lacking and 2 * alike <= lacking:
+        if unlearned > wider:
+            return "most clients hold classes that the shadow clients are too few to learn"
         return "most clients hold more classes than the shadow clients"
     if 2 * shadow.get("later", 0) > lacking:
         return "most clients began with something that they kept from an earlier turn, and simulated clients begin with nothing"

@@ -164,8 +164,9 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
     The server simulates turns on public data (the data set's test split) with chosen label sets, and trains a classifier on them.
-    Of the clients that lack a class, ``wider`` hold more classes than any simulated one, and ``later`` kept something from an
-    earlier turn, as no simulated one did.
+    Of the clients that lack a class, ``wider`` hold more classes than any simulated one; of the others, ``unlearned`` have a set
+    that the classifier names of no message, as it says the same of all messages for a class that all simulated clients hold, or
+    none; and ``later`` kept something from an earlier turn, as no simulated one did.
 
     Raises:
         FedprivError: a shadow turn diverged, or no client has complete samples as the shadows have.
@@ -198,10 +199,13 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     auc = None if report.auc != report.auc else report.auc
     held, most = true.sum(1), int(sets.sum(1).max())
     lacks = held < classes
-    wider = int(((held > most) & lacks).sum())
+    wider = lacks & (held > most)
+    learned = sets.any(0) & ~sets.all(0)
+    unlearned = lacks & ~wider & ((true != sets.all(0))[:, ~learned].any(1) | ~learned.any())
     before = [keeps_state(evidence) and had_earlier_turn(evidence, round, client) for client in clients]
     later = int((torch.tensor(before) & lacks).sum())
-    return asdict(report) | {"auc": auc, "round": round, "shadows": shadows, "wider": wider, "later": later}
+    counts = {"wider": int(wider.sum()), "unlearned": int(unlearned.sum()), "later": later}
+    return asdict(report) | {"auc": auc, "round": round, "shadows": shadows} | counts
 
 
 def _label_sets(evidence: Evidence, clients: Sequence[int]) -> Tensor:
