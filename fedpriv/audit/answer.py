@@ -179,15 +179,16 @@ def samples_not_known(run: Found) -> Iterator[str]:
     modalities = run.get("modalities", ["image"])
     images = [telling(one) for one in run["attacks"]]
     texts = [best_reading(one) for one in run.get("texts") or []]
+    not_tried = run.get("not_tried") or {}
     if "image" in modalities and (not any(images) or target_cut(run, "images")):
         yield "images can be recovered"
-    elif "image" in modalities and _none_of_singles(run["attacks"], telling, "single image"):
+    elif "image" in modalities and ("single_images" in not_tried or _none_of_singles(run["attacks"], telling, "single image")):
         yield "single images can be recovered"
-    if was_cut((run.get("not_tried") or {}).get("centers")):
+    if was_cut(not_tried.get("centers")):
         yield "class centres give images away"
     if "text" in modalities and (not any(texts) or target_cut(run, "texts")):
         yield "texts can be recovered"
-    elif "text" in modalities and _none_of_singles(run["texts"], best_reading, "single text"):
+    elif "text" in modalities and ("single_texts" in not_tried or _none_of_singles(run["texts"], best_reading, "single text")):
         yield "single texts can be recovered"
     elif "text" in modalities:
         reads = run["texts"]

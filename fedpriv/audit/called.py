@@ -109,7 +109,7 @@ def audit(
             name in ``runs_dir``.
         messages: number of messages to attack in each run.
         label_shadows: shadow clients for inferring label sets; 0: none.
-        membership_shadows: shadow models for each client; 0: no membership inference.
+        membership_shadows: shadow models for each client, an even number of at least 4; 0: no membership inference.
         singles: largest number of single-image clients that optimising attacks get.
         seed: of the attacks.
         budget: seconds after which no further attack of a run begins; ``None``: no limit.

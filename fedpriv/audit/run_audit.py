@@ -14,6 +14,7 @@ from typing import Any
 from fedpriv.audit import duration
 from fedpriv.audit.answer import answer
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.single_images import NotSimulated
 from fedpriv.audit.evidence.statistics import exposed, listed
 from fedpriv.audit.evidence.sums import HeldBack, evidence_of
 from fedpriv.audit.findings import best_of_images, best_of_texts, distinct, facts, known_members, of_epsilon
@@ -51,7 +52,7 @@ class AuditOptions:
         messages: number of messages to attack: of evenly spaced kept rounds, the first kept client of each. Membership is
             attacked in the same rounds, for all kept clients; with 1, in the last one.
         label_shadows: shadow turns for the inference of label sets; 0: none.
-        membership_shadows: shadow turns for each client of the last kept round, and for each of an earlier one at most
+        membership_shadows: shadow turns for each client of the last kept round, an even number, and of an earlier one at most
             :data:`fedpriv.audit.membership.rounds.EARLIER`; 0: no membership inference.
         singles: largest number of images of the easiest case for attackers that optimise.
         budget: seconds after which no further attack of a run begins; ``None``: no limit.
@@ -68,6 +69,8 @@ class AuditOptions:
         for name, least in (("messages", 1), ("label_shadows", 0), ("membership_shadows", 0), ("singles", 1)):
             if not isinstance(value := getattr(self, name), Integral) or value < least:
                 raise UsageError(f"{name} = {value!r}: at least {least}, a whole number")
+        if self.membership_shadows and (self.membership_shadows < 4 or self.membership_shadows % 2):
+            raise UsageError(f"membership_shadows = {self.membership_shadows}: 0, or an even number of at least 4")
         check_budget(self.budget)
 
 
@@ -300,6 +303,8 @@ def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, st
             found.append(attack(evidence, *one, options.seed, say))
         except UsageError as error:
             not_tried["images"] = str(error)
+        except NotSimulated as error:
+            not_tried["single_images"] = str(error)
     return found
 
 
@@ -319,6 +324,8 @@ def on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str
         if evidence.summed:
             raise FedprivError("of a client with one text, the server sees no message but a sum")
         found.append(on_single_texts(evidence, *_easiest(evidence, chosen), options.seed, say))
+    except NotSimulated as error:
+        not_tried["single_texts"] = str(error)
     except FedprivError as error:
         not_tried["texts"] = str(error)
     return [one.described() for one in found]

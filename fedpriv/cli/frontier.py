@@ -35,7 +35,7 @@ from fedpriv.cli.terminal import FilePath
 @click.option("--jobs", type=click.IntRange(1), help="Processes at a time. Default: one for each core.")
 @click.option("--messages", default=3, show_default=True, help="Messages to attack in each run, as in `fedpriv audit`.")
 @click.option("--label-shadows", default=60, show_default=True, help="Shadow clients for inferring label sets; 0: none.")
-@click.option("--membership-shadows", default=32, show_default=True, help="Shadow models for membership inference; 0: none.")
+@click.option("--membership-shadows", default=32, show_default=True, help="Shadow models for membership inference: even, at least 4; 0: none.")
 @click.option("--singles", default=24, show_default=True, help="Most single-image clients for attacks that optimise.")
 def frontier(
     config_file: Path | None,

@@ -81,6 +81,8 @@ class Plan:
                 raise UsageError(f"{self.where}: wire.keep_payloads is none, so there would be nothing to attack")
         if lower := [one for one in self.target if one.compare in (">", ">=")]:
             raise UsageError(f"--target {lower[0]}: a target bounds what may leak from above, such as {lower[0].measure}<=0.05")
+        if not self.audit.membership_shadows and any(one.measure == "membership_auc" for one in self.target):
+            raise UsageError("--target membership_auc needs --membership-shadows, an even number of at least 4")
         if ends and not any(one.measure in BY_REPLAY for one in self.target):
             known = " or ".join(BY_REPLAY)
             raise UsageError(f"--defenses with a range needs a --target on {known}, such as recovered<=0.05, to search for")
@@ -147,12 +149,15 @@ class _Frontier:
         self.failed = dict[str, str]()
         self._points = dict[str, Point]()
         self._stronger = dict[str, Sequence[Point]]()
+        self._data: tuple[Path, Any] | None = None
 
     def play(self, points: Sequence[Point], seed: int) -> None:
         """Train and audit points with a seed."""
         configs = {one.label: one.config for one in points}
         self._points |= {one.label: one for one in points}
         runs = _Grid(self.folder / "frontier.yaml", "frontier", None, configs, (seed,), None, (), (), ())
+        for one in points:
+            _goes_on(one, RunFolder(self.run_dir(one.label, seed)), runs.result_file(one.label, seed))
         for outcome in run_all(runs, self.folder / "runs", self.plan.jobs, say=self.say, allow_dirty=True):
             if outcome.state in ("interrupted", "left"):
                 raise KeyboardInterrupt
@@ -165,7 +170,22 @@ class _Frontier:
                 accuracies = (RunFolder.open(run_dir).summary() or {}).get("accuracy_per_client") or []
                 known = [value for value in accuracies if value is not None]
                 run = audited.findings["runs"][0]
+                self._of_the_same_data(run_dir)
                 self.trades[one.label, seed] = trade(one.label, one.method, one.defence, run, known, self.plan.target)
+
+    def _of_the_same_data(self, run_dir: Path) -> None:
+        """Compare a run's data with those of the runs before.
+
+        Raises:
+            FedprivError: they are others, so that the runs cannot be compared.
+        """
+        found = RunFolder.open(run_dir).facts.get("data_hash")
+        (first, before) = self._data or (run_dir, found)
+        self._data = first, before
+        if found != before:
+            raise FedprivError(
+                f"{run_dir} was trained on other data than {first}: choose another --output for the data as they are"
+            )
 
     def run_dir(self, label: str, seed: int) -> Path:
         return self.folder / "runs" / f"{label}-s{seed}"
@@ -176,9 +196,13 @@ class _Frontier:
         return [one for one in found if one is not None]
 
     def _kept(self, run_dir: Path) -> Audited | None:
-        """The audit of a run, if it was made with the options of this plan."""
-        found = report.kept(run_dir)
-        return found if found is not None and found.findings["options"] == asdict(self.plan.audit) else None
+        """The audit of a run, if this version made it of just that run, with the options of this plan."""
+        if (found := report.kept(run_dir)) is None:
+            return None
+        said = found.findings
+        about = (said.get("options"), said.get("fedpriv"), said["runs"][0].get("run_id"))
+        run_id = RunFolder.open(run_dir).facts.get("run_id")
+        return found if about == (asdict(self.plan.audit), version("fedpriv"), run_id) else None
 
     def _audit(self, run_dirs: Sequence[Path]) -> None:
         """Audit those that have none yet; a few at a time, so that little is lost where this is broken off."""
@@ -290,6 +314,22 @@ class _Frontier:
         """The points of the grid that were not tried on a fresh seed."""
         failed = {one["label"] for one in tried}
         return [one for one in _of_seed(list(self.trades.values()), self.plan.seed) if one.label not in failed]
+
+
+def _goes_on(asked: Point, folder: RunFolder, result: Path) -> None:
+    """See to it that what an earlier call left of a run is of use: a run whose folder is gone is trained again.
+
+    Raises:
+        UsageError: the run kept other messages than are asked for now.
+    """
+    if not folder.config_file.exists():
+        result.unlink(missing_ok=True)
+        return
+    kept, wanted = folder.config_as_data().wire.keep_payloads, asked.config.wire.keep_payloads
+    if kept != wanted:
+        raise UsageError(
+            f"{folder.path} was trained with wire.keep_payloads {kept}, not {wanted}: choose another --output, or remove it"
+        )
 
 
 def _own(config: RunConfig) -> list[str]:

@@ -17,11 +17,14 @@ from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring import scores
 from fedpriv.attacks.scoring.scores import score, wilson
+from fedpriv.audit.answer import samples_not_known
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import attempts, reconstructions, target
 from fedpriv.audit.images.attempts import SETTLED
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
+from fedpriv.audit.run_audit import AuditOptions, on_images
 from fedpriv.processes import forked_in_order
+from tests.audit.sample_findings import findings
 from tests.simulation.small import play
 
 pytestmark = pytest.mark.slow
@@ -196,3 +199,19 @@ def test_a_message_of_many_images_is_no_failure_of_those_that_cannot_reach_so_ma
     assert said["dlg"].inapplicable == f"not tried: {n} images behind one message; {reach}"
     assert said["analytic"].is_evidence and f"{min(n, 128)} behind one message" in said["analytic"].controls[0].sentence
     assert {one["attacker"] for one in attacked.controls()} == {"analytic"}
+
+
+def test_a_single_client_that_diverges_leaves_its_case_open_and_the_rest_as_it_is(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its message would have been attacked, so nothing is known of the easiest case; the attacks before it still count."""
+    monkeypatch.setattr(
+        "fedpriv.audit.evidence.single_images.ShadowTurns.run", lambda turns, data, numbers: [None for _ in numbers]
+    )
+    monkeypatch.setattr("fedpriv.audit.run_audit.on_message", lambda *asked: "attacked")
+    not_tried = dict[str, str]()
+    assert on_images(evidence, AuditOptions(), not_tried, lambda text: None) == ["attacked"]
+    assert "a simulated client with a single sample diverged" in not_tried["single_images"]
+    (run, *_) = findings()["runs"]
+    assert "single images can be recovered" in set(samples_not_known(run | {"not_tried": not_tried}))
+    assert "single images can be recovered" not in set(samples_not_known(run))

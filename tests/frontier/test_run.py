@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from importlib.metadata import version as version_of
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,13 +18,14 @@ from fedpriv.audit.conditions import conditions
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.cli import main
 from fedpriv.config import RunConfig
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.experiments.runner import Outcome
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
-from fedpriv.frontier.grid import Defence, Point
-from fedpriv.frontier.run import Plan, _Frontier
+from fedpriv.frontier.grid import Defence, Point, point
+from fedpriv.frontier.run import Plan, _Frontier, _goes_on
 from fedpriv.frontier.search import Strength
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.run import start
 from tests.audit.conftest import controls_once, hardly_any_steps, one_iteration
 from tests.frontier.test_decision import a_trade
@@ -34,6 +36,7 @@ __all__ = ["controls_once", "hardly_any_steps", "one_iteration", "template"]
 
 SMALL = {"data.limit": 40, "data.clients": 2, "train.rounds": 1, "train.local_epochs": 1, "data.partition.name": "iid"}
 RECOVERED = ("--target", "recovered<=0.05")
+VERSION = version_of("fedpriv")
 QUICK = ("--messages", "1", "--label-shadows", "0", "--membership-shadows", "4", "--singles", "1", "--jobs", "1")
 
 
@@ -146,6 +149,52 @@ def test_a_range_of_a_defence_that_the_run_cannot_have_is_not_run(tmp_path: Path
     }
 
 
+def _alone(folder: Path, **base: Any) -> _Frontier:
+    return _Frontier(Plan(base, "test", ["fedavg"], [], [], AuditOptions(), 1, "test"), folder, lambda text: None)
+
+
+def test_a_run_whose_folder_is_gone_is_trained_again(tmp_path: Path) -> None:
+    result = tmp_path / "result.json"
+    result.write_text("{}")
+    _goes_on(point({}, "fedavg", Defence("none"), "test"), RunFolder(tmp_path / "run"), result)
+    assert not result.exists()
+
+
+def test_a_run_that_kept_other_messages_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    folder, result = RunFolder(tmp_path / "run"), tmp_path / "result.json"
+    folder.path.mkdir()
+    before, asked = (point({"wire": {"keep_payloads": kept}}, "fedavg", Defence("none"), "test") for kept in ("default", "all"))
+    folder.config_file.write_text(before.config.to_yaml())
+    result.write_text("{}")
+    _goes_on(before, folder, result)
+    with pytest.raises(UsageError, match=r"was trained with wire\.keep_payloads default, not all"):
+        _goes_on(asked, folder, result)
+    assert result.exists()
+
+
+@pytest.mark.parametrize(("version", "run_id", "counts"), [(VERSION, "a", True), ("0.0.1", "a", False), (VERSION, "b", False)])
+def test_an_audit_counts_that_this_version_made_of_that_run(version: str, run_id: str, counts: bool, tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    (folder.path / "audit").mkdir(parents=True)
+    folder.config_file.write_text("")
+    (folder.path / "run.json").write_text('{"run_id": "a"}')
+    made = {"options": asdict(AuditOptions()), "fedpriv": version, "runs": [{"run_id": run_id}]}
+    (folder.path / "audit" / "audit.json").write_text(json.dumps(made))
+    assert (_alone(tmp_path)._kept(folder.path) is not None) == counts
+
+
+def test_runs_of_other_data_are_not_compared(tmp_path: Path) -> None:
+    made, folders = _alone(tmp_path), [tmp_path / name for name in "abc"]
+    for folder, data in zip(folders, "xxy", strict=True):
+        folder.mkdir()
+        (folder / "config.yaml").write_text("")
+        (folder / "run.json").write_text(json.dumps({"data_hash": data}))
+    made._of_the_same_data(folders[0])
+    made._of_the_same_data(folders[1])
+    with pytest.raises(FedprivError, match="other data"):
+        made._of_the_same_data(folders[2])
+
+
 def test_as_many_runs_are_audited_at_a_time_as_there_are_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     audited, written = list[tuple[list[str], int]](), list[Path]()
 
@@ -184,6 +233,8 @@ def _hang_below_one_run(out: Path) -> None:
         (("--defenses", "no-such-defence"), "no-such-defence"),
         (("--methods", "no-such-method"), "no-such-method"),
         (("--set", "wire.keep_payloads=none"), "nothing to attack"),
+        (("--membership-shadows", "3"), "even number of at least 4"),
+        (("--membership-shadows", "0", "--target", "membership_auc<=0.6"), "needs --membership-shadows"),
         (("--defenses", "gausian:variance=1e-7..1e-3", *RECOVERED), "gausian"),
         (("--defenses", "gaussian:varience=1e-7..1e-3", *RECOVERED), "varience"),
         (("--defenses", "prune:fraction=0.5..1.5", *RECOVERED), "fraction"),

@@ -11,6 +11,10 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.simulation.setup import Federation
 
 
+class NotSimulated(FedprivError):
+    """Clients of a run may hold a single sample, and here their messages could not be made: what they show is not known."""
+
+
 def single_images(evidence: Evidence, round: int, client: int, count: int, federation: Federation | None = None) -> list[Message]:
     """The messages of simulated clients that hold one image each, those of :func:`shared_out`.
 
@@ -22,7 +26,7 @@ def single_images(evidence: Evidence, round: int, client: int, count: int, feder
 
     Raises:
         UsageError: the run's loss is not defined for a single image.
-        FedprivError: such a client cannot be simulated, or diverged.
+        NotSimulated: the round's download was not kept, or such a client diverged.
     """
     objective = evidence.federation.method.objective
     if objective.smallest_batch > 1:
@@ -31,7 +35,7 @@ def single_images(evidence: Evidence, round: int, client: int, count: int, feder
         raise UsageError(f"a client with a single image takes no step, as train.min_batch is {least}")
     download, message = evidence.store.download(round), evidence.message(round, client)
     if download is None:
-        raise FedprivError(f"what the server sent in round {round} was not kept")
+        raise NotSimulated(f"what the server sent in round {round} was not kept")
     turns = ShadowTurns(federation or evidence.federation, round, download, evidence.store.broadcast())
     data, alone = evidence.federation.data, shared_out(evidence, client, count)
 
@@ -42,7 +46,7 @@ def single_images(evidence: Evidence, round: int, client: int, count: int, feder
 
     results = list(turns.run(of, range(len(alone))))
     if any(one is None for one in results):
-        raise FedprivError(f"round {round}: a client with a single image diverged")
+        raise NotSimulated(f"in round {round} a simulated client with a single sample diverged")
     stated = None if message.num_examples is None else 1
     return [evidence.simulated(round, client, one.sealed, message.received, stated) for one in results if one is not None]
 
