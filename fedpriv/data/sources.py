@@ -109,6 +109,12 @@ def _scaling(data: DataConfig, source: Source, images: Tensor) -> tuple[tuple[fl
     return (source.mean, source.std) if source.mean and source.std else _measure(images)
 
 
+def standardised_by_itself(data: DataConfig) -> bool:
+    """Whether images of a config's data set are scaled by a mean and a deviation that are measured on its own training images."""
+    source = _find(data.name, data)
+    return data.pixels == "standardised" and not (source.mean and source.std)
+
+
 def open_data(data: DataConfig) -> Opened:
     """As :func:`load_data`, but samples are read on access."""
     source, folder = _find(data.name, data), data.dir

@@ -18,6 +18,7 @@ from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.partitions.partition import Partition, make_partition
+from fedpriv.data.sources import standardised_by_itself
 from fedpriv.deploy.agreed_run import AgreedRun
 from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.frames import Frame, Letter, line_of
@@ -130,6 +131,11 @@ class Site:
         dataset, data = loaded.dataset, loaded.data
         if dataset.vectors is not None and self.source.share == "own":
             raise UsageError("rows of a table are scaled and coded by statistics of all clients' rows, which no client has alone")
+        if dataset.images is not None and self.source.share == "own" and standardised_by_itself(loaded.config.data):
+            raise UsageError(
+                "its images would be standardised by its own mean and deviation, which differ from the other clients'; "
+                "--set data.pixels=unit scales them to [0, 1] at all clients"
+            )
         if loaded.config.privacy.level == "sample" and any(len(held) > 1 for held in data.partition.holders()):
             raise UsageError(
                 f"privacy.level sample: partition {loaded.config.data.partition.name} assigns samples to several clients, and "

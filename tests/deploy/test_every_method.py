@@ -87,7 +87,8 @@ def test_clients_with_data_of_their_own(tmp_path: Path, fedpriv: Callable[..., A
         count = 24 + 12 * client
         write_folder(where, list(pixels(count, 16, 16, 3, seed=client)), [place % 3 for place in range(count)])
     grid = Loopback({n: Site(n, Source(str(where)), tmp_path / f"client-{n}") for n, where in enumerate(own)})
-    settings = {"data.limit": None, "data.clients": 2, "train.rounds": 2, "train.participation": 1.0, "model.name": "mlp2"}
+    settings = {"data.limit": None, "data.pixels": "unit", "data.clients": 2}
+    settings |= {"train.rounds": 2, "train.participation": 1.0, "model.name": "mlp2"}
     folder = play_apart(tmp_path / "run", "fedper", grid=grid, **settings)
     kept = RunFolder.open(folder)
     assert kept.facts["deployed"]["own_data"] is True and kept.summary() is not None

@@ -15,6 +15,7 @@ from fedpriv.deploy.site import Site
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.simulation.inputs.unseen import SampleForm
+from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, play_apart, sites
 from tests.simulation.small import config, play
 
@@ -100,6 +101,15 @@ def test_a_server_names_no_other_files(tmp_path: Path) -> None:
         assert "model.encoder names a folder" in str(answer.error)
     with pytest.raises(UsageError, match="clients open no folder that a server names"):
         play_apart(tmp_path / "run", "fedavg", **{**TEXTS, "model.encoder": str(tmp_path)})
+
+
+def test_own_images_are_not_scaled_by_each_client_in_its_own_way(tmp_path: Path) -> None:
+    write_folder(tmp_path / "photos", list(pixels(40, 8, 8)), [0, 1] * 20)
+    own, asked = Source(str(tmp_path / "photos")), {"data.limit": None, "data.partition.name": "iid"}
+    error = described(tmp_path, own, **asked).error
+    assert error is not None and error.startswith("its images would be standardised") and "--set data.pixels=unit" in error
+    assert described(tmp_path, own, **asked, **{"data.pixels": "unit"}).error is None
+    assert described(tmp_path, Source(own.name, share="dealt"), **asked).error is None
 
 
 class Reading(Loopback):

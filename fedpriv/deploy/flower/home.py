@@ -209,7 +209,8 @@ data:
   name: null
   # As --data-dir: folder with <name>/{{train,test}}.parquet.
   dir: null
-  # own: all samples are this client's. dealt: every client has the whole data set and takes its share, for trials.
+  # own: all samples are this client's; of images in files, this needs runs with data.pixels=unit. dealt: every client has the
+  # whole data set and takes its share, for trials.
   share: own
   # Column of the labels, whatever the run says. null: found by its type or a common name.
   label: null
