@@ -190,6 +190,19 @@ def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_p
             assert real.held_against(made).is_evidence == (not simulates or method in ("fedavg", "scaffold")), (method, name)
 
 
+@pytest.mark.parametrize(("method", "doubted"), [("fedavg", False), ("mpfedcon", True)])
+def test_noise_of_dp_sgd_too_small_to_hide_them_hides_no_such_steps(tmp_path: Path, method: str, doubted: bool) -> None:
+    private = {"privacy.level": "sample", "privacy.noise": 1e-3, "privacy.delta": 1e-3}
+    masked = {"wire.transforms": [{"name": "mask", "names": ["statistic.*"]}]} if method == "mpfedcon" else {}
+    play(tmp_path / method, method, **FEW_STEPS, **private, **masked)
+    evidence = Evidence(tmp_path / method)
+    round, client = evidence.messages()[-1]
+    truth = [(evidence.truth(who), at) for who, at in shared_out(evidence, client, 6)]
+    images, labels = (torch.stack([getattr(one, what)[at] for one, at in truth]) for what in ("images", "labels"))
+    target = of_messages(evidence, "single", single_images(evidence, round, client, 6), images, labels, None)
+    assert (target.doubt() is not None) == doubted
+
+
 def test_weight_decay_is_known_where_the_schedule_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clipped gradients have no schedule, and what weight decay adds to them would look like a defence."""
     alone = [Attacker(image_attacks()["analytic"](), ThreatModel())]

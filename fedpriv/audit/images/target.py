@@ -250,8 +250,6 @@ def _unexplained(evidence: Evidence, found: Sequence[Message], images: Tensor, l
     """Why attacks that simulate the clients' steps cannot succeed; ``None``: with the true images the steps give the messages, or
     noise hides whether they do. Of many messages, the first :data:`HELD_AGAINST`."""
     size, agreements = len(images) // len(found), list[Agreement]()
-    if evidence.config.privacy.level == "sample":  # a step has other samples than an epoch's, and each is clipped
-        return None
     for message, own, of in zip(found[:HELD_AGAINST], torch.split(images, size), torch.split(labels, size), strict=False):
         seen = evidence.observation(message, ThreatModel())
         observation = as_one_step(seen) if one_step else seen
