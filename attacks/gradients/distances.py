@@ -28,7 +28,7 @@ class Seen:
 
     Attributes:
         tensors: by name; zero where an entry was not sent.
-        rescaled: its norm carries no information (clipping): guesses are scaled to the same norm.
+        rescaled: its norm carries no information (clipping, a schedule that is not known): guesses are scaled to the same norm.
         kept: 1 for the entries that were sent, by name; only these are compared. Of a tensor that is not named, all were sent.
         variance: expected error of an entry ``()``, by name: of all tensors, or of none where the gradient is exact.
     """

@@ -67,7 +67,8 @@ class Case:
         stacked: those of ``weights`` that differ, ``(N, ...)``.
         samples: ``B`` per observation.
         labels: ``(N, B)`` where the threat model gives them.
-        rescaled: whether the gradients were clipped, so that their norm carries no information.
+        rescaled: whether the gradients were clipped, or read from changes whose schedule is not known, so that their norm carries no
+            information.
         kept: which entries were sent, by name ``(N, ...)``. Of a tensor that is not named, all were sent.
         variance: expected error of an entry, by name ``(N,)``; empty where the gradients are exact.
         decay: what weight decay added before clipping, by name ``(N, ...)``.
@@ -177,16 +178,17 @@ def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool
     if not scale_free and any(o.kind == "change" and o.schedule is None and not o.altered.rescaled for o in observations):
         raise Inapplicable("a change of the weights is a gradient only up to a factor where the schedule is not known")
     samples = first.num_examples or 1  # an attacker who does not know assumes one
+    read = [as_gradient(o) for o in observations]
+    rescaled = read[0].altered.rescaled
     alike = all(
         (o.num_examples or 1) == samples
         and o.shared.keys() == first.shared.keys()
         and o.input_shape == first.input_shape
-        and o.altered.rescaled == first.altered.rescaled
-        for o in observations
+        and seen.altered.rescaled == rescaled
+        for o, seen in zip(observations, read, strict=True)
     )
     if not alike:
         raise Inapplicable("observations attacked together must share the same tensors for the same number of samples")
-    read = [as_gradient(o) for o in observations]
     names = [name for name, _ in first.net.named_parameters() if name in first.shared]
     if not names:
         raise Inapplicable(f"no shared tensor is a parameter of the net: {', '.join(first.shared)}")
@@ -215,7 +217,7 @@ def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool
         first.classes,
         Pixels(mean, std, bounded),
         labels,
-        first.altered.rescaled,
+        rescaled,
         kept,
         _errors(read, seen),
         decay,

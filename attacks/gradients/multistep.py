@@ -89,8 +89,8 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
     """The message with its weight change converted to a gradient.
 
     Without a known schedule the change is only negated, without what weight decay added if that is known: right up to a factor,
-    which is enough for ratios, signs and cosines. In a clipped change the weight decay is left in (:func:`decay_left_in`): it
-    shrank by an unknown factor, and undoing all of it would do more harm.
+    as that of a clipped message (:attr:`fedpriv.attacks.core.altered.Altered.rescaled`). In a clipped change the weight decay is
+    left in (:func:`decay_left_in`): it shrank by an unknown factor, and undoing all of it would do more harm.
     """
     if observation.kind == "gradient":
         return observation
@@ -98,7 +98,7 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
     if schedule is None:
         known = penalties(observation) if undo_decay else {}
         shared = {name: known.get(name, 0.0) - tensor for name, tensor in observation.shared.items()}
-        return replace(observation, kind="gradient", shared=shared)
+        return replace(observation, kind="gradient", shared=shared, altered=replace(altered, rescaled=True))
     undo_decay = undo_decay and not altered.rescaled
     shared = mean_gradient(observation.shared, observation.weights, schedule, undo_decay)
     return replace(

@@ -64,7 +64,7 @@ def bias_counts(observation: Observation, mean_probability: Tensor | None = None
     """
     guess = (guessed_probability(observation) if mean_probability is None else mean_probability).double().cpu()
     bias = _bias(observation).double().cpu()
-    return to_counts(guess - bias / clipped_to(observation, bias, guess), _examples(observation))
+    return to_counts(guess - bias / clipped_to(as_gradient(observation), bias, guess), _examples(observation))
 
 
 def embedding_counts(observation: Observation) -> Tensor:
@@ -76,10 +76,11 @@ def embedding_counts(observation: Observation) -> Tensor:
     Raises:
         Inapplicable: the attacker does not know the layer's weights, or the layer was not shared.
     """
-    layer = output_layer(as_gradient(observation))
-    bias, rows = _bias(observation).double().cpu(), layer.weight.double().cpu()
-    if observation.altered.rescaled:
-        factor = clipped_to(observation, bias, guessed_probability(observation).double().cpu())
+    seen = as_gradient(observation)
+    layer = output_layer(seen)
+    bias, rows = _bias(seen).double().cpu(), layer.weight.double().cpu()
+    if seen.altered.rescaled:
+        factor = clipped_to(seen, bias, guessed_probability(seen).double().cpu())
         bias, rows = bias / factor, rows / factor
     known = [observation.weights.get(f"{layer.name}.{kind}") for kind in ("weight", "bias")]
     if known[0] is None or known[1] is None:
@@ -95,13 +96,17 @@ def embedding_counts(observation: Observation) -> Tensor:
     return to_counts(torch.from_numpy(shares), _examples(observation))
 
 
-def clipped_to(observation: Observation, bias: Tensor, probability: Tensor) -> float:
-    """The factor by which clipping scaled the bias gradient ``(C,)``, given the mean prediction ``(C,)``; 1 without clipping.
+def clipped_to(seen: Observation, bias: Tensor, probability: Tensor) -> float:
+    """The factor by which clipping or an unknown schedule scaled the bias gradient ``(C,)``, given the mean prediction ``(C,)``;
+    1 where neither did.
 
     ``bias_c = factor (p_c - counts_c / n)``, so ``bias_c / p_c`` is the factor for an absent class and less for every other
     class. Where no class is absent, the rarest counts as absent.
+
+    Args:
+        seen: the message, read by :func:`fedpriv.attacks.gradients.multistep.as_gradient`.
     """
-    if not observation.altered.rescaled:
+    if not seen.altered.rescaled:
         return 1.0
     return float((bias / probability.clamp_min(1e-12)).max().clamp_min(1e-300))
 

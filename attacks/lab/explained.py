@@ -35,6 +35,9 @@ CLEAR = 0.1
 LOUD = 0.05
 """Standard deviation of an entry's noise, as a share of the message's norm, from which the cosine says little."""
 
+UNKNOWN_RATE = 0.1
+"""Learning rate of the simulated step where the schedule is not known. Not 1, at which a change has the length of its gradient:
+then a control would also pass for attacks that take it for that."""
 
 SIMULATED = "the steps that it simulates do not give the message"
 ONE_STEP = "the single step as which it reads the message does not give it"
@@ -91,7 +94,7 @@ def explained(
     Returns:
         ``None``: it cannot be told, as there is no change, or too much noise.
     """
-    schedule = observation.schedule or Schedule(lr=1.0, batch_size=len(labels))
+    schedule = _schedule(observation, len(labels))
     names, device = list(observation.shared), weight_dtype(observation)[0]
     moved, added = simulated(observation, weights, images, labels), penalties(observation)
     seen, made, noise = list[Tensor](), list[Tensor](), 0.0
@@ -102,15 +105,15 @@ def explained(
         made.append((moved[name].detach() - decayed)[kept].double())
         noise += observation.altered.variance.get(name, 0.0) * int(kept.sum())
     true, found = torch.cat(made), torch.cat(seen)
-    # Clipping makes the message smaller by a factor that is not known, and so its signal smaller than the simulated one.
-    signal = math.sqrt(max(float(found.norm()) ** 2 - noise, 0.0)) if observation.altered.rescaled else float(true.norm())
+    # Clipping, or another learning rate, scales the message by a factor that is not known, and so its signal.
+    any_length = observation.altered.rescaled or (observation.kind == "change" and observation.schedule is None)
+    signal = math.sqrt(max(float(found.norm()) ** 2 - noise, 0.0)) if any_length else float(true.norm())
     loudest = math.sqrt(max(observation.altered.variance.values(), default=0.0))
     if float(true.norm()) > 0 and float(found.norm()) == 0 and not noise:  # the client took no step
         return Agreement(0.0, math.inf)
     if 0.0 in (signal, float(true.norm()), float(found.norm())) or loudest > LOUD * signal:
         return None
     cosine = math.sqrt(1 + noise / signal**2) * float(F.cosine_similarity(true, found, dim=0))
-    any_length = observation.altered.rescaled or (observation.kind == "change" and observation.schedule is None)
     common = _length(found, true) if any_length else 1.0
     factors = [1.0]
     for name, *pair in zip(names, seen, made, strict=True):
@@ -135,7 +138,7 @@ def simulated(
     Args:
         shuffle: see :func:`fedpriv.attacks.gradients.local_run.local_run`; the others: see :func:`explained`.
     """
-    schedule = observation.schedule or Schedule(lr=1.0, batch_size=len(labels))
+    schedule = _schedule(observation, len(labels))
     sign = -1.0 if observation.kind == "gradient" else 1.0
     device, dtype = weight_dtype(observation)
     inputs = from_picture(observation, images.to(device, dtype))
@@ -144,6 +147,12 @@ def simulated(
     net = in_clients_mode(observation.net)
     moved = local_run(net, weights, list(observation.shared), inputs, targets, steps, shuffle=shuffle)
     return {name: sign * change for name, change in moved.items()}
+
+
+def _schedule(observation: Observation, samples: int) -> Schedule:
+    """The client's or, where it is not known, one step on all samples; a gradient is a step of length 1."""
+    lr = 1.0 if observation.kind == "gradient" else UNKNOWN_RATE
+    return observation.schedule or Schedule(lr=lr, batch_size=samples)
 
 
 def _length(found: Tensor, true: Tensor) -> float:

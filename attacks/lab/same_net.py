@@ -86,7 +86,8 @@ def _undefended(
 ) -> Observation:
     shared = {name: moved.detach() for name, moved in simulated(observation, weights, images, labels, draw).items()}
     known = None if observation.labels is None else labels
-    return replace(observation, shared=shared, labels=known, statistics={}, altered=UNALTERED, unlike=())
+    # Of an unknown schedule it has no weight decay, which attacks would otherwise undo.
+    return replace(observation, shared=shared, labels=known, statistics={}, altered=UNALTERED, unlike=(), penalty=None)
 
 
 def _since(began: float) -> float:

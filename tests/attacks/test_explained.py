@@ -10,7 +10,7 @@ import torch
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.gradients.multistep import response
-from fedpriv.attacks.lab.explained import LEAST, MOST, Agreement, explained
+from fedpriv.attacks.lab.explained import LEAST, MOST, Agreement, as_one_step, explained, simulated
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.lab.setting import Setting
@@ -104,6 +104,42 @@ def test_a_tensor_of_another_length_is_seen() -> None:
     assert found.doubt is not None and "length differs by a factor of 1.7, at most 1.25 is allowed" in found.doubt
     clipped = {one: 0.01 * tensor for one, tensor in other.shared.items()}
     assert 1.1 < agreement(replace(other, shared=clipped, altered=Altered(rescaled=True))).factor < 1.7, "beside a common one"
+
+
+def test_a_rate_that_is_not_known_is_no_doubt() -> None:
+    seen = sent()
+    for lr in (0.01, 1.0, 30.0):
+        change = of_unknown_rate(seen, lr)
+        assert agreement(change).doubt is None
+        step = as_one_step(change)
+        assert step is not None
+        read_as_one = explained(step, seen.weights, IMAGES, LABELS, one_step=True)
+        assert read_as_one is not None and read_as_one.doubt is None
+    name = max(seen.shared, key=lambda one: float(seen.shared[one].norm()))
+    other = as_one_step(of_unknown_rate(replace(seen, shared={**seen.shared, name: 3 * seen.shared[name]}), 0.01))
+    assert other is not None and agreement(other).doubt is not None, "beside the rate, which is that of all tensors"
+
+
+def test_noise_is_held_against_a_message_of_an_unknown_rate() -> None:
+    seen = sent()
+    norm = float(torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm())
+    assert cosine(of_unknown_rate(noisy(seen, 0.04 * norm), 0.01)) == pytest.approx(cosine(noisy(seen, 0.04 * norm)), abs=0.1)
+    loud = of_unknown_rate(noisy(seen, 0.1 * norm), 0.01)
+    assert explained(loud, seen.weights, IMAGES, LABELS) is None, "most of it is noise"
+
+
+def test_the_simulated_step_of_an_unknown_schedule_has_not_the_length_of_a_gradient() -> None:
+    """A control with such steps would also pass for attacks that take a change for a gradient."""
+    seen = sent()
+    made = simulated(of_unknown_rate(seen, 0.01), seen.weights, IMAGES, LABELS)
+    assert all(float(made[name].norm()) < 0.5 * float(tensor.norm()) for name, tensor in seen.shared.items())
+
+
+def of_unknown_rate(seen: Observation, lr: float) -> Observation:
+    """The change of one step on a gradient."""
+    variance = {name: lr**2 * value for name, value in seen.altered.variance.items()}
+    shared = {name: -lr * tensor for name, tensor in seen.shared.items()}
+    return replace(seen, kind="change", shared=shared, altered=replace(seen.altered, variance=variance))
 
 
 def test_where_the_simulation_is_exact_a_small_difference_is_a_doubt() -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.registry import image_attack, image_attacks
 from fedpriv.attacks.gradients.distances import squared
@@ -114,6 +115,28 @@ def test_nets_with_different_weights_are_attacked_together() -> None:
     value_alone, gradient_alone = single(torch.arange(1), point[1:])
     torch.testing.assert_close(value[1:], value_alone, rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(gradient[1:], gradient_alone, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defence", ["pruning", "noise"])
+def test_a_defence_does_not_make_an_unknown_rate_matter(defence: str) -> None:
+    images, labels = default_images(1, side=SIDE)
+    seen = Setting(net="perceptron", side=SIDE).observations(images, labels, 0)[0]
+    shared, draw = {name: -0.01 * tensor for name, tensor in seen.shared.items()}, torch.Generator().manual_seed(0)
+    deviation = 0.02 * float(torch.cat([tensor.flatten() for tensor in shared.values()]).square().mean().sqrt())
+    if defence == "noise":
+        altered = Altered(variance=dict.fromkeys(shared, deviation**2))
+        shared = {name: tensor + deviation * torch.randn(tensor.shape, generator=draw) for name, tensor in shared.items()}
+    else:
+        altered = Altered(kept={name: tensor.abs() >= tensor.abs().median() for name, tensor in shared.items()})
+        shared = {name: tensor * altered.kept[name] for name, tensor in shared.items()}
+    attack = InvertingGradients(steps=150)
+    change = replace(seen, kind="change", shared=shared, altered=altered)
+    known = replace(change, schedule=Schedule(lr=0.01))
+    errors = [float(mse(attack.run([one]).images, images)) for one in (known, change)]
+    assert max(errors) < 1e-2, errors
+    other = {name: tensor[torch.randperm(len(tensor), generator=draw)] for name, tensor in shared.items()}
+    assert float(mse(attack.run([replace(change, shared=other)]).images, images)) > 3e-2, "of another message it finds nothing"
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.inference.labels import (
+    batch_labels,
     bias_counts,
     bias_label,
     count_accuracy,
@@ -107,6 +108,28 @@ def test_clipping_does_not_hide_counts(rule: Callable[[Observation], Tensor]) ->
     clipped = replace(clipped, shared={name: 1e-3 * tensor for name, tensor in clipped.shared.items()})
     adapted = count_accuracy(rule(replace(clipped, altered=Altered(rescaled=True))), truth())
     assert adapted >= 0.9 and count_accuracy(rule(clipped), truth()) < 0.6
+
+
+@pytest.mark.parametrize("rule", [embedding_counts, bias_counts])
+@pytest.mark.parametrize("lr", [0.01, 30.0])
+def test_an_unknown_learning_rate_does_not_hide_counts(rule: Callable[[Observation], Tensor], lr: float) -> None:
+    assert count_accuracy(rule(of_unknown_schedule(message(LABELS), lr)), truth()) >= 0.9
+
+
+@pytest.mark.parametrize("rule", [bias_counts, embedding_counts])
+def test_counts_from_random_numbers_of_unknown_length_are_at_chance(rule: Callable[[Observation], Tensor]) -> None:
+    scores = [count_accuracy(rule(of_unknown_schedule(noise(seed, len(LABELS)), 0.01)), truth()) for seed in range(30)]
+    assert sum(scores) / len(scores) < 0.6
+
+
+def test_labels_after_a_step_of_an_unknown_rate() -> None:
+    found = batch_labels(of_unknown_schedule(message([3, 5, 7, 9]), 0.01))
+    assert found.tolist() == [3, 5, 7, 9]
+
+
+def of_unknown_schedule(seen: Observation, lr: float) -> Observation:
+    """The change of one step on a gradient."""
+    return replace(seen, kind="change", shared={name: -lr * tensor for name, tensor in seen.shared.items()})
 
 
 @pytest.mark.parametrize("rule", [bias_counts, embedding_counts])

@@ -77,5 +77,7 @@ def test_without_schedule_the_direction_is_right_and_unknown_weights_are_named()
     sent = change(net, x, y, Schedule(lr=0.1))
     blind = as_gradient(observe(net, sent, kind="change", schedule=None))
     torch.testing.assert_close(blind.shared["top.bias"] / 0.1, gradient(net, x, y)["top.bias"])
+    assert blind.altered.rescaled, "its length says nothing"
+    assert not as_gradient(observe(net, sent, kind="change", schedule=Schedule(lr=0.1))).altered.rescaled
     with pytest.raises(Inapplicable, match=r"top\.weight"):
         as_gradient(observe(net, sent, kind="change", schedule=schedule, weights={}))

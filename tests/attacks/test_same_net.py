@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.image.direct import Unrolled
 from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.nets import observe, perceptron, uniform_
@@ -89,6 +90,17 @@ def test_few_public_images_are_too_few_for_the_control() -> None:
     public = Public(torch.rand(7, 3, SIDE, SIDE), torch.arange(7))
     control = on_same_net(Reads(), replace(observation, public=public), weights, 0)  # type: ignore[arg-type]
     assert not control.passed and control.sentence == "7 public images are too few to try reads on messages of this net"
+
+
+def test_where_the_schedule_is_not_known_no_decay_is_undone_that_was_not_simulated() -> None:
+    observation, weights = seen()
+    attack = Reads()
+    change = replace(observation, kind="change", penalty=lambda start: -start)
+    on_same_net(attack, change, weights, 0)  # type: ignore[arg-type]
+    made = as_gradient(attack.given[0]).shared
+    on_same_net(attack, observation, weights, 0)  # type: ignore[arg-type]
+    for name, gradient in attack.given[0].shared.items():
+        torch.testing.assert_close(F.normalize(made[name].flatten(), dim=0), F.normalize(gradient.flatten(), dim=0))
 
 
 def test_a_change_is_that_of_the_clients_steps() -> None:

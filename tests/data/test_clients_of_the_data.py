@@ -96,6 +96,17 @@ def test_clients_that_are_read_as_classes_are_named_where_they_cannot_be_dealt(t
     assert "class 'north' has 24 training samples for 30 shards" in said and f"{hint}, add --partition given" in said
 
 
+def test_pairs_of_clients_are_refused(tmp_path: Path) -> None:
+    """Their images would be read without the texts."""
+    for client in ("north", "south"):
+        write_folder(tmp_path / "clients" / client / "cat", pixels(4, 8, 8), [0] * 4, ["images"])
+        (tmp_path / "clients" / client / "cat" / "text").mkdir()
+    with pytest.raises(
+        UsageError, match=r"clients/north holds image-text pairs, which cannot come by client; put the pairs of all"
+    ):
+        load_data(data(tmp_path / "clients"))
+
+
 def test_a_row_of_clients_tables_is_named_by_its_own_table(tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         patients(tmp_path / "clients" / name / "a.csv")

@@ -171,6 +171,97 @@ def test_tables_of_a_folder(files: list[str], train: int, test: int, unread: str
     assert ("there is no test split" in said) == held_out
 
 
+@pytest.mark.parametrize(
+    ("files", "lacks"),
+    [
+        (["train-00000-of-00003.parquet"], "train-00001-of-00003.parquet, train-00002-of-00003.parquet; add them"),
+        (["train-00000-of-00001.parquet", "test-00001-of-00002-a1b2.parquet"], "test-00000-of-00002.parquet;"),
+        (["part-1-of-2.parquet"], "part-0-of-2.parquet;"),
+        (["train-0-of-999999999999.parquet"], "train-3-of-999999999999.parquet, ...;"),
+    ],
+)
+def test_parts_that_are_missing_are_named(files: list[str], lacks: str, tmp_path: Path) -> None:
+    for name in files:
+        rows(tmp_path / name, 10)
+    with pytest.raises(UsageError, match=f"holds 1 of [0-9]+ parts and lacks .*{lacks}"):
+        load_dataset(str(tmp_path))
+    assert len(load_dataset(str(tmp_path / files[-1])).train_labels) == 8
+
+
+def test_parts_may_be_counted_from_one(tmp_path: Path) -> None:
+    for name in ("part-1-of-2.parquet", "part-2-of-2.parquet"):
+        rows(tmp_path / name, 10)
+    assert len(load_dataset(str(tmp_path)).train_labels) == 16
+
+
+def test_a_repository_of_the_hub_is_one_data_set(tmp_path: Path) -> None:
+    """Its tables are in ``data/``, which is no client."""
+    (tmp_path / "repo" / "data").mkdir(parents=True)
+    (tmp_path / "repo" / "README.md").write_text("# Letters")
+    for split, count in (("train", 10), ("test", 6), ("extra", 4)):
+        rows(tmp_path / "repo" / "data" / f"{split}-00000-of-00001.parquet", count)
+    found = load_dataset(str(tmp_path / "repo"))
+    assert found.owners is None and (len(found.train_labels), len(found.test_labels)) == (10, 6)
+    assert f"not read in {tmp_path / 'repo'}: data/extra-00000-of-00001.parquet" in found.said
+
+
+def photos(folder: Path, count: int = 4) -> Path:
+    """A folder of images for each of two classes."""
+    for cls in ("benign", "malignant"):
+        (folder / cls).mkdir(parents=True)
+        for number in range(count):
+            PIL.Image.fromarray(np.full((4, 4), number, dtype=np.uint8)).save(folder / cls / f"{number}.png")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("images", "table"),
+    [("", "metadata.csv"), ("train", "metadata.csv"), ("", "all.parquet"), ("train", "train.csv"), ("north", "info.csv")],
+)
+def test_a_table_beside_folders_of_images_is_ambiguous(images: str, table: str, tmp_path: Path) -> None:
+    folder = photos(tmp_path / "photos" / images)
+    file = tmp_path / "photos" / table
+    if file.suffix == ".csv":
+        file.write_text("age,label\n" + "40,0\n50,1\n" * 20)
+    else:
+        rows(file, 40)
+    with pytest.raises(
+        UsageError, match=rf"photos holds the table {table} and folders of images \(.*malignant\); move one of"
+    ) as error:
+        load_dataset(str(tmp_path / "photos"))
+    assert "\n" not in str(error.value)
+    assert len(load_dataset(str(file)).train_labels) == 32
+    file.unlink()
+    assert load_dataset(str(folder)).classes == ("benign", "malignant")
+
+
+def test_what_is_beside_the_tables_of_splits_is_said(tmp_path: Path) -> None:
+    """Which are read, as their names say that they are the data."""
+    folder = photos(tmp_path / "all" / "photos").parent
+    for split in ("train", "test"):
+        rows(folder / f"{split}.parquet", 10)
+    (folder / "photos" / "benign" / "0.png").rename(folder / "cover.png")
+    (folder / "LICENSE").write_text("as you like")
+    found = load_dataset(str(folder))
+    assert len(found.train_labels) == 10 and f"not read in {folder}: photos, cover.png" in found.said
+
+
+@pytest.mark.parametrize("layout", ["", "train", "clients"])
+def test_images_that_are_not_read_are_said(layout: str, tmp_path: Path) -> None:
+    root = tmp_path / "photos" / layout / ("north" if layout == "clients" else "")
+    photos(root)
+    (root / "benign" / "1.heic").write_bytes(b"of a telephone")
+    (root / "0.png").write_bytes((root / "benign" / "0.png").read_bytes())
+    (root / "LICENSE").write_text("as you like")
+    found = load_dataset(str(tmp_path / "photos"))
+    assert len(found.train_labels) + len(found.test_labels) == 8
+    said = (str(root.relative_to(tmp_path / "photos") / name) for name in ("0.png", "benign/1.heic"))
+    assert f"not read in {tmp_path / 'photos'}: {', '.join(said)}" in found.said
+    for number in range(10):
+        (root / "benign" / f"{number}.avif").write_bytes(b"of another")
+    assert any(line.endswith("benign/3.avif, ... (12 in all)") for line in load_dataset(str(tmp_path / "photos")).said)
+
+
 def test_a_test_split_alone_is_refused(tmp_path: Path) -> None:
     rows(tmp_path / "data.parquet", 10)
     rows(tmp_path / "test.parquet", 10)

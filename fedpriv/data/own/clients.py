@@ -1,6 +1,6 @@
 """A folder with a folder for each client: ``clients/<client>/...``, each an image folder by class, a table, or both splits.
 
-It is recognised by its name, ``clients``; or by tables (CSV, parquet) in all its sub-folders, which no other data set has; or the
+It is recognised by its name, ``clients``; or by tables (CSV, parquet) in all its sub-folders, of which there are several; or the
 config says so (partition ``given``).
 """
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedpriv.data.disaster import holds_pairs
 from fedpriv.data.tables.files import Table
-from fedpriv.data.tables.folders import by_split, open_folder, table_files, visible
+from fedpriv.data.tables.folders import by_split, data_folder, folders_in, holds_images, open_folder, table_files
 from fedpriv.data.tables.hub import SPLITS
 from fedpriv.errors import UsageError
 
@@ -83,23 +83,24 @@ def client_folders(folder: Path, asked: bool = False) -> list[Path]:
     Args:
         asked: the config says that it is.
     """
-    found = _folders(folder)
+    found = folders_in(folder)
     if [one.name for one in found] == [NAME]:
         return client_folders(found[0], asked)
     if not found or table_files(folder) or {one.name.lower() for one in found} <= {"train", *SPLITS}:
         return []
-    named = (asked or folder.name == NAME) and not any(map(_holds_images, found))
-    return found if named or all(map(table_files, found)) else []
+    named = (asked or folder.name == NAME) and not any(map(holds_images, found))
+    several = len(found) > 1  # one alone is where the hub's repositories have their tables
+    return found if named or (several and all(map(table_files, found))) else []
 
 
 def looks_like_clients(folder: Path) -> str | None:
     """A hint, where folders that are read as classes have sub-folders of the same names, as clients' would."""
-    found = _folders(folder)
-    if len(found) < 2 or _train(folder) != folder or any(map(_holds_images, found)):
+    found = folders_in(folder)
+    if len(found) < 2 or _train(folder) != folder or any(map(holds_images, found)):
         return None
     if client_folders(folder) or holds_pairs(folder):  # read as what they are
         return None
-    inner = [{one.name for one in _folders(sub)} for sub in found]
+    inner = [{one.name for one in folders_in(sub)} for sub in found]
     if len(common := set.intersection(*inner)) < 2:
         return None
     classes, names = (", ".join(list(some)[:3]) for some in (sorted(common), [one.name for one in found]))
@@ -110,13 +111,18 @@ def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None]:
     """The clients' training rows, and their test rows; ``None``: no client has any of its own.
 
     Raises:
-        UsageError: a client's folder holds no data, or only some have test data.
+        UsageError: a client's folder holds no data, or pairs; or only some have test data.
     """
     for folder in folders:
         if not folder.name.isprintable():
             raise UsageError(f"{str(folder)!r}: the name of a client holds a character that cannot be shown")
-    tables = [table_files(folder) for folder in folders]
-    classes = () if any(tables) else sorted({one.name for folder in folders for one in _folders(_train(folder))})
+        if holds_pairs(folder):
+            raise UsageError(
+                f"{folder} holds image-text pairs, which cannot come by client; put the pairs of all clients into one folder, as "
+                "<class>/images/<name>.jpg and <class>/text/<name>.txt, for a partition to divide"
+            )
+    tables = [table_files(data_folder(folder)) for folder in folders]
+    classes = () if any(tables) else sorted({one.name for folder in folders for one in folders_in(_train(folder))})
     opened = [open_folder(folder, classes) for folder in folders]
     names, where = tuple(folder.name for folder in folders), str(folders[0].parent)
     trained, tested = zip(*opened, strict=True)
@@ -128,14 +134,4 @@ def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None]:
 
 
 def _train(folder: Path) -> Path:
-    return by_split(_folders(folder)).get("train", [folder])[0]
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in visible(folder) if path.is_dir()]
-
-
-def _holds_images(folder: Path) -> bool:
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
-
-    return any(path.suffix.lower() in ImageFolder.EXTENSIONS for path in folder.iterdir())
+    return by_split(folders_in(folder)).get("train", [folder])[0]

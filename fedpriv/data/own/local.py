@@ -18,11 +18,14 @@ from fedpriv.data.tables.files import open_file
 from fedpriv.data.tables.folders import not_read, open_folder
 from fedpriv.data.tables.hub import open_hub
 from fedpriv.errors import UsageError
+from fedpriv.outside.names import printable
 
 if TYPE_CHECKING:
     from fedpriv.data.tables.files import Table
 
 HUB = "hf:"
+_SHOWN = 5
+"""How many of the files that are not read a line names."""
 _HUB_NAME = re.compile(r"hf:(?P<id>[\w.-]+(/[\w.-]+)?)(:(?P<config>[^@\s]+))?(@(?P<revision>\S+))?")
 
 
@@ -48,8 +51,10 @@ def _open(path: Path, folders: list[Path], data: DataConfig) -> Opened:
     else:
         train, test = open_folder(path) if path.is_dir() else (open_file(path), None)
     opened = _assembled(path.name, [train] if test is None else [train, test], data)
-    if not folders and path.is_dir() and (unread := not_read(path)):
-        opened.notes.append(f"not read in {path}: {', '.join(unread[:5])}{', ...' if len(unread) > 5 else ''}")
+    read = folders or [path] if path.is_dir() else []
+    if unread := [printable(str(folder.relative_to(path) / name)) for folder in read for name in not_read(folder)]:
+        more = f", ... ({len(unread):,} in all)" if len(unread) > _SHOWN else ""
+        opened.notes.append(f"not read in {path}: {', '.join(unread[:_SHOWN])}{more}")
     if not folders and path.is_dir() and (hint := looks_like_clients(path)) is not None:
         opened.notes.append(hint)
     return opened

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from fedpriv.data.tables.files import ParquetTable, Table, open_file
@@ -12,6 +13,9 @@ from fedpriv.errors import UsageError
 
 _SPLIT = re.compile(r"(train|" + "|".join(SPLITS) + r")([-_.]?\d+(-of-\d+)?(-[0-9a-f]+)?)?", re.IGNORECASE)
 """Names of the files of a split, which may be several, as in the hub's repositories: ``train-00000-of-00002``."""
+
+_PART = re.compile(r"(?P<before>.*?)(?P<number>\d+)-of-(?P<parts>\d+)(-[0-9a-f]+)?", re.IGNORECASE)
+"""Names of parts that say how many there are."""
 
 
 def visible(folder: Path) -> list[Path]:
@@ -35,6 +39,11 @@ def _below(folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     return found
 
 
+def folders_in(folder: Path) -> list[Path]:
+    """The visible folders in a folder, sorted."""
+    return [path for path in visible(folder) if path.is_dir()]
+
+
 def _kind(path: Path) -> str:
     """The suffix of a file in small letters."""
     return path.suffix.lower()
@@ -43,6 +52,25 @@ def _kind(path: Path) -> str:
 def table_files(folder: Path) -> list[Path]:
     """The tables in a folder: its parquet and its CSV files."""
     return [path for path in visible(folder) if _kind(path) in (".parquet", ".csv")]
+
+
+def _is_image(path: Path) -> bool:
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    return _kind(path) in ImageFolder.EXTENSIONS
+
+
+def holds_images(folder: Path) -> bool:
+    """Whether there are images directly in a folder."""
+    return any(map(_is_image, visible(folder)))
+
+
+def data_folder(folder: Path) -> Path:
+    """Where a folder's data are: in its only sub-folder, where that alone holds tables, as in repositories of the hub."""
+    inside = folders_in(folder)
+    if len(inside) != 1 or table_files(folder) or not table_files(inside[0]) or holds_images(inside[0]):
+        return folder
+    return folder if inside[0].name.lower() in SPLITS else inside[0]
 
 
 def by_split(paths: Sequence[Path]) -> dict[str, list[Path]]:
@@ -66,14 +94,25 @@ def _test_split(splits: Mapping[str, list[Path]]) -> str | None:
 
 
 def not_read(folder: Path) -> list[str]:
-    """The names of the tables and folders in a folder that :func:`open_folder` leaves out."""
-    tables = table_files(folder)
-    splits = by_split(tables or [path for path in visible(folder) if path.is_dir()])
-    if "train" not in splits:
-        mixed = len({_kind(path) for path in tables}) > 1
-        return [path.name for path in tables if mixed and _kind(path) == ".csv"]
+    """What :func:`open_folder` leaves out of a folder: tables, folders, images, and in folders of images other files.
+
+    Of other files beside the data, such as a licence, nothing is said.
+    """
+    inner = data_folder(folder)
+    tables, folders, images = table_files(inner), folders_in(inner), [path for path in visible(inner) if _is_image(path)]
+    splits = by_split(tables or folders)
     test = _test_split(splits)
-    return [path.name for name, paths in splits.items() if name not in ("train", test) for path in paths]
+    found = [path for name, paths in splits.items() if "train" in splits and name not in ("train", test) for path in paths]
+    if tables:
+        if "train" not in splits and len({_kind(path) for path in tables}) > 1:
+            found += [path for path in tables if _kind(path) == ".csv"]
+        found += folders + images
+    elif not _is_saved(inner):
+        roots = [splits[name][0] for name in ("train", test) if name in splits] if "train" in splits else [inner]
+        found += images if inner not in roots else []
+        # Directly in it, images are of no class; below it, other files are no images.
+        found += [path for root in roots for path in _below(root) if path.is_file() and _is_image(path) == (path.parent == root)]
+    return [str(path.relative_to(folder)) for path in found]
 
 
 def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table | None]:
@@ -82,17 +121,26 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
     Tables: ``train.parquet`` and ``test.parquet`` (also ``valid`` or ``validation``; in parts as of the hub:
     ``train-00000-of-00002.parquet``), or the same as CSV; any other parquet files together are one split. What ``save_to_disk``
     of the `datasets` library wrote. Images: ``train/<class>/*`` and ``test/<class>/*``, or ``<class>/*`` as one split. Small and
-    capital letters are the same.
+    capital letters are the same. Tables may be in the only sub-folder, as in repositories of the hub.
 
     Args:
         classes: of images, the classes that they are of; none: those that have a folder.
 
     Raises:
-        UsageError: it holds neither; or several CSV files, or a test split, and none that is called ``train``.
+        UsageError: it holds neither, or both; or several CSV files, or a test split, and none that is called ``train``; or some
+            parts of a split alone.
     """
+    folder = data_folder(folder)
     found = table_files(folder)
     if found:
         splits = by_split(found)
+        named = "train" in splits and "train" not in by_split(folders_in(folder))
+        if not named and (images := _like_classes(folder)):
+            shown = ", ".join([*(str(path.relative_to(folder)) for path in images[:3]), *["..."] * (len(images) > 3)])
+            raise UsageError(
+                f"{folder} holds the table {found[0].name} and folders of images ({shown}); move one of them away, or give the table "
+                "itself as the data set"
+            )
         test = _test_split(splits)
         if "train" not in splits:
             found = [file for file in found if _kind(file) == ".parquet"] or found
@@ -101,9 +149,9 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
                 raise UsageError(f"{folder} holds {', '.join(file.name for file in found)} and no {missing}; name one of them")
             return _open_files(found), None
         return _open_files(splits["train"]), _open_files(splits[test]) if test else None
-    if any((folder / name).is_file() for name in ("dataset_dict.json", "state.json")):
+    if _is_saved(folder):
         return open_saved(folder)
-    folders = by_split([path for path in visible(folder) if path.is_dir()])
+    folders = by_split(folders_in(folder))
     if "train" not in folders:
         return _image_folder(folder, classes), None
     test = _test_split(folders)
@@ -111,8 +159,40 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
     return train, _image_folder(folders[test][0], train.features["label"].names) if test else None
 
 
+def _is_saved(folder: Path) -> bool:
+    """Whether the `datasets` library wrote it."""
+    return any((folder / name).is_file() for name in ("dataset_dict.json", "state.json"))
+
+
+def _like_classes(folder: Path) -> list[Path]:
+    """Two folders or more side by side that hold images, in a folder or one below it."""
+    for root in (folder, *folders_in(folder)):
+        if len(found := list(filter(holds_images, folders_in(root)))) > 1:
+            return found
+    return []
+
+
+def _check_parts(files: Sequence[Path]) -> None:
+    """Refuse files of which some say that there are other parts, which are not there."""
+    held: dict[tuple[str, str], dict[int, str]] = {}
+    for file in files:
+        if (part := _PART.fullmatch(file.stem)) is not None:
+            held.setdefault((part["before"], part["parts"]), {})[int(part["number"])] = part["number"]
+    for (before, parts), there in held.items():
+        whole, width = int(parts), len(next(iter(there.values())))
+        first = int(whole in there)  # some count from 1
+        missing = list(islice((number for number in range(first, whole + first) if number not in there), 4))
+        if missing:
+            names = [f"{before}{number:0{width}}-of-{parts}{files[0].suffix}" for number in missing[:3]]
+            lacks = ", ".join([*names, *["..."] * (len(missing) > 3)])
+            raise UsageError(
+                f"{files[0].parent} holds {len(there)} of {whole} parts and lacks {lacks}; add them, or give a file as the data set"
+            )
+
+
 def _open_files(files: Sequence[Path]) -> Table:
     """The rows of one file, or of several parquet files."""
+    _check_parts(files)
     if len(files) > 1 and any(_kind(file) != ".parquet" for file in files):
         raise UsageError(f"{', '.join(map(str, files))} are the same split; several files of one are parquet")
     return open_file(files[0]) if len(files) == 1 else ParquetTable(tuple(files))
@@ -121,9 +201,8 @@ def _open_files(files: Sequence[Path]) -> Table:
 def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     """The images of ``<class>/*``, with the class numbers of ``known`` if given."""
     import datasets
-    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
-    found = [path.name for path in visible(folder) if path.is_dir()]
+    found = [path.name for path in folders_in(folder)]
     if known and (strange := sorted(set(found) - set(known))):
         raise UsageError(f"{folder} holds the class {strange[0]!r}, which is not in the training split ({', '.join(known)})")
     classes = list(known) or found
@@ -134,7 +213,7 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     files = [path for path in inside if path.is_file()]
     if not classes or not files:
         raise UsageError(f"{folder} holds no parquet or CSV file and no image folder (<class>/<image>)")
-    images = [file for file in files if _kind(file) in ImageFolder.EXTENSIONS and file.parent != folder]
+    images = [file for file in files if _is_image(file) and file.parent != folder]
     if not images:
         raise UsageError(f"{folder} holds no images in its class folders {', '.join(classes[:5])}")
     if not known and (empty := sorted(set(classes) - {file.relative_to(folder).parts[0] for file in images})):
