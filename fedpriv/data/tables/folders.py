@@ -138,8 +138,8 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
         if not named and (images := _like_classes(folder)):
             shown = ", ".join([*(str(path.relative_to(folder)) for path in images[:3]), *["..."] * (len(images) > 3)])
             raise UsageError(
-                f"{folder} holds the table {found[0].name} and folders of images ({shown}); move one of them away, or give the table "
-                "itself as the data set"
+                f"{folder} holds the table {found[0].name} and folders of images ({shown}); move one of them away, or give the "
+                "table itself as the data set"
             )
         test = _test_split(splits)
         if "train" not in splits:
@@ -184,9 +184,9 @@ def _check_parts(files: Sequence[Path]) -> None:
         missing = list(islice((number for number in range(first, whole + first) if number not in there), 4))
         if missing:
             names = [f"{before}{number:0{width}}-of-{parts}{files[0].suffix}" for number in missing[:3]]
-            lacks = ", ".join([*names, *["..."] * (len(missing) > 3)])
+            lacks = f"lacks {', '.join([*names, *['...'] * (len(missing) > 3)])}"
             raise UsageError(
-                f"{files[0].parent} holds {len(there)} of {whole} parts and lacks {lacks}; add them, or give a file as the data set"
+                f"{files[0].parent} holds {len(there)} of {whole} parts and {lacks}; add them, or give a file as the data set"
             )
 
 
