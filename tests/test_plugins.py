@@ -208,6 +208,16 @@ def test_a_run_whose_plugin_is_gone_says_so_and_takes_it_from_elsewhere(tmp_path
     assert methods.find_method("moved").title == "A file."
 
 
+def test_a_frontier_takes_the_plugins_of_its_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a run recorded them; their methods are known before anything is trained, and the runs' processes import them, too."""
+    file, asked = write(tmp_path, "frontier_plugin", "in-a-frontier"), list[Any]()
+    (tmp_path / "config.yaml").write_text(f"method: in-a-frontier\nplugins: [{file}]\n")
+    monkeypatch.setattr("fedpriv.frontier.run.frontier", lambda plan, *where: asked.append(plan) or {"strengths": []})
+    CliRunner().invoke(main, ["frontier", "--config", str(tmp_path / "config.yaml"), "--output", str(tmp_path / "out")])
+    (plan,) = asked
+    assert (plan.methods, plan.points()[0].config.plugins) == (["in-a-frontier"], (file,))
+
+
 def test_a_run_that_goes_on_with_a_changed_plugin_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     file = write(tmp_path, "edited_plugin", "edited")

@@ -35,7 +35,12 @@ from fedpriv.cli.terminal import FilePath
 @click.option("--jobs", type=click.IntRange(1), help="Processes at a time. Default: one for each core.")
 @click.option("--messages", default=3, show_default=True, help="Messages to attack in each run, as in `fedpriv audit`.")
 @click.option("--label-shadows", default=60, show_default=True, help="Shadow clients for inferring label sets; 0: none.")
-@click.option("--membership-shadows", default=32, show_default=True, help="Shadow models for membership inference: even, at least 4; 0: none.")
+@click.option(
+    "--membership-shadows",
+    default=32,
+    show_default=True,
+    help="Shadow models for membership inference: even, at least 4; 0: none.",
+)
 @click.option("--singles", default=24, show_default=True, help="Most single-image clients for attacks that optimise.")
 def frontier(
     config_file: Path | None,
@@ -64,11 +69,16 @@ def frontier(
     from fedpriv.frontier.grid import Defence
     from fedpriv.frontier.run import Plan, frontier
     from fedpriv.frontier.show import answer
+    from fedpriv.plugins import load_plugins
 
     base = read_yaml(config_file) if config_file else {}
     lay_over(base, dict(map(parse_assignment, assignments)))
     base.pop("run_dir", None)  # of a run's own config.yaml
     where = f"config {config_file}" if config_file else "the config"
+    named = parse(RunConfig, {"plugins": base.get("plugins") or ()}, where).plugins
+    load_plugins(named, of=str(config_file))
+    given = click.get_current_context().meta.get("fedpriv.plugins", ())
+    base["plugins"] = list(dict.fromkeys(str(file.absolute()) for file in (*named, *given)))  # the runs' processes need them, too
     chosen = {part: base[part] for part in ("method", "objective", "aggregation") if part in base}
     plan = Plan(
         base,

@@ -7,22 +7,26 @@ Membership, accuracy and epsilon are measured by real runs afterwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from fedpriv.audit.conditions import Condition
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.evidence.statistics import listed
+from fedpriv.audit.evidence.views import recorded
 from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.frontier.grid import ANY_EXECUTOR
-from fedpriv.simulation.setup import build
+from fedpriv.simulation.setup import Federation, build
+from fedpriv.wire import Sealed
 
 Say = Callable[[str], None]
 BY_REPLAY = ("recovered", "labels")
@@ -53,14 +57,27 @@ class Replayed(Evidence):
         Raises:
             FedprivError: its training diverged.
         """
-        download = self.store.download(round)
-        if download is None:
-            raise FedprivError(f"{self.folder.path} kept no download of round {round}")
-        turns = ShadowTurns(self.federation, round, download, self.store.broadcast())
-        (found,) = turns.run(lambda number: self.federation.data.train(client), [client])
+        (found,) = self._turn(self.federation, round, client)
         if found is None:
             raise FedprivError(f"the turn of client {client} in round {round} diverged under this defence")
-        return self.simulated(round, client, found.sealed, download.tensors(), found.sealed.num_examples)
+        return self.simulated(round, client, found.sealed, self._download(round).tensors(), found.sealed.num_examples)
+
+    def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
+        """As of a run, but of the replayed turn, which draws other views than that of the run."""
+        repeated, recorder = recorded(self.federation)
+        if recorder is None:
+            return None
+        list(self._turn(repeated, round, client))
+        return recorder.views(images)
+
+    def _turn(self, federation: Federation, round: int, client: int) -> Iterator[ShadowResult | None]:
+        turns = ShadowTurns(federation, round, self._download(round), self.store.broadcast())
+        return turns.run(lambda number: self.federation.data.train(client), [client])
+
+    def _download(self, round: int) -> Sealed:
+        if (download := self.store.download(round)) is None:
+            raise FedprivError(f"{self.folder.path} kept no download of round {round}")
+        return download
 
 
 @dataclass(frozen=True)

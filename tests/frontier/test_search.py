@@ -11,6 +11,7 @@ import pytest
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.images.target import message as of_message
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.frontier.search import Replayed, measured
 from tests.audit.sample_findings import rate
@@ -48,3 +49,11 @@ def test_dp_sgd_is_replayed_from_a_run_that_trained_groups_and_attackers_know_it
     altered = replayed.observation(messages[0], ThreatModel()).altered
     assert altered.rescaled and all(variance > 0 for variance in altered.variance.values())
     assert altered.variance.keys() == replayed.observation(messages[0], ThreatModel()).shared.keys()
+
+
+def test_what_a_replayed_client_trained_on_is_what_its_own_turn_made_of_its_images(tmp_path: Path) -> None:
+    """The run's turn made other crops: with these the steps would not give the message, and an image that was found not count."""
+    augmented = {"train.rounds": 1, "train.batch_size": 500, "data.augment": "crop_flip"}
+    run = play(tmp_path / "run", "fedavg", **FEW_STEPS, **augmented).folder
+    replayed = Replayed(run.path, run.config())
+    assert of_message(replayed, *replayed.messages()[0]).doubt() is None
