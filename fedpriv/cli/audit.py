@@ -41,7 +41,7 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "--membership-shadows",
     default=32,
     show_default=True,
-    help="Shadow models per client of the last kept round, an even number, at most 8 of earlier ones; 0: no membership inference.",
+    help="Shadow models per client of the last kept round, an even number; at most 8 of earlier ones; 0: no such inference.",
 )
 @click.option(
     "--singles",

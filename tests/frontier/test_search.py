@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
+from torch import Tensor
 
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.images.target import message as of_message
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.frontier.search import Replayed, measured
 from tests.audit.sample_findings import rate
@@ -52,8 +54,15 @@ def test_dp_sgd_is_replayed_from_a_run_that_trained_groups_and_attackers_know_it
 
 
 def test_what_a_replayed_client_trained_on_is_what_its_own_turn_made_of_its_images(tmp_path: Path) -> None:
-    """The run's turn made other crops: with these the steps would not give the message, and an image that was found not count."""
-    augmented = {"train.rounds": 1, "train.batch_size": 500, "data.augment": "crop_flip"}
+    """The run's turn made other crops, and an image that was found would be compared with these."""
+    augmented = {"train.rounds": 1, "data.augment": "crop_flip", "data.pixels": "unit"}
     run = play(tmp_path / "run", "fedavg", **FEW_STEPS, **augmented).folder
-    replayed = Replayed(run.path, run.config())
-    assert of_message(replayed, *replayed.messages()[0]).doubt() is None
+    replayed, trained = Replayed(run.path, run.config()), list[Tensor]()
+    augment = replayed.federation.augment
+    assert augment is not None
+    spied = replace(replayed.federation, augment=lambda *given: trained.append(augment(*given)) or trained[-1])
+    ((round, client), *_), replayed.federation = replayed.messages(), spied
+    replayed.message(round, client)
+    made = {image.numpy().tobytes() for image in torch.cat(trained)}
+    views = replayed.views(round, client, replayed.truth(client).images)
+    assert views is not None and {image.numpy().tobytes() for image in views[:, -1]} == made
