@@ -67,8 +67,8 @@ class Case:
         stacked: those of ``weights`` that differ, ``(N, ...)``.
         samples: ``B`` per observation.
         labels: ``(N, B)`` where the threat model gives them.
-        rescaled: whether the gradients were clipped, or read from changes whose schedule is not known, so that their norm carries no
-            information.
+        rescaled: whether the gradients were clipped, or read from changes whose schedule is not known, so that their norm carries
+            no information.
         kept: which entries were sent, by name ``(N, ...)``. Of a tensor that is not named, all were sent.
         variance: expected error of an entry, by name ``(N,)``; empty where the gradients are exact.
         decay: what weight decay added before clipping, by name ``(N, ...)``.
