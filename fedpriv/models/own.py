@@ -11,7 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def only_here(name: str | None) -> str | None:
 
 
 def find_own(name: str) -> Build:
-    """The class or function of that name.
+    """The class or function of that name, or a partial of one.
 
     Raises:
         UsageError: there is none, or it is something else.
@@ -86,10 +86,18 @@ def find_own(name: str) -> Build:
             f"model {name} was defined in the notebook or script that trained the run, and cannot be imported here; put it into "
             "a module and train with model='my_nets:Net'"
         )
-    if not (inspect.isfunction(found) or (inspect.isclass(found) and issubclass(found, nn.Module))):
-        what = "is neither a class derived from nn.Module nor a function" if found is not None else f"is not in module {module}"
+    maker = _maker(found)
+    if not (inspect.isfunction(maker) or (inspect.isclass(maker) and issubclass(maker, nn.Module))):
+        what = f"is not in module {module}"
+        if found is not None:
+            what = "is neither a class derived from nn.Module nor a function, nor functools.partial of one"
         raise UsageError(f"model {name}: {attribute or 'nothing'} {what}")
-    return found
+    return found  # type: ignore[no-any-return]
+
+
+def _maker(build: Any) -> Any:
+    """The class or function of a partial, which has no module of its own; anything else as it is."""
+    return build.func if isinstance(build, partial) else build
 
 
 def contents_of_own(name: str | None) -> dict[str, str]:
@@ -101,7 +109,7 @@ def contents_of_own(name: str | None) -> dict[str, str]:
     if not is_own(name) or name in _here:
         return {}
     build = find_own(str(name))
-    modules = {str(name).partition(":")[0], build.__module__} - {"__main__"}
+    modules = {str(name).partition(":")[0], _maker(build).__module__} - {"__main__"}
     return {module: content for module in sorted(modules) if (content := _content(module, build))}
 
 
@@ -187,7 +195,7 @@ def _built(name: str, build: Build, input_shape: Shape, classes: int) -> nn.Modu
     if missing := [one for one in needed if one not in given]:
         raise UsageError(
             f"model {name} needs {', '.join(missing)}: it is called without arguments, or with input_shape and classes where it "
-            "takes them; functools.partial sets others"
+            "takes them; functools.partial sets others, as in Small = partial(Net, width=8)"
         )
     try:
         net = build(**{key: value for key, value in given.items() if key in taken})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -275,6 +276,10 @@ def compiled() -> nn.Module:
 
 def needy(width: int) -> nn.Module:
     return mlp(width)
+
+
+narrow = partial(needy, width=4)
+no_partial = partial(sorted, reverse=True)
 
 
 def no_net() -> nn.Module:

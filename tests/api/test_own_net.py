@@ -135,6 +135,13 @@ def test_on_the_command_line_and_in_another_process(here: Path) -> None:
     assert fedpriv.load("run").config.model.name == "my_nets:mlp"
 
 
+def test_a_partial_of_a_module_is_found_by_its_name() -> None:
+    net = own_net(OWN + "narrow", SHAPE, 10, None)
+    assert net.feature_dim == 4 and list(own.contents_of_own(OWN + "narrow")) == ["tests.api.own_nets"]
+    with pytest.raises(fedpriv.UsageError, match=r"no_partial is neither .* nor a function, nor functools.partial of one"):
+        own.find_own(OWN + "no_partial")
+
+
 def test_a_run_that_goes_on_with_a_changed_net_says_so(here: Path) -> None:
     file, source = here / "edited_nets.py", Path(own_nets.__file__).read_text()
     file.write_text(source)
