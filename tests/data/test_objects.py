@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pandas as pd
 import PIL.Image
 import pytest
 import torch
@@ -48,6 +49,15 @@ def test_rows_and_texts() -> None:
     assert np.allclose(rows.vectors[1].numpy(), expected[30:], atol=1e-5)
     texts = loaded(([f"word {i}" for i in range(30)], ["abc"[label] for label in LABELS]))
     assert texts.classes == ("a", "b", "c") and texts.texts is not None and "word 3" in texts.texts[0] + texts.texts[1]
+
+
+def test_texts_are_the_same_from_a_list_an_array_and_a_series() -> None:
+    texts, labels = [f"word {i}" for i in range(30)], ["abc"[label] for label in LABELS]
+    expected = name_of((texts, labels))
+    for kind in (np.array, lambda values: np.array(values, dtype=object), pd.Series):
+        assert name_of((kind(texts), kind(labels))) == expected
+    with pytest.raises(UsageError, match=r"sample 1 is (nan|None), and others are texts; leave out what has no text"):
+        name_of((pd.Series(["word", None]), [0, 1]))
 
 
 def test_a_torch_data_set_keeps_its_classes() -> None:

@@ -42,7 +42,7 @@ def name_of(data: Any) -> Path:
         data: arrays ``(x, y)``; a list or torch ``Dataset`` of pairs of a sample and its label; a Hugging Face ``Dataset``; a
             mapping of ``train`` and ``test`` to these; or a list of these, one a client, or a mapping by the clients' names.
             ``x`` are images ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``, uint8 or floats in [0, 1], which are rounded to
-            8 bits; a list of PIL images, read as files of images are; rows ``(N, F)``; or texts.
+            8 bits; a list of PIL images, read as files of images are; rows ``(N, F)``; or texts, in a list, an array or a Series.
 
     Raises:
         UsageError: they are none of these, or two clients have one name, or one that is no name of a visible folder.
@@ -199,10 +199,12 @@ def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
     import datasets
     import PIL.Image
 
-    if isinstance(x, Iterable) and not hasattr(x, "shape"):
+    if isinstance(x, Iterable) and len(getattr(x, "shape", (None,))) == 1:  # also texts as an array or a pandas Series
         x = list(x)
-    if isinstance(x, list) and x and all(isinstance(one, str) for one in x):
-        return {"text": x}, {"text": datasets.Value("string")}
+    if isinstance(x, list) and any(isinstance(one, str) for one in x):
+        if odd := [number for number, one in enumerate(x) if not isinstance(one, str)]:
+            raise UsageError(f"sample {odd[0]} is {x[odd[0]]!r}, and others are texts; leave out what has no text")
+        return {"text": [str(one) for one in x]}, {"text": datasets.Value("string")}
     arrays = [_array(one, number) for number, one in enumerate(x)] if isinstance(x, list) else []
     if arrays and all(isinstance(one, PIL.Image.Image) for one in x) and all(one.dtype == np.uint8 for one in arrays):
         return _images(arrays)  # of whatever sizes, as in files
