@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +20,10 @@ from fedpriv.errors import UsageError
 if TYPE_CHECKING:
     from fedpriv.data.tables.decoding import Mode
     from fedpriv.data.tables.files import Table
+
+
+_MISSING = ("na", "n/a", "nan", "null")
+"""How programs write a missing value, which in a column of texts is a text."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ def assemble(
     elif numbered and (unused := len(classes) - len(np.unique(np.concatenate(labels)))):
         gaps = f"{unused} of the numbers up to {classes[-1]} do not occur, and their classes are empty"
         notes.append(f"the labels in column {columns.label!r} have gaps: {gaps}; names in place of numbers leave no gaps")
+    if numbered:
+        notes += _like_missing(classes, columns.label, "class", "label")
     kept = [np.arange(len(values)) for values in labels]
     if choice.keep:
         if missing := [cls for cls in choice.keep if cls not in classes]:
@@ -134,6 +141,7 @@ def assemble(
         assert found[0] is not None
         if name == columns.label:
             notes.append(f"the clients are the labels, column {name!r}: each has one class, and the data of no other")
+        notes.extend(_like_missing(np.unique(found[0]).tolist(), name, "client", "client"))
         return found[0], found[1]
 
     return Opened(
@@ -147,6 +155,13 @@ def assemble(
         owners=Owners(joined[0].names, owners[0][kept[0]], owners[1][kept[1]]) if joined else None,
         notes=notes,
     )
+
+
+def _like_missing(values: Sequence[Any], column: str, read_as: str, missing: str) -> Iterator[str]:
+    """A line on the values of a column that look like a missing one, if there are any."""
+    if odd := [value for value in values if str(value).strip().lower() in _MISSING]:
+        told = f"column {column!r}: {odd[0]!r} is read as a {read_as} of that name"
+        yield f"{told}; leave out these rows if their {missing} is missing"
 
 
 def _texts(table: Table, column: str, rows: NDArray[np.int64]) -> Texts:

@@ -73,6 +73,19 @@ def test_files_of_one_split_with_other_classes_are_refused(tmp_path: Path) -> No
         load_dataset(str(tmp_path))
 
 
+@pytest.mark.parametrize("value", ["NA", "NaN", "null"])
+def test_a_class_or_client_that_looks_like_a_missing_value_is_said(value: str, tmp_path: Path) -> None:
+    names = "north", "south", value
+    lines = "".join(f"{i * 7 % 30}.5,{'ab'[i % 2]},{names[i % 3]}\n" for i in range(30))
+    (tmp_path / "a.csv").write_text("x,kind,site\n" + lines)
+    by_site = DataConfig(name=str(tmp_path / "a.csv"), label="kind", partition={"name": "by_column", "column": "site"})
+    said = f"column 'site': '{value}' is read as a {{0}} of that name; leave out these rows if their {{1}} is missing"
+    assert said.format("client", "client") in load_data(by_site).said
+    found = load_data(DataConfig(name=str(tmp_path / "a.csv"), label="site"))
+    assert said.format("class", "label") in found.said and len(found.classes) == 3
+    assert not any("is missing" in line for line in load_data(DataConfig(name=str(tmp_path / "a.csv"), label="kind")).said)
+
+
 def test_a_class_that_only_the_test_has_is_said(tmp_path: Path) -> None:
     for split, labels in (("train", "01"), ("test", "012")):
         (tmp_path / f"{split}.csv").write_text("x,label\n" + "".join(f"{i}.5,{label}\n" for i, label in enumerate(labels * 6)))
