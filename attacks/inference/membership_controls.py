@@ -21,6 +21,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.membership import Array, Mask, Use, confidence, fedmia, halves, in_every_use
 from fedpriv.attacks.inference.row_distance import RowDistance
@@ -38,6 +39,7 @@ _CLIENTS, _CANDIDATES, _CLASSES, _SIDE = 8, 16, 4, 8
 _SCHEDULE = Schedule(lr=1.0, steps=50, batch_size=_CANDIDATES // 2)
 
 
+@mounting()
 def positive_controls(shadows: int, seed: int = 0) -> dict[tuple[Kind, Use], Control]:
     """The control of every attack, with the number of shadows that the attack will use; less than a CPU second at 32.
 

@@ -41,6 +41,7 @@ def controls(attack: ImageAttack, setting: Setting, seed: int) -> tuple[Control,
     return kept(attack, setting, seed, compute=compute)
 
 
+@mounting()  # also the nets, whose layers draw from the global generator before they are given their values
 def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
     """Check that the attack recovers undefended images, as many as the setting requires."""
     began = time.process_time()
@@ -58,6 +59,7 @@ def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
     return Control("positive", recovered >= setting.least * goal, sentence, time.process_time() - began)
 
 
+@mounting()
 def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
     """Check that the attack finds nothing in random gradients, whose tensors have the norms of the true ones.
 
@@ -97,8 +99,7 @@ def alteration(attack: ImageAttack) -> Alter | None:
 
 def _run(attack: ImageAttack, observations: Sequence[Observation], images: Tensor, at_once: int, seed: int) -> Tensor:
     """The reconstructions, matched to the images of each message, since a gradient does not determine their order."""
-    with mounting():
-        made = attack.run(observations, seed).raw
+    made = attack.run(observations, seed).raw
     return made[match_batches(made, images, at_once)]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import make_dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from fedpriv.attacks.lab.attempts import (
     run_controls,
     suited,
 )
-from fedpriv.attacks.lab.controls import positive_control
+from fedpriv.attacks.lab.controls import Control, negative_control, positive_control
 from fedpriv.attacks.lab.images import default_images, sample_photographs
 from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.lab.setting import Setting, declared
@@ -187,6 +187,13 @@ def test_as_many_images_at_once_as_an_attack_declares_are_recovered_at_its_usual
     small = replace(says.control, side=12 if name == "inverting-gradients" else 8, at_once=says.at_once)
     found = positive_control(kind(**says.usual), small, seed=2)
     assert found.passed and f"{says.at_once} behind one message" in found.sentence, found
+
+
+@pytest.mark.parametrize("control", [positive_control, negative_control])
+def test_controls_leave_the_global_random_state_as_it_was(control: Callable[..., Control]) -> None:
+    before = torch.get_rng_state()
+    control(image_attack("analytic")(), Setting(net="one for each", images=2, side=8))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Foreign:

@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+import torch
 
 from fedpriv.attacks.inference import membership, membership_controls
 from fedpriv.attacks.inference.membership import Array
@@ -66,3 +67,9 @@ def test_what_is_broken_fails_and_nothing_else(broken: str, monkeypatch: pytest.
 def test_the_outcome_is_a_function_of_budget_and_seed() -> None:
     first, again = once(4, seed=1), positive_controls(4, seed=1)
     assert [one.sentence for one in first.values()] == [one.sentence for one in again.values()]
+
+
+def test_the_global_random_state_is_left_as_it_was() -> None:
+    before = torch.get_rng_state()
+    positive_controls(4)
+    assert torch.equal(torch.get_rng_state(), before)
