@@ -114,7 +114,8 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     if owners is not None:
         how = "a folder each" if config.data.partition.name == GIVEN else f"the values of column {config.data.partition.column}"
         out.print(f"clients come with the data: {how}", soft_wrap=True)
-    given = f"{sizes.sum():,} of {len(opened.train_labels):,} are assigned"
+    given = f"{partition.distinct():,} of {len(opened.train_labels):,} are assigned"
+    given += f", {again:,} of them more than once" if (again := partition.repeated()) else ""
     given += f", {empty} clients have none" if (empty := int((sizes == 0).sum())) else ""
     out.print(f"training samples per client: {_spread(sizes)}; {given}", soft_wrap=True)
     how = "all of the client's classes, weighted" if partition.test_weights is not None else "shares"

@@ -47,6 +47,15 @@ def test_show_for_people() -> None:
     assert run("show", "--clients", "5").exit_code == 0  # a number at which a run's default participation selects no client
 
 
+def test_samples_that_several_clients_hold_are_counted_once() -> None:
+    digits, dealt = load_labels("digits"), {"name": "class_dir_min1", "alpha": 0.1}
+    partition = make_partition(digits.train_labels, digits.test_labels, 10, DataConfig(partition=dealt), 0)
+    held = np.unique(np.concatenate(partition.train), return_counts=True)[1]
+    text = run("show", "--partition", "class_dir_min1", "--alpha", "0.1").output
+    assert (held > 1).any() and f"{len(held):,} of 1,438 are assigned, {(held > 1).sum()} of them more than once" in text
+    assert "more than once" not in run("show", "--partition", "iid").output
+
+
 def test_show_many_classes(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

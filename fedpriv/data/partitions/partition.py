@@ -77,6 +77,10 @@ class Partition:
         """How many different training samples all clients hold together."""
         return len(np.unique(_flat(self.train)))
 
+    def repeated(self) -> int:
+        """How many different training samples are held more than once, by several clients or by one."""
+        return int((np.unique(_flat(self.train), return_counts=True)[1] > 1).sum())
+
     def counts(self, labels: NDArray[Any], classes: int, split: SplitName = "train") -> Indices:
         """``(n, C)``: number of images of each class per client in ``split``; ``labels`` are those of the indexed split."""
         return class_counts(getattr(self, split), labels, classes)
