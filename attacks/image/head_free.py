@@ -32,8 +32,8 @@ class HeadFree:
 
     For one sample the bias gradient of the last shared linear layer *is* the back-propagated signal at its output, whatever the
     hidden layers are. The weight gradient of a convolution is linear in that signal, so least squares give it for a given image.
-    In both cases the image is matched as in robust iDLG. Otherwise the signal is a second unknown, and Adam on the per-layer
-    residual precedes L-BFGS.
+    In both cases the image is matched as in robust iDLG, if no path leads around the layer, as in a residual block. Otherwise the
+    signal is a second unknown, and Adam on the per-layer residual precedes L-BFGS.
 
     Attributes:
         adam_steps, lr: of the first phase where the signal is unknown.
@@ -111,9 +111,8 @@ def signal_matching(case: Case, closed_form: bool = True) -> Objective:
         raise Inapplicable("none of the layers before the hidden ones is shared")
     of = {layer: name for name, layer in case.net.named_modules()}
     at, how = _source(case, order, places, of) if closed_form and case.samples == 1 else (None, "unknown")
-    if at is not None:  # only what lies before that layer is reached from it
-        reached = {of[layer] for layer in order[: order.index(at) + 1]}
-        names = [name for name in names if name.rpartition(".")[0] in reached]
+    if at is not None:
+        names = _reached(case, order, at, of)
     shapes: dict[str, tuple[int, ...]] = {"image": (case.samples, *case.shape)}
     data = case.data()
     if how == "unknown":
@@ -174,23 +173,54 @@ def layer_calls(case: Case) -> tuple[list[nn.Module], int, list[int]]:
 
     layers = [layer for layer in case.net.body.modules() if next(layer.parameters(recurse=False), None) is not None]
     hooks = [layer.register_forward_hook(note) for layer in layers]
-    weights = {n.removeprefix("body."): w for n, w in case.weights.items() if n.startswith("body.")}
-    weights |= {n.removeprefix("body."): w[0] for n, w in case.stacked.items() if n.startswith("body.")}
-    inputs = torch.zeros(max(2, case.samples), *case.shape, dtype=next(iter(case.seen.values())).dtype)
     try:
-        features = functional_call(case.net.body, weights, (inputs,))
+        features = _features(case, _weights(case))
     finally:
         for hook in hooks:
             hook.remove()
     return called, features.shape[-1], places
 
 
+def _weights(case: Case) -> Data:
+    """The body's weights in the first observation, by its own names."""
+    weights = {n.removeprefix("body."): w for n, w in case.weights.items() if n.startswith("body.")}
+    return weights | {n.removeprefix("body."): w[0] for n, w in case.stacked.items() if n.startswith("body.")}
+
+
+def _features(case: Case, weights: Data) -> Tensor:
+    inputs = torch.zeros(max(2, case.samples), *case.shape, dtype=next(iter(case.seen.values())).dtype)
+    features: Tensor = functional_call(case.net.body, weights, (inputs,))
+    return features
+
+
 def _source(case: Case, order: list[nn.Module], places: list[int], of: Mapping[nn.Module, str]) -> tuple[nn.Module | None, str]:
     """The layer at whose output the signal is known, and from what: a linear layer's bias, a convolution's weight, or nothing."""
     once = [(layer, size) for layer, size in zip(order, places, strict=True) if order.count(layer) == 1]
     for layer, size in reversed(once):
-        if isinstance(layer, nn.Linear) and size == 1 and f"{of[layer]}.bias" in case.seen:  # of several vectors it is a sum
+        # Of several vectors a bias gradient is a sum.
+        one = isinstance(layer, nn.Linear) and size == 1 and f"{of[layer]}.bias" in case.seen
+        if one and _is_only_path(case, layer, _reached(case, order, layer, of)):
             return layer, "bias" if case.exact else "begun"
     if once and case.exact and determined(*once[-1]) and f"{of[once[-1][0]]}.weight" in case.seen:
-        return once[-1][0], "projection"
+        last = once[-1][0]
+        if _is_only_path(case, last, _reached(case, order, last, of)):
+            return last, "projection"
     return None, "unknown"
+
+
+def _reached(case: Case, order: list[nn.Module], at: nn.Module, of: Mapping[nn.Module, str]) -> list[str]:
+    """Names of the observed gradients to which a signal leads from the output of a layer: of that layer, and of those before."""
+    before = {of[layer] for layer in order[: order.index(at) + 1]}
+    return [name for name in case.seen if name.rpartition(".")[0] in before]
+
+
+def _is_only_path(case: Case, at: nn.Module, names: list[str]) -> bool:
+    """Whether the tensors ``names`` act on the features through the output of the layer alone, so that the signal there
+    gives their gradients. Not so where a residual block, a gate or attention over channels leads around it."""
+    weights = _weights(case)
+    weights |= {own: weights[own].clone().requires_grad_() for own in (name.removeprefix("body.") for name in names)}
+    hook = at.register_forward_hook(lambda module, args, output: output.detach())
+    try:
+        return not _features(case, weights).requires_grad
+    finally:
+        hook.remove()

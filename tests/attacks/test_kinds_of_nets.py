@@ -154,3 +154,57 @@ def test_the_bias_of_a_layer_that_is_fed_several_vectors_is_not_the_signal_at_it
     with mounting():
         sums, bias = (signal_matching(case_of([message(net, hidden=True)], bounded=True)) for net in (Attends(), Branches()))
     assert "signal" in sums.layout.shapes and "signal" not in bias.layout.shapes
+
+
+class Around(nn.Module):
+    """Paths lead around its last linear layers: a residual block, a gate, or attention over the channels of a convolution."""
+
+    def __init__(self, kind: str, before: bool) -> None:
+        super().__init__()
+        self.kind = kind
+        self.first = nn.Sequential(nn.Conv2d(3, 4, 3, 2, 1), nn.Tanh(), nn.Conv2d(4, 4, 3, 2, 1), nn.Tanh())
+        self.between = nn.Linear(16, 16) if before else nn.Identity()
+        size = 4 if kind == "attention" else 16
+        self.a, self.b = nn.Linear(size, 12), nn.Linear(12, size)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.kind == "attention":
+            x = x * self.b(self.a(x.mean((2, 3))).tanh()).sigmoid()[:, :, None, None]
+        x = self.between(x.flatten(1))
+        if self.kind != "attention":
+            made = self.b(self.a(x).tanh())
+            x = x + made if self.kind == "residual" else x * made.sigmoid()
+        logits: Tensor = self.head(x)
+        return logits
+
+
+@pytest.mark.parametrize(("kind", "before"), [("residual", True), ("residual", False), ("gate", True), ("attention", False)])
+def test_a_layer_around_which_a_path_leads_gives_no_closed_form(kind: str, before: bool) -> None:
+    """The signal at its output is that of one path. A layer before, through which all paths lead, gives one."""
+    torch.manual_seed(0)
+    with mounting():
+        objective = signal_matching(case_of([message(Around(kind, before), hidden=True)], bounded=True))
+    assert ("signal" in objective.layout.shapes) == (not before)
+    if before:
+        losses = [objective(torch.tensor([0]), image.clamp(1e-4, 1 - 1e-4).logit().reshape(1, -1))[0] for image in IMAGES[:2]]
+        assert float(losses[0]) < 1e-6 and float(losses[1]) > 0.1, "of the image behind it, and of another"
+
+
+def test_the_signal_behind_a_residual_convolution_is_an_unknown() -> None:
+    class Adds(nn.Module):
+        def __init__(self, around: bool) -> None:
+            super().__init__()
+            self.around, self.first, self.second = around, nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 8, 3, 1, 1)
+            self.head = nn.Linear(128, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x).tanh()
+            logits: Tensor = self.head((self.second(x).tanh() + (x if self.around else 0.0)).flatten(1))
+            return logits
+
+    torch.manual_seed(0)
+    with mounting():
+        plain, adds = (signal_matching(case_of([message(Adds(one), hidden=True)], bounded=True)) for one in (False, True))
+    assert "signal" in adds.layout.shapes and "signal" not in plain.layout.shapes
