@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedpriv.attacks.core.observation import Schedule, SplitNet
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.registry import image_attack
 from fedpriv.attacks.gradients.analytic import row_ratios, single_sample
 from fedpriv.attacks.gradients.linear import SharedLinear, fed_by_one
+from fedpriv.attacks.lab.nets import one_for_each
+from fedpriv.attacks.scoring.scores import match, mse
 from fedpriv.objectives.simclr import nt_xent
-from tests.attacks.client import SHAPE, OfRows, change, gradient, mlp, observe, pictures
+from tests.attacks.client import CLASSES, SHAPE, OfRows, change, gradient, mlp, observe, pictures
 
 
 def test_one_sample_is_exact_with_the_head_hidden_and_normalised_input() -> None:
@@ -100,6 +103,53 @@ def test_all_entries_together_withstand_noise_better_than_least_squares_on_the_b
     assert (found - inputs).norm() < 0.9 * (by_bias - inputs).norm()
     exact = fed_by_one(SharedLinear("first", torch.outer(out, inputs), out))
     torch.testing.assert_close(exact, inputs)
+
+
+def defended(message: Observation, how: str) -> Observation:
+    """A message after a mild defence that the attacker knows."""
+    shared, draw = dict(message.shared), torch.Generator().manual_seed(0)
+    sizes = torch.cat([tensor.flatten() for tensor in shared.values()]).abs()
+    if how == "pruning":
+        kept = {name: tensor.abs() > sizes.quantile(0.3) for name, tensor in shared.items()}
+        return replace(message, shared={n: t * kept[n] for n, t in shared.items()}, altered=Altered(kept=kept))
+    if how == "rounding":
+        steps = {name: float(tensor.abs().max()) / 2**6 for name, tensor in shared.items()}
+        variance = {name: step**2 / 12 for name, step in steps.items()}
+        return replace(
+            message, shared={n: (t / steps[n]).round() * steps[n] for n, t in shared.items()}, altered=Altered(variance=variance)
+        )
+    sigma = 0.01 * float(sizes.square().mean().sqrt())
+    noisy = {n: t + sigma * torch.randn(t.shape, generator=draw, dtype=t.dtype) for n, t in shared.items()}
+    return replace(message, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, sigma**2)))
+
+
+@pytest.mark.parametrize("how", ["noise", "rounding", "pruning"])
+def test_a_mild_defence_gives_each_image_once_and_from_its_surest_row(how: str) -> None:
+    images = pictures(12)
+    inputs = (images - 0.5) / 0.3
+    net = one_for_each(inputs.float(), 0, CLASSES).double()
+    sent = gradient(net, inputs, torch.arange(12) % CLASSES)
+    found = row_ratios(defended(observe(net, sent, num_examples=12, mean=(0.5,), std=(0.3,)), how))[0]
+    first = found.values[:12]
+    assert float(mse(first[match(first, images)], images).max()) < 1e-2
+    assert int(found.plausible.sum()) == 12
+
+
+def test_the_rounding_of_a_small_step_gives_each_image_once() -> None:
+    images, schedule = pictures(12).float(), Schedule(lr=1e-4, batch_size=12)
+    net = one_for_each(images, 0, CLASSES)
+    sent = change(net, images, torch.arange(12) % CLASSES, schedule)
+    found = row_ratios(observe(net, sent, kind="change", schedule=schedule, num_examples=12))[0]
+    first = found.values[:12]
+    assert float(mse(first[match(first, images)], images).max()) < 1e-2 and int(found.plausible.sum()) == 12
+
+
+def test_noise_alone_gives_nothing_though_all_rows_agree_within_its_size() -> None:
+    net, draw = mlp(hidden=400), torch.Generator().manual_seed(0)
+    noise = {n: torch.randn(p.shape, generator=draw, dtype=p.dtype) for n, p in net.named_parameters()}
+    known = {"altered": Altered(variance=dict.fromkeys(noise, 1.0)), "mean": (0.5,), "std": (0.3,), "num_examples": None}
+    for found in row_ratios(observe(net, noise, **known)):
+        assert not found.plausible.any()
 
 
 def test_random_numbers_give_nothing() -> None:
