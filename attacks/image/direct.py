@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
@@ -19,6 +20,22 @@ from fedpriv.attacks.gradients.spear import SpearOptions, projected, unmix
 from fedpriv.attacks.image.feature_inversion import InversionOptions, invert_features
 from fedpriv.attacks.image.unrolled import UnrolledOptions, unroll
 from fedpriv.attacks.lab.setting import Setting
+
+
+def evened(observations: Sequence[Observation], attack: Callable[[Observation], One]) -> Reconstruction:
+    """:func:`together` for an attack that finds a number of images of its own in a message that states none: where it finds fewer
+    than in another message, the rest is NaN, as every message has as many rows."""
+    rows = list[int]()
+
+    def counted(observation: Observation) -> One:
+        one = attack(observation)
+        rows.append(len(one.images))
+        return one
+
+    found = together(observations, counted)
+    raw = pad_sequence(list(torch.split(found.raw, rows)), batch_first=True, padding_value=torch.nan).flatten(0, 1)
+    labels = pad_sequence(list(torch.split(found.labels, rows)), batch_first=True, padding_value=-1).flatten(0, 1)
+    return replace(found, raw=raw, labels=labels)
 
 
 @register("analytic")
@@ -35,9 +52,10 @@ class Analytic(AnalyticOptions):
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
         The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels outside
-        the range of images. Where there are fewer candidates than samples, the rest is NaN.
+        the range of images. Where there are fewer candidates than samples, the rest is NaN. Of a message that states no number of
+        samples, all plausible candidates are shown.
         """
-        return together(observations, self._one)
+        return evened(observations, self._one)
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
@@ -55,8 +73,9 @@ class Analytic(AnalyticOptions):
         if observation.num_examples == 1:
             one, loss = single_sample(observation, self.undo_decay)[0]
             return One(one.values, torch.tensor([-1]), [loss], (loss,))
-        images = _first(found, observation.num_examples or 1)
-        loss = float(1 - found.in_range[: len(images)].mean()) if len(found.values) else 1.0
+        n = observation.num_examples
+        images = found.values[found.plausible] if n is None else _first(found, n)
+        loss = float(1 - found.in_range[: len(images)].mean()) if len(found.values) and len(images) else 1.0
         return One(images, torch.full((len(images),), -1), [loss], (loss,))
 
 
@@ -105,7 +124,7 @@ class Spear(SpearOptions):
         The loss is the share of neurons and samples at which an image and its column of the gradient disagree; 0 where the images
         are certain. Where fewer are found than there are samples, the rest is NaN.
         """
-        return together(observations, lambda observation: self._one(observation, seed))
+        return evened(observations, lambda observation: self._one(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:

@@ -26,7 +26,7 @@ from fedpriv.attacks.scoring.scores import (
     beyond,
     closest,
     counts,
-    match_batches,
+    match,
     mse,
     score,
     under,
@@ -283,7 +283,10 @@ def attempt(
     """Mount the attack and score it against the true images ``(n, C, H, W)``, or the nearest of their views.
 
     A gradient does not determine the order of a batch: where a message stands for several images, reconstructions are matched to
-    them (:func:`fedpriv.attacks.scoring.scores.match_batches`), and missing ones are scored as grey images that are no recovery.
+    them (:func:`fedpriv.attacks.scoring.scores.match`), and missing ones are scored as grey images that are no recovery. Where a
+    message states no number of images, an attack may show more than there are: those that match none have no part in the scores,
+    so that the share recovered is the recall; the precision is the number recovered over the rows of ``found.raw`` that are not
+    NaN.
 
     Args:
         views: ``(n, V, C, H, W)`` each image and the augmented views of it that the client trained on; ``None``: it has none.
@@ -317,13 +320,15 @@ def _harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[
 
 
 def _in_order(found: Reconstruction, views: Tensor, messages: int) -> tuple[Tensor, Tensor]:
-    """Reconstructions and labels, matched to the images ``(n, V, C, H, W)`` within each message."""
+    """Reconstructions and labels, matched to the images ``(n, V, C, H, W)`` within each message; all messages have as many of
+    either."""
     images = found.raw.clamp(0, 1)
-    size, made_each = len(views) // messages, len(images) // messages
-    if size == 1:
+    size, shown = len(views) // messages, len(images) // messages
+    if size == shown == 1:
         return images, found.labels
-    made, labels = torch.full_like(views[:, 0], torch.nan), torch.full((len(views),), -1)
-    here = torch.arange(len(views)) % size < made_each
-    made[here], labels[here] = images.to(made), found.labels
-    order = match_batches(made, views, size)
-    return made[order], labels[order]
+    made = torch.full((messages, max(size, shown), *views.shape[2:]), torch.nan).to(views)
+    labels = torch.full(made.shape[:2], -1)
+    made[:, :shown], labels[:, :shown] = images.view(messages, shown, *images.shape[1:]).to(made), found.labels.view(messages, -1)
+    order = torch.stack([match(own, true) for own, true in zip(made, torch.split(views, size), strict=True)])
+    at = torch.arange(messages)[:, None]
+    return made[at, order].flatten(0, 1), labels[at, order].flatten()

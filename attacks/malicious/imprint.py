@@ -21,11 +21,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction
 from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.analytic import CERTAIN
 from fedpriv.attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
 from fedpriv.attacks.gradients.multistep import as_gradient, response, rounding
+from fedpriv.attacks.image.direct import evened
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.malicious.adapted import not_adapted
 
@@ -148,9 +149,9 @@ class Imprint:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
 
         The loss is the share of samples that no candidate stands for. Where fewer are found than there are samples, the rest is
-        NaN.
+        NaN. Of a message that states no number of samples, all candidates are shown, and they stand for all.
         """
-        return together(observations, self._one)
+        return evened(observations, self._one)
 
     def _one(self, observation: Observation) -> One:
         chain, seen = chain_of(observation), as_gradient(observation)
@@ -172,8 +173,8 @@ class Imprint:
         # Training moves the edges, so a sample may come out of the bins beside its own, too.
         away = (torch.searchsorted(edges, inputs @ direction) - 1 - filled).abs()
         images, away, strength = images[fits], away[fits], strength[filled][fits]
-        n = observation.num_examples or len(images)
-        found = images[_distinct(images, away, strength, self.same)[:n]].to(weight_dtype(observation)[1])
+        found = images[_distinct(images, away, strength, self.same)[: observation.num_examples]].to(weight_dtype(observation)[1])
+        n = observation.num_examples or len(found)
         loss = 1 - len(found) / max(n, 1)
         rest = found.new_full((n - len(found), *observation.input_shape), torch.nan)
         return One(torch.cat([found, rest]), torch.full((n,), -1), [loss], (loss,))

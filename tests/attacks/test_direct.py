@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,8 @@ from torch import nn
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.image.direct import Analytic, AnalyticFeatures, Unrolled
+from fedpriv.attacks.lab.nets import one_for_each
+from fedpriv.attacks.scoring.scores import match, missing
 from tests.attacks.client import CLASSES, change, gradient, linear_net, mlp, observe, pictures
 
 
@@ -40,6 +44,29 @@ def test_analytic_gives_as_many_images_as_there_are_samples() -> None:
     net, x = mlp(), pictures(4)
     found = Analytic().run([observe(net, gradient(net, x, torch.arange(4)), num_examples=4)])
     assert found.raw.shape == x.shape and found.curve.shape == (1, 1)
+
+
+def several(n: int, seed: int = 0) -> tuple[Observation, torch.Tensor]:
+    """The message of n images that each have neurons of their own."""
+    images = pictures(n, seed)
+    net = one_for_each(images.float(), seed, CLASSES).double()
+    return observe(net, gradient(net, images, torch.arange(n) % CLASSES), num_examples=n), images
+
+
+def test_analytic_shows_all_that_is_plausible_where_no_number_is_stated() -> None:
+    message, images = several(8)
+    stated, unstated = (Analytic().run([one]).raw for one in (message, replace(message, num_examples=None)))
+    torch.testing.assert_close(unstated, stated)
+    torch.testing.assert_close(stated[match(stated, images)], images)
+    torch.manual_seed(0)
+    noise = {name: torch.randn_like(tensor) for name, tensor in message.shared.items()}
+    nothing = Analytic().run([replace(message, shared=noise, num_examples=None)])
+    assert len(nothing.raw) == 0 and float(nothing.loss) == 1
+
+
+def test_messages_that_state_no_number_have_as_many_rows_each() -> None:
+    found = Analytic().run([replace(several(n, n)[0], num_examples=None) for n in (3, 5)])
+    assert missing(found.raw).tolist() == [False] * 3 + [True] * 2 + [False] * 5 and len(found.labels) == 10
 
 
 def test_analytic_says_when_the_layer_is_not_fed_the_image() -> None:

@@ -100,6 +100,22 @@ def test_messages_are_attacked_together() -> None:
     assert len(both.images) == 2 * len(images) and torch.equal(both.images[:12], ATTACK.run([one]).images)
 
 
+@pytest.mark.parametrize("schedule", [None, Schedule(lr=0.01, steps=5, batch_size=12)])
+def test_messages_that_state_no_number_are_scored_by_what_matches(schedule: Schedule | None) -> None:
+    """Uploads with differential privacy for clients do not: every candidate is shown once, and those that match no image are
+    counted in none."""
+    message, images = answered(schedule)
+    messages, images = [replace(message, num_examples=None)] * 2, torch.cat([images] * 2)
+    found = attempt(Attacker(ATTACK, ThreatModel()), messages, images, torch.arange(24) % 5, 0)
+    assert found.found is not None and found.raw is not None and found.recovered is not None
+    assert found.raw.shape == images.shape and found.recovered.successes >= 16
+    rows = found.found.raw.chunk(2)[0]
+    assert len(rows) < 24 and torch.pdist(rows.flatten(1)).square().min() > ATTACK.same * 36, "each once"
+    noise = {name: torch.randn_like(tensor) for name, tensor in message.shared.items()}
+    nothing = attempt(Attacker(ATTACK, ThreatModel()), [replace(messages[0], shared=noise)], images[:12], torch.arange(12) % 5, 0)
+    assert nothing.recovered is not None and nothing.recovered.successes == 0
+
+
 def test_what_an_honest_server_sends_has_no_bins() -> None:
     victim, images, labels = net(), pictures(4), torch.arange(4)
     with pytest.raises(Inapplicable, match="as an honest server sends it"):

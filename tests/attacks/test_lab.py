@@ -299,6 +299,24 @@ def test_more_images_at_once_than_a_control_reaches() -> None:
     assert out_of_reach(unrolled, [local] * 6, 6) == "11 local steps are more than the 10 of this budget"
 
 
+@pytest.mark.parametrize("rows", [0, 1, 2, 5])
+def test_an_attack_may_show_more_or_fewer_images_than_there_are(rows: int) -> None:
+    """Each true image is compared with the row of its message that fits best."""
+    images, labels = default_images(4, side=8)
+    shown = torch.cat([torch.cat([1 - images[:3], own.flip(0)])[-rows:] if rows else own[:0] for own in images.split(2)])
+
+    class Shows(Foreign):
+        def run(self, seen: Sequence[Observation], seed: int = 0) -> Reconstruction:
+            none = torch.full((len(shown),), -1)
+            return Reconstruction(shown, none, torch.zeros(2), torch.zeros(1, 2), torch.ones(2), torch.zeros(2))
+
+    message = replace(observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images[:2], labels[:2]), num_examples=None)
+    made = attempt(Attacker(Shows(), ThreatModel()), [message, message], images, labels, 0)
+    assert made.recovered is not None and made.recovered.successes == 2 * min(rows, 2) and made.recovered.n == 4
+    alone = attempt(Attacker(Shows(), ThreatModel()), [message] * 2, images[::2], labels[::2], 0)
+    assert alone.recovered is not None and alone.recovered.successes == (2 if rows > 0 else 0)
+
+
 def test_a_control_whose_images_are_easier_promises_nothing() -> None:
     """More of them behind a message, or such as share classes."""
     images, _ = default_images(4, side=8)
