@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +146,7 @@ def invert(
         attack: a name of ``fedpriv attacks``, such as ``idlg``, ``inverting-gradients``, ``analytic`` or, where the last layer
             was not sent, ``head-free``.
         n: number of images behind it.
-        labels: ``(n,)``, for an attacker that is given them.
+        labels: ``(n,)`` whole numbers, for an attacker that is given them.
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD, where its change is given.
         weight_decay_bias: of tensors of one dimension; ``None``: as ``weight_decay``, as ``torch.optim.SGD`` has it.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
@@ -158,12 +160,16 @@ def invert(
         ValueError: arguments that do not fit each other.
         TypeError: an option that the attack does not have, or its value.
     """
-    net = cut(model, tuple(input_shape), head)
+    if len(input_shape) != 3:
+        raise ValueError(f"input_shape = {tuple(input_shape)}: that of an image, (C, H, W)")
     check_normalisation(mean, std, input_shape[0])
+    check_sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias)
+    net = cut(model, tuple(input_shape), head)
     if classes is not None and classes != net.classes:
         raise ValueError(f"classes = {classes}, and the net returns {net.classes} logits")
-    if n < 1 or (labels is not None and labels.shape != (n,)):
-        raise ValueError(f"n = {n}: at least 1, and as many as labels")
+    if not _is_count(n):
+        raise ValueError(f"n = {n}: a whole number, at least 1")
+    labels = None if labels is None else _of_classes(labels, n, net.classes)
     attacker = _attacker(attack, options)
     schedule = None
     if lr is not None:
@@ -172,8 +178,7 @@ def invert(
         raise ValueError("steps, batch_size, momentum and weight_decay describe a change of the weights; give its lr, too")
     threat = replace(attacker.threat, labels=labels is not None)
     seen = observed(model, net, gradient, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
-    if labels is not None:
-        seen = replace(seen, labels=labels.cpu())
+    seen = replace(seen, labels=labels)
     try:
         declared(attacker.attack).check(seen)
         passed = _controls(attacker, seen, seed, say) if controls else ()
@@ -185,12 +190,36 @@ def invert(
 
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
-    """Raise :class:`ValueError` where there is neither one number for all channels nor one for each."""
-    for name, values in (("mean", mean), ("std", std)):
+    """Raise :class:`ValueError` where there is neither one number for all channels nor one for each, or one cannot be."""
+    for name, values, least in (("mean", mean, -math.inf), ("std", std, 0.0)):
         if len(values) not in (1, channels):
             raise ValueError(
                 f"{name} has {len(values)} numbers, and an image {channels} channels; give one number, or one for each"
             )
+        if not all(least < one < math.inf for one in values):
+            raise ValueError(f"{name} = {tuple(values)}: that cannot be; finite numbers, those of std above 0")
+
+
+def check_sgd(
+    lr: float | None,
+    steps: int,
+    batch_size: int | None,
+    momentum: float,
+    weight_decay: float,
+    weight_decay_bias: float | None,
+) -> None:
+    """Raise :class:`ValueError` where a client's SGD cannot be so."""
+    of_biases = weight_decay if weight_decay_bias is None else weight_decay_bias
+    for name, value, right, wanted in (
+        ("lr", lr, lr is None or 0 < lr < math.inf, "a number above 0"),
+        ("steps", steps, _is_count(steps), "a whole number, at least 1"),
+        ("batch_size", batch_size, batch_size is None or _is_count(batch_size), "a whole number, at least 1"),
+        ("momentum", momentum, 0 <= momentum < 1, "a number from 0 to below 1"),
+        ("weight_decay", weight_decay, 0 <= weight_decay < math.inf, "a number from 0"),
+        ("weight_decay_bias", of_biases, 0 <= of_biases < math.inf, "a number from 0"),
+    ):
+        if not right:
+            raise ValueError(f"{name} = {value}: that cannot be; {wanted}")
 
 
 def sgd(
@@ -266,6 +295,24 @@ def by_name(model: nn.Module, gradient: Gradient) -> dict[str, Tensor]:
     if not found:
         raise ValueError("the gradient holds no tensor")
     return found
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, Integral) and int(value) >= 1
+
+
+def _of_classes(labels: Tensor, n: int, classes: int) -> Tensor:
+    """Labels ``(n,)``, int64.
+
+    Raises:
+        ValueError: they are none of so many images, or of so many classes.
+    """
+    found = torch.as_tensor(labels).detach().cpu()
+    if found.shape != (n,) or found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
+        raise ValueError(f"labels of shape {tuple(found.shape)} and {found.dtype}: whole numbers, one for each of n = {n} images")
+    if not 0 <= int(found.min()) <= int(found.max()) < classes:
+        raise ValueError(f"labels from {int(found.min())} to {int(found.max())}, of {classes} classes from 0")
+    return found.long()
 
 
 def _attacker(name: str, options: Mapping[str, Any]) -> Attacker:

@@ -53,9 +53,13 @@ def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -
         head: name of the module that is called last; ``None``: the linear layer that is called last.
 
     Raises:
-        ValueError: there is no such module, the net does not take such inputs, or something comes after the head.
+        ValueError: there is no such module, the net cannot be copied or does not take such inputs, or something comes after the
+            head.
     """
-    whole = in_clients_mode(net).cpu().float()
+    try:
+        whole = in_clients_mode(net).cpu().float()
+    except (RuntimeError, TypeError) as error:  # what it keeps cannot be copied, such as a lock or an open file
+        raise ValueError(f"the net cannot be copied: {_first_line(error)}") from None
     modules = dict(whole.named_modules())
     if head is not None and (not head or head not in modules):
         raise ValueError(f"the net has no module {head!r} for the head; {nearest(head, [name for name in modules if name])}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeVar
 
@@ -117,11 +117,26 @@ def blank(net: Architecture) -> Architecture:
     The values that the attacker knows are in :attr:`Observation.weights`. An attack that uses any other value gets NaN images, so
     it can neither succeed nor fail by knowledge that it does not have.
     """
-    found = copy.deepcopy(net)
+    found = copied(net)
     state = found.state_dict(keep_vars=True)
     for name in state_names(found):
         state[name].fill_(torch.nan)
     return found
+
+
+def copied(net: Architecture) -> Architecture:
+    """A copy, also of a net that keeps what it computed with a gradient, such as an activation (``self.h = ...``) or the weight
+    of ``torch.nn.utils.weight_norm``: torch copies such tensors only without their history."""
+    computed = [tensor for module in net.modules() for tensor in _tensors(vars(module)) if not tensor.is_leaf]
+    return copy.deepcopy(net, {id(tensor): tensor.detach().clone() for tensor in computed})
+
+
+def _tensors(kept: object) -> Iterator[Tensor]:
+    if isinstance(kept, Tensor):
+        yield kept
+    elif isinstance(kept, Mapping | list | tuple):
+        for one in kept.values() if isinstance(kept, Mapping) else kept:
+            yield from _tensors(one)
 
 
 def in_clients_mode(net: Architecture) -> Architecture:
@@ -129,7 +144,7 @@ def in_clients_mode(net: Architecture) -> Architecture:
 
     BatchNorm in training mode normalises by the batch; it leaves its running statistics as they are.
     """
-    found = copy.deepcopy(net)
+    found = copied(net)
     by_batch = batch_norms(found)
     found.eval()
     for module in by_batch:

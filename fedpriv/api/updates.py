@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.api.inversion import by_name, check_normalisation, observed, sgd
+from fedpriv.attacks.api.inversion import by_name, check_normalisation, check_sgd, observed, sgd
 from fedpriv.attacks.api.own_net import OwnNet, cut
-from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.image.centers import read_label_set
 from fedpriv.attacks.inference.labels import batch_labels, present_classes, to_counts
@@ -112,10 +111,10 @@ def audit_update(
     integers = labels.ndim == 1 and not labels.is_floating_point() and not labels.is_complex()
     if images.ndim != 4 or not integers or len(images) != n or not n or not bool(((images >= 0) & (images <= 1)).all()):
         raise UsageError("data: images (n, C, H, W) in [0, 1] and integer labels (n,), at least one")
-    _check_numbers(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias, mean, std)
     check_budget(budget)
     shape = tuple(images.shape[1:])
     try:
+        check_sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias)
         check_normalisation(mean, std, shape[0])
         net = cut(model, shape, head)
         sent, changed = _sent(model, update, lr)
@@ -131,7 +130,7 @@ def audit_update(
     if changed and lr is not None:
         schedule = sgd(lr, steps, batch_size or n, momentum, weight_decay, weight_decay_bias)
 
-    own = copy.deepcopy(model).cpu().float()
+    own = copied(model).cpu().float()
     described, statistics = build_transforms(transforms), _statistics(update)
     reference = public or (None, None)
     unlike = (*in_training(own, trains_otherwise(own, made_up(shape))), *_not_described(update, described))
@@ -145,7 +144,7 @@ def audit_update(
         return granted([one], reference)
 
     def read(what: str, threat: ThreatModel) -> list[Observation]:
-        one = as_seen(threat, named(statistics, what), None, copy.deepcopy(model).eval())
+        one = as_seen(threat, named(statistics, what), None, copied(model).eval())
         return granted([one], reference)
 
     weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights  # only for what the audit holds attacks against
@@ -205,31 +204,6 @@ def audit_update(
         "runs": [run],
     }
     return Report(Audited(findings, pictures))
-
-
-def _check_numbers(
-    lr: float | None,
-    steps: int,
-    batch_size: int | None,
-    momentum: float,
-    weight_decay: float,
-    weight_decay_bias: float | None,
-    mean: Sequence[float],
-    std: Sequence[float],
-) -> None:
-    """Raise :class:`UsageError` where the client's SGD or the normalisation cannot be so."""
-    for name, value, right in (
-        ("lr", lr, lr is None or 0 < lr < math.inf),
-        ("steps", steps, steps >= 1),
-        ("batch_size", batch_size, batch_size is None or batch_size >= 1),
-        ("momentum", momentum, 0 <= momentum < 1),
-        ("weight_decay", weight_decay, 0 <= weight_decay < math.inf),
-        ("weight_decay_bias", weight_decay_bias, weight_decay_bias is None or 0 <= weight_decay_bias < math.inf),
-        ("mean", mean, all(map(math.isfinite, mean))),
-        ("std", std, all(0 < one < math.inf for one in std)),
-    ):
-        if not right:
-            raise UsageError(f"{name} = {value}: that cannot be; lr, batch_size, steps and std are above 0, momentum is below 1")
 
 
 def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[dict[str, Tensor], bool]:

@@ -144,6 +144,7 @@ def test_a_hidden_head(net: nn.Module) -> None:
         ({"lr": 0.1, "batch_size": -1}, "batch_size = -1: that cannot be"),
         ({"lr": 0.1, "momentum": 2.0}, r"momentum = 2\.0: that cannot be"),
         ({"std": (0.0,)}, "std = .*: that cannot be"),
+        ({"mean": (math.inf,)}, "mean = .*: that cannot be"),
         ({"std": (0.5, 0.5)}, "std has 2 numbers, and an image 3 channels"),
         ({"lr": 0.1, "weight_decay_bias": -1.0}, r"weight_decay_bias = -1\.0: that cannot be"),
         ({"std": (math.nan,)}, "std = .*: that cannot be"),
@@ -155,6 +156,12 @@ def test_what_does_not_fit(net: nn.Module, changed: dict[str, Any], why: str) ->
     given: dict[str, Any] = {"model": net, "update": gradient_of(net), "data": (IMAGES[:1], LABELS[:1]), **changed}
     with pytest.raises(fedpriv.UsageError, match=why):
         fedpriv.audit_update(**given)
+
+
+def test_a_net_that_keeps_what_it_computed(net: nn.Module) -> None:
+    """As after the pass that gave the update; its activations have a history, which torch does not copy."""
+    net.get_submodule("1").register_forward_hook(lambda module, args, output: setattr(module, "seen", output))
+    assert by(audited(net, gradient_of(net)), "analytic")["success"]["0.01"]["successes"] == 1
 
 
 def through(update: fedpriv.Payload, **transform: Any) -> fedpriv.Payload:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -129,6 +130,50 @@ def test_several_images_are_scored_in_their_order(net: Own) -> None:
         result.scores(IMAGES[:1])
 
 
+def test_labels_may_be_integers_of_any_kind(net: Own) -> None:
+    short = {"steps": 1, "restarts": 0}
+    found = invert(net, gradient_of(net), input_shape=SHAPE, attack="dlg", labels=LABELS[:1].int(), options=short)
+    assert torch.equal(found.labels, LABELS[:1])
+
+
+class Remembers(Own):
+    """Keeps what it computed, to be looked at."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = [torch.sigmoid(self.hidden(x.flatten(1)))]
+        logits: Tensor = self.out(self.seen[0])
+        return logits
+
+
+class Normed(Own):
+    """Its weight is computed before every pass, and kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with pytest.warns(FutureWarning, match="weight_norm"):
+            self.hidden = nn.utils.weight_norm(self.hidden)
+
+
+@pytest.mark.parametrize("kind", [Remembers, Normed])
+def test_a_net_that_keeps_what_it_computed_can_be_attacked_after_its_own_pass(kind: type[Own]) -> None:
+    torch.manual_seed(0)
+    net = kind()
+    gradient = gradient_of(net)
+    result = invert(net, gradient, input_shape=SHAPE, attack="idlg", options={"steps": 30, "restarts": 0})
+    assert result.scores(IMAGES[:1]).mse.item() < 1e-3
+    draw = torch.Generator().manual_seed(1)
+    noise = {name: torch.randn(tensor.shape, generator=draw) * tensor.std() for name, tensor in gradient.items()}
+    nothing = invert(net, noise, input_shape=SHAPE, attack="idlg", options={"steps": 5, "restarts": 0})
+    assert nothing.scores(IMAGES[:1]).mse.item() > 0.01
+
+
+def test_a_net_that_cannot_be_copied_is_refused(net: Own) -> None:
+    gradient = gradient_of(net)
+    net.lock = threading.Lock()
+    with pytest.raises(ValueError, match=r"the net cannot be copied: cannot pickle '_thread\.lock'"):
+        invert(net, gradient, input_shape=SHAPE)
+
+
 def test_a_picture(net: Own) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
@@ -214,7 +259,22 @@ def test_an_attack_that_fails_its_control_is_not_tried(net: Own, monkeypatch: py
         ({"steps": 3}, "give its lr, too"),
         ({"mean": (0.5, 0.5)}, "mean has 2 numbers, and an image 3 channels"),
         ({"weight_decay_bias": 0.1}, "give its lr, too"),
-        ({"n": 0}, "n = 0: at least 1"),
+        ({"n": 0}, "n = 0: a whole number, at least 1"),
+        ({"n": 1.5}, r"n = 1\.5: a whole number"),
+        ({"input_shape": (192,)}, r"input_shape = \(192,\): that of an image, \(C, H, W\)"),
+        ({"lr": 0.0}, r"lr = 0\.0: that cannot be; a number above 0"),
+        ({"lr": -0.1}, r"lr = -0\.1: that cannot be"),
+        ({"lr": torch.nan}, "lr = nan: that cannot be"),
+        ({"lr": 0.1, "steps": 0}, "steps = 0: that cannot be; a whole number, at least 1"),
+        ({"lr": 0.1, "batch_size": 0}, "batch_size = 0: that cannot be"),
+        ({"lr": 0.1, "momentum": 1.0}, r"momentum = 1\.0: that cannot be; a number from 0 to below 1"),
+        ({"lr": 0.1, "weight_decay_bias": -1.0}, r"weight_decay_bias = -1\.0: that cannot be"),
+        ({"std": (0.0,)}, r"std = \(0\.0,\): that cannot be; finite numbers, those of std above 0"),
+        ({"mean": (torch.nan,)}, r"mean = \(nan,\): that cannot be"),
+        ({"labels": torch.tensor([10])}, "labels from 10 to 10, of 10 classes from 0"),
+        ({"labels": torch.tensor([-1])}, "labels from -1 to -1, of 10 classes"),
+        ({"labels": torch.tensor([3.0])}, r"labels of shape \(1,\) and torch.float32: whole numbers, one for each of n = 1"),
+        ({"labels": torch.tensor([3, 4])}, r"labels of shape \(2,\)"),
         ({"gradient": []}, "a list of 0, and the net has 4 parameters"),
         ({"gradient": {"outt.weight": torch.ones(1)}}, "no parameter 'outt.weight'; did you mean 'out.weight'"),
         ({"gradient": {"out.bias": torch.ones(3)}}, r"out.bias has shape \(3,\), and the net's \(10,\)"),
