@@ -18,8 +18,9 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel,
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.registry import image_attacks
-from fedpriv.attacks.lab.attempts import Attacker, attackers, mount, run_controls
+from fedpriv.attacks.lab.attempts import NO_PROMISE, Attacker, _harder, attackers, mount, out_of_reach, run_controls
 from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.scores import Scores, match, score
 
@@ -37,13 +38,21 @@ class Inversion:
         attack: its name.
         found: all that it says, with its loss.
         threat: what it is assumed to know.
-        controls: those that it passed, where they were wanted.
+        controls: those that were run, where they were wanted.
+        unlike: in what the gradient is harder than those of its controls, a clause each.
     """
 
     attack: str
     found: Reconstruction
     threat: ThreatModel
     controls: tuple[Control, ...] = ()
+    unlike: tuple[str, ...] = ()
+
+    @property
+    def no_evidence(self) -> str | None:
+        """Why it would be no evidence if these were not the client's images; ``None``: the attack passed controls as hard."""
+        promises = any(control.name == "positive" for control in self.controls)
+        return "; ".join(self.unlike) or (None if promises else NO_PROMISE)
 
     @property
     def images(self) -> Tensor:
@@ -151,7 +160,9 @@ def invert(
         weight_decay_bias: of tensors of one dimension; ``None``: as ``weight_decay``, as ``torch.optim.SGD`` has it.
         head: name of the module that is called last; ``None``: the linear layer that is called last.
         mean, std: of the client's normalisation, by channel: the net gets ``(image - mean) / std`` for an image in [0, 1].
-        controls: first check, at this budget, that the attack recovers images where it must, and none from noise.
+        controls: first check, at this budget, that the attack recovers images where it must, and none from noise; after several
+            local steps, also whether it does on this net. Where the gradient is harder than those of the controls, the result
+            says so (:attr:`Inversion.no_evidence`).
         options: of the attack, such as ``{"restarts": 2}``; ``fedpriv attacks`` lists them.
         say: called with what is being done, such as ``print``.
 
@@ -177,14 +188,20 @@ def invert(
     elif (steps, batch_size, momentum, weight_decay, weight_decay_bias) != (1, None, 0.0, 0.0, None):
         raise ValueError("steps, batch_size, momentum and weight_decay describe a change of the weights; give its lr, too")
     threat = replace(attacker.threat, labels=labels is not None)
-    seen = observed(model, net, gradient, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
-    seen = replace(seen, labels=labels)
+
+    def as_seen(threat: ThreatModel) -> Observation:
+        one = observed(model, net, gradient, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
+        return replace(one, labels=labels)
+
+    seen, weights = as_seen(threat), as_seen(replace(threat, top="current")).weights
     try:
         declared(attacker.attack).check(seen)
         passed = _controls(attacker, seen, seed, say) if controls else ()
         if say:
             say(f"{attack}: {n} image(s) of {'x'.join(map(str, input_shape))}")
-        return Inversion(attack, mount(attacker, [seen], seed), threat, passed)
+        found = mount(attacker, [seen], seed)
+        more, unlike = _beyond_controls(attacker, seen, weights, seed, say) if passed else ((), ())
+        return Inversion(attack, found, threat, (*passed, *more), tuple(map(net.in_own_names, unlike)))
     except Inapplicable as refusal:
         raise Inapplicable(net.in_own_names(str(refusal))) from None
 
@@ -341,6 +358,27 @@ def _controls(attacker: Attacker, seen: Observation, seed: int, say: Callable[[s
     if failed := [control.sentence for control in found if not control.passed]:
         raise Inapplicable(f"not tried, as a control failed: {failed[0]}")
     return found
+
+
+def _beyond_controls(
+    attacker: Attacker, seen: Observation, weights: Mapping[str, Tensor], seed: int, say: Callable[[str], object] | None
+) -> tuple[tuple[Control, ...], tuple[str, ...]]:
+    """A further control after several local steps, which those of the attack may lack; and in what a message is harder than all.
+
+    Args:
+        weights: those that the client began with, hidden ones too.
+    """
+    n = seen.num_examples or 1
+    labels = torch.arange(n) if seen.labels is None else seen.labels  # those that nobody knows may all differ
+    reach = out_of_reach(attacker, [seen], n)
+    unlike = (*([reach] if reach else []), *_harder(attacker, seen, labels[None]))
+    several = seen.schedule is not None and seen.schedule.steps > 1
+    if unlike or not several or not (declared(attacker.attack).optimises or n > 1):
+        return (), unlike
+    if say:
+        say(f"{attacker.name} on undefended changes of this net")
+    control = on_same_net(attacker.attack, seen, weights, seed)
+    return (control,), () if control.passed else (control.sentence,)
 
 
 def _framed(image: Tensor) -> Tensor:

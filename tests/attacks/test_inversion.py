@@ -6,7 +6,7 @@ import copy
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import matplotlib as mpl
@@ -19,6 +19,8 @@ from attacks import Inapplicable, invert
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import One, Reconstruction, together
 from fedpriv.attacks.core.registry import IMAGE_ATTACKS
+from fedpriv.attacks.image.direct import Analytic
+from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import reference_victim
 from fedpriv.attacks.lab.setting import Setting
@@ -224,6 +226,57 @@ def test_controls_on_request(net: Own) -> None:
     assert said == ["controls of analytic", "analytic: 1 image(s) of 3x8x8"]
     assert {control.name for control in result.controls} == {"positive", "negative"}
     assert not invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic").controls
+
+
+@dataclass(frozen=True)
+class OfOne(Analytic):
+    """A closed form that says that it is an attack which optimises, on one image."""
+
+    name: ClassVar = "of-one"
+    control: ClassVar = Setting(net="perceptron", images=1)
+    at_once: ClassVar = 1
+    optimises: ClassVar = True
+
+
+@dataclass(frozen=True)
+class OfGradients(OfOne):
+    """The same, which finds nothing after local steps."""
+
+    name: ClassVar = "of-gradients"
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
+        found = super().run(observations, seed)
+        return found if observations[0].kind == "gradient" else replace(found, raw=torch.full_like(found.raw, 0.5))
+
+
+@pytest.fixture
+def own_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(IMAGE_ATTACKS, "_known", {**IMAGE_ATTACKS.all(), "of-one": OfOne, "of-gradients": OfGradients})
+
+
+@pytest.mark.usefixtures("own_attacks")
+def test_more_images_than_those_of_the_controls_are_no_evidence(net: Own) -> None:
+    alone = invert(net, gradient_of(net), input_shape=SHAPE, attack="of-one", controls=True)
+    assert alone.no_evidence is None and [control.name for control in alone.controls] == ["positive", "negative"]
+    both = invert(net, gradient_of(net, 2), input_shape=SHAPE, attack="of-one", n=2, controls=True)
+    reach, *others = str(both.no_evidence).split("; no ")
+    assert reach == "2 images behind one message; at this budget its control recovers up to 1 at once"
+    assert others == ["ReLU follows 'hidden', so that every image behind a message moves every neuron"], "in the net's own names"
+    assert invert(net, gradient_of(net), input_shape=SHAPE, attack="of-one").no_evidence == NO_PROMISE
+
+
+@pytest.mark.usefixtures("own_attacks")
+@pytest.mark.parametrize("attack", ["of-one", "of-gradients"])
+def test_after_local_steps_the_control_on_the_same_net_decides(net: Own, attack: str) -> None:
+    change = {name: -0.1 * tensor for name, tensor in gradient_of(net).items()}
+    once = invert(net, change, input_shape=SHAPE, attack=attack, lr=0.1, controls=True)
+    assert once.no_evidence is None, "one step is a gradient"
+    several = invert(net, change, input_shape=SHAPE, attack=attack, lr=0.05, steps=2, controls=True)
+    assert [control.name for control in several.controls] == ["positive", "negative", "same net"]
+    if attack == "of-one":
+        assert several.no_evidence is None
+    else:
+        assert "from undefended messages of this net, of-gradients recovers 0 of 4 photographs" in str(several.no_evidence)
 
 
 @dataclass(frozen=True)
