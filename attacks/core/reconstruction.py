@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.rnn import pad_sequence
 
 from fedpriv.attacks.core.observation import Observation
 
@@ -87,7 +88,10 @@ class One:
 
 
 def together(observations: Sequence[Observation], attack: Callable[[Observation], One]) -> Reconstruction:
-    """Attack one message after the other, for attacks that gain nothing from a batch of messages."""
+    """Attack one message after the other, for attacks that gain nothing from a batch of messages.
+
+    Every message has as many rows: where fewer images are found than in another one, the rest is NaN, with label -1.
+    """
     start = time.process_time()
     ones = [attack(observation) for observation in observations]
     steps = max(len(one.curve) for one in ones)
@@ -96,8 +100,8 @@ def together(observations: Sequence[Observation], attack: Callable[[Observation]
         curve[: len(one.curve), column] = torch.tensor(one.curve)
     losses = [torch.tensor(one.losses) for one in ones]
     return Reconstruction(
-        raw=torch.cat([one.images for one in ones]),
-        labels=torch.cat([one.labels for one in ones]),
+        raw=pad_sequence([one.images for one in ones], batch_first=True, padding_value=torch.nan).flatten(0, 1),
+        labels=pad_sequence([one.labels for one in ones], batch_first=True, padding_value=-1).flatten(0, 1),
         loss=torch.stack([each.min() for each in losses]),
         curve=curve,
         iterations=torch.tensor([len(one.curve) * len(one.losses) for one in ones]),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
@@ -20,22 +19,6 @@ from fedpriv.attacks.gradients.spear import SpearOptions, projected, unmix
 from fedpriv.attacks.image.feature_inversion import InversionOptions, invert_features
 from fedpriv.attacks.image.unrolled import UnrolledOptions, unroll
 from fedpriv.attacks.lab.setting import Setting
-
-
-def evened(observations: Sequence[Observation], attack: Callable[[Observation], One]) -> Reconstruction:
-    """:func:`together` for an attack that finds a number of images of its own in a message that states none: where it finds fewer
-    than in another message, the rest is NaN, as every message has as many rows."""
-    rows = list[int]()
-
-    def counted(observation: Observation) -> One:
-        one = attack(observation)
-        rows.append(len(one.images))
-        return one
-
-    found = together(observations, counted)
-    raw = pad_sequence(list(torch.split(found.raw, rows)), batch_first=True, padding_value=torch.nan).flatten(0, 1)
-    labels = pad_sequence(list(torch.split(found.labels, rows)), batch_first=True, padding_value=-1).flatten(0, 1)
-    return replace(found, raw=raw, labels=labels)
 
 
 @register("analytic")
@@ -55,7 +38,7 @@ class Analytic(AnalyticOptions):
         the range of images. Where there are fewer candidates than samples, the rest is NaN. Of a message that states no number of
         samples, all plausible candidates are shown.
         """
-        return evened(observations, self._one)
+        return together(observations, self._one)
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
@@ -124,7 +107,7 @@ class Spear(SpearOptions):
         The loss is the share of neurons and samples at which an image and its column of the gradient disagree; 0 where the images
         are certain. Where fewer are found than there are samples, the rest is NaN.
         """
-        return evened(observations, lambda observation: self._one(observation, seed))
+        return together(observations, lambda observation: self._one(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:

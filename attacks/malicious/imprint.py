@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction
+from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
 from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.analytic import CERTAIN
 from fedpriv.attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
 from fedpriv.attacks.gradients.multistep import as_gradient, response, rounding
-from fedpriv.attacks.image.direct import evened
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.malicious.adapted import not_adapted
 
@@ -151,7 +150,7 @@ class Imprint:
         The loss is the share of samples that no candidate stands for. Where fewer are found than there are samples, the rest is
         NaN. Of a message that states no number of samples, all candidates are shown, and they stand for all.
         """
-        return evened(observations, self._one)
+        return together(observations, self._one)
 
     def _one(self, observation: Observation) -> One:
         chain, seen = chain_of(observation), as_gradient(observation)
