@@ -51,11 +51,13 @@ class Agreement(NamedTuple):
         factor: by which the length of a tensor differs most, 1 or more. Of a clipped message, and where the schedule is not
             known, beside the factor by which all of it differs.
         exact: whether a client with that loss, and no other, gives just this message: in one step, or with one sample.
+        error: of the cosine, two standard deviations: where any length counts and most is noise, the signal's is hardly known.
     """
 
     cosine: float
     factor: float
     exact: bool = False
+    error: float = 0.0
 
     @property
     def doubt(self) -> str | None:
@@ -65,10 +67,11 @@ class Agreement(NamedTuple):
     def doubt_of(self, what: str) -> str | None:
         """The same in other words."""
         least, most = (LEAST_EXACT, MOST_EXACT) if self.exact else (LEAST, MOST)
-        if self.cosine >= least and self.factor <= most:
+        alike = self.cosine + self.error >= least
+        if alike and self.factor <= most:
             return None
         far = f"a tensor's length differs by a factor of {self.factor:.3g}, at most {most} is allowed"
-        why = far if self.cosine >= least else f"cosine {self.cosine:.3f}, {least} needed"
+        why = far if alike else f"cosine {self.cosine:.3f}, {least} needed"
         return f"even with the true images, {what} ({why})"
 
 
@@ -97,13 +100,15 @@ def explained(
     schedule = _schedule(observation, len(labels))
     names, device = list(observation.shared), weight_dtype(observation)[0]
     moved, added = simulated(observation, weights, images, labels), penalties(observation)
-    seen, made, noise = list[Tensor](), list[Tensor](), 0.0
+    seen, made, noise, squares = list[Tensor](), list[Tensor](), 0.0, 0.0
     for name in names:
         kept = observation.altered.kept.get(name, torch.ones_like(moved[name], dtype=torch.bool)).to(device)
         decayed = _decay(observation, schedule.of(name), weights[name])
         seen.append((observation.shared[name] - decayed - added.get(name, 0.0))[kept].double())
         made.append((moved[name].detach() - decayed)[kept].double())
-        noise += observation.altered.variance.get(name, 0.0) * int(kept.sum())
+        variance = observation.altered.variance.get(name, 0.0)
+        noise += variance * int(kept.sum())
+        squares += variance**2 * int(kept.sum())
     true, found = torch.cat(made), torch.cat(seen)
     # Clipping, or another learning rate, scales the message by a factor that is not known, and so its signal.
     any_length = observation.altered.rescaled or (observation.kind == "change" and observation.schedule is None)
@@ -114,6 +119,8 @@ def explained(
     if 0.0 in (signal, float(true.norm()), float(found.norm())) or loudest > LOUD * signal:
         return None
     cosine = math.sqrt(1 + noise / signal**2) * float(F.cosine_similarity(true, found, dim=0))
+    # The signal's squared length is what is left without the noise's, which has this standard deviation.
+    error = math.sqrt(2 * squares + (2 * signal * loudest) ** 2) / signal**2 if any_length else 0.0
     common = _length(found, true) if any_length else 1.0
     factors = [1.0]
     for name, *pair in zip(names, seen, made, strict=True):
@@ -123,7 +130,7 @@ def explained(
             factors.append(max(one, 1 / one) if one > 0 else math.inf)
     steps = 1 if observation.kind == "gradient" else None if observation.schedule is None else observation.schedule.steps
     exact = steps is not None and not one_step and (steps == 1 or len(labels) == 1) and noise <= QUIET * signal**2
-    return Agreement(cosine, max(factors), exact)
+    return Agreement(cosine, max(factors), exact, error)
 
 
 def simulated(

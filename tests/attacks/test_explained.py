@@ -32,8 +32,8 @@ def cosine(seen: Observation) -> float:
     return agreement(seen).cosine
 
 
-def noisy(seen: Observation, deviation: float) -> Observation:
-    draw = torch.Generator().manual_seed(0)
+def noisy(seen: Observation, deviation: float, seed: int = 0) -> Observation:
+    draw = torch.Generator().manual_seed(seed)
     shared = {name: tensor + deviation * torch.randn(tensor.shape, generator=draw) for name, tensor in seen.shared.items()}
     return replace(seen, shared=shared, altered=Altered(variance=dict.fromkeys(shared, deviation**2)))
 
@@ -126,6 +126,22 @@ def test_noise_is_held_against_a_message_of_an_unknown_rate() -> None:
     assert cosine(of_unknown_rate(noisy(seen, 0.04 * norm), 0.01)) == pytest.approx(cosine(noisy(seen, 0.04 * norm)), abs=0.1)
     loud = of_unknown_rate(noisy(seen, 0.1 * norm), 0.01)
     assert explained(loud, seen.weights, IMAGES, LABELS) is None, "most of it is noise"
+
+
+def test_of_a_clipped_message_that_is_mostly_noise_hardly_any_cosine_is_a_doubt() -> None:
+    """What is left of its length without the noise's is far from the signal's. With less noise, another message is told."""
+    seen = sent()
+    norm = float(torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm())
+    for seed in range(20):
+        found = _clipped(noisy(seen, 0.045 * norm, seed))
+        assert found is None or found.doubt is None, seed
+    other = replace(seen, shared={name: tensor.flip(0) for name, tensor in seen.shared.items()})
+    told = [found.doubt is not None for seed in range(20) if (found := _clipped(noisy(other, 0.01 * norm, seed))) is not None]
+    assert len(told) == 20 and all(told)
+
+
+def _clipped(seen: Observation) -> Agreement | None:
+    return explained(replace(seen, altered=replace(seen.altered, rescaled=True)), seen.weights, IMAGES, LABELS)
 
 
 def test_the_simulated_step_of_an_unknown_schedule_has_not_the_length_of_a_gradient() -> None:
