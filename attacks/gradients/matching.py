@@ -272,6 +272,21 @@ def gradient_by_signal(
     return dict(grad(product)({name: weights[name] for name in shared}))
 
 
+def reached_around(net: nn.Module, at: nn.Module, weights: Data, names: Sequence[str], inputs: Tensor) -> list[str]:
+    """Those of the tensors ``names`` that act on the net's output by a path around the output of the module ``at``, as a residual
+    block, a gate or attention over channels leads: the signal there does not give their gradients."""
+    some = {name: weights[name].detach().clone().requires_grad_() for name in names}
+    hook = at.register_forward_hook(lambda module, args, output: output.detach())
+    try:
+        output = functional_call(net, weights | some, (inputs,))
+    finally:
+        hook.remove()
+    if not some or not output.requires_grad:
+        return []
+    slopes = torch.autograd.grad(output.sum(), list(some.values()), allow_unused=True)
+    return [name for name, slope in zip(some, slopes, strict=True) if slope is not None]
+
+
 def _twice_differentiable(observation: Observation, samples: int) -> None:
     """Compute one second derivative by plain autograd; ``torch.func`` silently skips operations that have none.
 

@@ -2,8 +2,8 @@
 
 For one sample the weight-by-bias quotient gives the features ``h`` that the first shared linear layer is fed, and its bias
 gradient gives the signal ``dL/dh = W^T dL/db`` that is propagated back into the layers before. So the image must have the
-features ``h`` *and* reproduce the observed gradients of those layers. The layers above do not matter: masking the head does not
-help.
+features ``h`` *and* reproduce the observed gradients of those layers, but for those that also come by a path around the linear
+layer, as in a residual block. The layers above do not matter: masking the head does not help.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.analytic import fed_layers
 from fedpriv.attacks.gradients.distances import misfit, per_layer
 from fedpriv.attacks.gradients.linear import fed_by_one, from_picture, training_net, weight_dtype
-from fedpriv.attacks.gradients.matching import seen_alone
+from fedpriv.attacks.gradients.matching import reached_around, seen_alone
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.gradients.variables import total_variation
 
@@ -96,7 +96,7 @@ def invert_features(
 
 
 def _before(observation: Observation, layer: str) -> list[str]:
-    """Names of the shared tensors of the layers that feed ``layer``."""
+    """Names of the shared tensors of the layers that feed ``layer`` and reach the logits through it alone."""
     device, dtype = weight_dtype(observation)
     names = [name for name in observation.shared if name in observation.weights]
     weights = {name: observation.weights[name].detach().clone().requires_grad_() for name in names}
@@ -107,7 +107,10 @@ def _before(observation: Observation, layer: str) -> list[str]:
     if not fed.requires_grad:  # the layer's input is the image
         return []
     slopes = torch.autograd.grad(fed, list(weights.values()), allow_unused=True)
-    return [name for name, slope in zip(names, slopes, strict=True) if slope is not None]
+    feeding = [name for name, slope in zip(names, slopes, strict=True) if slope is not None]
+    net, known = training_net(observation)
+    around = reached_around(net, net.get_submodule(layer), known, feeding, x)
+    return [name for name in feeding if name not in around]
 
 
 def _solve(

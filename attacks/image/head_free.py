@@ -16,7 +16,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import per_layer, relative
 from fedpriv.attacks.gradients.each import for_each
-from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_signal
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_signal, reached_around
 from fedpriv.attacks.gradients.projection import convolution_signal, determined, input_of
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.image.dlg import FAILED, reconstruction
@@ -174,7 +174,7 @@ def layer_calls(case: Case) -> tuple[list[nn.Module], int, list[int]]:
     layers = [layer for layer in case.net.body.modules() if next(layer.parameters(recurse=False), None) is not None]
     hooks = [layer.register_forward_hook(note) for layer in layers]
     try:
-        features = _features(case, _weights(case))
+        features: Tensor = functional_call(case.net.body, _weights(case), (_inputs(case),))
     finally:
         for hook in hooks:
             hook.remove()
@@ -187,10 +187,8 @@ def _weights(case: Case) -> Data:
     return weights | {n.removeprefix("body."): w[0] for n, w in case.stacked.items() if n.startswith("body.")}
 
 
-def _features(case: Case, weights: Data) -> Tensor:
-    inputs = torch.zeros(max(2, case.samples), *case.shape, dtype=next(iter(case.seen.values())).dtype)
-    features: Tensor = functional_call(case.net.body, weights, (inputs,))
-    return features
+def _inputs(case: Case) -> Tensor:
+    return torch.zeros(max(2, case.samples), *case.shape, dtype=next(iter(case.seen.values())).dtype)
 
 
 def _source(case: Case, order: list[nn.Module], places: list[int], of: Mapping[nn.Module, str]) -> tuple[nn.Module | None, str]:
@@ -216,11 +214,6 @@ def _reached(case: Case, order: list[nn.Module], at: nn.Module, of: Mapping[nn.M
 
 def _is_only_path(case: Case, at: nn.Module, names: list[str]) -> bool:
     """Whether the tensors ``names`` act on the features through the output of the layer alone, so that the signal there
-    gives their gradients. Not so where a residual block, a gate or attention over channels leads around it."""
-    weights = _weights(case)
-    weights |= {own: weights[own].clone().requires_grad_() for own in (name.removeprefix("body.") for name in names)}
-    hook = at.register_forward_hook(lambda module, args, output: output.detach())
-    try:
-        return not _features(case, weights).requires_grad
-    finally:
-        hook.remove()
+    gives their gradients."""
+    own = [name.removeprefix("body.") for name in names]
+    return not reached_around(case.net.body, at, _weights(case), own, _inputs(case))

@@ -11,6 +11,7 @@ from torch import nn
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.image.direct import Analytic, AnalyticFeatures, Unrolled
+from fedpriv.attacks.image.feature_inversion import _before
 from fedpriv.attacks.lab.nets import one_for_each
 from fedpriv.attacks.scoring.scores import match, missing
 from tests.attacks.client import CLASSES, change, gradient, linear_net, mlp, observe, pictures
@@ -80,6 +81,39 @@ def test_features_of_a_convolutional_body_give_the_image_with_the_head_hidden() 
     found = AnalyticFeatures(adam=200, lbfgs=10, lr=0.1).run([observation])
     assert float(found.loss[0]) < 1e-4
     assert (found.images - x).square().mean() < 1e-2
+
+
+class Around(nn.Module):
+    """A path leads around its linear layer and the convolution before it, unless it is plain."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.first = kind, nn.Conv2d(1, 6, 3, padding=1)
+        self.second, self.last = nn.Conv2d(6, 6, 3, padding=1), nn.Linear(216, 216)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).sigmoid()
+        made: torch.Tensor = self.last(self.second(x).sigmoid().flatten(1)).sigmoid()
+        return {"plain": made, "residual": x.flatten(1) + made, "gate": x.flatten(1) * made}[self.kind]
+
+
+def around(kind: str) -> tuple[Observation, torch.Tensor]:
+    torch.manual_seed(0)
+    return hidden_head(SplitNet(Around(kind), nn.Linear(216, CLASSES)).double())
+
+
+@pytest.mark.parametrize("kind", ["residual", "gate"])
+def test_gradients_that_also_come_around_the_layer_do_not_hinder_the_search(kind: str) -> None:
+    """The signal that is known is that of one path, with which only gradients on that path alone agree with the image."""
+    message, x = around(kind)
+    found = AnalyticFeatures(adam=40, lbfgs=5).run([message])
+    assert float(found.loss[0]) < 1e-4 and (found.images - x).square().mean() < 1e-2
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("plain", ["first", "second"]), ("residual", ["second"]), ("gate", ["second"])])
+def test_gradients_on_the_way_to_the_layer_are_matched(kind: str, layers: list[str]) -> None:
+    names = [f"body.{layer}.{of}" for layer in layers for of in ("weight", "bias")]
+    assert _before(around(kind)[0], "body.last") == names
 
 
 def test_noise_gives_no_features() -> None:
