@@ -18,7 +18,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel,
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.registry import image_attacks
-from fedpriv.attacks.lab.attempts import NO_PROMISE, Attacker, _harder, attackers, mount, out_of_reach, run_controls
+from fedpriv.attacks.lab.attempts import NO_PROMISE, Attacker, attackers, harder, mount, out_of_reach, run_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.setting import declared
@@ -371,7 +371,7 @@ def _beyond_controls(
     n = seen.num_examples or 1
     labels = torch.arange(n) if seen.labels is None else seen.labels  # those that nobody knows may all differ
     reach = out_of_reach(attacker, [seen], n)
-    unlike = (*([reach] if reach else []), *_harder(attacker, seen, labels[None]))
+    unlike = (*([reach] if reach else []), *harder(attacker, seen, labels[None]))
     several = seen.schedule is not None and seen.schedule.steps > 1
     if unlike or not several or not (declared(attacker.attack).optimises or n > 1):
         return (), unlike

@@ -301,11 +301,11 @@ def attempt(
     if public is not None:
         copies = counts(under(torch.stack([mse(nearest_public(view, public.images), view) for view in views.unbind(1)]).amin(0)))
     scores = score(made, true, guessed, labels)
-    unlike = (*observed[0].unlike, *_harder(attacker, observed[0], labels.view(len(observed), -1)))
+    unlike = (*observed[0].unlike, *harder(attacker, observed[0], labels.view(len(observed), -1)))
     return Attempt(attacker, found, scores, raw=made, true=true, copies=copies, unlike=unlike)
 
 
-def _harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[str]:
+def harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[str]:
     """In what messages like the first, with labels ``(messages, n)``, are harder than those of the attack's positive control: a
     clause each."""
     says, each = declared(attacker.attack), labels.shape[1]
