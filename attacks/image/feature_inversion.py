@@ -151,7 +151,7 @@ def _solve(
 
     def closure() -> Tensor:
         missed = residual()
-        (raw.grad,) = torch.autograd.grad(missed, raw)
+        raw.grad = torch.autograd.grad(missed, raw)[0].contiguous()  # which L-BFGS flattens without a copy
         return missed.detach()
 
     for _ in range(options.lbfgs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pytest
 import torch
 from torch import Tensor, nn
@@ -121,6 +122,14 @@ def test_each_of_them_can_be_attacked(kind: type[nn.Module], attack: str) -> Non
     short = {"steps": 1, "restarts": 0} | ({"adam_steps": 1} if attack == "head-free" else {})
     result = invert(net, gradient_of(net, n, hidden), input_shape=SHAPE, attack=attack, n=n, options=short)
     assert result.images.shape == (n, *SHAPE) and bool(result.images.isfinite().all())
+
+
+def test_features_of_lines_are_searched() -> None:
+    """The gradient at the image comes as its lines were read, and L-BFGS takes none of another layout."""
+    torch.manual_seed(0)
+    net, few = Reads(), {"adam": 2, "lbfgs": 1}
+    result = invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic-features", options=few)
+    assert result.images.shape == (1, *SHAPE) and math.isfinite(result.loss)
 
 
 @pytest.mark.slow
