@@ -19,6 +19,7 @@ from fedpriv.attacks.scoring import scores
 from fedpriv.attacks.scoring.scores import score, wilson
 from fedpriv.audit.answer import samples_not_known
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images import attempts, reconstructions, target
 from fedpriv.audit.images.attempts import SETTLED
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
