@@ -44,7 +44,8 @@ def forked(calls: Sequence[Callable[[], T]], at_once: int) -> list[T]:
 
 
 def forked_in_order(calls: Sequence[Callable[[], T]], at_once: int) -> Generator[T]:
-    """The results of calls, one by one, each made in a process forked from this one; of few processes or calls, made here.
+    """The results of calls, one by one, each made in a process forked from this one, with one torch thread; of few processes or
+    calls, made here.
 
     The calls after one whose result is awaited run beside it; those that still run when the iterator is closed are killed.
 
@@ -106,6 +107,8 @@ class _Raised:
 
 def _answer(there: Connection, call: Callable[[], Any], parent: int) -> None:
     die_with_parent(parent)
+    if "torch" in sys.modules:  # it would wait for the threads with which the parent has computed, which no fork has
+        sys.modules["torch"].set_num_threads(1)
     try:
         result: Any = call()
     except Exception as error:

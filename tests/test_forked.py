@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from functools import partial
 
@@ -21,6 +23,22 @@ def test_results_come_in_order_from_other_processes() -> None:
     found = forked([lambda number=number: (number, os.getpid()) for number in range(5)], 2)  # type: ignore[misc]
     assert [number for number, _ in found] == list(range(5))
     assert os.getpid() not in {process for _, process in found}
+
+
+COMPUTED = """
+import torch
+from fedpriv.processes import forked
+torch.set_num_threads(2)
+total = lambda: float(torch.ones(1_000_000).exp().sum())
+total()
+print(len(forked([total, total], 2)), torch.get_num_threads())
+"""
+
+
+def test_no_fork_waits_for_threads_with_which_its_parent_has_computed() -> None:
+    env = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", COMPUTED], env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.split() == ["2", "2"], done.stderr
 
 
 def test_those_that_still_run_are_killed_when_no_more_results_are_wanted() -> None:

@@ -26,6 +26,7 @@ from fedpriv.frontier.search import BY_REPLAY, Replayed, Strength, measured, sea
 from fedpriv.frontier.show import markdown
 from fedpriv.methods.build import with_options
 from fedpriv.plots.frontier import draw
+from fedpriv.seeding import with_threads
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import parent_run, sync
 
@@ -115,7 +116,8 @@ def frontier(plan: Plan, folder: Path, say: Say) -> dict[str, Any]:
     began, points = time.monotonic(), plan.points()
     check_place(folder, "--output names another folder")
     folder.mkdir(parents=True, exist_ok=True)
-    with parent_run(folder, points[0].config.tracking, f"frontier {folder.absolute().name}") as parent:
+    # One thread, as in every audit: findings could depend on their number.
+    with with_threads(1), parent_run(folder, points[0].config.tracking, f"frontier {folder.absolute().name}") as parent:
         made = _Frontier(plan, folder, say)
         made.play(points, plan.seed)
         strengths = made.strengths()

@@ -206,6 +206,7 @@ def test_a_single_client_that_diverges_leaves_its_case_open_and_the_rest_as_it_i
     evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its message would have been attacked, so nothing is known of the easiest case; the attacks before it still count."""
+    monkeypatch.setattr(reconstructions, "single_images", single_images)  # not the turns that were played once
     monkeypatch.setattr(
         "fedpriv.audit.evidence.single_images.ShadowTurns.run", lambda turns, data, numbers: [None for _ in numbers]
     )
