@@ -369,7 +369,7 @@ def _beyond_controls(
         weights: those that the client began with, hidden ones too.
     """
     n = seen.num_examples or 1
-    labels = torch.arange(n) if seen.labels is None else seen.labels  # those that nobody knows may all differ
+    labels = torch.arange(n) if seen.labels is None else seen.labels  # what is not known may differ for each
     reach = out_of_reach(attacker, [seen], n)
     unlike = (*([reach] if reach else []), *harder(attacker, seen, labels[None]))
     several = seen.schedule is not None and seen.schedule.steps > 1
