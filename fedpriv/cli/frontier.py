@@ -76,7 +76,7 @@ def frontier(
     base.pop("run_dir", None)  # of a run's own config.yaml
     where = f"config {config_file}" if config_file else "the config"
     named = parse(RunConfig, {"plugins": base.get("plugins") or ()}, where).plugins
-    load_plugins(named, of=str(config_file))
+    load_plugins(named, of=where.removeprefix("config "))
     given = click.get_current_context().meta.get("fedpriv.plugins", ())
     base["plugins"] = list(dict.fromkeys(str(file.absolute()) for file in (*named, *given)))  # the runs' processes need them, too
     chosen = {part: base[part] for part in ("method", "objective", "aggregation") if part in base}

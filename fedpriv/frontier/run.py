@@ -182,8 +182,7 @@ class _Frontier:
             FedprivError: they are others, so that the runs cannot be compared.
         """
         found = RunFolder.open(run_dir).facts.get("data_hash")
-        (first, before) = self._data or (run_dir, found)
-        self._data = first, before
+        first, before = self._data = self._data or (run_dir, found)
         if found != before:
             raise FedprivError(
                 f"{run_dir} was trained on other data than {first}: choose another --output for the data as they are"
