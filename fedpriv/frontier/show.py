@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedpriv.audit import formats
+from fedpriv.audit.conditions import conditions
 from fedpriv.experiments.markdown import bullets, table
 from fedpriv.frontier.decision import clipped
 from fedpriv.frontier.still_open import still_open
@@ -34,7 +35,7 @@ def answer(found: Found) -> str:
     if found["nearest"] is None:
         return " ".join([f"None meets {target}, and none has a model that is better than guessing.", *failed])
     one = by_label[found["nearest"]]
-    missed = formats.listed(one["unmet"]) if one["unmet"] else "nothing but the fresh seed"
+    missed = _missed(one) if one["unmet"] else "nothing but the fresh seed"
     near = f"{named(one)} comes nearest: it misses {missed}, at an accuracy of {formats.percent(one['accuracy'])}."
     return " ".join([f"None meets {target}.", *failed, near])
 
@@ -55,7 +56,7 @@ def _failed(found: Found, one: Found, tried: Found) -> str:
     met = f"{named(one)} met it in the grid, not on seed {tried['seed']}, where it"
     if again is None:
         return f"{met} could not be trained and audited."
-    why = f"misses {formats.listed(again['unmet'])}" if again["unmet"] else "is no better than guessing"
+    why = f"misses {_missed(again)}" if again["unmet"] else "is no better than guessing"
     return f"{met} {why}: {_measured(again)}."
 
 
@@ -104,11 +105,25 @@ _NOT_OPEN = (
 
 
 def _meets(found: Found, one: Found) -> str:
-    """Whether a point meets the target, also on the fresh seed, if it was tried there."""
+    """Whether a point meets the target, also on the fresh seed, if it was tried there; or why it is not known."""
     if not one["holds"]:
-        return ""
+        return _not_known(one)
     fresh = [tried["seed"] for tried in found["confirmed"] if tried["label"] == one["label"] and not tried["holds"]]
     return f"in the grid, not on seed {formats.listed(fresh)}" if fresh else "yes"
+
+
+def _missed(one: Found) -> str:
+    """The conditions that a point misses."""
+    why = _not_known(one)
+    return formats.listed(one["unmet"]) + (f" ({why})" if why else "")
+
+
+def _not_known(one: Found) -> str:
+    """``not known: recovered may be more``, if a point misses bounds that what was found keeps; else nothing."""
+    missed = [condition for text in one["unmet"] for condition in conditions(text)]
+    values = [(condition, one["leakage"].get(condition.measure)) for condition in missed]
+    kept = bool(missed) and all(value is not None and condition.allows(value) for condition, value in values)
+    return f"not known: {formats.listed([condition.measure for condition in missed])} may be more" if kept else ""
 
 
 def markdown(found: Found) -> str:

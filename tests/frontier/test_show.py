@@ -58,5 +58,16 @@ def test_without_a_target_no_point_meets_it() -> None:
     assert _listed(one, (), True)["holds"] is None and _listed(one, conditions("recovered<=1"), True)["holds"] is True
 
 
+def test_a_point_that_keeps_a_bound_and_misses_it_all_the_same_is_explained() -> None:
+    """An attack recovered little, and might have recovered more: a share below the bound is not known to be all."""
+    open_still = listed("quiet", recovered=0.01, unmet=("recovered<=0.05",))
+    open_still["leakage"]["recovered"] = 0.01
+    page = markdown(found(open_still, nearest="quiet"))
+    assert "it misses recovered<=0.05 (not known: recovered may be more), at" in page
+    assert page.count("| not known: recovered may be more |") == 1
+    open_still["leakage"]["recovered"] = 0.06
+    assert "not known" not in markdown(found(open_still, nearest="quiet"))
+
+
 def test_an_interval_of_an_earlier_version_stays_a_share() -> None:
     assert "90.0 % (69.4 to 100.0 %)" in markdown(found(listed("none", interval=(0.694, 1.073))))
