@@ -11,7 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -35,6 +35,13 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
         def run(*args: Any, as_json: bool, debug: bool, plugin: tuple[Path, ...], **kwargs: Any) -> None:
             context = click.get_current_context()
             context.meta["fedpriv.json"] = as_json
+
+            def fail(code: int, told: str, hint: str = "", **more: Any) -> NoReturn:
+                say(f"fedpriv: {told}{hint}", err=True)
+                if as_json:
+                    click.echo(json.dumps({"error": told, **more}))
+                sys.exit(code)
+
             try:
                 if plugin:
                     from fedpriv.plugins import load_plugins
@@ -46,29 +53,18 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
                 if debug:
                     say(traceback.format_exc(), err=True)
                 family = family_of(error)
-                say(f"fedpriv: {shown_error(error)}" + (f"  [{family}]" if family else ""), err=True)
-                if as_json:
-                    click.echo(json.dumps({"error": shown_error(error), "family": family}))
-                sys.exit(error.exit_code)
+                fail(error.exit_code, shown_error(error), f"  [{family}]" if family else "", family=family)
             except KeyboardInterrupt:
-                say("fedpriv: interrupted", err=True)
-                sys.exit(130)
+                fail(130, "interrupted")
             except MemoryError:
-                say("fedpriv: out of memory", err=True)
-                if as_json:
-                    click.echo(json.dumps({"error": "out of memory"}))
-                sys.exit(1)
+                fail(1, "out of memory")
             except Exception as error:
                 if debug:
                     say(traceback.format_exc(), err=True)
-                told = shown_error(Exception(in_a_line(error)))
                 from fedpriv.plugins import line_of_plugin
 
                 line = line_of_plugin(error)
-                say(f"fedpriv: {told}\n({line and f'in {line}; '}--debug shows where)", err=True)
-                if as_json:
-                    click.echo(json.dumps({"error": told}))
-                sys.exit(1)
+                fail(1, shown_error(Exception(in_a_line(error))), f"\n({line and f'in {line}; '}--debug shows where)")
             if as_json:
                 click.echo(json.dumps(result))
 

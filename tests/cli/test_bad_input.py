@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -345,6 +346,9 @@ def test_errors_are_short_and_debug_shows_where(
     monkeypatch.setattr("fedpriv.simulation.run.start", fail)
     short = fedpriv("train")
     assert (short.exit_code, short.stdout, short.stderr) == (code, "", said)
+    found = fedpriv("train", "--json")
+    assert (found.exit_code, found.stderr) == (code, said)
+    assert json.loads(found.stdout)["error"] in said
     long = fedpriv("train", "--debug")
     assert long.exit_code == code
     if code != 130:
