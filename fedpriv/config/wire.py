@@ -52,7 +52,7 @@ class PrivacyConfig(Section):
     clipping: Literal["per_sample", "ghost"] = Field(
         "per_sample",
         description="level sample: compute each sample's gradient (any loss), or only its norm (Opacus' ghost clipping: less "
-        "memory, no loss that depends directly on the parameters)",
+        "memory, no loss that depends directly on the parameters; not against a malicious server)",
     )
     delta: float = Field(1e-5, gt=0, lt=1, description="delta at which epsilon is given")
     target_epsilon: PositiveFloat | None = Field(None, description="epsilon that the whole run may spend")

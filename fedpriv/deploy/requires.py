@@ -48,6 +48,8 @@ class Requires(BaseModel):
                     f"privacy.level sample with a privacy.target_epsilon of at most {self.epsilon:g} "
                     f"at a privacy.delta of at most {self.delta:g}"
                 )
+            if privacy.clipping != "per_sample":
+                return "privacy.clipping per_sample: a server can make up weights at which ghost clipping does not bound a sample"
             if config.eval.split != "test":
                 return "eval.split test: validation samples are training data, and no epsilon covers accuracies on them"
         if self.secure_aggregation and not config.wire.secure_aggregation:

@@ -28,6 +28,7 @@ Plan = tuple[tuple[float, int], ...]
 """(rate, steps) of a future history, whose noise is not determined yet."""
 
 _TABLE = 100.0  # PRV's table grows with epsilon: beyond this it takes gigabytes, and such a guarantee is useless
+_LEAST_DELTA = 1e-11  # below this, rounding in PRV's Fourier transforms is as large as delta: epsilons up to 1 % too small were seen
 _PRV_AT_MOST = 8  # histories for which PRV is computed in search of the largest epsilon; each takes up to a second
 _MOST_NOISE = 1e6
 _TOLERANCE = 0.01  # of the search for the noise, in epsilon
@@ -114,11 +115,11 @@ def _prv(history: History, delta: float) -> float | None:
 def epsilon_prv(history: Sequence[Spending], delta: float) -> float | None:
     """Epsilon at ``delta`` by privacy loss random variables (the upper end of the estimate).
 
-    ``None`` where it is not computed: for epsilons above 100, and where Opacus' quadrature fails.
+    ``None`` where it is not computed: for epsilons above 100, deltas below 1e-11, and where Opacus' quadrature fails.
     """
     if not history:
         return 0.0
-    return None if epsilon_rdp(history, delta) > _TABLE else _prv(tuple(history), delta)
+    return None if delta < _LEAST_DELTA or epsilon_rdp(history, delta) > _TABLE else _prv(tuple(history), delta)
 
 
 def epsilon(history: Sequence[Spending], delta: float, accountant: Accountant) -> float:

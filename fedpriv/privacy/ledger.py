@@ -46,6 +46,10 @@ _NEEDS = {
     "sample": "each client draws each of its n samples with probability batch_size / n in every step, independently; "
     "epsilon holds against observers of the uploads, the server included",
 }
+_GHOST = (
+    ", if it follows the protocol: weights that a malicious server makes up can let rounding hide from ghost clipping what a sample "
+    "adds (use privacy.clipping=per_sample)"
+)
 _UNCOVERED = {
     "client": (
         "how many clients there are, and who and how many take part in a round",
@@ -159,6 +163,7 @@ class Ledger:
                 charged by itself.
         """
         privacy, histories = self.privacy, self.histories()
+        ghost = privacy.level == "sample" and privacy.clipping == "ghost"
         by_prv, history = dearest(histories, privacy.delta, "prv")
         return {
             "level": privacy.level,
@@ -172,7 +177,7 @@ class Ledger:
             "accountant": privacy.accountant,
             "target_epsilon": privacy.target_epsilon,
             "adjacency": _ADJACENCY_APART if apart else _ADJACENCY[privacy.level],
-            "holds_if": _NEEDS[privacy.level].format(rate=participation),
+            "holds_if": _NEEDS[privacy.level].format(rate=participation) + (_GHOST if ghost else ""),
             "randomness": _RANDOMNESS[randomness],
             "not_covered": [*_UNCOVERED[privacy.level], *([_SEVERAL] if apart else []), _METRICS[randomness], *_NEVER_COVERED],
             "epsilon_per_client": self.per_client(clients),

@@ -29,6 +29,8 @@ PRIVATE = {"privacy.level": "sample", "privacy.target_epsilon": 8.0}
         ({"epsilon": 8}, "fedavg", {**PRIVATE, "privacy.delta": 1e-3}, "privacy.delta of at most 1e-05"),
         ({"epsilon": 8, "delta": 1e-3}, "fedavg", {**PRIVATE, "privacy.delta": 1e-3}, ""),
         ({"epsilon": 8}, "fedavg", PRIVATE, ""),
+        ({"epsilon": 8}, "fedavg", {**PRIVATE, "privacy.clipping": "ghost"}, "privacy.clipping per_sample"),
+        ({}, "fedavg", {**PRIVATE, "privacy.clipping": "ghost"}, ""),
         ({"epsilon": 8}, "fedavg", {**PRIVATE, "data.validation_fraction": 0.2}, ""),
         ({"epsilon": 8}, "fedavg", {**PRIVATE, "eval.split": "validation", "data.validation_fraction": 0.2}, "eval.split test"),
         ({}, "fedavg", {"eval.split": "validation", "data.validation_fraction": 0.2}, ""),

@@ -63,6 +63,13 @@ def test_nothing_spent_is_nothing() -> None:
     assert epsilon_rdp([], DELTA) == epsilon_prv([], DELTA) == 0
 
 
+@pytest.mark.parametrize(("noise", "steps"), [(50.0, 1000), (30.0, 3000)])
+def test_at_a_tiny_delta_prv_does_not_fall_below_the_exact_epsilon(noise: float, steps: int) -> None:
+    """Rounding in its Fourier transforms is as large as such a delta."""
+    exact, history = gaussian_epsilon(noise / math.sqrt(steps), 1e-13), [(noise, 1.0, steps)]
+    assert exact <= epsilon(history, 1e-13, "prv") == epsilon_rdp(history, 1e-13)
+
+
 def test_where_prv_cannot_tell_rdp_does() -> None:
     tiny = [(0.05, 1.0, 10)]
     assert epsilon_prv(tiny, DELTA) is None

@@ -52,6 +52,31 @@ def test_a_sample_without_a_finite_gradient_is_a_blank(way: Any, value: float) -
     assert not alone.any() and alone.numel() == total.numel()
 
 
+def hidden_from_ghosts() -> Net:
+    """Weights that a server makes up: of class 3 the gradient of the first layer cancels, but not if each term is scaled first."""
+    net = build_model("mlp2", (1, 8, 8), 10, projection=None)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        named = dict(net.named_parameters())
+        named["encoder.fc1.bias"][0] = 2.0**-100  # unit 0 is just active
+        named["encoder.fc2.weight"][:3, 0] = 2.0**60
+        named["encoder.fc2.bias"][:3] = 1.0
+        named["head.weight"][3, :3] = torch.tensor([3.0, 7.0, -10.0])
+        named["head.bias"][1] = 200.0
+    return net
+
+
+def test_made_up_weights_do_not_make_a_sample_add_more_than_the_bound() -> None:
+    """Per-sample clipping scales the gradient whose norm it took; ghost clipping takes two passes, and rounding parts them."""
+    torch.manual_seed(0)
+    net, x, y = hidden_from_ghosts(), torch.rand(10, 1, 8, 8), torch.tensor([3, 1, 0, 2, 4, 5, 6, 7, 8, 9])
+    check_layers(net)
+    added = {way: (sums(net, x, y, way, 1.0)[0] - sums(net, x[1:], y[1:], way, 1.0)[0]).norm() for way in WAYS}
+    assert added[PerSampleGradients] == pytest.approx(1.0, rel=1e-5)
+    assert added[GhostGradients] > 1e9, "so clients that require an epsilon refuse it, and the statement names the condition"
+
+
 class Gate(nn.Module):
     """One weight in two places, the second of which counts for nothing at first."""
 

@@ -13,7 +13,9 @@ from opacus.accountants import RDPAccountant
 
 from fedpriv.cli import main
 from fedpriv.config import load_config
+from fedpriv.config.wire import PrivacyConfig
 from fedpriv.errors import UsageError
+from fedpriv.privacy.ledger import Ledger
 from fedpriv.simulation import run
 from fedpriv.simulation.setup import build
 from tests.marks import slow_but
@@ -155,3 +157,10 @@ def test_on_the_command_line(tmp_path: Path) -> None:
         assert part in result.stdout
     (folder,) = (tmp_path / "runs").iterdir()
     assert json.loads((folder / "summary.json").read_text())["privacy"]["noise"] == 1.0
+
+
+@pytest.mark.parametrize(("clipping", "named"), [("per_sample", False), ("ghost", True)])
+def test_the_statement_says_that_ghost_clipping_needs_the_weights_of_the_protocol(clipping: str, named: bool) -> None:
+    privacy = PrivacyConfig(level="sample", noise=1.0, clipping=clipping)  # type: ignore[arg-type]
+    said = Ledger(privacy, {}, [(0,), (1,)]).statement(2, 1.0)["holds_if"]
+    assert ("malicious server" in said) == named
