@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -25,6 +26,7 @@ from fedpriv.objectives.cross_entropy import Plain
 from fedpriv.privacy.canaries import OfClient
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
+from fedpriv.samples import tensors as named
 from fedpriv.seeding import derive_secretly
 from fedpriv.spans import UNTIMED, Spans
 from fedpriv.wire import Payload, Sealed, TransformContext, tensor_of, transform_and_seal
@@ -130,6 +132,7 @@ class Client:
         augment: what is drawn anew of each sample in each epoch.
         secret: known to the client alone, and mixed into the draws of noise; ``None``: these come from the run's seed, as in a
             simulation.
+        terms: checksum of what it has agreed to; the noise differs with it.
         begins: called before a turn with its round and a checksum of all that it starts from, where there is a secret; it raises
             where the turn may not be.
     """
@@ -142,10 +145,11 @@ class Client:
         store: ClientStore | None = None,
         augment: Augment | None = None,
         secret: bytes | None = None,
+        terms: str = "",
         begins: Callable[[int, str], None] = lambda round, started: None,
     ) -> None:
         self.number, self.agreement, self.data, self.store, self.augment = number, agreement, data, store, augment
-        self.secret, self.begins = secret, begins
+        self.secret, self.terms, self.begins = secret, terms, begins
 
     def private(self, last: int | None, initial: Tensor) -> Private:
         """What it kept from its turn in round ``last``; ``None``: what it has before its first turn.
@@ -234,13 +238,22 @@ class Client:
     def _hidden(self, secret: bytes, received: Received, row: Tensor, kept: Private, first: bool) -> Source:
         """What the noise of a turn is drawn from: it differs with anything that the turn starts from.
 
-        A server chooses the message, which of its states a client goes on from, and the initial model. So two turns that differ
-        never have the same noise, which the difference of their answers would be without; a repeated one gives the same answer.
+        A server chooses the terms, the message, which of its states a client goes on from, and the initial model; and a client's
+        samples may change between two starts of it. So two turns that differ never have the same noise, which the difference of
+        their answers would be without; a repeated one gives the same answer.
         """
         parts = {"row": row.cpu(), **{f"kept/{name}": tensor.cpu() for name, tensor in kept.items()}}
-        started = checksum(parts, repr((received.message.digest if received.message else "", first)))
+        message = received.message.digest if received.message else ""
+        started = checksum(parts, repr((self.terms, self._samples, message, first)))
         self.begins(received.round, started)
         return Secret(derive_secretly(secret, self.agreement.config.seed, started))
+
+    @cached_property
+    def _samples(self) -> str:
+        """Checksum of its training samples, which stay the same as long as they are loaded."""
+        inputs, labels = self.data.train()
+        parts = {f"inputs/{name}": part for name, part in named(inputs).items()}
+        return checksum({name: part.cpu() for name, part in {**parts, "labels": labels}.items()})
 
     def _adapt(self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]) -> bool:
         """Train before a test; ``False``: it diverged."""

@@ -54,7 +54,8 @@ class AgreedRun:
         self.agreement, self.initial = agreement, agreement.initial
         self.initial_digest, self.agreement_fingerprint = digest_of(agreement.initial), agreement.config.fingerprint()
         self.model = Resident(net, agreement.space, loaded.device)
-        self.client = Client(number, agreement, ClientData(loaded.data, number), store, augment, secret, self._check_repeated)
+        data = ClientData(loaded.data, number)
+        self.client = Client(number, agreement, data, store, augment, secret, terms, self._check_repeated)
         self._broadcast: str | None = None
         self.masking = _masking(number, agreement, name, store.folder.parent)
         torch.set_num_threads(config.threads)
@@ -79,15 +80,17 @@ class AgreedRun:
         books, and the mean of many has less noise. A turn that starts from exactly the same has the same draws.
 
         Raises:
-            FedprivError: the round was played with another message, or from another state.
+            FedprivError: the round was played with another message, from another state, or on other samples.
         """
         if self.agreement.config.privacy.level != "sample" and not self.agreement.transforms:
             return
         path = self.store.folder.parent / "asked.json"
         asked = load_json(path) if path.exists() else {}
         if asked.setdefault(str(round), started) != started:
-            here = f"client {self._number} has played round {round}"
-            raise FedprivError(f"{here} with another message or from another state: it adds noise to one turn a round")
+            raise FedprivError(
+                f"client {self._number} has played round {round} with another message, from another state or on other data: it "
+                "adds noise to one turn a round"
+            )
         save_json(path, asked)
 
     def told(self, message: Sealed | None) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from fedpriv.deploy.source import Source
 from fedpriv.server.clients import Instruction
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Answer
+from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import play_apart, sites
 from tests.simulation.small import config
 
@@ -142,6 +144,49 @@ def test_noise_differs_with_the_state_that_a_turn_starts_from(tmp_path: Path) ->
     (tmp_path / "clients" / "client-0" / "runs" / "run" / "asked.json").unlink()
     other = unseal(grid.train(last=None).parts[0]).tensors()
     assert all(float((one[name] - other[name]).abs().max()) > 100 for name in one)
+
+
+LOUD = {"train.rounds": 1, "wire.transforms": [{"name": "gaussian", "variance": 1e6}]}  # beside which the turns do not differ
+
+
+def uploaded(answer: Frame) -> torch.Tensor:
+    """The numbers of an answer's upload, in a row."""
+    assert answer.error is None, answer.error
+    tensors = unseal(answer.parts[answer.said[-1]["upload"]]).tensors()
+    return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
+
+
+def test_a_repeated_turn_on_other_samples_is_refused_and_has_other_noise(tmp_path: Path) -> None:
+    def write(seed: int) -> None:
+        for number in range(2):
+            write_folder(tmp_path / f"photos-{number}", list(pixels(20, 8, 8, seed=seed)), [0, 1] * 10)
+
+    def clients() -> dict[int, Site]:
+        photos = {number: Source(str(tmp_path / f"photos-{number}")) for number in range(2)}
+        return {number: Site(number, source, tmp_path / f"client-{number}") for number, source in photos.items()}
+
+    write(seed=0)
+    own = {"data.limit": None, "data.name": str(tmp_path / "photos-0"), "data.pixels": "unit", "data.partition.name": "iid"}
+    grid = Watching(clients())
+    play_apart(tmp_path / "run", "fedavg", grid=grid, **{**SETTINGS, **LOUD, **own})
+    one = grid.train()
+    grid.sites = clients()
+    assert grid.train().parts == one.parts, "a client that was started again gives the same bytes"
+    write(seed=1)
+    grid.sites = clients()
+    assert "on other data" in str(grid.train().error)
+    (tmp_path / "client-0" / "runs" / "run" / "asked.json").unlink()
+    assert float((uploaded(grid.train()) - uploaded(one)).std()) > 1000
+
+
+def test_a_run_of_the_same_name_on_other_terms_has_other_noise(tmp_path: Path) -> None:
+    """Where a client has lost what it keeps of the run, but not its secret."""
+    one = uploaded(played(tmp_path, "fedavg", **{**SETTINGS, **LOUD}).train())
+    for folder in (tmp_path / "run", *(tmp_path / "clients").glob("client-*/runs")):
+        shutil.rmtree(folder)
+    louder = {"wire.transforms": [{"name": "gaussian", "variance": 4e6}]}
+    other = uploaded(played(tmp_path, "fedavg", **{**SETTINGS, **LOUD, **louder}).train())
+    assert float((other - 2 * one).std()) > 1000
 
 
 def test_a_kept_state_that_is_not_the_same_to_the_bit_has_no_second_noise(tmp_path: Path) -> None:
