@@ -9,9 +9,10 @@ HIDDEN = "***"
 
 # A text of another machine may be long, and made to be slow. So the time of both grows with its length, not with its square: of a
 # scheme the last 32 characters are taken, and a name in a query ends where another ? begins one.
-_ADDRESS = re.compile(r"(?P<scheme>[a-zA-Z][\w+.-]{0,31})://(?P<rest>[^\s'\"`]+)")
-_IN_QUERY = re.compile(r"(?i)([?&;](?=[^?=&;\s]*(?:pass|pwd|token|secret|key|odbc_connect))[^?=&;\s]+=)[^&;\s]+")
-_FILES = ("sqlite", "file")
+# A password may hold quotes, so an address goes on to the next space, but for quotes and the like at its end.
+_FILE = r"(?P<file>(?i:sqlite|file)(?:\+\w+)?)"
+_ADDRESS = re.compile(rf"(?:{_FILE}|(?P<scheme>[a-zA-Z][\w+.-]{{0,31}}))://(?(file)|(?P<rest>\S*[^\s'\"`,.:;)\]}}>]))")
+_IN_QUERY = re.compile(r"(?i)([?&;](?=[^?=&;\s]*(?:pass|pwd|token|secret|key|odbc_connect))[^?=&;\s]+=)[^&;]+")
 _LEAST = 4
 """Letters of a secret that is looked for by itself: a shorter one is a part of ordinary words."""
 
@@ -21,12 +22,18 @@ _whole: dict[str, str] = {}
 
 def without_secrets(text: str) -> str:
     """A text in which every address has ``***`` in place of a password or a token: ``http://user:***@host``."""
-    return _ADDRESS.sub(_shown, text)
+    return _ADDRESS.sub(lambda found: found[0] if found["file"] else _shown(found["scheme"], found["rest"]), text)
+
+
+def shown_address(uri: str) -> str:
+    """:func:`without_secrets` of a text that is one address, whatever characters its password has."""
+    scheme, _, rest = uri.partition("://")
+    return uri if not rest or re.fullmatch(_FILE, scheme) else _shown(scheme, rest)
 
 
 def keep_secrets(uri: str) -> str:
-    """:func:`without_secrets` of an address; :func:`with_secrets` gives the whole one back in this process."""
-    shown = without_secrets(uri)
+    """:func:`shown_address`; :func:`with_secrets` gives the whole one back in this process."""
+    shown = shown_address(uri)
     if shown != uri:
         _whole[shown] = uri
     return shown
@@ -40,6 +47,7 @@ def with_secrets(shown: str) -> str | None:
 def said_safely(text: str) -> str:
     """As :func:`without_secrets`, also without the secrets of this process's addresses where they stand alone."""
     for shown, whole in _whole.items():
+        text = text.replace(whole, shown)
         start, end = _differing(shown, whole)
         for secret in {whole[start:end], unquote(whole[start:end])}:
             if len(secret) >= _LEAST:
@@ -53,27 +61,24 @@ def tracking_address(uri: str) -> str:
     Raises:
         ValueError: it is none.
     """
+    shown = keep_secrets(uri)  # first, so that a message about a wrong one has no secret
     known = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
     if uri.partition(":")[0].partition("+")[0] not in known or not uri.isprintable():
         raise ValueError("not a tracking URI; such as http://host:5000, sqlite:////absolute/path/mlflow.db, or none")
-    shown = keep_secrets(uri)
     if uri.startswith("sqlite"):
         return shown
-    wrong = "the host or the port cannot be right; such as http://host:5000; in a password, / and @ are percent-encoded"
+    wrong = "the host or the port cannot be right; such as http://host:5000; in a password, /, @ and spaces are percent-encoded"
     try:
         whole, parts = urlsplit(uri), urlsplit(shown)
         right = (whole.hostname, whole.port) == (parts.hostname, parts.port)
     except ValueError:  # its message has the address
         raise ValueError(wrong) from None
-    if not right or (uri.startswith("http") and not parts.hostname):
+    if not right or " " in uri or (uri.startswith("http") and not parts.hostname):
         raise ValueError(wrong)
     return shown
 
 
-def _shown(found: re.Match[str]) -> str:
-    scheme, rest = found["scheme"], found["rest"]
-    if scheme.partition("+")[0].lower() in _FILES:
-        return found[0]
+def _shown(scheme: str, rest: str) -> str:
     # To the last @, since a password that was not quoted may hold one, or a slash.
     name, at, after = rest.rpartition("@")
     user, colon, _ = name.partition(":")
@@ -81,8 +86,7 @@ def _shown(found: re.Match[str]) -> str:
         name = f"{user}:{HIDDEN}"
     elif at and scheme.lower().startswith("http"):  # a token stands alone
         name = HIDDEN
-    after = _IN_QUERY.sub(rf"\1{HIDDEN}", after)
-    return f"{scheme}://{name}{at}{after}"
+    return f"{scheme}://" + _IN_QUERY.sub(rf"\1{HIDDEN}", f"{name}{at}{after}")
 
 
 def _differing(shown: str, whole: str) -> tuple[int, int]:

@@ -11,7 +11,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from urllib.parse import quote
 from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json
-from fedpriv.outside.addresses import without_secrets
+from fedpriv.outside.addresses import shown_address, without_secrets
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.access import named_store, permitted_store, same_store, whole_address
 from fedpriv.tracking.cursor import CURSOR, Cursor, stored_cursor
@@ -58,7 +58,7 @@ ARTIFACTS = (
     "weights/**/*", "probe/*", "audit/*",
 )  # fmt: skip
 _CLIENTS = "clients.json"
-_WITH_ADDRESSES = ("config.yaml", "run.json")
+_WITH_ADDRESSES: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {"config.yaml": read_yaml, "run.json": load_json}
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
 _DATASET_ATTEMPTS = 4
 
@@ -283,7 +283,7 @@ class _Copy:
                 continue  # of a run that was stopped among its results, which are written again when it goes on
             if not path.resolve().is_relative_to(root):
                 raise UsageError(f"{path} is a symbolic link out of the run folder, which is not followed")
-            if name.as_posix() in _WITH_ADDRESSES and without_secrets(text := path.read_text()) != text:
+            if name.as_posix() in _WITH_ADDRESSES and _holds_password(path):
                 raise UsageError(f"{path} holds the password of a tracking URI, which is not sent: write *** in its place")
             if name.name == "summary.json":
                 self._send_summary(load_json(path))
@@ -336,6 +336,13 @@ def _description(facts: Mapping[str, Any], run_dir: Path) -> str:
         f"{facts['method']} on {dataset_name(facts)}, seed {facts['seed']}. To run it again, with the artifact `config.yaml`:\n\n"
         f"    fedpriv train --config config.yaml\n\nOn its own machine: `fedpriv audit {run_dir.resolve()}`"
     )
+
+
+def _holds_password(path: Path) -> bool:
+    """Whether a file of the run holds that of a tracking URI, as one that an older version wrote may."""
+    text, tracking = path.read_text(), _WITH_ADDRESSES[path.name](path).get("tracking")
+    uri = str(tracking.get("uri")) if isinstance(tracking, Mapping) else ""
+    return without_secrets(text) != text or shown_address(uri) != uri
 
 
 def _user() -> str | None:

@@ -32,6 +32,10 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         ("postgresql://host/db?user=me&password=hunter2&x=1", "postgresql://host/db?user=me&password=***&x=1"),
         ("https://host/?access_token=hunter2", "https://host/?access_token=***"),
         ("mssql+pyodbc:///?odbc_connect=PWD%3Dhunter2", "mssql+pyodbc:///?odbc_connect=***"),
+        ("http://me:hunt'er\"2`@host:5000", "http://me:***@host:5000"),
+        ("https://t0k'en@host", "https://***@host"),
+        ("postgresql://host/db?password=hunt'er2&x=1", "postgresql://host/db?password=***&x=1"),
+        ("postgresql://host/db?password=hunt@er2", "postgresql://host/db?password=***"),
         ("https://host/??a&b=1?my_api_key_2=hunter2;x=1", "https://host/??a&b=1?my_api_key_2=***;x=1"),
         (f"{'s' * 40}://me:hunter2@host", f"{'s' * 40}://me:***@host"),
         ("sqlite:////home/me:x@y/mlflow.db", "sqlite:////home/me:x@y/mlflow.db"),
@@ -44,6 +48,17 @@ def test_a_secret_is_replaced_and_kept_in_memory(uri: str, shown: str) -> None:
     assert keep_secrets(uri) == shown
     assert with_secrets(shown) == uri
     assert keep_secrets(shown) == shown and with_secrets(shown) == uri  # what is shown already has none
+
+
+def test_of_several_addresses_without_a_space_between_them_none_shows_its_secret() -> None:
+    text = "'sqlite:////a@b','http://me:hunter2@host','http://you:other@host/?key=x'"
+    assert without_secrets(text) == "'sqlite:////a@b','http://me:***@host/?key=***'"
+
+
+def test_a_space_belongs_to_the_secret_where_the_text_is_one_address() -> None:
+    uri, shown = "http://me:hunt er2@host", "http://me:***@host"
+    assert keep_secrets(uri) == shown and with_secrets(shown) == uri
+    assert said_safely(f"it says {uri!r}") == f"it says {shown!r}"
 
 
 def test_a_secret_that_stands_alone_is_replaced_where_it_is_known() -> None:

@@ -219,27 +219,27 @@ def test_runs_that_were_moved_with_their_store_are_told_of_it(tmp_path: Path) ->
     assert refused.exit_code == 2 and f"--tracking-uri sqlite:///{tmp_path}/runs/mlflow.db" in refused.stderr
 
 
+@pytest.mark.parametrize("password", [SECRET, f"pa'ss {SECRET}"])
 @pytest.mark.parametrize("where", ["config.yaml", "run.json"])
-def test_a_password_that_an_older_version_stored_is_not_uploaded(runs_dir: Path, where: str) -> None:
+def test_a_password_that_an_older_version_stored_is_not_uploaded(runs_dir: Path, where: str, password: str) -> None:
     folder = make_run(runs_dir)
-    text = (folder / where).read_text()
-    (folder / where).write_text(
-        text.replace("uri: null", f"uri: http://me:{SECRET}@host").replace('"uri": null', f'"uri": "http://me:{SECRET}@host"')
-    )
+    text, uri = (folder / where).read_text(), f"http://me:{password}@host"
+    (folder / where).write_text(text.replace("uri: null", f"uri: {uri}").replace('"uri": null', f'"uri": "{uri}"'))
     result = call("sync", folder, "--tracking-uri", f"sqlite:///{runs_dir / 'mlflow.db'}")
     assert result.exit_code == 2 and "holds the password" in result.stderr and SECRET not in result.output
     assert not holds_secret(runs_dir / "mlartifacts")
 
 
-def test_what_is_written_and_shown_of_a_config_has_no_password(tmp_path: Path) -> None:
-    uri = f"http://me:{SECRET}@host:5000"
+@pytest.mark.parametrize("password", [SECRET, f"pa'ss\"-{SECRET}"])
+def test_what_is_written_and_shown_of_a_config_has_no_password(tmp_path: Path, password: str) -> None:
+    uri = f"http://me:{password}@host:5000"
     config = load_config(None, {"tracking.uri": uri})
     assert config.tracking.uri == "http://me:***@host:5000"
     assert SECRET not in config.to_yaml() + repr(config) + config.model_dump_json()
     for extra in ((), ("--json",)):
         result = call("train", "--tracking-uri", uri, "--dump-config", *extra)
         assert result.exit_code == 0 and SECRET not in result.output and "http://me:***@host:5000" in result.output
-    (tmp_path / "c.yaml").write_text(f"tracking: {{uri: '{uri}'}}\n")
+    (tmp_path / "c.yaml").write_text(f"tracking: {{uri: {json.dumps(uri)}}}\n")
     assert SECRET not in call("train", "--config", tmp_path / "c.yaml", "--dump-config").output
 
 
@@ -270,7 +270,9 @@ def test_a_store_in_a_folder_that_takes_no_files_is_refused_at_once(tmp_path: Pa
     assert result.exit_code == 1 and "cannot create /proc/x.db" in result.stderr and len(result.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize("uri", ["foo", "http://", "ftp://host", "http://me:hunter2xyz@host:x", "http://[::1"])
+@pytest.mark.parametrize(
+    "uri", ["foo", "http://", "ftp://host", "http://me:hunter2xyz@host:x", "http://me:a hunter2xyz@host", "http://[::1"]
+)
 def test_what_is_no_address_is_refused(tmp_path: Path, uri: str) -> None:
     folder = make_run(tmp_path)
     for command in (("sync", folder), ("ui", "--runs-dir", tmp_path), ("resume", folder)):
