@@ -28,7 +28,7 @@ Plan = tuple[tuple[float, int], ...]
 """(rate, steps) of a future history, whose noise is not determined yet."""
 
 _TABLE = 100.0  # PRV's table grows with epsilon: beyond this it takes gigabytes, and such a guarantee is useless
-_LEAST_DELTA = 1e-11  # below this, rounding in PRV's Fourier transforms is as large as delta: epsilons up to 1 % too small were seen
+_LEAST_DELTA = 1e-11  # below it, PRV's Fourier transforms round by as much as delta: epsilons up to 1 % too small were seen
 _PRV_AT_MOST = 8  # histories for which PRV is computed in search of the largest epsilon; each takes up to a second
 _MOST_NOISE = 1e6
 _TOLERANCE = 0.01  # of the search for the noise, in epsilon

@@ -6,9 +6,9 @@ the clipping factors, is the clipped sum. So memory does not grow with samples t
 through layers are not seen, so a loss that uses the parameters directly is rejected. The norm of a linear layer on sequences is
 that of the gradient, taken for a few samples at a time: Opacus multiplies Gram matrices, whose sum can cancel to nothing.
 
-The two passes round differently. At weights that a malicious server makes up, terms of 1e18 may cancel in the first and not in the
-second, so that a sample adds far more than the clipping bound. Per-sample clipping, which scales the very gradient whose norm it
-took, does not have this. So clients that require an epsilon refuse ghost clipping, and the privacy statement names the condition.
+The two passes round differently. At weights that a malicious server makes up, terms of 1e18 may cancel in the first and not in
+the second, so that a sample adds far more than the clipping bound. Per-sample clipping scales the very gradient whose norm it took.
+So clients that require an epsilon refuse ghost clipping, and the privacy statement names the condition.
 """
 
 from __future__ import annotations

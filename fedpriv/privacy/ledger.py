@@ -47,8 +47,8 @@ _NEEDS = {
     "epsilon holds against observers of the uploads, the server included",
 }
 _GHOST = (
-    ", if it follows the protocol: weights that a malicious server makes up can let rounding hide from ghost clipping what a sample "
-    "adds (use privacy.clipping=per_sample)"
+    ", if it follows the protocol: at weights that a malicious server makes up, rounding can hide from ghost clipping what a "
+    "sample adds (use privacy.clipping=per_sample)"
 )
 _UNCOVERED = {
     "client": (

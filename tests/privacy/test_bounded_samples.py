@@ -53,7 +53,7 @@ def test_a_sample_without_a_finite_gradient_is_a_blank(way: Any, value: float) -
 
 
 def hidden_from_ghosts() -> Net:
-    """Weights that a server makes up: of class 3 the gradient of the first layer cancels, but not if each term is scaled first."""
+    """Weights that a server makes up: the first layer's gradient of class 3 cancels, unless each term is scaled first."""
     net = build_model("mlp2", (1, 8, 8), 10, projection=None)
     with torch.no_grad():
         for parameter in net.parameters():
