@@ -7,7 +7,7 @@ through layers are not seen, so a loss that uses the parameters directly is reje
 that of the gradient, taken for a few samples at a time: Opacus multiplies Gram matrices, whose sum can cancel to nothing.
 
 The two passes round differently. At weights that a malicious server makes up, terms of 1e18 may cancel in the first and not in
-the second, so that a sample adds far more than the clipping bound. Per-sample clipping scales the very gradient whose norm it took.
+the second, so that a sample adds far more than the clipping bound. Per-sample clipping scales the very gradient that it measured.
 So clients that require an epsilon refuse ghost clipping, and the privacy statement names the condition.
 """
 
