@@ -1,4 +1,4 @@
-"""Which cases ``pytest -m "not slow"`` leaves out."""
+"""Which cases are slow: left out unless ``pytest -m ""`` is called."""
 
 from __future__ import annotations
 

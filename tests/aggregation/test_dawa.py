@@ -103,7 +103,6 @@ layers = st.lists(st.lists(st.floats(-3, 3, width=32), min_size=6, max_size=6), 
 
 @settings(max_examples=60, deadline=None)
 @given(layers)
-@pytest.mark.slow
 def test_it_is_the_loop_over_arrays(rows: list[list[float]]) -> None:
     uploaded, q = doubles(rows), [1 / len(rows)] * len(rows)
     states = [[row[:4].numpy(), row[4:].numpy()] for row in uploaded]
@@ -260,7 +259,6 @@ def test_the_paper_names_are_one_class_with_other_defaults() -> None:
         assert torch.equal(dawa(name).row, dawa("l-dawa", **options).row)
 
 
-@pytest.mark.slow
 def test_fedavg_is_the_family_without_divergence(simulate: Simulate) -> None:
     plain = simulate("fedavg", **{"data.partition.name": "lognormal"})
     same = simulate(

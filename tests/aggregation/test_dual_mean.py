@@ -132,7 +132,6 @@ MATRICES = st.integers(1, 6).flatmap(
 )
 
 
-@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(rows=MATRICES, negative=st.sampled_from(["clamp", "paper"]), data=st.data())
 def test_what_holds_of_any_uploads(rows: np.ndarray, negative: str, data: st.DataObject) -> None:

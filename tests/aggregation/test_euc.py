@@ -124,7 +124,6 @@ def test_a_client_without_its_copy_does_not_go_on_from_the_initial_one(
         simulation.run_round()
 
 
-@pytest.mark.slow
 def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
     late = simulate("fedavg", aggregation="euc", **OPTIONS)
     plain = simulate("fedavg", **OPTIONS, **{"train.selection": "all"})

@@ -52,7 +52,6 @@ def by(report: fedpriv.Report, attacker: str) -> dict[str, Any]:
     return next(one for one in attack["attempts"] if one["attacker"] == attacker)
 
 
-@pytest.mark.slow
 def test_a_gradient_that_gives_its_image_away(net: nn.Module) -> None:
     report = audited(net, gradient_of(net), name="from my loop")
     assert report.answer == "Samples were recovered" and by(report, "analytic")["success"]["0.01"]["successes"] == 1

@@ -111,7 +111,6 @@ def test_a_phase_of_constants_alone_is_left_out(method: str, here: Path) -> None
         torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_its_clients_side_by_side_are_those_one_after_another(here: Path) -> None:
     """Also the running statistics of BatchNorm, where a net has no stacked form."""
     made = [
@@ -157,7 +156,6 @@ def test_a_run_that_goes_on_with_a_changed_net_says_so(here: Path) -> None:
     assert facts["plugins"] == {"edited_nets": began} and list(facts["continued"][0]["plugins"]) == ["edited_nets"]
 
 
-@pytest.mark.slow
 def test_one_that_cannot_be_imported(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Local(own_nets.InRoles):
         pass

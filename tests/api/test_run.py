@@ -75,7 +75,6 @@ def test_names_of_foreign_folders_are_text(run: fedpriv.Run, tmp_path: Path) -> 
     assert "<script>" not in shown and escape("<script>") in shown
 
 
-@pytest.mark.slow
 def test_compare_has_a_row_a_run(run: fedpriv.Run, tmp_path: Path) -> None:
     other = fedpriv.train(run.config, runs_dir=tmp_path, seed=1)
     table = fedpriv.compare([run, other])

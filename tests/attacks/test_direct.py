@@ -75,7 +75,6 @@ def test_analytic_says_when_the_layer_is_not_fed_the_image() -> None:
         Analytic().run([hidden_head(convolutional())[0]])
 
 
-@pytest.mark.slow
 def test_features_of_a_convolutional_body_give_the_image_with_the_head_hidden() -> None:
     observation, x = hidden_head(convolutional())
     found = AnalyticFeatures(adam=200, lbfgs=10, lr=0.1).run([observation])
@@ -129,7 +128,6 @@ def test_features_of_a_batch_are_refused() -> None:
         AnalyticFeatures().run([batch])
 
 
-@pytest.mark.slow
 def test_unrolled_by_name() -> None:
     net, x, schedule = linear_net(), pictures(1), Schedule(lr=0.1, steps=2, momentum=0.5)
     sent = change(net, x, torch.tensor([3]), schedule)

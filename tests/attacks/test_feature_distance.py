@@ -90,7 +90,6 @@ def photographs() -> Tensor:
 
 
 @installed
-@pytest.mark.slow
 @pytest.mark.parametrize("images", [digits(), photographs()], ids=["digits", "photographs"])
 def test_it_grows_with_the_damage(images: Tensor) -> None:
     """Of every image, with noise and with blur; the next image is farther than slight noise, and a grey one farther than both."""

@@ -139,7 +139,6 @@ def test_the_negative_control() -> None:
     assert setting is not None and negative_control(Fishing(), replace(setting, side=8)).passed
 
 
-@pytest.mark.slow
 def test_the_positive_control() -> None:
     """DLG on what is caught; the quick ones read it off."""
     setting = declared(Fishing).control

@@ -39,7 +39,6 @@ def observed(
     return images, labels, [observe(net, x, y, threat, hidden=masked > 0) for x, y in pairs]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("improved", [False, True])
 def test_the_published_attack_is_the_plain_one_for_each_image(improved: bool) -> None:
     """In float64, as without a line search float32 parts ways within a few steps."""
@@ -78,14 +77,12 @@ def test_positive_control(attack: Dlg) -> None:
     assert found.passed, found.sentence
 
 
-@pytest.mark.slow
 def test_negative_control_and_one_that_must_fail() -> None:
     found = negative_control(Idlg(steps=4, restarts=0), Setting(images=2, side=SIDE))
     assert found.passed and "random gradients" in found.sentence
     assert not positive_control(InvertingGradients(steps=1), Setting(images=2, side=SIDE)).passed
 
 
-@pytest.mark.slow
 def test_head_free_recovers_images_behind_a_shared_linear_layer() -> None:
     images, _, observations = observed(2, layers=2, masked=1)
     found = HeadFree(steps=6, restarts=0).run(observations)
@@ -139,7 +136,6 @@ def test_a_defence_does_not_make_an_unknown_rate_matter(defence: str) -> None:
     assert float(mse(attack.run([replace(change, shared=other)]).images, images)) > 3e-2, "of another message it finds nothing"
 
 
-@pytest.mark.slow
 def test_the_gradient_of_a_batch_makes_as_many_images() -> None:
     images, _, _ = observed(2)
     net = reference_victim(0, height=SIDE, width=SIDE)
@@ -245,7 +241,6 @@ def test_the_last_start_is_not_given_up() -> None:
     assert Idlg(restarts=1, **options).run([noisy]).iterations.tolist() == [1 + 3]
 
 
-@pytest.mark.slow
 def test_default_images_are_distinct_and_the_same_each_time() -> None:
     images, labels = default_images(50)
     again, labels_again = default_images(50)
@@ -274,7 +269,6 @@ def test_the_signal_behind_a_convolution_is_exact_given_its_input() -> None:
     assert determined(layer, 64) and not determined(layer, 75) and not determined(nn.Linear(100, 3), 1)
 
 
-@pytest.mark.slow
 def test_head_free_recovers_an_image_with_the_whole_head_hidden() -> None:
     """No linear layer is shared: the signal comes by projection."""
     images, _, observations = observed(1, masked=1)

@@ -123,7 +123,6 @@ def test_biases_decay_as_in_the_clients_optimiser(net: Own, of_biases: float | N
     assert result.scores(IMAGES[:1]).mse.item() < 1e-4
 
 
-@pytest.mark.slow
 def test_several_images_are_scored_in_their_order(net: Own) -> None:
     result = invert(net, gradient_of(net, 2), input_shape=SHAPE, attack="idlg", n=2, labels=LABELS)
     swapped = [result.scores(IMAGES[order]).mse for order in ([0, 1], [1, 0])]

@@ -133,7 +133,6 @@ def test_features_of_lines_are_searched() -> None:
     assert result.images.shape == (1, *SHAPE) and math.isfinite(result.loss)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Tied, TiedToHead, Branches])
 def test_small_ones_give_the_image_away(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)

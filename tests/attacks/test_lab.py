@@ -164,7 +164,6 @@ def test_audits_try_what_fits_at_its_usual_budget() -> None:
 
 
 @pytest.mark.usefixtures("one_iteration")
-@pytest.mark.slow
 def test_every_attack_has_controls() -> None:
     """A positive one where it must work somewhere, else the negative one alone; another package's attack has what it declares."""
     assert all(declared(attack).control for attack in image_attacks().values())
@@ -209,7 +208,6 @@ class Foreign:
         return image_attack("analytic")().run(seen, seed)
 
 
-@pytest.mark.slow
 def test_controls_of_another_package_s_attack_and_of_equal_attacks_run_once() -> None:
     attacker = Attacker(Foreign(), ThreatModel())
     first = run_controls(attacker, 0)
@@ -270,7 +268,6 @@ def test_who_learns_from_simulated_messages_reads_those_of_a_net_with_batch_norm
     assert found.passed, found.sentence
 
 
-@pytest.mark.slow
 def test_who_fails_a_control_is_not_run_and_who_passes_is_evidence() -> None:
     setting = Setting(net="perceptron", images=2, side=8)
     images, labels = setting.truth(0)
@@ -347,7 +344,6 @@ def test_a_control_whose_images_are_easier_promises_nothing() -> None:
 
 
 @pytest.mark.usefixtures("one_iteration")
-@pytest.mark.slow
 def test_a_control_fails_where_the_attack_was_cut_short() -> None:
     positive, negative = run_controls(Attacker(short("idlg"), ThreatModel()), 0)
     assert (positive.name, positive.passed, negative.name, negative.passed) == ("positive", False, "negative", True)

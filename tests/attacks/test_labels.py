@@ -62,7 +62,6 @@ def test_known_noise_is_not_taken_for_classes(labels: list[int], better: float) 
     assert found[True] >= better * found[False]
 
 
-@pytest.mark.slow
 def test_random_numbers_give_labels_at_chance() -> None:
     for rule in (idlg_label, bias_label):
         assert sum(rule(noise(seed)) == 3 for seed in range(60)) < 20

@@ -60,7 +60,6 @@ def test_two_samples_are_recovered_and_normalisation_undone() -> None:
     assert (found.images - x).square().mean() < 1e-3
 
 
-@pytest.mark.slow
 def test_random_numbers_are_not_explained() -> None:
     observation, x = batch()
     torch.manual_seed(0)

@@ -48,7 +48,6 @@ def test_every_kept_round_of_a_client_counts(kept: Evidence, monkeypatch: pytest
     assert last.rounds == (2,) and not np.array_equal(last.scores["row distance", ""], found.scores["row distance", ""])
 
 
-@pytest.mark.slow
 def test_the_message_of_another_client_shows_no_member(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     """Client 1 in the place of client 0, and client 0 not among the others."""
     pool, real = candidates(kept.federation, 2, 0), kept.message
@@ -58,7 +57,6 @@ def test_the_message_of_another_client_shows_no_member(kept: Evidence, monkeypat
     assert found.low < 0.5 < found.high
 
 
-@pytest.mark.slow
 def test_messages_that_are_not_finite_are_left_out(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, ruined = candidates(kept.federation, 2, 0), (1, 0)
     real = other_clients.is_finite
@@ -74,7 +72,6 @@ def test_messages_that_are_not_finite_are_left_out(kept: Evidence, monkeypatch: 
         against_other_clients(kept, 0, pool)
 
 
-@pytest.mark.slow
 def test_without_two_other_clients_it_is_not_tried(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "whole_clients", lambda round: [0, 1])
     monkeypatch.setattr(kept.store, "clients", lambda round: [0, 1])
@@ -85,7 +82,6 @@ def test_without_two_other_clients_it_is_not_tried(kept: Evidence, monkeypatch: 
     assert found.rounds == () and not any("FedMIA it also" in said for said in found.threat)
 
 
-@pytest.mark.slow
 def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's own turns, that saw no candidate, are replaced by the client's messages, which saw them."""
     real = other_clients._seen
@@ -155,7 +151,6 @@ def test_rounds_add_up_to_more_than_the_last_one(tmp_path: Path, monkeypatch: py
     assert auc(8) > auc(1) + 0.03
 
 
-@pytest.mark.slow
 def test_behind_sums_there_are_no_other_clients(tmp_path: Path) -> None:
     run = evidence(
         tmp_path / "run", "fedavg", **{"wire.secure_aggregation": True, "train.rounds": 1, "data.partition.name": "iid"}

@@ -278,7 +278,6 @@ def test_the_larger_lower_bound_of_epsilon_is_shown(by_attacks: float | None) ->
     assert "membership attacks show at least 9.2" in text and "9.1" not in text
 
 
-@pytest.mark.slow
 def test_bounds_of_epsilon_that_contradict_are_pointed_out(page: Page, markdown: str) -> None:
     told = "The lower bound exceeds the upper one."
     assert told not in page.text and told not in markdown

@@ -54,7 +54,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     return run
 
 
-@pytest.mark.slow
 def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> None:
     first, second = runs("fedavg"), runs("masked")
     result = fedpriv("audit", first, second, *QUICK, "--output", tmp_path / "report", "--json")

@@ -117,7 +117,6 @@ def test_the_clients_of_any_method_have_fresh_heads(simulate: Simulate, method: 
     assert 0 <= simulation.folder.records()[-1]["metrics"]["accuracy_fresh_head"] <= 1
 
 
-@pytest.mark.slow
 def test_fine_tuning_the_head_leaves_the_encoder(simulate: Simulate) -> None:
     simulation = simulate("fedavg-ft", **{"method.ft_scope": "head"})
     resident, space = simulation.federation.resident, simulation.federation.resident.space
@@ -144,7 +143,6 @@ def test_fine_tuning_for_some_steps(simulate: Simulate) -> None:
     assert turns == [7] * 10
 
 
-@pytest.mark.slow
 def test_fine_tuning_every_last_round(simulate: Simulate) -> None:
     options = {"method.ft_when": "last", "eval.last": 2}
     plain, tuned = (

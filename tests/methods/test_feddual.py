@@ -187,7 +187,6 @@ def test_running_accuracy_is_that_of_the_last_epochs_own_batches(simulate: Simul
     assert betas(simulate("feddual", play=False, **options))[0] == [0.5] * 3
 
 
-@pytest.mark.slow
 def test_stale_beta_is_of_the_clients_own_last_model(simulate: Simulate) -> None:
     simulation = simulate(
         "feddual", **{"method.beta_mode": "stale", "train.participation": 1.0, "train.rounds": 2, "train.batch_size": 10}
@@ -492,7 +491,6 @@ def last_rows(simulation: Simulation) -> Tensor:
     return simulation.server.row
 
 
-@pytest.mark.slow
 def test_a_wide_kernel_is_uniform_fedavg(simulate: Simulate) -> None:
     """The bandwidth eps is 1e9: all weights are equal."""
     same: dict[str, Any] = {"objective.name": "cross-entropy", "train.rounds": 2}
@@ -529,7 +527,6 @@ def masked(simulate: Simulate, **overrides: Any) -> Simulation:
     return simulate("fedavg", **UNIFORM, **{"wire.transforms": [{"name": "mask", "roles": ["head"]}]}, **overrides)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mean-shift")
 def test_the_released_code_is_fedavg_with_a_frozen_global_head_bitwise(simulate: Simulate) -> None:
     """Gradients far apart, so that b is zero."""
@@ -545,7 +542,6 @@ def test_the_released_code_is_fedavg_with_a_frozen_global_head_bitwise(simulate:
     assert not torch.equal(last_rows(code), last_rows(simulate("fedavg", **UNIFORM, **ADAM)))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:mean-shift")
 def test_half_of_the_cross_entropy_is_half_the_learning_rate_bitwise(simulate: Simulate) -> None:
     """The code reading with its own objective: under SGD a factor of 1/2 is exact."""
@@ -599,7 +595,6 @@ def test_a_mask_hides_the_gradient_with_its_tensor(simulate: Simulate) -> None:
         simulate("feddual", **other)
 
 
-@pytest.mark.slow
 def test_a_private_heads_gradient_stays_private(simulate: Simulate) -> None:
     own = {"aggregation.name": "mean-shift", "aggregation.server_object": "lossgrad_sum", "aggregation.dyn_layers": "all"}
     simulation = simulate("fedper", play=False, **own)
@@ -616,7 +611,6 @@ def uploads_of(simulation: Simulation, rows: Tensor, **others: Any) -> Uploads:
     return Uploads(simulation.federation.resident.space, rows, simulation.federation.initial, **{**facts, **others})
 
 
-@pytest.mark.slow
 def test_merge_overwrites_the_dynamic_tensors_alone(simulate: Simulate) -> None:
     simulation = simulate("feddual", play=False, **{"model.name": "mlp2", "model.projection": 8})
     fed, space = simulation.federation, simulation.federation.resident.space
@@ -668,7 +662,6 @@ def test_samples_as_base_weights(simulate: Simulate) -> None:
     torch.testing.assert_close(merged.row.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_the_same_seed_gives_every_method_the_same_clients_and_batches(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

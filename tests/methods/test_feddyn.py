@@ -76,7 +76,6 @@ def test_the_plain_mean_is_tested_too(simulate: Simulate, monkeypatch: pytest.Mo
     assert "global_accuracy_mean" not in plain.folder.records()[-1]["metrics"]
 
 
-@pytest.mark.slow
 def test_the_first_round_is_fedprox_locally(simulate: Simulate) -> None:
     shared = {"train.rounds": 1, **UNBOUNDED}
     dynamic = simulate("fedavg", **shared, objective={"name": "feddyn", "alpha": 0.3})
@@ -98,7 +97,6 @@ def test_everybody_in_one_round_moves_twice_as_far(simulate: Simulate) -> None:
     torch.testing.assert_close(moved.server.row - start, 2 * (mean.server.row - start), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_alpha_by_size_leaves_clients_of_one_size_alone(simulate: Simulate) -> None:
     even = {"data.partition.name": "iid", "data.limit": 400, "train.rounds": 2}
     plain, scaled = (simulate("feddyn", **even, **{"method.scale_alpha": flag, "method.alpha": 0.1}) for flag in (False, True))

@@ -111,7 +111,6 @@ def test_a_client_without_a_step_is_left_out(three: Any) -> None:
 numbers = st.floats(-10, 10)
 
 
-@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.data(), st.integers(1, 6))
 def test_equal_steps_are_fedavg_and_order_does_not_matter(three: Any, data: st.DataObject, count: int) -> None:
@@ -150,7 +149,6 @@ def test_three_rounds_equal_the_oracle(simulate: Simulate, options: dict[str, An
     assert len(steps) > 1, "the clients take different numbers of steps"
 
 
-@pytest.mark.slow
 def test_clients_with_equal_steps_make_it_fedavg(simulate: Simulate) -> None:
     shared = {"train.local_steps": 4}
     fedavg, fednova = simulate("fedavg", **shared), simulate("fednova", **shared)

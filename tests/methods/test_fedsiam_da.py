@@ -113,7 +113,6 @@ def test_three_rounds_equal_the_oracle(played: Simulate, method: dict[str, Any],
             torch.testing.assert_close(space.view(kept, "projector.fc2.weight").double(), expected, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_every_option_matters(played: Simulate) -> None:
     """Or the comparison with the oracle would say nothing of it."""
     variants: list[dict[str, Any]] = [
@@ -161,7 +160,6 @@ def test_no_client_is_pushed_at_its_first_turn(simulate: Simulate) -> None:
     assert same == [True, False]
 
 
-@pytest.mark.slow
 def test_with_one_epoch_the_history_is_the_round_befores(simulate: Simulate) -> None:
     """Eq. 3 is eq. 10 with M = 1."""
     options = {**SHORT, "train.local_epochs": 1, "method.mu": 1.0}
@@ -169,7 +167,6 @@ def test_with_one_epoch_the_history_is_the_round_befores(simulate: Simulate) -> 
     assert torch.equal(by_epoch.server.row, by_round.server.row)
 
 
-@pytest.mark.slow
 def test_it_is_its_two_halves(simulate: Simulate) -> None:
     whole, halves = simulate("fedsiam-da", **SHORT), simulate("fedavg", **SHORT, objective="siamese", aggregation="dual")
     assert torch.equal(whole.server.row, halves.server.row)
@@ -316,7 +313,6 @@ def test_a_predictor_of_64_is_suggested_and_can_be_another(simulate: Simulate) -
     assert widths == [64, 8]
 
 
-@pytest.mark.slow
 def test_the_record_says_how_alike_the_models_are(simulate: Simulate) -> None:
     simulation = simulate("fedsiam-da", **{**SHORT, "train.participation": 1.0})
     first, last = (simulation.folder.records()[i]["metrics"] for i in (1, -1))

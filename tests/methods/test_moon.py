@@ -62,7 +62,6 @@ def test_four_rounds_equal_the_oracle(simulate: Simulate, cache: bool) -> None:
     same(simulation, replay(simulation, oracles.moon, mu=3.0, tau=0.7).model)
 
 
-@pytest.mark.slow
 def test_without_the_term_it_is_fedavg_bit_for_bit(simulate: Simulate) -> None:
     shared = {"train.participation": 0.6}
     plain, off, on = (simulate(m, **shared, **o) for m, o in (("fedavg", {}), ("moon", {"method.mu": 0}), ("moon", {})))
@@ -88,7 +87,6 @@ def test_a_client_keeps_one_model_as_trained_not_as_received(simulate: Simulate)
     torch.testing.assert_close(torch.tensor(sizes).float() / sum(sizes) @ rows, simulation.server.row, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_the_contrast_is_there_under_sample_level_dp_too(simulate: Simulate) -> None:
     private = {"privacy.level": "sample", "privacy.noise": 4.0, "train.participation": 1.0, "train.rounds": 2, "data.clients": 3}
     private |= {"data.limit": 90, "data.partition.name": "iid"}

@@ -136,7 +136,6 @@ def test_a_rate_that_does_nothing_is_said(tmp_path: Path, key: str, value: float
     assert bool(complaints) == said and all("train.lr = 0.2 does nothing" in one and "method.b" in one for one in complaints)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["first_order", "hessian_free"])
 def test_perfedavg_without_an_inner_step_is_fedavg_on_the_outer_part(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch, variant: str
@@ -223,7 +222,6 @@ class DoubleTurn:
         self.learner = learner
 
 
-@pytest.mark.slow
 def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: Simulate) -> None:
     fedavg = simulate("fedavg", **ALL_TAKE_PART, **{"method.weights": "uniform"})
     nothing, everything = (simulate("apfl", **ALL_TAKE_PART, **{"method.alpha": alpha}) for alpha in (0.0, 1.0))
@@ -241,7 +239,6 @@ def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: 
     assert not torch.equal(simulate("apfl", **ALL_TAKE_PART).private(0)[PERSONAL], everything.private(0)[PERSONAL])
 
 
-@pytest.mark.slow
 def test_ditto_without_a_pull_is_local_beside_fedavg(simulate: Simulate) -> None:
     fedavg, pulled, ditto = simulate("fedavg"), simulate("ditto"), simulate("ditto", **{"method.lam": 0.0})
     assert torch.equal(ditto.server.row, fedavg.server.row) and torch.equal(pulled.server.row, fedavg.server.row)
@@ -267,7 +264,6 @@ def second_phase(simulation: Simulation, client: int, turns: list[int]) -> Tenso
         return central_sgd(simulation, client, [(t, 1) for t in turns]).clone()
 
 
-@pytest.mark.slow
 def test_a_strong_pull_keeps_the_personal_model_at_what_was_received(simulate: Simulate) -> None:
     """The pull is towards what was received, not towards the client's own new global model."""
     one = {"train.rounds": 1, "train.momentum": 0.0, "train.batch_size": 10, "train.local_epochs": 3}
@@ -419,7 +415,6 @@ def test_sample_level_dp_is_refused_and_says_why(simulate: Simulate, name: str, 
     simulate(name, **{"privacy.level": "client", "privacy.noise": 1.0, "train.rounds": 1})
 
 
-@pytest.mark.slow
 def test_the_steps_run_with_other_methods_too(simulate: Simulate) -> None:
     a, b = (simulate("fedavg", **{"objective.name": "perfedavg", "objective.a": a, "train.rounds": 1}) for a in (0.0, 0.1))
     assert not torch.equal(a.server.row, b.server.row)

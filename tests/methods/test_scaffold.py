@@ -74,7 +74,6 @@ def test_the_servers_variate_is_the_mean_of_all_clients_after_every_round(simula
     assert any(bool(c.any()) for c in server.values())
 
 
-@pytest.mark.slow
 def test_the_mean_of_raw_gradients_is_option_two_for_plain_sgd(simulate: Simulate) -> None:
     two, mean = (simulate("scaffold", **RAGGED, **PLAIN, **{"method.variate": option}) for option in ("II", "mean"))
     torch.testing.assert_close(two.server.row, mean.server.row, rtol=1e-4, atol=1e-6)
@@ -83,7 +82,6 @@ def test_the_mean_of_raw_gradients_is_option_two_for_plain_sgd(simulate: Simulat
             torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.slow
 def test_without_variates_it_is_fedavg_bit_for_bit(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     fedavg, scaffold = simulate("fedavg", **UNIFORM, **PLAIN), simulate("scaffold", **PLAIN)
     assert not torch.equal(fedavg.server.row, scaffold.server.row)
@@ -114,7 +112,6 @@ def test_option_one_is_the_full_gradient_at_the_received_model(simulate: Simulat
         torch.testing.assert_close(kept[name], gradient, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_correction_is_the_same_in_every_step(simulate: Simulate) -> None:
     """A single client: c = c_k from its first turn on, so that it is central SGD."""
     one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", **PLAIN}
@@ -122,7 +119,6 @@ def test_a_correction_is_the_same_in_every_step(simulate: Simulate) -> None:
     torch.testing.assert_close(fedavg.server.row, scaffold.server.row, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_no_layer_is_fedavg_and_all_layers_are_scaffold_bit_for_bit(simulate: Simulate) -> None:
     shared = {"train.momentum": 0.9}
     fedavg = simulate("fedavg", **shared, **UNIFORM)
@@ -179,7 +175,6 @@ def test_option_two_needs_plain_sgd(simulate: Simulate, options: dict[str, Any],
         simulate("scaffold", play=False, **options, **{"method.variate": "II"})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["scaffold", "fedpvr"])
 def test_adam_gets_corrected_gradients(simulate: Simulate, method: str) -> None:
     shared = {"train.optimizer": "adam", "train.lr": 1e-3}
@@ -187,7 +182,6 @@ def test_adam_gets_corrected_gradients(simulate: Simulate, method: str) -> None:
     assert torch.isfinite(corrected.server.row).all() and not torch.equal(corrected.server.row, plain.server.row)
 
 
-@pytest.mark.slow
 def test_variates_of_a_shared_encoder_are_of_the_encoder_phase_alone(simulate: Simulate) -> None:
     """FedRep's head phase leaves the encoder where it is; what is stale in its gradient must not count."""
     halves = {"objective": {"name": "scaffold", "variate": "mean"}, "aggregation": "scaffold"}

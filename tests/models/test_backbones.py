@@ -40,7 +40,6 @@ def test_a_classifier_without_its_last_layer(name: str, width: int, attribute: s
     assert torch.equal(features, seen[0]) and features.shape == (2, width)
 
 
-@pytest.mark.slow
 def test_resnet50_by_default() -> None:
     found = find_backbone(None, IMAGES, pretrained=True)
     assert (found.name, found.width) == ("resnet50", 2048)

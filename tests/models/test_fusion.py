@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from small_encoders import TEXTS, encoder
 from torch import nn
@@ -35,7 +34,6 @@ def test_side_by_side_each_through_linear_and_relu() -> None:
         torch.testing.assert_close(half, expected)
 
 
-@pytest.mark.slow
 def test_what_is_not_there_is_zeros_and_its_branch_is_untouched() -> None:
     net = fusion().train()
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}

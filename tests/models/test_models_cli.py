@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from click.testing import CliRunner
 
 from fedpriv.cli import main
@@ -23,7 +22,6 @@ def test_json_lists_every_net() -> None:
     assert all(set(row["bytes"]) == set(ROLES) for row in rows.values())
 
 
-@pytest.mark.slow
 def test_table_shows_names_in_full_and_no_projector_column_without_one() -> None:
     result = CliRunner().invoke(main, ["models", "--projection", "none"], env={"COLUMNS": "80"})
     assert result.exit_code == 0, result.output

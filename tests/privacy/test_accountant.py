@@ -37,7 +37,6 @@ def test_rdp_is_opacus_stepped_one_by_one() -> None:
     assert epsilon_rdp(HISTORY, DELTA) == pytest.approx(oracle.get_epsilon(DELTA), rel=1e-9)
 
 
-@pytest.mark.slow
 def test_prv_is_opacus_and_tighter() -> None:
     oracle = PRVAccountant()
     oracle.history = list(HISTORY)
@@ -76,7 +75,6 @@ def test_where_prv_cannot_tell_rdp_does() -> None:
     assert epsilon(tiny, DELTA, "prv") == epsilon_rdp(tiny, DELTA) > 100
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("accountant", "target"), [("rdp", 8.0), ("rdp", 1.0), ("prv", 3.0)])
 def test_the_noise_for_an_epsilon(accountant: str, target: float) -> None:
     """Of the plan that needs most; a plan without steps needs none."""
@@ -94,7 +92,6 @@ def ledger(level: str = "sample", **facts: object) -> Ledger:
     return Ledger(PrivacyConfig(level=level, noise=1.0, **facts), {}, [(c,) for c in range(13)])  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_accounts_compose_over_rounds_and_in_parallel() -> None:
     book = ledger()
     for account, rate, steps in (("3", 0.1, 5), ("12", 0.2, 4), ("3", 0.1, 5), ("3", 0.3, 1)):
@@ -164,7 +161,6 @@ def test_more_than_the_target_is_not_spent() -> None:
         book.spend("0", 0.3, 100)
 
 
-@pytest.mark.slow
 def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
     for level in ("client", "sample"):
         book = ledger(level)

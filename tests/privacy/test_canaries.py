@@ -120,7 +120,6 @@ def note(changes: dict[int, Tensor], space: ParameterSpace, sent: Tensor) -> Tap
     return tap
 
 
-@pytest.mark.slow
 def test_canaries_are_part_of_their_clients_clipped_sums(simulate: Simulate) -> None:
     """In one step on all samples the upload differs from that without canaries by the mean of those that are used."""
     one_step = {**SAMPLE, **ALL, "train.batch_size": 1000, "train.rounds": 1, "train.weight_decay": 0.0}

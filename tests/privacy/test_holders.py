@@ -65,7 +65,6 @@ def test_the_ledger_composes_over_the_holders_of_every_sample(name: str, options
         assert ledger.spent(str(client)) == pytest.approx(epsilon_, rel=1e-12)
 
 
-@pytest.mark.slow
 def test_a_whole_run_in_which_clients_share_samples(tmp_path: Path) -> None:
     """Epsilon, the noise for it and the check before the run are those of the sample that its holders spend most on."""
     shared = {"data.partition.name": "class_dir_min1", "data.clients": 3, "train.rounds": 2, "train.participation": 1.0}
@@ -112,7 +111,6 @@ def test_the_noise_for_an_epsilon_of_several_holders(accountant: Any) -> None:
     assert spent.index(max(spent)) != plans.index(max(plans, key=_work))
 
 
-@pytest.mark.slow
 def test_no_history_spends_more_than_the_dearest_by_prv() -> None:
     histories = [((3.0, rate, 30),) for rate in np.linspace(0.05, 0.06, 12).tolist()]
     most, history = dearest(histories, 1e-5, "prv")

@@ -35,7 +35,6 @@ def oracle(*histories: tuple[float, float, int]) -> float:
     return float(engine.get_epsilon(1e-5))
 
 
-@pytest.mark.slow
 def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
     outcome = play(tmp_path / "run", "fedavg", **CLIENT)
     records = outcome.folder.records()[1:]
@@ -118,7 +117,6 @@ def test_uploads_under_client_level_dp_are_clipped_and_weightless(tmp_path: Path
     assert all(one.num_examples is None for one in seen)
 
 
-@pytest.mark.slow
 def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None:
     mask = {"wire.transforms": [{"name": "mask", "names": ["statistic.*"]}], "method.center_init": "random_unit"}
     outcome = play(tmp_path / "run", "mpfedcon", **SAMPLE, **mask, **{"train.rounds": 1})

@@ -63,7 +63,6 @@ def test_a_run_ends_where_a_plain_one_does(tmp_path: Path, method: str) -> None:
     assert list(held.values()) == list(sent.values()) and len(held) == 4
 
 
-@pytest.mark.slow
 def test_masks_and_transforms_go_together(tmp_path: Path) -> None:
     noisy = {"wire.transforms": [{"name": "mask", "last": 1}, {"name": "gaussian", "variance": 1e-4}]}
     play(tmp_path / "plain", "fedavg", **SETTINGS, **noisy)
@@ -93,7 +92,6 @@ def test_nothing_that_reaches_the_server_is_an_upload(tmp_path: Path) -> None:
     assert float((bits - 0.5).abs().max()) < 6 * 0.5 / len(words) ** 0.5
 
 
-@pytest.mark.slow
 def test_the_record_and_the_folder_have_the_sum(tmp_path: Path) -> None:
     play(tmp_path / "run", "mpfedcon", **ON)
     folder = RunFolder.open(tmp_path / "run")
@@ -205,7 +203,6 @@ def participants(folder: Path) -> list[int]:
     return run.participants(1)
 
 
-@pytest.mark.slow
 def test_without_a_majority_the_model_stays(tmp_path: Path) -> None:
     def spoil(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
         return [] if "masked" in kinds and round == 1 and client != 0 else [answer]
@@ -232,7 +229,6 @@ class Twice(Losing):
         return super().exchange(frames, seconds, round)
 
 
-@pytest.mark.slow
 def test_frames_that_are_sent_again_change_nothing(tmp_path: Path) -> None:
     grid = Twice(tmp_path / "run-clients", lambda kinds, round, client, answer: [answer])
     warnings: list[str] = []

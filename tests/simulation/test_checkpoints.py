@@ -36,7 +36,6 @@ def state(value: float, size: int = KILOBYTE) -> dict[str, torch.Tensor]:
     return {"head.weight": torch.full((size // 4,), value)}
 
 
-@pytest.mark.slow
 def test_clients_states_in_memory_stay_within_the_bound(tmp_path: Path) -> None:
     store = ClientStore(tmp_path, memory=5 * KILOBYTE)
     for client in range(40):

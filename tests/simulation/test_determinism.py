@@ -53,7 +53,6 @@ def test_the_same_config_gives_the_same_run(
     assert computed(tmp_path / "again") == computed(reference(method, **overrides))
 
 
-@pytest.mark.slow
 def test_another_seed_gives_another_run(reference: Callable[..., Path]) -> None:
     one, two = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1}))
     for what in ("partition.safetensors", "weights/server.safetensors", "metrics"):
@@ -62,7 +61,6 @@ def test_another_seed_gives_another_run(reference: Callable[..., Path]) -> None:
     assert kept[0] and kept[0] != kept[1], "who took part, and when"
 
 
-@pytest.mark.slow
 def test_the_seed_of_the_partition_can_be_held_while_the_run_s_changes(reference: Callable[..., Path]) -> None:
     one, two = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1, "data.partition.seed": 0}))
     assert one["partition.safetensors"] == two["partition.safetensors"]

@@ -120,7 +120,6 @@ def test_no_room_for_the_run_folder_at_all(tmp_path: Path, disk: Disk, fedpriv: 
     assert fedpriv("train", *flags("mpfedcon", **FEW_STEPS), "--run-dir", tmp_path / "run").exit_code == 0
 
 
-@pytest.mark.slow
 def test_no_room_to_note_that_the_run_is_finished(
     tmp_path: Path, disk: Disk, fedpriv: Fedpriv, reference: Callable[..., Path]
 ) -> None:

@@ -215,7 +215,6 @@ def test_a_batch_in_parts(simulate: Simulate) -> None:
     assert sum(map(sum, how.sizes)) == turn.num_examples and max(how.sizes[-1]) - min(how.sizes[-1]) <= 1
 
 
-@pytest.mark.slow
 def test_a_batch_of_one_with_batch_norm_is_said_or_skipped(simulate: Simulate) -> None:
     net = {"data.limit": 300, "model.name": "resnet9_narrow", "model.projection": 8, "model.predictor": 4, "train.rounds": 1}
     sizes = simulate("fedavg", play=False, **net).federation.data

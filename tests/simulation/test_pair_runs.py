@@ -169,7 +169,6 @@ def test_a_client_is_scored_on_what_it_has(tmp_path: Path, folder: Path, method:
     assert differ  # or it would not matter
 
 
-@pytest.mark.slow
 def test_the_global_model_on_each_half_alone(tmp_path: Path, folder: Path) -> None:
     run = played(tmp_path / "run", "fedavg", **pairs(folder, **LEARNS))
     metrics, resident = run.progress.record["metrics"], run.federation.resident
@@ -182,7 +181,6 @@ def test_the_global_model_on_each_half_alone(tmp_path: Path, folder: Path) -> No
         assert metrics[f"global_accuracy{name}"] == pytest.approx(float((logits.argmax(1) == everything.labels).double().mean()))
 
 
-@pytest.mark.slow
 def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Path, folder: Path) -> None:
     """With all clients in each round: of a branch, of those who go through it; of the rest, of all."""
     run = played(tmp_path / "run", "scaffold", **pairs(folder))

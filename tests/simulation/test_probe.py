@@ -33,7 +33,6 @@ class Constant(nn.Module):
         return torch.ones(len(x), 3)
 
 
-@pytest.mark.slow
 def test_a_separable_encoder_reaches_all_and_a_constant_one_the_largest_class() -> None:
     train, test = planted(400), planted(200, seed=1)
     found = probe(nn.Flatten(), train, test, 4, fractions=(1.0, 0.1))

@@ -45,7 +45,6 @@ def test_no_client_reports_what_a_record_says_itself(tmp_path: Path, method: str
             check_names([name])
 
 
-@pytest.mark.slow
 def test_nor_what_a_record_of_a_deployment_says(tmp_path: Path) -> None:
     folder = play_apart(tmp_path / "run", "fedavg", **SOME)
     last = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])

@@ -172,7 +172,6 @@ def test_a_run_whose_process_is_gone_is_not_said_to_run(tmp_path: Path) -> None:
     assert folder.status == "failed"
 
 
-@pytest.mark.slow
 def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
     ended = Process(tmp_path, "train", *flags("fedavg"), "--run-dir", tmp_path / "run", sabotage=partial(die_within, 0.1)).wait()
     assert ended.code < 0

@@ -350,7 +350,6 @@ def test_nothing_is_said_where_nothing_was_cut(tmp_path: Path, file: Path) -> No
     assert outcome.summary is not None and not on_cutting(outcome.summary.get("notes", []))
 
 
-@pytest.mark.slow
 def test_texts_beyond_the_encoders_length_are_cut(tmp_path: Path, file: Path) -> None:
     long = tmp_path / "long.csv"
     long.write_text(file.read_text() + f"{' '.join(['hello'] * 300)},greet\n" * 5)
