@@ -30,7 +30,7 @@ from fedpriv.samples import tensors as named
 from fedpriv.seeding import derive_secretly
 from fedpriv.spans import UNTIMED, Spans
 from fedpriv.wire import Payload, Sealed, TransformContext, tensor_of, transform_and_seal
-from fedpriv.wire.coding import is_model
+from fedpriv.wire.coding import Upload, is_model
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Charge, Report, can_say
 from fedpriv.wire.sealing import CODES
@@ -99,7 +99,7 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
 
 def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
     """Check a download (round 0: the broadcast) by what is known without the server's state: of which round it is, that it holds
-    the tensors of the net that the server knows, in their shapes, and that all its numbers are finite.
+    the tensors of the net that the server knows, in their shapes, that all its numbers are finite, and no variance below zero.
 
     Raises:
         Refused: it is none.
@@ -122,6 +122,8 @@ def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
         raise Refused(f"{missing[0]} is missing")
     if spoiled := download.not_finite():
         raise Refused(f"{spoiled} is not finite")
+    if (negative := Upload(download).below_zero()) is not None:
+        raise Refused(f"{negative} is below zero, and should be a variance")
 
 
 class Client:

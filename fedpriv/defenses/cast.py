@@ -9,8 +9,10 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 
+from fedpriv.defenses.change import changes, reference
 from fedpriv.defenses.stage import Stage, transform
 from fedpriv.wire import Expected, Form, Payload, TransformContext
+from fedpriv.wire.coding import RUNNING_VAR, base_name
 
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -25,6 +27,10 @@ class Cast:
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
         dtype = _DTYPES[self.dtype]
         cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in payload.tensors.items()}
+        for name in changes(payload, {}) if payload.kind == "delta" else ():
+            if base_name(name).endswith(RUNNING_VAR) and base_name(name) in context.received:
+                negative = reference(name, payload, context.received) + cast[name].float() < 0
+                cast[name].view(torch.int16)[negative] -= 1  # to the next number that is closer to zero
         return payload.with_tensors(cast, str(self))
 
     def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:

@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.wire import Payload
-from fedpriv.wire.coding import is_model
-
-RUNNING_VAR = "running_var"
-"""How the names of BatchNorm's running variances end; a transform must leave them at 0 or above."""
+from fedpriv.wire.coding import INDICES, VALUES, base_name, is_model
 
 
 def model_tensors(payload: Payload) -> dict[str, Tensor]:
@@ -25,6 +22,14 @@ def changes(payload: Payload, received: Mapping[str, Tensor]) -> dict[str, Tenso
     if payload.kind != "weights":  # they are changes already
         return found
     return {name: tensor - received[name] if name in received else tensor for name, tensor in found.items()}
+
+
+def reference(name: str, payload: Payload, received: Mapping[str, Tensor]) -> Tensor:
+    """What the server adds the changes of a tensor to: all of it, or of a sparse change the entries that are sent."""
+    whole = received[base_name(name)]
+    if not name.endswith(VALUES):
+        return whole
+    return whole.reshape(-1)[payload.tensors[base_name(name) + INDICES].long()]
 
 
 def norm(tensors: Iterable[Tensor]) -> float:

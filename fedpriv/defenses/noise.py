@@ -13,8 +13,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedpriv.defenses.change import RUNNING_VAR, changes, model_tensors
+from fedpriv.defenses.change import changes, model_tensors
 from fedpriv.wire import Payload, TransformContext
+from fedpriv.wire.coding import RUNNING_VAR
 
 Draw = Callable[[torch.Size], Tensor]
 """Noise of variance one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -11,10 +11,10 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.defenses.change import RUNNING_VAR, changes
+from fedpriv.defenses.change import changes, reference
 from fedpriv.defenses.stage import Stage, transform
 from fedpriv.wire import Draws, Expected, Form, Payload, TransformContext
-from fedpriv.wire.coding import INDICES, SCALE, VALUES, base_name, codes_name, is_model, pack_codes
+from fedpriv.wire.coding import RUNNING_VAR, SCALE, base_name, codes_name, is_model, pack_codes
 
 
 @transform
@@ -36,7 +36,7 @@ class Quantise:
                 del sent[name]
                 codes, sent[name + SCALE] = self._codes(change.float(), context.draws)
                 if base_name(name).endswith(RUNNING_VAR):
-                    codes = _not_below_zero(codes, sent[name + SCALE], _reference(name, payload, context.received))
+                    codes = _not_below_zero(codes, sent[name + SCALE], reference(name, payload, context.received))
                 sent[codes_name(name, self.bits)] = pack_codes(codes, self.bits)
         return replace(payload, kind="delta").with_tensors(sent, str(self))
 
@@ -69,15 +69,9 @@ class Quantise:
         return f"quantise({self.bits})"
 
 
-def _reference(name: str, payload: Payload, received: Mapping[str, Tensor]) -> Tensor:
-    """What the server adds the changes of a tensor to: all of it, or of a sparse change the entries that are sent."""
-    whole = received[base_name(name)]
-    if not name.endswith(VALUES):
-        return whole
-    return whole.reshape(-1)[payload.tensors[base_name(name) + INDICES].long()]
-
-
 def _not_below_zero(codes: Tensor, scale: Tensor, reference: Tensor) -> Tensor:
     """The codes, raised where ``reference + code * scale`` would be negative: of such a variance BatchNorm makes NaN."""
-    least = (-reference.to(codes) / scale).ceil() if float(scale) > 0 else torch.zeros_like(codes)
-    return codes.maximum(least.clamp(max=0))
+    reference = reference.to(codes)
+    least = (-reference / scale).ceil() if float(scale) > 0 else torch.zeros_like(codes)
+    codes = codes.maximum(least.clamp(max=0))
+    return codes + (reference + codes * scale < 0)  # the quotient was rounded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -166,6 +167,8 @@ class Server:
             with self.profile("evaluation"):
                 scores, accuracies = self.scorer.score(self.server, self.progress.clients, round, outcome.uploads)
                 metrics |= scores
+                if not math.isfinite(scores.get("test_loss", 0.0)):
+                    self.warn(f"round {round}: the model's loss on the test set is not finite, so its accuracies say nothing")
                 if untested := dict(self.scorer.untested):
                     metrics["untested"] = len(untested)
         facts: dict[str, Any] = {

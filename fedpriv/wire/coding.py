@@ -24,6 +24,8 @@ from fedpriv.wire.message import STATISTIC, Refused
 from fedpriv.wire.sealing import Sealed
 
 INDICES, VALUES, SCALE = "~indices", "~values", "~scale"
+RUNNING_VAR = "running_var"
+"""How the names of BatchNorm's running variances end; a transform must leave them at 0 or above."""
 
 
 def base_name(name: str) -> str:
@@ -111,6 +113,11 @@ class Upload:
         if self.weights is None:
             return self.sealed.not_finite()
         return next((name for name, tensor in sorted(self.weights.items()) if not bool(tensor.isfinite().all())), None)
+
+    def below_zero(self) -> str | None:
+        """The name of the first running variance that holds less than zero, of which BatchNorm makes NaN; ``None``: none does."""
+        variances = {name for name in self.shapes if is_model(name) and name.endswith(RUNNING_VAR)}
+        return next((name for name, tensor in sorted(self.tensors(variances).items()) if bool((tensor < 0).any())), None)
 
 
 def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Upload:

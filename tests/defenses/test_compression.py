@@ -94,8 +94,22 @@ def test_a_rounded_running_variance_stays_a_variance(pruned: bool) -> None:
     now = torch.full((1000,), 0.05).index_fill(0, torch.tensor(7), 40.0)
     first = [{"name": "prune", "fraction": 0.5}] if pruned else []
     sent = Sender(base, *first, {"name": "quantise", "bits": 3}).arrives(Payload({"encoder.norm.running_var": now}, 1))
-    assert sent["encoder.norm.running_var"].min() >= -1e-6
+    assert sent["encoder.norm.running_var"].min() >= 0
     assert sent["encoder.norm.running_var"][7] == pytest.approx(40, rel=1e-3)
+    for sevenths in range(40):  # the product of code and scale is rounded, too: to more than all of some variances
+        base = {"encoder.norm.running_var": torch.linspace(0.1, 1 + sevenths / 7, 200)}
+        none = Payload({"encoder.norm.running_var": torch.zeros(200)}, 1)
+        sent = Sender(base, *first, {"name": "quantise", "bits": 3}).arrives(none)
+        assert sent["encoder.norm.running_var"].min() >= 0
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_shortened_change_of_a_running_variance_leaves_a_variance(dtype: str) -> None:
+    """A change that takes all of a variance away may be rounded to more than that."""
+    base, now = {"encoder.norm.running_var": torch.linspace(1e-6, 3, 1000)}, torch.zeros(1000)
+    sender = Sender(base, {"name": "prune", "fraction": 1}, {"name": "cast", "dtype": dtype})
+    arrived = sender.arrives(Payload({"encoder.norm.running_var": now}, 1))["encoder.norm.running_var"]
+    assert arrived.min() == 0 and arrived.max() < 3 / 100
 
 
 def test_no_change_is_sent_as_none() -> None:

@@ -415,3 +415,26 @@ def test_a_client_refuses_what_the_server_should_not_send(
     receive(run.agreement, 2, seal(draft), run.agreement.initial)
     with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: .*{re.escape(reason)}"):
         receive(run.agreement, 2, seal(change(draft)), run.agreement.initial)
+
+
+def test_a_running_variance_below_zero_is_refused_on_both_sides(simulate: Simulate) -> None:
+    small = {"data.limit": 60, "data.clients": 2, "train.participation": 1.0, "data.image_size": 32}
+    run = simulate("fedavg", play=False, **small, **{"model.name": "cnn10_batchnorm"})
+    train, name, why = run.executor.train, "encoder.bn1.running_var", "encoder.bn1.running_var is below zero"
+
+    def lowered(sealed: Sealed) -> Sealed:
+        sent = sealed.tensors()
+        return seal(Payload(sent | {name: -sent[name]}, sealed.round, sealed.client, num_examples=sealed.num_examples))
+
+    def one_lies(instruction: Instruction) -> Iterator[Answer]:
+        for answer in train(instruction):
+            yield replace(answer, upload=lowered(answer.upload)) if answer.client == 0 and answer.upload else answer
+
+    run.executor.train = one_lies  # type: ignore[method-assign]
+    refused = run.run_round()["refused"]
+    assert [one["client"] for one in refused] == [0] and refused[0]["reason"].startswith(why)
+    download = run.agreement.method.download(run.server, 2)
+    assert download is not None
+    receive(run.agreement, 2, seal(download), run.agreement.initial)
+    with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: {why}"):
+        receive(run.agreement, 2, lowered(seal(download)), run.agreement.initial)

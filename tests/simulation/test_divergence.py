@@ -83,6 +83,17 @@ def test_weights_that_overflow_in_the_very_last_step_are_not_sent(tmp_path: Path
     assert torch.isfinite(run.server.row).all()
 
 
+def test_accuracies_of_a_model_whose_logits_are_not_finite_come_with_a_warning(tmp_path: Path) -> None:
+    """Of a sample without finite logits, class 0 is predicted."""
+    warned: list[str] = []
+    run = simulation(tmp_path / "run", "fedavg", warned.append, **{"train.on_nan": "drop", "wire.check_downloads": False})
+    run.start()
+    assert not warned
+    run.server.row.mul_(1e30)
+    run.run_round()
+    assert "round 1: the model's loss on the test set is not finite, so its accuracies say nothing" in warned
+
+
 @pytest.mark.parametrize(
     ("method", "overrides"),
     slow_but(["fedavg"], [("mpfedcon", {}), ("mpfedcon", {"method.negative": "R2"}), ("fedavg", {})]),

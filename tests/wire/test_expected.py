@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
-from fedpriv.wire import STATISTIC, Expected, Form, Payload, Refused, Sealed, seal, unseal
+from fedpriv.wire import STATISTIC, Expected, Form, Kind, Payload, Refused, Sealed, seal, unseal
 from fedpriv.wire.coding import INDICES, SCALE, is_model
 from tests.marks import slow_but
 from tests.wire.forging import one_line, resealed
@@ -253,6 +253,17 @@ def test_a_change_that_is_too_long() -> None:
     loose.check(seal(Payload(statistics, 4, 2)))
     statistics["statistic.c/v"] = torch.ones(2)
     assert refusal(seal(Payload(statistics, 4, 2)), loose) == "statistic.c has norm 1.58, over 1"
+
+
+@pytest.mark.parametrize("kind", ["weights", "delta"])
+def test_a_running_variance_below_zero_is_refused_and_a_change_of_one_may_be(kind: Kind) -> None:
+    """One such number makes NaN of every sample's logits, of which the largest is that of class 0."""
+    name, before = "encoder.norm.running_var", torch.tensor([1.0, 0.5])
+    expected = Expected(1, 1, {name: Form((2,))}, {name: before}, kind=kind)
+    reference = before if kind == "delta" else torch.zeros(2)
+    expected.check(seal(Payload({name: torch.tensor([0.0, 0.1]) - reference}, 1, 1, kind)))
+    wrong = seal(Payload({name: torch.tensor([0.1, -0.1]) - reference}, 1, 1, kind))
+    assert refusal(wrong, expected) == f"{name} is below zero, and should be a variance"
 
 
 def test_a_transform_of_elsewhere_may_say_what_it_makes() -> None:
