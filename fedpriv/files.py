@@ -112,6 +112,15 @@ def load_json(path: Path) -> dict[str, Any]:
     return without_checksum(values, path)
 
 
+def remembered(path: Path, what: str, said: str) -> bool:
+    """Whether nothing else was said of it before; this is then in the JSON file."""
+    known = load_json(path) if path.exists() else {}
+    if known.setdefault(what, said) != said:
+        return False
+    save_json(path, known)
+    return True
+
+
 def with_checksum(values: Mapping[Any, Any]) -> dict[str, Any]:
     """The values, and a checksum of them that does not depend on layout or order."""
     return {**values, _CHECKSUM: _digest(values)}

@@ -64,7 +64,7 @@ class Run:
 
     @property
     def per_client(self) -> list[float | None]:
-        """The accuracy of each client, as :attr:`accuracy`; ``None`` for a client without test samples."""
+        """The accuracy of each client, as :attr:`accuracy`; ``None`` for a client that was not tested."""
         return list(summary(self.path)["accuracy_per_client"])
 
     @property

@@ -142,14 +142,15 @@ class Reporter:
         records = outcome.folder.records()
         if summary["accuracy"] is None:
             loss = records[-1]["metrics"].get("train_loss")
-            rows.append(("accuracy", NO_ACCURACY.format(run=path)))
+            untested = records[-1].get("untested")
+            rows.append(("accuracy", "none: no client was tested" if untested else NO_ACCURACY.format(run=path)))
             rows += [("training loss in the last round", f"{loss:.4g}")] if loss is not None else []
         else:
             spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
             rows.append((accuracy_of(summary), Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")))
             tested = summary["accuracy_per_client"]
-            if untested := tested.count(None):
-                rows.append(("clients without test samples, left out", f"{untested} of {len(tested)}"))
+            if left_out := tested.count(None):
+                rows.append(("clients that were not tested, left out", f"{left_out} of {len(tested)}"))
         for share, accuracy in summary.get("probe", {}).items():
             rows.append((f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")))
         if protocols["global_test"] is not None:

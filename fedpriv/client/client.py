@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -135,8 +135,8 @@ class Client:
         secret: known to the client alone, and mixed into the draws of noise; ``None``: these come from the run's seed, as in a
             simulation.
         terms: checksum of what it has agreed to; the noise differs with it.
-        begins: called before a turn with its round and a checksum of all that it starts from, where there is a secret; it raises
-            where the turn may not be.
+        begins: called before a turn or a test, with its round and a checksum of all that it starts from, where there is a secret;
+            it raises where that may not be.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Client:
         augment: Augment | None = None,
         secret: bytes | None = None,
         terms: str = "",
-        begins: Callable[[int, str], None] = lambda round, started: None,
+        begins: Callable[[Literal["turn", "test"], int, str], None] = lambda what, round, started: None,
     ) -> None:
         self.number, self.agreement, self.data, self.store, self.augment = number, agreement, data, store, augment
         self.secret, self.terms, self.begins = secret, terms, begins
@@ -183,7 +183,9 @@ class Client:
         turn = self._turn(model, data, received, kept, last is None)
         charges: list[Charge] = []
         if self.secret is not None:
-            turn.hidden = self._hidden(self.secret, received, model.row, kept, last is None)
+            started = self._started(received, model.row, kept, last is None)
+            self.begins("turn", round, started)
+            turn.hidden = Secret(derive_secretly(self.secret, self.agreement.config.seed, started))
         if self.agreement.config.privacy.level == "sample":
             turn.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
             if (canaries := self.agreement.canaries) is not None:
@@ -213,8 +215,10 @@ class Client:
 
     def test(self, model: ClientModel, received: Received, last: int | None) -> Answer:
         """Score the server's model, with its own parts, on its own test samples."""
-        phases = self.agreement.method.adaptation(received.round)
-        accuracy, diverged = self.score(model, received, self.private(last, received.initial), phases)
+        kept, phases = self.private(last, received.initial), self.agreement.method.adaptation(received.round)
+        if self.secret is not None:
+            self.begins("test", received.round, self._started(received, received.start, kept, last is None))
+        accuracy, diverged = self.score(model, received, kept, phases)
         examples = self.data.size(self.agreement.config.eval.split)
         return Answer(self.number, None, Report(received.round, self.number, examples, None, accuracy, diverged=diverged).seal())
 
@@ -237,8 +241,8 @@ class Client:
         ]
         return share(torch.cat(hits), self.data.weights(split)), diverged
 
-    def _hidden(self, secret: bytes, received: Received, row: Tensor, kept: Private, first: bool) -> Source:
-        """What the noise of a turn is drawn from: it differs with anything that the turn starts from.
+    def _started(self, received: Received, row: Tensor, kept: Private, first: bool) -> str:
+        """Checksum of all that a turn or a test starts from, by which the noise of a turn differs.
 
         A server chooses the terms, the message, which of its states a client goes on from, and the initial model; and a client's
         samples may change between two starts of it. So two turns that differ never have the same noise, which the difference of
@@ -246,9 +250,7 @@ class Client:
         """
         parts = {"row": row.cpu(), **{f"kept/{name}": tensor.cpu() for name, tensor in kept.items()}}
         message = received.message.digest if received.message else ""
-        started = checksum(parts, repr((self.terms, self._samples, message, first)))
-        self.begins(received.round, started)
-        return Secret(derive_secretly(secret, self.agreement.config.seed, started))
+        return checksum(parts, repr((self.terms, self._samples, message, first)))
 
     @cached_property
     def _samples(self) -> str:

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from fedpriv.agreement import Agreement
-from fedpriv.files import checksum, load_json, save_json
+from fedpriv.files import checksum, load_json, remembered
 from fedpriv.secure import messages
 from fedpriv.secure.fixed_point import Array
 from fedpriv.secure.layout import Layout
@@ -125,7 +125,7 @@ class Masking:
         Raises:
             Refused: it is another.
         """
-        if self.rounds is not None and not _remembered(self.rounds, str(self._round), _digest(row.tobytes())):
+        if self.rounds is not None and not remembered(self.rounds, str(self._round), _digest(row.tobytes())):
             raise Refused(f"round {self._round} was summed before, over another upload of client {self.number}")
 
     def _check_sum(self, these: Literal["masked", "active"], row: Array, clients: Collection[int]) -> None:
@@ -149,20 +149,11 @@ class Masking:
         called = {"masked": self._upload, "active": f"{self._upload} active"}[these]  # in that file
         self.sums.mkdir(exist_ok=True)
         said = f"{among} {_digest(row.tobytes())}"
-        if earlier.get(called, among) != among or not _remembered(self.sums / self._model, these, said):
+        if earlier.get(called, among) != among or not remembered(self.sums / self._model, these, said):
             raise Refused(
                 f"round {self._round}: client {self.number} sent the same model before, to a sum over other clients or with "
                 "other weights, and the two together would show an upload; give each run a seed of its own"
             )
-
-
-def _remembered(file: Path, what: str, said: str) -> bool:
-    """Whether nothing else was said of it before; this is then on the disk."""
-    known: dict[str, Any] = load_json(file) if file.exists() else {}
-    if known.setdefault(what, said) != said:
-        return False
-    save_json(file, known)
-    return True
 
 
 def _digest(data: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -17,13 +17,17 @@ from fedpriv.data.augmentation.augment import augmentation
 from fedpriv.data.federated import ClientData
 from fedpriv.deploy.handshake import Apart
 from fedpriv.errors import FedprivError
-from fedpriv.files import load_json, save_json
+from fedpriv.files import remembered
 from fedpriv.simulation.setup import Loaded
 from fedpriv.simulation.terms import settle
 from fedpriv.wire import Sealed
 
 if TYPE_CHECKING:
     from fedpriv.client.masking import Masking
+
+
+class Untested(FedprivError):
+    """A test that a client does not take. It is no error for the server: the round goes on without the accuracy."""
 
 
 class AgreedRun:
@@ -75,23 +79,25 @@ class AgreedRun:
         """A download as the client reads it."""
         return receive(self.agreement, round, message, self.initial)
 
-    def _check_repeated(self, round: int, started: str) -> None:
+    def _check_repeated(self, what: Literal["turn", "test"], round: int, started: str) -> None:
         """Refuse a second turn in a round where what is sent depends on draws: it would spend more of an epsilon than the ledger
         books, and the mean of many has less noise. A turn that starts from exactly the same has the same draws.
 
+        Refuse a second test, too: with models of its choice, a server reads test samples out of their accuracies.
+
         Raises:
             FedprivError: the round was played with another message, from another state, or on other samples.
+            Untested: it was tested so.
         """
+        folder, other = self.store.folder.parent, "with another message, from another state or on other data"
+        if what == "test":
+            if not remembered(folder / "tested.json", str(round), started):
+                raise Untested(f"client {self._number} was tested in round {round} {other}, and is tested once a round")
+            return
         if self.agreement.config.privacy.level != "sample" and not self.agreement.transforms:
             return
-        path = self.store.folder.parent / "asked.json"
-        asked = load_json(path) if path.exists() else {}
-        if asked.setdefault(str(round), started) != started:
-            raise FedprivError(
-                f"client {self._number} has played round {round} with another message, from another state or on other data: it "
-                "adds noise to one turn a round"
-            )
-        save_json(path, asked)
+        if not remembered(folder / "asked.json", str(round), started):
+            raise FedprivError(f"client {self._number} has played round {round} {other}: it adds noise to one turn a round")
 
     def told(self, message: Sealed | None) -> bytes:
         """What the server has sent the client for a round, and before the first one, by checksums."""

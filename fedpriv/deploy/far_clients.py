@@ -69,7 +69,7 @@ class FarClients(Clients):
         self._terms, self._welcome = _Task({"do": "agree", **terms}), list[_Task]()
         self._waiting: dict[int, list[_Task]] = {number: [] for number in numbers}
         self._missing = dict[int, str]()
-        self._last_said = dict[int, str]()
+        self._last_said, self._declined = dict[int, str](), dict[int, str]()
         self._not_sent = set[int]()
         self._session = secrets.token_hex(8)
         """Tells a frame that is sent again from the same one of a server that was started again, whose secure sum is another."""
@@ -135,6 +135,9 @@ class FarClients(Clients):
         self._missing, self._not_sent = {}, set()
         for client, frame in self._exchange(letters, instruction.round):
             try:
+                if what == "test" and (why := _last_said(frame).get("untested")) is not None:
+                    self._declines(client, instruction.round, line_of(why))
+                    continue
                 answer = _answer(client, frame)
             except Refused as reason:
                 self._misses(client, instruction.round, f"what it sent is none: {reason}")
@@ -167,6 +170,13 @@ class FarClients(Clients):
             yield client, frame
         for client in silent:
             self._misses(client, round, f"it has not answered within {self.seconds:g} s")
+
+    def _declines(self, client: int, round: int, why: str) -> None:
+        """It takes no test; a warning says so once, and not in each round."""
+        self._missing[client] = why
+        if self._declined.get(client) != why:
+            self.warn(f"round {round}: client {client} is not tested: {why}")
+        self._declined[client] = why
 
     def _misses(self, client: int, round: int, why: Any) -> None:
         self._missing[client] = line_of(why)

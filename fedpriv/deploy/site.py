@@ -19,7 +19,7 @@ from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.data.sources import standardised_by_itself
-from fedpriv.deploy.agreed_run import AgreedRun
+from fedpriv.deploy.agreed_run import AgreedRun, Untested
 from fedpriv.deploy.asked import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.frames import Frame, Letter, line_of
 from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version, differing, told_by_server
@@ -208,8 +208,15 @@ class Site:
         message, rounds = frame.sealed(asked.get("message")), opened.agreement.config.train.rounds
         if round > rounds:
             raise Refused(f"a test in round {round} of a run of {rounds}")
-        answer = opened.client.test(opened.model, opened.received(round, message), last_of(asked, round + 1))
-        letter.say({}, report=answer.report)
+        received, last = opened.received(round, message), last_of(asked, round + 1)
+        try:
+            if not self.requires.tests:
+                raise Untested("its own file allows no tests (requires.tests)")
+            answer = opened.client.test(opened.model, received, last)
+        except Untested as reason:
+            letter.say({"untested": str(reason)})
+        else:
+            letter.say({}, report=answer.report)
 
     def _forget(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Remove states that the server will not name again."""

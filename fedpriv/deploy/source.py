@@ -9,6 +9,9 @@ from fedpriv.config import DataConfig
 from fedpriv.data.sources import sources
 from fedpriv.errors import UsageError
 
+FEWEST_TESTED = 10
+"""Fewer of a client's own samples no server may choose to test (``data.test_limit``)."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -41,8 +44,14 @@ class Source:
         """What a run's config says of the data, with what the client alone decides: which files, and which of their columns.
 
         Raises:
-            UsageError: the config names files, or another column of this client's.
+            UsageError: the config names files, or another column of this client's; or it has so few of the client's own samples
+                tested that an accuracy tells of a single one.
         """
+        if self.private and data.test_limit is not None and data.test_limit < FEWEST_TESTED:
+            raise UsageError(
+                f"data.test_limit {data.test_limit}: an accuracy on so few of a client's own samples tells of single ones; "
+                f"at least {FEWEST_TESTED}"
+            )
         if self.name is None:
             if data.name not in sources():
                 raise UsageError(

@@ -209,16 +209,48 @@ def test_a_repeated_turn_that_is_broken_off_leaves_the_account_whole(tmp_path: P
     assert client.store.spent(0) == before
 
 
+# --- tests: accuracies on models of a server's choice tell of single samples ---------------------------------------------
+
+
+def scored(site: Site, tensors: Mapping[str, torch.Tensor], round: int, last: int | None) -> Frame:
+    """What a client answers to a test."""
+    asked = {"do": "test", "message": 0, "round": round, "last": last}
+    return site.answer(Frame({"run": "run", "said": [asked]}, (seal(Payload(tensors, round)).data,)))
+
+
 def test_a_test_in_a_round_that_the_run_does_not_have_is_refused(tmp_path: Path) -> None:
     grid = played(tmp_path, "fedper", **PRIVATE)
+    sent = unseal(grid.asked.parts[0]).tensors()
+    assert scored(grid.sites[0], sent, 2, 2).error is None
+    assert "a test in round 3 of a run of 2" in str(scored(grid.sites[0], sent, 3, 2).error)
 
-    def tested(round: int) -> Frame:
-        asked = {"do": "test", "message": 0, "round": round, "last": 2}
-        part = seal(Payload(unseal(grid.asked.parts[0]).tensors(), round)).data
-        return grid.sites[0].answer(Frame({"run": "run", "said": [asked]}, (part,)))
 
-    assert tested(2).error is None
-    assert "a test in round 3 of a run of 2" in str(tested(3).error)
+NOT_TESTED_IN_ROUND_1 = {**SETTINGS, "eval.every": 2, "eval.last": 1}
+
+
+def test_a_client_is_tested_once_a_round(tmp_path: Path) -> None:
+    grid = played(tmp_path, "fedper", **NOT_TESTED_IN_ROUND_1)
+    sent = unseal(grid.asked.parts[0]).tensors()
+    one = scored(grid.sites[0], sent, 1, 1)
+    assert "report" in one.said[0]
+    again = sites(tmp_path / "clients", config("fedper", **NOT_TESTED_IN_ROUND_1))[0]
+    assert scored(again, sent, 1, 1).parts == one.parts, "a server that was killed in a round repeats it"
+    other = {name: tensor + 1e-6 for name, tensor in sent.items()}
+    for tensors, last in ((other, 1), (sent, None)):
+        refused = scored(again, tensors, 1, last)
+        assert refused.error is None and not refused.parts, "the run goes on"
+        assert "client 0 was tested in round 1 with another message, from another state" in refused.said[0]["untested"]
+
+
+def test_a_client_that_trains_again_in_a_round_is_not_tested_again(tmp_path: Path) -> None:
+    """Its head stays with it, and is another one after each turn that a server asks for."""
+    grid = played(tmp_path, "fedper", **NOT_TESTED_IN_ROUND_1)
+    sent = unseal(grid.asked.parts[0]).tensors()
+    assert "report" in scored(grid.sites[0], sent, 1, 1).said[0]
+    other = seal(Payload({name: tensor * 0.9 for name, tensor in sent.items()}, 1)).data
+    grid.asked = replace(grid.asked, parts=(other,))
+    assert grid.train(round=1, last=None).error is None
+    assert "untested" in scored(grid.sites[0], sent, 1, 1).said[0]
 
 
 # --- what costs a client memory, or its process -------------------------------------------------------------------------

@@ -11,11 +11,14 @@ from pydantic import ValidationError
 from fedpriv.deploy.flower.home import make, read_client
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.requires import Requires
+from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.server.run_folder import RunFolder
 from tests.deploy.apart import play_apart, sites
 from tests.simulation.small import config
 
 PRIVATE = {"privacy.level": "sample", "privacy.target_epsilon": 8.0}
+VALIDATION = {"eval.split": "validation", "data.validation_fraction": 0.2}
 
 
 @pytest.mark.parametrize(
@@ -32,10 +35,12 @@ PRIVATE = {"privacy.level": "sample", "privacy.target_epsilon": 8.0}
         ({"epsilon": 8}, "fedavg", {**PRIVATE, "privacy.clipping": "ghost"}, "privacy.clipping per_sample"),
         ({}, "fedavg", {**PRIVATE, "privacy.clipping": "ghost"}, ""),
         ({"epsilon": 8}, "fedavg", {**PRIVATE, "data.validation_fraction": 0.2}, ""),
-        ({"epsilon": 8}, "fedavg", {**PRIVATE, "eval.split": "validation", "data.validation_fraction": 0.2}, "eval.split test"),
-        ({}, "fedavg", {"eval.split": "validation", "data.validation_fraction": 0.2}, ""),
+        ({"epsilon": 8}, "fedavg", {**PRIVATE, **VALIDATION}, "eval.split test"),
+        ({}, "fedavg", VALIDATION, ""),
         ({"secure_aggregation": True}, "fedavg", {}, "wire.secure_aggregation"),
         ({"secure_aggregation": True}, "fedavg", {"wire.secure_aggregation": True}, ""),
+        ({"secure_aggregation": True}, "fedavg", {"wire.secure_aggregation": True, **VALIDATION}, "no secure aggregation covers"),
+        ({"secure_aggregation": True, "tests": False}, "fedavg", {"wire.secure_aggregation": True, **VALIDATION}, ""),
         ({"methods": ["fedavg", "fedrep"]}, "mpfedcon", {}, "one of these methods: fedavg, fedrep"),
         ({"methods": ["fedavg", "fedrep"]}, "fedrep", {}, ""),
         (
@@ -99,3 +104,39 @@ def test_the_file_of_a_client_has_them(tmp_path: Path) -> None:
     assert read_client(file).requires == Requires()
     file.write_text(file.read_text().replace("epsilon: null", "epsilon: 4").replace("methods: null", "methods: [fedavg]"))
     assert read_client(file).requires == Requires(epsilon=4, methods=("fedavg",))
+
+
+# --- tests, by whose accuracies a server that lies reads samples ---------------------------------------------------------
+
+
+def test_a_client_whose_file_allows_no_tests_is_not_tested(tmp_path: Path) -> None:
+    of = sites(tmp_path / "clients", config("fedavg"))
+    of[1].requires = Requires(tests=False)
+    warnings: list[str] = []
+    folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", warnings, Loopback(of), **{"train.rounds": 2}))
+    why = "its own file allows no tests (requires.tests)"
+    for record in folder.records()[1:]:
+        assert record["untested"] == [{"client": 1, "reason": why}] and "missing" not in record
+        assert [one is None for one in record["per_client"]["accuracy"]] == [client == 1 for client in of]
+    assert warnings == [f"round 1: client 1 is not tested: {why}"]
+
+
+def test_a_run_of_which_no_client_is_tested_goes_on(tmp_path: Path) -> None:
+    of = sites(tmp_path / "clients", config("fedavg"))
+    for site in of.values():
+        site.requires = Requires(tests=False)
+    folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=Loopback(of), **{"train.rounds": 2}))
+    summary = folder.summary()
+    assert summary is not None and summary["rounds"] == 2 and summary["accuracy"] is None
+
+
+@pytest.mark.parametrize("limit", [9, 10])
+def test_a_server_does_not_choose_to_test_few_of_a_clients_own_samples(tmp_path: Path, limit: int) -> None:
+    asked = config("fedavg", **{"data.test_limit": limit}).data
+    own, public = Source(str(tmp_path)), Source("digits")
+    assert public.of_run(asked).test_limit == limit
+    if limit == 10:
+        assert own.of_run(asked).test_limit == limit
+        return
+    with pytest.raises(UsageError, match=r"data\.test_limit 9: .* at least 10"):
+        own.of_run(asked)

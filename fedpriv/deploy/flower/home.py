@@ -226,6 +226,9 @@ requires:
   secure_aggregation: false
   # Such as [fedavg, fedrep]. null: any.
   methods: null
+  # false: it takes part without being tested. A server that lies reads test samples out of accuracies, which neither of the above
+  # prevents.
+  tests: true
 # Local port of its node. null: a free one.
 port: null
 # Seconds between its questions for messages, from 0.1 to 3.
