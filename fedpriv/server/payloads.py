@@ -54,7 +54,7 @@ class PayloadKeeper:
     """A tap that writes into the run folder what ``wire.keep_payloads`` says.
 
     By default the uploads and reports of the first clients asked in a round are kept. A round that is run again after a
-    kill writes the same files with the same bytes.
+    kill writes the same files, with the same bytes where it is on the same kind of machine.
     """
 
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
@@ -69,7 +69,7 @@ class PayloadKeeper:
         if not self._rounds or payload.round not in (0, *self._rounds):
             return
         if payload.round != self._round:
-            self._round, self._written = payload.round, {}
+            self._begin(payload.round)
         name = _name(direction, payload)
         alike = sum(known.startswith(name.partition("-")[0]) for known in self._written)
         if name in self._written or (payload.client is not None and alike == self._uploads):
@@ -79,6 +79,12 @@ class PayloadKeeper:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, payload.data)
         self._written[name] = _checksum(payload.data)
+
+    def _begin(self, round: int) -> None:
+        """Keep messages of another round, without the list of an attempt at it that was not committed."""
+        self._round, self._written = round, {}
+        with self.folder.writing(f"the payloads of round {round}"):
+            (_folder(self.folder.payloads, round) / _SUMS).unlink(missing_ok=True)
 
     def close(self, round: int) -> str | None:
         """Write the list of what was kept of a round; its checksum, for the round's record. ``None``: nothing was kept."""
@@ -162,8 +168,8 @@ class PayloadStore:
         return list(self.path.glob("round-*/*.safetensors"))
 
     def verify(self) -> None:
-        """Read all that has a checksum; ``Damaged`` where one does not match."""
-        for round in {*self.sums, *self.rounds()}:
+        """Read all that has a checksum in a committed round; ``Damaged`` where one does not match."""
+        for round in self.sums:
             for name in self._listed(round) or ():
                 self._bytes(round, name)
 

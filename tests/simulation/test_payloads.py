@@ -153,6 +153,26 @@ def test_a_run_begun_before_payloads_were_kept(halfway: Path) -> None:
     assert (store.rounds(), store.broadcast()) == ([5], None)
 
 
+def test_a_round_that_was_never_committed_does_not_stop_its_run(halfway: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first attempt ends at its checkpoint; the second, on another machine, writes other bytes, and ends at its merge."""
+    file, fourth = halfway / "config.yaml", halfway / "payloads" / "round-0004"
+    file.write_text(file.read_text().replace("keep_payloads: default", "keep_payloads: all"))
+
+    def ends(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for end in ("fedpriv.server.checkpoint.Checkpoints.commit", "fedpriv.server.next_state.Merger.next"):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(end, ends)
+            resume(halfway)
+        assert (fourth / "SHA256SUMS").exists() == end.endswith("commit")
+        damage(sorted(fourth.glob("client-*"))[0], "flipped")
+    resume(halfway)
+    store = PayloadStore.of(RunFolder(halfway))
+    store.verify()
+    assert store.rounds() == [1, 3, 4, 5]
+
+
 def test_the_end_of_a_run_says_what_it_takes(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
     result = fedpriv("train", *flags("fedrep", **{"train.rounds": 1}), "--keep-payloads", "1", "--run-dir", tmp_path / "run")
     assert result.exit_code == 0, result.output
