@@ -25,7 +25,8 @@ class Sums:
     Attributes:
         tensors: what they added (:meth:`fedpriv.aggregation.base.Aggregation.addend`), by name, in float64.
         weight: the sum of their weights.
-        loss: their mean training loss, each sample as heavy as the others; ``None``: none of them took a step.
+        loss: the mean training loss of those that took a step, each sample as heavy as the others, without losses that are too
+            large for a sum; ``None``: there is none.
     """
 
     tensors: Mapping[str, Tensor]
@@ -75,7 +76,10 @@ class Layout:
             if (largest := float(tensor.abs().max()) if tensor.numel() else 0.0) > CLIP:
                 raise Refused(f"{name} adds {largest:g}, and numbers of a sum are at most {CLIP:g}")
         share = 0.0 if loss is None else examples / self.agreement.declared.most_samples
-        tail = [weight, share, share * (loss or 0.0)]
+        losses = share * (loss or 0.0)
+        if abs(losses) > CLIP:  # it would be cut off, and the mean be wrong; the upload still counts
+            share = losses = 0.0
+        tail = [weight, share, losses]
         return np.concatenate([*(added[name].cpu().numpy().reshape(-1) for name in self.shapes), tail])
 
     def sums(self, total: Array) -> Sums:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedpriv.errors import UsageError
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.secure import messages
+from fedpriv.secure.fixed_point import decoded, encoded
 from fedpriv.secure.keys import public_of
-from fedpriv.secure.layout import Layout
+from fedpriv.secure.layout import Layout, Sums
 from fedpriv.secure.protocol import PublicKeys
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, seal
@@ -88,6 +90,21 @@ def test_a_number_that_a_sum_would_cut_off_is_refused(simulate: Callable[..., Si
     assert float(layout.sums(layout.row(upload(5000), 1, None)).tensors[CENTERS].max()) == 60_000
     with pytest.raises(Refused, match=r"statistic\.centers adds 84000, and numbers of a sum are at most 65536"):
         layout.row(upload(7000), 1, None)
+
+
+def test_a_loss_that_a_sum_would_cut_off_is_left_out_of_the_mean(simulate: Callable[..., Simulation]) -> None:
+    agreement = simulate("fedavg", play=False).federation.agreement
+    sent = agreement.space.unpack(agreement.initial)
+    layout, most = Layout(agreement, sent), agreement.declared.most_samples
+
+    def summed(*losses: float) -> Sums:
+        rows = (encoded(layout.row(sent, most, loss), bytes(32)) for loss in losses)
+        return layout.sums(decoded(np.add.reduce(list(rows))))
+
+    assert summed(2, 1, 5e6).loss == pytest.approx(1.5)
+    assert summed(2, 1, 5e6).weight == pytest.approx(3), "its upload counts"
+    assert summed(5e6).loss is None
+    assert summed(6e4, 3e4).loss == pytest.approx(4.5e4)
 
 
 def test_messages_are_read_as_they_were_written() -> None:
