@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
 import sys
@@ -120,7 +121,7 @@ class Site:
     def _failed(self, frame: Frame, text: str, told: str | None = None) -> Frame:
         """An error as the server may read it (``told``, or the text), without paths; the client's own log has all of it."""
         print(f"fedpriv: {line_of(str(frame.head.get('run')))}: {line_of(text)}", file=sys.stderr, flush=True)
-        return Letter().frame(error=_pathless(text if told is None else told, self.folder))
+        return Letter().frame(error=_pathless(text if told is None else told, self.folder, self.source))
 
     # --- what a server may ask -----------------------------------------------------------------------------------------
 
@@ -350,11 +351,17 @@ def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:
     return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 
-def _pathless(text: str, folder: Path) -> str:
+def _pathless(text: str, folder: Path, source: Source) -> str:
     """One line without paths of this machine, and without addresses, which may hold a password.
 
-    Args:
-        folder: that of the client, whose path may hold spaces.
+    A path in the client's folder is "a file". What follows any other is not told, as it may be part of a name with spaces.
     """
-    line = re.sub(r"\w+://[^\s;,'\"]*", "an address", " ".join(text.replace(str(folder), "").split()))
-    return line_of(re.sub(r"(?<![\w.])(~|[A-Za-z]:)?[/\\][^\s:;,'\"]*", "a file", line))
+    text = re.sub(rf"{re.escape(str(folder))}[/\\][^\s:;,'\"]*", "a file", text)
+    relative = [one for one in (os.environ.get("FEDPRIV_DATA"), source.dir, source.name) if one]
+    places = [rf"(?<!\w){re.escape(str(Path(one)))}(?=[/\\])" for one in relative]
+    found = re.search("|".join([r"\w+://", *places, r"(?<![\w.])(~\w*|[A-Za-z]:)?[/\\](?=\S)"]), text)
+    if found is None:
+        return line_of(text)
+    what = "an address" if "://" in found[0] else "a file"
+    before = text[: found.start()].rstrip("'\"")
+    return line_of(f"{before}{what}, of which the client's own log says more")

@@ -55,8 +55,8 @@ class Source:
         if self.name is None:
             if data.name not in sources():
                 raise UsageError(
-                    f"data set {data.name!r}: clients open no files that a server names, only registered data sets; the client's "
-                    "file says where its own are (data.name)"
+                    "clients open no files that a server names, only registered data sets; the client's file says where its own "
+                    f"are (data.name); the run's config says data set {data.name!r}"
                 )
             return data.model_copy(update={"dir": self.dir})
         if data.label not in (None, self.label):

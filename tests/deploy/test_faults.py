@@ -15,9 +15,11 @@ import pytest
 from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
-from fedpriv.deploy.handshake import code_version
+from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.serving import DECLARED, STOP
+from fedpriv.deploy.site import Site, _pathless
+from fedpriv.deploy.source import Source
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import Damaged, save_json
 from fedpriv.server.run_folder import RunFolder
@@ -367,6 +369,37 @@ def test_a_clients_folder_with_spaces_does_not_cross(tmp_path: Path) -> None:
     letter.say({"do": "train", "round": 1, "last": None})
     told = site.answer(letter.frame(run="run")).head["error"]
     assert told.startswith("a file is damaged") and "Doe" not in told
+
+
+@pytest.mark.parametrize("place", ["Jane Doe/data", "Doe, Jane's: data", "relative Doe/Jane"])
+def test_files_of_registered_data_that_cannot_be_read_are_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = Path(place) if place.startswith("relative") else tmp_path / place
+    (data / "cifar10").mkdir(parents=True)
+    for part in ("train", "test"):
+        (data / "cifar10" / f"{part}.parquet").write_bytes(b"PAR1 and nothing else")
+    monkeypatch.setenv("FEDPRIV_DATA", str(data))
+    letter = Letter()
+    letter.say({"do": "describe", "config": config("fedavg", **{"data.name": "cifar10"}).model_dump(mode="json")})
+    told = Site(0, Source(), tmp_path / "state").answer(letter.frame(run=HANDSHAKE)).error
+    assert told == "a file, of which the client's own log says more"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("cannot read /mnt/Jane Doe/x y.parquet: bad", "cannot read a file, of which the client's own log says more"),
+        ("/srv/my state/runs/a/terms.json is damaged: empty", "a file is damaged: empty"),
+        ("no answer of http://me:pa'ss wo/rd@host", "no answer of an address, of which the client's own log says more"),
+        ("no data set '/mnt/x', nor another", "no data set a file, of which the client's own log says more"),
+        ("in ~jane/x", "in a file, of which the client's own log says more"),
+        ("'org/name' is 1 / 2, and/or statistic.c/w", "'org/name' is 1 / 2, and/or statistic.c/w"),
+    ],
+)
+def test_what_follows_a_path_does_not_cross(text: str, told: str) -> None:
+    assert _pathless(text, Path("/srv/my state"), Source()) == told
 
 
 @pytest.mark.slow
