@@ -1,0 +1,237 @@
+"""How much of an epsilon canaries show: ideal ones, and those of runs with the right noise and with a tenth of it.
+
+    python experiments/canaries/table.py [--only ROW]
+    python experiments/canaries/table.py --report
+
+A row's result is stored as results/ROW.json as soon as it is there; a row whose result has the same config is not run again.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import click
+import numpy as np
+import torch
+
+import fedpriv
+from fedpriv.attacks.inference.canaries import canary_bounds
+from fedpriv.attacks.inference.gaussian_dp import mu_of
+from fedpriv.audit.membership.canaries import measured
+from fedpriv.client.turn import Turn
+from fedpriv.experiments.markdown import table
+from fedpriv.files import write_atomically
+from fedpriv.privacy.client_level import NoisyMean
+from fedpriv.server.run_folder import git_commit, versions
+
+HERE = Path(__file__).parent
+DELTA = 1e-5
+RUNS = 20
+SMALL = {
+    "method.name": "fedavg",
+    "data.limit": 200,
+    "model.name": "lenet_sigmoid",
+    "model.projection": "none",
+    "train.local_epochs": 1,
+    "eval.every": 1000,
+    "privacy.delta": DELTA,
+    "tracking.uri": "none",
+}
+"""Of every run: 200 digits and a small net, since canaries do not depend on either."""
+CLIENT = {"privacy.level": "client", "privacy.clip": 0.01, "privacy.accountant": "prv"}
+SAMPLE = {
+    "privacy.level": "sample",
+    "data.clients": 2,
+    "data.partition.name": "iid",
+    "train.participation": 1.0,
+    "train.rounds": 2,
+}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "client, all clients, 2 rounds": {**CLIENT, "train.participation": 1.0, "train.rounds": 2},
+    "client, rate 0.3, 20 rounds": {**CLIENT, "train.participation": 0.3, "train.rounds": 20},
+    "client, rate 0.3, 2 rounds": {**CLIENT, "train.participation": 0.3, "train.rounds": 2},
+    "sample, all samples, 2 steps": {**SAMPLE, "train.batch_size": 100},
+    "sample, rate 0.1, 20 steps": {**SAMPLE, "train.batch_size": 10},
+}
+"""Level and sampling of a run, with the keys of its config. Each of two clients has 100 samples at level sample."""
+
+
+def ideal_row(epsilon: float, canaries: int, draws: int) -> dict[str, Any]:
+    return {"epsilon": epsilon, "canaries": canaries, "draws": draws}
+
+
+def runs_row(sampling: str, epsilon: float, canaries: int) -> dict[str, Any]:
+    keys = {**SMALL, **SAMPLING[sampling], "privacy.target_epsilon": epsilon, "privacy.canaries": canaries}
+    return {"sampling": sampling, "epsilon": epsilon, "canaries": canaries, "runs": RUNS, "keys": keys}
+
+
+ROWS = {
+    **{f"ideal-{e:g}-{n}": ideal_row(e, n, 100) for e, n in ((1, 1000), (2, 1000), (4, 1000), (8, 1000), (8, 5000))},
+    **{f"ideal-{e:g}-100": ideal_row(e, 100, 2000) for e in (2, 8)},
+    **{
+        f"{sampling.replace(', ', '-').replace(' ', '-')}-{epsilon}-{canaries}": runs_row(sampling, epsilon, canaries)
+        for sampling in SAMPLING
+        for canaries in {"client, all clients, 2 rounds": (100, 1000, 5000), "client, rate 0.3, 20 rounds": (1000, 5000)}.get(
+            sampling, (1000,)
+        )
+        for epsilon in (2, 8)
+    },
+}
+
+
+def ideal(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Canaries of a Gaussian mechanism: scores with variance 1, whose mean is mu for used ones."""
+    found = []
+    for seed in range(config["draws"]):
+        draw = np.random.default_rng(seed)
+        used = draw.random(config["canaries"]) < 0.5
+        scores = draw.standard_normal(config["canaries"]) + mu_of(config["epsilon"], DELTA) * used
+        bounds = canary_bounds(scores, used, config["epsilon"], DELTA)
+        found.append({"seed": seed, "claim": config["epsilon"], "bounds": {bound.name: bound.epsilon for bound in bounds}})
+    return found
+
+
+@contextmanager
+def tenth_of_the_noise() -> Iterator[None]:
+    """Server and clients add a tenth of the noise that the accountant assumes."""
+    merge, begin = NoisyMean.__call__, Turn.__init__
+
+    def quieter_mean(self: NoisyMean, *arguments: Any) -> Any:
+        return merge(NoisyMean(self.space, self.names, self.clip, self.noise / 10, self.expected), *arguments)
+
+    def quieter_turn(self: Turn, *arguments: Any) -> None:
+        begin(self, *arguments)
+        if self.config.privacy.level == "sample":
+            privacy = self.config.privacy.model_copy(update={"noise": (self.config.privacy.noise or 0.0) / 10})
+            self.config = self.config.model_copy(update={"privacy": privacy})
+
+    with patch.object(NoisyMean, "__call__", quieter_mean), patch.object(Turn, "__init__", quieter_turn):
+        yield
+
+
+def of_runs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = []
+    for seed in range(config["runs"]):
+        with TemporaryDirectory() as folder:
+            run = fedpriv.train(runs_dir=folder, **config["keys"], seed=seed)
+            shown = measured(run.folder, run.summary["privacy"])
+            assert shown is not None, "the run has canaries"
+        bounds = {bound["name"]: bound["epsilon"] for bound in shown["bounds"]}
+        found.append({"seed": seed, "claim": shown["claim"], "bounds": bounds})
+    return found
+
+
+def run_row(name: str, folder: Path) -> str:
+    """Measure a row and store its result; a line about it."""
+    config, began = ROWS[name], time.process_time()
+    if "keys" in config:
+        right = of_runs(config)
+        with tenth_of_the_noise():
+            tenth = of_runs(config)
+    else:
+        right, tenth = ideal(config), []
+    found = {
+        "row": name, "config": config, "right": right, "tenth": tenth, "cpu_seconds": round(time.process_time() - began, 2),
+        "versions": versions(), "git_commit": git_commit(),
+    }  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / f"{name}.json", (json.dumps(found, indent=1) + "\n").encode())
+    return (
+        f"{name}: {exceeded(right)} of {len(right)} over the claim, with a tenth of the noise {exceeded(tenth)} of {len(tenth)}"
+    )
+
+
+def is_done(path: Path, name: str) -> bool:
+    """Whether a result of the row's present config is stored."""
+    return path.exists() and json.loads(path.read_text())["config"] == ROWS[name]
+
+
+def exceeded(found: Sequence[Mapping[str, Any]], bound: str | None = None) -> int:
+    """In how many a bound is above the claim: this one, or any."""
+    return sum(
+        max(one["bounds"].values()) > one["claim"] if bound is None else one["bounds"][bound] > one["claim"] for one in found
+    )
+
+
+def share(found: Sequence[Mapping[str, Any]]) -> str:
+    return f"{exceeded(found)} of {len(found)}"
+
+
+def of_claim(one: Mapping[str, Any]) -> list[str]:
+    """The claimed epsilon, and how many canaries measure it."""
+    return [f"{one['config']['epsilon']:g}", f"{one['config']['canaries']:,}"]
+
+
+def medians(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{statistics.median(one['bounds'][name] for one in found):.2f}" for name in found[0]["bounds"]]
+
+
+def over(found: Sequence[Mapping[str, Any]]) -> str:
+    """In how many which bound is above the claim."""
+    counts = {name: exceeded(found, name) for name in found[0]["bounds"]}
+    return ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "none"
+
+
+def render(folder: Path) -> str:
+    """The report of the stored results whose config is that of a row."""
+    paths = {name: folder / f"{name}.json" for name in ROWS}
+    found = [json.loads(path.read_text()) for name, path in paths.items() if is_done(path, name)]
+    bounds = "one run | Clopper-Pearson | f-DP, one run | Gaussian fit"
+    ideals = [
+        [*of_claim(one), *medians(one["right"]), over(one["right"]), len(one["right"])]
+        for one in found
+        if one["row"].startswith("ideal")
+    ]
+    runs = [
+        [one["config"]["sampling"], *of_claim(one), *medians(one["right"]), over(one["right"]), share(one["tenth"])]
+        for one in found
+        if not one["row"].startswith("ideal")
+    ]  # fmt: skip
+    parts = [
+        "# How much of an epsilon canaries show",
+        "Written by `python experiments/canaries/table.py --report`. The bounds are explained in "
+        "[An epsilon that is measured](../../docs/measured-epsilon.md). Each number is a median. `above the claim`: in how many "
+        f"draws or runs which bound exceeded the claimed epsilon. Delta is {DELTA:g}.",
+        "## Ideal canaries",
+        "Scores of a Gaussian mechanism whose epsilon is the claimed one.",
+        table(f"epsilon | canaries | {bounds} | above the claim | draws", ideals),
+        "## Runs",
+        f"FedAvg on digits: {RUNS} runs of each row with the right noise, and {RUNS} with a tenth of it. The last column says "
+        "in how many of the latter any bound exceeded the accountant's epsilon, as it should. At level client the accountant is "
+        "PRV, at level sample RDP. A run's epsilon is at most 0.01 below its target.",
+        table(f"level, sampling | epsilon | canaries | {bounds} | above the claim | a tenth of the noise", runs),
+    ]
+    if missing := [name for name in ROWS if name not in {one["row"] for one in found}]:
+        parts.append(f"Rows without a result: {', '.join(missing)}.")
+    commits = sorted({str(one["git_commit"]) for one in found})
+    seconds = sum(one["cpu_seconds"] for one in found)
+    parts.append(f"{len(found)} results, {seconds / 60:.0f} CPU minutes in all. Commits: {', '.join(commits) or '–'}.")
+    return "\n\n".join(parts) + "\n"
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice(list(ROWS)), help="A row; may be repeated. Default: all.")
+@click.option("--report", "only_report", is_flag=True, help="Run nothing; write REPORT.md from the stored results.")
+@click.option("--folder", type=click.Path(path_type=Path), default=HERE, help="Where results/ and REPORT.md lie.")
+def main(only: tuple[str, ...], only_report: bool, folder: Path) -> None:
+    """Run the rows that have no result yet, in one thread, then write REPORT.md."""
+    torch.set_num_threads(1)
+    results = folder / "results"
+    try:
+        for name in [] if only_report else only or ROWS:
+            if not is_done(results / f"{name}.json", name):
+                click.echo(run_row(name, results))
+    finally:
+        write_atomically(folder / "REPORT.md", render(results).encode())
+
+
+if __name__ == "__main__":
+    main()
