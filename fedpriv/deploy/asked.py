@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, parse
+from fedpriv.config.run import NamedOptions
 from fedpriv.models.encoders import is_local
 from fedpriv.models.own import is_own
 from fedpriv.wire.message import Refused
 
 MOST_CLIENTS = 1_000_000
 """A client has a place for each, whatever the others hold: some 100 MB for so many."""
+MOST_ROUNDS = 100_000
+"""A client plans them all where it trains with differential privacy: in some seconds for so many."""
+MOST_TURNS = 10_000_000
+"""Rounds times clients: who takes part is drawn from all clients, anew in each round."""
+MOST_EPOCHS = 1_000
+"""Of a turn, and of fine-tuning. Meanwhile a client answers no other run."""
+MOST_STEPS = 100_000
+"""As for :data:`MOST_EPOCHS`, where a turn is so many steps."""
 
 
 def config_of(asked: Mapping[str, Any]) -> RunConfig:
@@ -26,11 +35,28 @@ def config_of(asked: Mapping[str, Any]) -> RunConfig:
         raise Refused("a config whose model names something to import")
     if isinstance(config.train.schedule, Path):
         raise Refused("a config whose train.schedule names a file, in place of the clients of each round")
-    if config.data.clients > MOST_CLIENTS:
-        raise Refused(f"a config of {config.data.clients} clients; at most {MOST_CLIENTS} are possible")
+    for what, number, most in _lengths(config):
+        if number > most:
+            raise Refused(f"a config of {number} {what}; at most {most} are possible")
     if is_local(config.model.encoder):
         raise Refused("a config whose model.encoder names a folder")
     return config
+
+
+def _lengths(config: RunConfig) -> Iterator[tuple[str, float, int]]:
+    """What a client's time and memory grow with: what it is, how much of it, and the most that a client takes."""
+    clients, train = config.data.clients, config.train
+    yield "clients (data.clients)", clients, MOST_CLIENTS
+    yield "rounds (train.rounds)", train.rounds, MOST_ROUNDS
+    yield "rounds times clients", train.rounds * clients, MOST_TURNS
+    yield "epochs (train.local_epochs)", train.local_epochs, MOST_EPOCHS
+    yield "steps (train.local_steps)", train.local_steps or 0, MOST_STEPS
+    for section in ("method", "objective", "aggregation"):
+        chosen: NamedOptions | None = getattr(config, section)
+        for name, value in ({} if chosen is None else chosen.params).items():
+            for what, most in (("epochs", MOST_EPOCHS), ("steps", MOST_STEPS)):
+                if name.endswith(what) and isinstance(value, int | float):
+                    yield f"{what} ({section}.{name})", value, most
 
 
 def number_of(asked: Mapping[str, Any], name: str) -> int:

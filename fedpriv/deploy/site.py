@@ -262,6 +262,8 @@ class Site:
             self.requires.check(config)
             config = config.model_copy(update={"wire": config.wire.model_copy(update={"check_downloads": self.check_downloads})})
             declared = told_by_server(terms.get("declared"))
+            if len(declared.trainable) > config.data.clients:
+                raise UsageError(f"the server declares {len(declared.trainable)} clients of a run of {config.data.clients}")
             loaded = self._load(config)
             here = _as_in(config, loaded.config)
             if here.fingerprint() != config.fingerprint():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,13 +13,16 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.deploy.asked import config_of
 from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.site import Site
 from fedpriv.deploy.source import Source
+from fedpriv.files import load_json
 from fedpriv.server.clients import Instruction
 from fedpriv.wire import Payload, seal, unseal
+from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import play_apart, sites
@@ -271,3 +275,33 @@ def test_other_clients_cost_a_client_no_memory(tmp_path: Path) -> None:
         assert len(nobodys) == 1, "one array for all of them"
     assert data.size(3) == 100 and data.size(4) == 0
     assert "1000001 clients" in str(described(1_000_001))
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"train.rounds": 10**9}, "1000000000 rounds (train.rounds); at most 100000"),
+        ({"train.rounds": 10**5, "data.clients": 101}, "10100000 rounds times clients; at most 10000000"),
+        ({"train.local_epochs": 1001}, "1001 epochs (train.local_epochs); at most 1000"),
+        ({"train.local_steps": 10**6}, "1000000 steps (train.local_steps); at most 100000"),
+        ({"method.head_epochs": 10**6}, "1000000 epochs (method.head_epochs); at most 1000"),
+        ({"train.rounds": 10**5, "data.clients": 100, "train.local_epochs": 1000}, ""),
+    ],
+)
+def test_what_would_occupy_a_client_for_ever_is_refused(asked: dict[str, Any], told: str) -> None:
+    said = {"config": config("fedrep", **asked).model_dump(mode="json")}
+    if not told:
+        assert config_of(said).train.rounds == asked["train.rounds"]
+        return
+    with pytest.raises(Refused, match=re.escape(told)):
+        config_of(said)
+
+
+def test_more_clients_than_a_run_has_are_refused(tmp_path: Path) -> None:
+    """A client would draw from them all in every round."""
+    grid = played(tmp_path, "fedavg", **SETTINGS)
+    terms = load_json(tmp_path / "clients" / "client-0" / "runs" / "run" / "terms.json")
+    letter = Letter()
+    declared = {**terms["declared"], "trainable": list(range(3))}
+    letter.say({"do": "agree", "config": terms["config"], "declared": declared, "code": terms["code"]})
+    assert grid.sites[0].answer(letter.frame(run="other")).error == "the server declares 3 clients of a run of 2"
