@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +135,41 @@ def test_the_last_request_of_each_run(tmp_path: Path) -> None:
     chosen = config("fedavg", **SETTINGS)
     first, second, other = (Request.write(tmp_path, tmp_path / name, chosen, 3, 60) for name in ("a-1", "a-1", "b"))
     assert Request.latest(tmp_path) == {"a-1": second, "b": other} and first != second
+
+
+def test_the_last_request_is_the_last_whatever_the_clock_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, earlier = config("fedavg", **SETTINGS), Request(tmp_path / f"a-1-{time.time_ns()}.json")
+    save_json(earlier.path, {"run_dir": str(tmp_path / "a-1"), "config": None, "clients": 3, "seconds": 60})
+    assert Request.latest(tmp_path) == {"a-1": earlier}, "the name that an earlier version gave"
+    monkeypatch.setattr(time, "time_ns", lambda: 5)
+    for _ in range(2):
+        latest = Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60)
+        assert Request.latest(tmp_path) == {"a-1": latest}
+    latest._begun.touch()
+    latest.path.unlink()
+    assert not Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60)._begun.exists(), "a number is given once"
+
+
+@pytest.mark.parametrize("how", ["copytree", "move"])
+def test_a_deployment_that_was_moved_or_copied_plays_its_own_run(tmp_path: Path, how: str) -> None:
+    chosen, first = config("fedavg", **{**SETTINGS, "train.rounds": 1}), tmp_path / "first"
+    for name in ("requests", "runs/run"):
+        (first / name).mkdir(parents=True)
+    Request.write(first / "requests", first / "runs" / "run", chosen, 3, 60)._begun.touch()
+    getattr(shutil, how)(first, tmp_path / "second")
+    (request,) = Request.broken_off(tmp_path / "second" / "requests")
+    assert request.run_dir == tmp_path / "second" / "runs" / "run"
+    request.play(lambda clients: Loopback(sites(tmp_path / "clients", chosen)))
+    assert request.ended == {"finished": True}
+    assert RunFolder.open(tmp_path / "second" / "runs" / "run").summary() is not None
+    assert not (first / "runs" / "run" / "config.yaml").exists()
+
+
+def test_a_request_of_an_earlier_version_names_its_whole_path(tmp_path: Path) -> None:
+    request = Request(tmp_path / "requests" / "run-1760000000000000000.json")
+    request.path.parent.mkdir()
+    save_json(request.path, {"run_dir": "/elsewhere/runs/run", "config": None, "clients": 3, "seconds": 60})
+    assert request.run_dir == Path("/elsewhere/runs/run")
 
 
 @pytest.mark.parametrize("name", ["note_beginning", "save_json", "conduct"])

@@ -59,11 +59,11 @@ def _asked(address: Path, head: bytes, parts: list[bytes], seconds: float) -> tu
 
 
 def play(grid: Grid, context: Context) -> None:
-    """Play the run that a file names, and note there how it ended."""
+    """Play the run that a file names, and note there how it ended; where that file is, is said from this process's folder."""
     from fedpriv.deploy.courier import Courier
     from fedpriv.deploy.flower.requests import Request
 
-    Request(Path(str(context.run_config["request"]))).play(lambda clients: Courier(FlowerPost(grid, clients)))
+    Request(Path(str(context.run_config["request"])).absolute()).play(lambda clients: Courier(FlowerPost(grid, clients)))
 
 
 client_app = ClientApp()

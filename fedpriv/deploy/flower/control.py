@@ -114,12 +114,16 @@ class SuperLink:
         return [Node(one.node_id, one.name, one.status) for one in found if one.status != "unregistered"]
 
     def start(self, request: Path) -> int:
-        """Start the run of a request (:mod:`fedpriv.deploy.flower.requests`); Flower's number of it."""
+        """Start the run of a request (:mod:`fedpriv.deploy.flower.requests`); Flower's number of it.
+
+        The request is named from the deployment's folder, in which its app runs, as that folder may be moved or copied.
+        """
+        name = "/".join(request.parts[-2:])
         bundle, _facts = build_fab_from_files(_APP)
         fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
         with self._client() as client:
             answer = client.StartRun(
-                StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({"request": str(request)}))
+                StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({"request": name}))
             )
         if not answer.HasField("run_id"):
             raise FedprivError(f"the server at {self.address} did not start the run {answer.note or ''}")
@@ -164,7 +168,7 @@ class SuperLink:
 
 def _request(run: Any) -> str:
     """Which request a run of Flower's plays."""
-    return str(run.override_config["request"].string)
+    return Path(run.override_config["request"].string).name
 
 
 def _read_key(file: Path) -> bytes:

@@ -1,4 +1,8 @@
-"""A run that an operator asks for: a file that the server's app reads, and one in which it notes how the run ended."""
+"""A run that an operator asks for: a file that the server's app reads, and one in which it notes how the run ended.
+
+Requests are numbered, as a clock may be set back. Their folder is in that of the deployment, which may be moved or copied: from
+there they say where a run in it is. Those of earlier versions have the time for a number, and whole paths.
+"""
 
 from __future__ import annotations
 
@@ -44,17 +48,18 @@ class Request:
         """
         from fedpriv.deploy.serving import with_usual
 
-        path = folder / f"{run_dir.name}-{time.time_ns()}.json"
-        said = None
-        if config is not None:
-            said = with_usual(config).model_copy(update={"run_dir": run_dir}).chosen()
-        save_json(path, {"run_dir": str(run_dir), "config": said, "clients": clients, "seconds": seconds})
+        run_dir, home = run_dir.absolute(), folder.absolute().parent
+        named = run_dir.relative_to(home) if run_dir.is_relative_to(home) else run_dir
+        said = None if config is None else with_usual(config).model_copy(update={"run_dir": None}).chosen()
+        with FileLock(folder / ".lock"):
+            path = folder / f"{run_dir.name}-{1 + max(map(_number, folder.iterdir()), default=0)}.json"
+            save_json(path, {"run_dir": str(named), "config": said, "clients": clients, "seconds": seconds})
         return cls(path)
 
     @classmethod
     def latest(cls, folder: Path) -> dict[str, Request]:
         """The last request for each run, by the run's name."""
-        found = sorted(folder.glob("*.json"), key=lambda path: int(path.stem.rpartition("-")[2]))
+        found = sorted(folder.glob("*.json"), key=_number)
         return {path.stem.rpartition("-")[0]: cls(path) for path in found}
 
     @classmethod
@@ -65,7 +70,7 @@ class Request:
     @property
     def run_dir(self) -> Path:
         """The folder of its run."""
-        return Path(load_json(self.path)["run_dir"])
+        return self.path.absolute().parent.parent / str(load_json(self.path)["run_dir"])
 
     @property
     def ended(self) -> dict[str, Any] | None:
@@ -98,7 +103,7 @@ class Request:
         from fedpriv.deploy.serving import DECLARED, clear_beginning, resume, start
 
         said, again = load_json(self.path), self._begun.exists()
-        grid, run_dir, seconds = grid_of(said["clients"]), Path(said["run_dir"]), said["seconds"]
+        grid, run_dir, seconds = grid_of(said["clients"]), self.run_dir, said["seconds"]
         log: tuple[Any, ...] = (lambda *of: None, lambda record: None, self._warn)
         try:
             self._begun.touch()
@@ -107,7 +112,7 @@ class Request:
             else:
                 if again:
                     clear_beginning(run_dir)
-                config = parse(RunConfig, said["config"], "the request's config")
+                config = parse(RunConfig, {**said["config"], "run_dir": str(run_dir)}, "the request's config")
                 summary = start(config, run_dir.parent, grid, seconds, *log)
         except (GivenUp, SystemExit):  # the latter is of Flower, where this process is told to end: the run may go on
             raise
@@ -174,3 +179,9 @@ class Request:
                 if self.ended is None:
                     raise
             time.sleep(0.2)
+
+
+def _number(path: Path) -> int:
+    """That of a request, of which this is a file; 0: it is another file."""
+    number = path.stem.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
