@@ -144,9 +144,8 @@ def run_row(name: str, folder: Path) -> str:
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{name}.json", (json.dumps(found, indent=1) + "\n").encode())
-    return (
-        f"{name}: {exceeded(right)} of {len(right)} over the claim, with a tenth of the noise {exceeded(tenth)} of {len(tenth)}"
-    )
+    quieter = f", with a tenth of the noise {share(tenth)}" if tenth else ""
+    return f"{name}: {share(right)} above the claim{quieter}"
 
 
 def is_done(path: Path, name: str) -> bool:
@@ -156,9 +155,7 @@ def is_done(path: Path, name: str) -> bool:
 
 def exceeded(found: Sequence[Mapping[str, Any]], bound: str | None = None) -> int:
     """In how many a bound is above the claim: this one, or any."""
-    return sum(
-        max(one["bounds"].values()) > one["claim"] if bound is None else one["bounds"][bound] > one["claim"] for one in found
-    )
+    return sum((max(one["bounds"].values()) if bound is None else one["bounds"][bound]) > one["claim"] for one in found)
 
 
 def share(found: Sequence[Mapping[str, Any]]) -> str:
