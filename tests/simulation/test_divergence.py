@@ -126,7 +126,6 @@ def test_a_dropped_client_leaves_no_trace_in_the_round(
     assert sent[-10:] == [(3, client) for client in range(10)]
 
 
-@pytest.mark.slow
 def test_the_round_of_a_dropped_client_is_the_round_without_it(tmp_path: Path, poison: Any) -> None:
     """What the server makes of it is what it makes of the other uploads alone."""
     dropping = simulation(tmp_path / "dropping", "mpfedcon", **ALL, **{"train.on_nan": "drop"})
