@@ -35,10 +35,18 @@ class Requires(BaseModel):
     def check_tests(self, method: Method) -> None:
         """
         Raises:
-            UsageError: an epsilon is required, and the method trains before tests, without noise: their accuracies show it.
+            UsageError: an epsilon or secure aggregation is required, and accuracies would show what is trained before tests.
         """
-        if self.tests and self.epsilon is not None and any(map(method.adaptation, range(method.context.config.train.rounds + 1))):
-            raise UsageError("this client's own file requires an epsilon, and no epsilon covers fine-tuning before tests")
+        if self._covering and any(map(method.adaptation, range(method.context.config.train.rounds + 1))):
+            what = self._covering
+            raise UsageError(f"this client's own file requires {what}, and no {what} covers fine-tuning before tests")
+
+    @property
+    def _covering(self) -> str:
+        """What is required to protect training data, if the client is tested, which it does not cover."""
+        if not self.tests:
+            return ""
+        return "epsilon" if self.epsilon is not None else "secure aggregation" if self.secure_aggregation else ""
 
     def _lacking(self, config: RunConfig) -> str:
         privacy = config.privacy
@@ -53,9 +61,8 @@ class Requires(BaseModel):
                 return "privacy.clipping per_sample: a server can make up weights at which ghost clipping does not bound a sample"
         if self.secure_aggregation and not config.wire.secure_aggregation:
             return "wire.secure_aggregation"
-        if self.tests and config.eval.split != "test" and (self.epsilon is not None or self.secure_aggregation):
-            covers = "no epsilon" if self.epsilon is not None else "no secure aggregation"
-            return f"eval.split test: validation samples are training data, and {covers} covers accuracies on them"
+        if config.eval.split != "test" and self._covering:
+            return f"eval.split test: validation samples are training data, and no {self._covering} covers accuracies on them"
         if self.methods is not None:
             if config.method.name not in self.methods:
                 return f"one of these methods: {', '.join(self.methods)}"

@@ -86,11 +86,20 @@ def test_what_is_required_later_holds_for_runs_that_were_agreed_on(tmp_path: Pat
         strict._of("run")
 
 
-def test_fine_tuning_before_tests_is_covered_by_no_epsilon(tmp_path: Path) -> None:
-    strict = sites(tmp_path / "clients", config("fedavg-ft", **PRIVATE))
-    strict[1].requires = Requires(epsilon=8)
-    with pytest.raises(FedprivError, match=r"client 1 did not agree .* no epsilon covers fine-tuning before tests"):
-        play_apart(tmp_path / "run", "fedavg-ft", grid=Loopback(strict), **PRIVATE)
+@pytest.mark.parametrize(
+    ("required", "settings", "covers"),
+    [
+        (Requires(epsilon=8), PRIVATE, "no epsilon covers"),
+        (Requires(secure_aggregation=True), {"wire.secure_aggregation": True}, "no secure aggregation covers"),
+    ],
+)
+def test_accuracies_after_fine_tuning_are_not_covered(
+    tmp_path: Path, required: Requires, settings: dict[str, Any], covers: str
+) -> None:
+    strict = sites(tmp_path / "clients", config("fedavg-ft", **settings))
+    strict[1].requires = required
+    with pytest.raises(FedprivError, match=rf"client 1 did not agree .* {covers} fine-tuning before tests"):
+        play_apart(tmp_path / "run", "fedavg-ft", grid=Loopback(strict), **settings)
 
 
 def test_a_clip_so_small_that_norms_round_to_zero_is_refused() -> None:
