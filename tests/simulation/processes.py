@@ -106,10 +106,11 @@ def die_at(call: str, number: int, after: bool, path: str = "") -> None:
         calls += bool(re.search(path, str(args[-1])))
         if calls == number and not after:
             _die()
-        done = real(*args, **kwargs)
-        if calls == number:
-            _die()
-        return done
+        try:
+            return real(*args, **kwargs)
+        finally:  # also where there was no file to unlink
+            if calls == number:
+                _die()
 
     setattr(os, call, deadly)
 
