@@ -122,8 +122,7 @@ def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
         raise Refused(f"{missing[0]} is missing")
     if spoiled := download.not_finite():
         raise Refused(f"{spoiled} is not finite")
-    if (negative := Upload(download).below_zero()) is not None:
-        raise Refused(f"{negative} is below zero, and should be a variance")
+    Upload(download).check_variances()
 
 
 class Client:

@@ -37,8 +37,7 @@ class Requires(BaseModel):
         Raises:
             UsageError: an epsilon or secure aggregation is required, and accuracies would show what is trained before tests.
         """
-        if self._covering and any(map(method.adaptation, range(method.context.config.train.rounds + 1))):
-            what = self._covering
+        if (what := self._covering) and any(map(method.adaptation, range(method.context.config.train.rounds + 1))):
             raise UsageError(f"this client's own file requires {what}, and no {what} covers fine-tuning before tests")
 
     @property

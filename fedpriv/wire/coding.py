@@ -114,10 +114,15 @@ class Upload:
             return self.sealed.not_finite()
         return next((name for name, tensor in sorted(self.weights.items()) if not bool(tensor.isfinite().all())), None)
 
-    def below_zero(self) -> str | None:
-        """The name of the first running variance that holds less than zero, of which BatchNorm makes NaN; ``None``: none does."""
+    def check_variances(self) -> None:
+        """
+        Raises:
+            Refused: a running variance holds less than zero, of which BatchNorm makes NaN.
+        """
         variances = {name for name in self.shapes if is_model(name) and name.endswith(RUNNING_VAR)}
-        return next((name for name, tensor in sorted(self.tensors(variances).items()) if bool((tensor < 0).any())), None)
+        for name, tensor in sorted(self.tensors(variances).items()):
+            if bool((tensor < 0).any()):
+                raise Refused(f"{name} is below zero, and should be a variance")
 
 
 def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Upload:

@@ -98,8 +98,7 @@ class Expected:
         upload = decoded(sealed, self.received)
         if upload.weights is not None and (spoiled := upload.not_finite()):
             raise Refused(f"{spoiled} is not finite once it is whole")
-        if (negative := upload.below_zero()) is not None:
-            raise Refused(f"{negative} is below zero, and should be a variance")
+        upload.check_variances()
         if self.max_update_norm is not None:
             self._check_norms(upload, self.max_update_norm)
         return upload
