@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +23,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a run
     whose ``status`` is not ``finished`` the accuracy is that of its last evaluation; ``repeated`` is whether an earlier row has
     the same label, seed and samples at the clients. So a mean over seeds, and over partitions, is
-    ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``.
+    ``table[(table.status == "finished") & ~table.repeated].groupby("label").accuracy.agg(["mean", "std"])``. Where such a row has
+    another result, as one made by another version of fedpriv may have, a ``UserWarning`` names both.
 
     Args:
         runs: run objects, run folders, run ids, or unique beginnings of a folder's name in ``runs_dir``.
@@ -38,6 +42,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
         raise UsageError("there are no runs to compare")
     rows = [figures(folder) for folder in folders]
     named = labels(folders, rows)
+    for line in contradictions(named, rows).values():
+        warnings.warn(line, UserWarning, stacklevel=2)
     table = pd.DataFrame(
         {"label": named} | {key: [row[key] for row in rows] for key in rows[0]} | {"repeated": repeated(named, rows)}
     )
@@ -72,6 +78,7 @@ def figures(folder: Path) -> dict[str, Any]:
         "split": RunFolder(folder).config_as_data().eval.split,
         **{key: reached[key] for key in ("bytes_up", "bytes_down", "seconds")},
         **{key: facts.get(key) for key in ("partition_hash", "data_hash")},
+        "code": _own_code(facts),
         "defence": defence(read_yaml(folder / "config.yaml")),
         "epsilon": (reached.get("privacy") or {}).get("epsilon"),
         **leakage(folder),
@@ -120,12 +127,15 @@ def summary(folder: Path) -> dict[str, Any]:
 def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]:
     """The method of each run; for runs of one method with different configs, also keys in which they differ.
 
-    Runs have one label only if their configs differ in nothing but the seeds, and in who runs the clients.
+    Runs have one label only if their configs differ in nothing but the seeds, and in who runs the clients; and if they had the
+    same samples, plug-ins and net of the user's own. Where only these differ, a label has the beginning of their hash.
 
     Args:
         rows: the :func:`figures` of each.
     """
     configs = [_compared(folder) for folder in folders]
+    for name in ("code", "data_hash"):
+        _tell_apart(name, configs, rows)
     found = []
     for row, config in zip(rows, configs, strict=True):
         peers = [other for other_row, other in zip(rows, configs, strict=True) if other_row["method"] == row["method"]]
@@ -150,6 +160,38 @@ def repeated(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[bo
         (label, row["seed"], row["partition_hash"], row["status"] == "finished") for label, row in zip(named, rows, strict=True)
     ]
     return [key in keys[:index] for index, key in enumerate(keys)]
+
+
+def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """A line on each label of which a finished run :func:`repeated` another with another result, by label: by what else the runs
+    differ, such as the commit, the label does not say, so that their mean is of no one thing."""
+    first: dict[tuple[object, ...], Mapping[str, Any]] = {}
+    found: dict[str, str] = {}
+    for label, row in zip(named, rows, strict=True):
+        if row["status"] == "finished":
+            one = first.setdefault((label, row["seed"], row["partition_hash"]), row)
+            if any(one[key] != row[key] for key in ("accuracy", "worst_tenth", "bytes_up", "bytes_down")):
+                found.setdefault(
+                    label,
+                    f"{one['run']} and {row['run']} have the same config and seed, and other results: another version of fedpriv "
+                    "or another machine may have made one of them; leave one out",
+                )
+    return found
+
+
+def _own_code(facts: Mapping[str, Any]) -> str | None:
+    """SHA-256 (hex) of the plug-ins and the net of the user's own by which a run was made; ``None``: there are none."""
+    parts = [part["plugins"] for part in (facts, *facts.get("continued", [])) if part.get("plugins")]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest() if parts else None
+
+
+def _tell_apart(name: str, configs: Sequence[dict[str, str]], rows: Sequence[Mapping[str, Any]]) -> None:
+    """Add a hash to the configs of a method of which equal ones have different hashes. Folders of earlier versions have none."""
+    for method in {row["method"] for row in rows}:
+        of_method = [(config, row[name]) for config, row in zip(configs, rows, strict=True) if row["method"] == method]
+        if any(one == other and a and b and a != b for one, a in of_method for other, b in of_method):
+            for config, value in of_method:
+                config[name] = value[:8] if value else "unknown"
 
 
 def _enough(keys: Sequence[str], configs: Sequence[Mapping[str, str]]) -> int:

@@ -158,14 +158,14 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     """
     from rich.table import Table
 
-    from fedpriv.api.comparing import figures, labels, repeated
+    from fedpriv.api.comparing import contradictions, figures, labels, repeated
     from fedpriv.plots import compare_curves
     from fedpriv.server.run_folder import RunFolder
 
     folders = run_folders(runs, runs_dir)
     rows = [figures(folder) for folder in folders]
     named = labels(folders, rows)
-    again = repeated(named, rows)
+    again, contradicted = repeated(named, rows), contradictions(named, rows)
     groups: dict[str, list[int]] = {}
     for index, label in enumerate(named):
         groups.setdefault(label, []).append(index)
@@ -211,7 +211,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         done = [index for index in once if rows[index]["status"] == "finished"]
         drawn[label] = done or once
         counted = [rows[index] for index in done if rows[index]["accuracy"] is not None]
-        reached = [row["accuracy"] for row in counted]
+        reached = [] if label in contradicted else [row["accuracy"] for row in counted]
         average = statistics.fmean(reached) if reached else None
         spread = statistics.stdev(reached) if len(reached) > 1 else None
         names = [rows[index]["run"] for index in members]
@@ -220,11 +220,13 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         left_out = _left_out(repeated=len(twice), unfinished=len(once) - len(done))
         if average is not None and spread is not None:
             out.print(f"{label}: {average:.1%} ± {spread:.1%} over {_draws(counted)}{left_out}", soft_wrap=True)
+        elif label in contradicted:
+            out.print(f"{label}: no mean, as runs with one config and seed have other results", soft_wrap=True)
         elif twice:
             out.print(f"{label}: no spread over seeds{left_out}", soft_wrap=True)
     if {row["split"] for row in rows} == {"validation"}:
         out.print("accuracies are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
-    for why in _not_comparable(rows):
+    for why in (*contradicted.values(), *_not_comparable(rows)):
         say(f"warning: {why}", err=True)
     curves = {printable(label): [_tested(folders[index]) for index in members] for label, members in drawn.items()}
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from fedpriv.experiments.results import Stored, made_as
 from fedpriv.files import write_atomically
@@ -17,7 +16,7 @@ class Divergence(Stored):
     """A run without numbers, since the loss or the weights of a client became infinite or NaN (``train.on_nan: stop``).
 
     Attributes:
-        label to continued: as of a :class:`~fedpriv.experiments.results.Result`.
+        label to plugins: as of a :class:`~fedpriv.experiments.results.Result`.
         client, diverged_in: which client did, and in which round.
     """
 
@@ -25,7 +24,6 @@ class Divergence(Stored):
 
     processor: str
     data_hash: str
-    continued: list[dict[str, Any]]
     client: int
     diverged_in: int
 

@@ -13,12 +13,13 @@ from fedpriv.config import RunConfig, filled, parse, usual_share
 from fedpriv.data.dealing import partitions
 from fedpriv.data.own.owners import BY_COLUMN, GIVEN
 from fedpriv.data.sources import full_name, suggestions, usual_model
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import AS_IS, PROBE
 from fedpriv.files import Damaged, load_json, write_atomically
 from fedpriv.methods.build import with_options
 from fedpriv.models.own import is_own
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.plugins import load_plugins
+from fedpriv.server.run_folder import RunFolder, other_code
 from fedpriv.simulation.inputs.texts import on_frozen_features
 from fedpriv.simulation.setup import resolve
 from fedpriv.tracking import Record, flatten, read_records
@@ -40,7 +41,7 @@ _NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
 """Entries of a run's summary that the result leaves out: on its folder, or stored elsewhere in the result."""
 
 
-_MAY_BE_EMPTY = ("leakage", "processor", "data_hash", "continued")
+_MAY_BE_EMPTY = ("leakage", "processor", "data_hash", "continued", "plugins")
 """Fields that a file leaves out where they are empty."""
 
 
@@ -56,6 +57,8 @@ class Stored:
     versions: dict[str, str]
     git_commit: str | None
     device: str
+    continued: list[dict[str, Any]] = field(default_factory=list, kw_only=True)
+    plugins: dict[str, str] = field(default_factory=dict, kw_only=True)
 
     SOMETHING_ELSE: ClassVar[str]
     """What an error says of a file that lacks a field."""
@@ -88,7 +91,9 @@ class Result(Stored):
         leakage: what an audit of the run found (:func:`fedpriv.experiments.leaks.leakage`); empty where it was not audited.
         processor: on which kind it ran; empty in results of earlier versions.
         data_hash: of samples and labels; empty in results of earlier versions.
-        continued: from which round on another commit, other versions or another processor went on with the run.
+        continued: from which round on another commit, other versions, another processor or other plug-ins went on with the run.
+        plugins: SHA-256 (hex) of the files of plug-ins and of a net of the user's own, by module; empty where there are none, and
+            in results of earlier versions.
     """
 
     SOMETHING_ELSE = "is not a result of an experiment"
@@ -99,7 +104,6 @@ class Result(Stored):
     leakage: dict[str, Any] = field(default_factory=dict)
     processor: str = field(default_factory=str)
     data_hash: str = field(default_factory=str)
-    continued: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self, path: Path) -> None:
         """Write as JSON, one line per field, so that diffs are readable."""
@@ -187,6 +191,7 @@ def made_as(folder: RunFolder, label: str) -> dict[str, Any]:
         "processor": facts.get("processor") or "",
         "data_hash": facts.get("data_hash") or "",
         "continued": facts.get("continued") or [],
+        "plugins": facts.get("plugins") or {},
     }
 
 
@@ -236,6 +241,27 @@ def _portable(config: RunConfig) -> dict[str, Any]:
     values["data"].pop("dir")
     values["wire"].pop("keep_payloads")
     return values
+
+
+def made_otherwise(config: RunConfig, stored: Stored) -> str | None:
+    """Why what is stored does not count for a config: it is of another one, or was made by other plug-ins or another net of the
+    user's own than those at hand; ``None``: it counts."""
+    if (other := difference(config, stored.config)) is not None:
+        return other
+    return by_other_code({"plugins": stored.plugins, "continued": stored.continued}, config)
+
+
+def by_other_code(facts: Mapping[str, Any], config: RunConfig) -> str | None:
+    """A line on plug-ins, or modules of a net of the user's own, of which a run had another version; ``None``: it had none, or
+    they are not at hand, as where a report is made of results from elsewhere."""
+    if not facts.get("plugins"):
+        return None
+    try:
+        load_plugins(config.plugins, of="the config")
+        changed = other_code(facts, config)
+    except FedprivError:
+        return None
+    return f"it was made by another version of {', '.join(changed)}" if changed else None
 
 
 FOUND_BY_THE_RUN = (

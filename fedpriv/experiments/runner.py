@@ -20,7 +20,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.experiments.checkout import refuse_changes
 from fedpriv.experiments.divergence import Divergence
 from fedpriv.experiments.leaks import leakage
-from fedpriv.experiments.results import Result, collect, difference, is_finished, rounded
+from fedpriv.experiments.results import Result, by_other_code, collect, difference, is_finished, made_otherwise, rounded
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergence_of, elsewhere
 from fedpriv.outside import plain_yaml
@@ -169,7 +169,7 @@ class _Runner:
                     result = Result.load(stored)
                 except FedprivError as error:
                     raise FedprivError(f"{error}; remove the file, and the result is stored again") from None
-                if difference(config, result.config) is None:
+                if made_otherwise(config, result) is None:
                     return self._done(label, seed, result, stored, folder)
             if (found := elsewhere(self.experiment, label, seed)) is not None:
                 self.say(f"{label}-s{seed}: is {found[1].parent.name}/{found[1].stem}, whose result counts")
@@ -179,6 +179,8 @@ class _Runner:
             if folder.config_file.exists():
                 if (other := difference(config, folder.config())) is not None:
                     raise FedprivError(f"{_short(folder.path)} holds another run ({other}); move it away")
+                if (other := by_other_code(folder.facts, config)) is not None:
+                    raise FedprivError(f"{_short(folder.path)}: {other}; move it away")
                 if is_finished(folder):
                     return self._store(label, seed, folder, "collected")
                 if (diverged := Divergence.of(folder, label)) is not None:

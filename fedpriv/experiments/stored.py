@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.divergence import Divergence
-from fedpriv.experiments.results import Result, difference
+from fedpriv.experiments.results import Result, Stored, made_otherwise
 from fedpriv.experiments.spec import Experiment
 
 
@@ -30,7 +30,7 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
         if path.exists():
             try:
                 result = Result.load(path)
-                other = difference(experiment.config(label, seed), result.config)
+                other = made_otherwise(experiment.config(label, seed), result)
             except FedprivError as error:
                 other = str(error)
             if other is None:
@@ -40,6 +40,7 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
         if (found := elsewhere(experiment, label, seed)) is not None:
             results[label][seed], path = found
             others[f"{label}-s{seed}"] = f"{path.parent.name}/{path.stem}"
+    complaints += _drop_other_data(results)
     for seed in experiment.seeds:
         of_seed = {label: of_label[seed] for label, of_label in results.items() if seed in of_label}
         if apart := _unusual({label: result.partition_hash for label, result in of_seed.items()}):
@@ -47,6 +48,34 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
         if apart := _unusual({label: result.data_hash for label, result in of_seed.items() if result.data_hash}):
             complaints.append(f"seed {seed}: {apart} other data than the others, so they cannot be compared")
     return results, others, complaints
+
+
+def _drop_other_data(results: dict[str, dict[int, Result]]) -> list[str]:
+    """Leave out results on other samples than most with the same config of the data, as after a correction of a file.
+
+    Where two versions of the samples have equally many results, all are left out, as either may be the right one.
+
+    Returns:
+        a line on each that is left out.
+    """
+    versions: dict[str, dict[str, list[tuple[str, int]]]] = {}
+    for label, of_label in results.items():
+        for seed, result in of_label.items():
+            if result.data_hash:
+                asked = {key: value for key, value in result.config["data"].items() if key != "partition"}
+                of_config = versions.setdefault(json.dumps(asked, sort_keys=True), {})
+                of_config.setdefault(result.data_hash, []).append((label, seed))
+    complaints = []
+    for of_config in versions.values():
+        *others, most = sorted(of_config.values(), key=len)
+        is_tie = bool(others) and len(others[-1]) == len(most)
+        why = "as many results are" if is_tie else "most results are"
+        for label, seed in chain(*others, most if is_tie else ()):
+            del results[label][seed]
+            complaints.append(
+                f"{label}-s{seed} is left out: {why} of other samples; remove the files that are out of date, and run again"
+            )
+    return complaints
 
 
 def _unusual(hashes: dict[str, str]) -> str:
@@ -64,7 +93,7 @@ def elsewhere(experiment: Experiment, label: str, seed: int) -> tuple[Result, Pa
             continue
         with suppress(FedprivError, LookupError):  # a result that is damaged is reported by its own experiment
             result = Result.load(path)
-            if _is_alike(config, result.config):
+            if _is_alike(config, result):
                 return replace(result, label=label), path
     return None
 
@@ -90,12 +119,12 @@ def divergence_of(experiment: Experiment, label: str, seed: int) -> Divergence |
             continue
         with suppress(*() if path == own else [FedprivError]):  # as of a result
             diverged = Divergence.load(path)
-            if _is_alike(config, diverged.config):
+            if _is_alike(config, diverged):
                 return replace(diverged, label=label)
     return None
 
 
-def _is_alike(config: RunConfig, stored: Mapping[str, Any]) -> bool:
-    """Whether a stored config is that of the same run. Comparing them takes milliseconds, and most differ in the first two."""
-    alike = (stored["method"]["name"], stored["train"]["rounds"])
-    return alike == (config.method.name, config.train.rounds) and difference(config, stored) is None
+def _is_alike(config: RunConfig, stored: Stored) -> bool:
+    """Whether it is stored of the same run. Comparing configs takes milliseconds, and most differ in the first two keys."""
+    alike = (stored.config["method"]["name"], stored.config["train"]["rounds"])
+    return alike == (config.method.name, config.train.rounds) and made_otherwise(config, stored) is None

@@ -294,6 +294,12 @@ def changed_code(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
     return [files.get(name, f"the module {name}") for name, content in now.items() if then.get(name, content) != content]
 
 
+def other_code(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """As :func:`changed_code`, of every part of a run: also of rounds by which it was continued."""
+    parts = [facts, *(part for part in facts.get("continued") or [] if "plugins" in part)]
+    return list(dict.fromkeys(name for part in parts for name in changed_code(part, config)))
+
+
 @cache  # a process may start many runs, and each version is parsed out of its package's metadata
 def versions() -> dict[str, str]:
     """The installed versions of the packages that numbers depend on."""

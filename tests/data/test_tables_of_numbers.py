@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,17 @@ def test_a_column_of_numbers_with_another_value_is_named(tmp_path: Path) -> None
     rows = [f"{'unknown' if i == 7 else i % 9},{'fm'[i % 2]},{i % 3}" for i in range(40)]
     said = " ".join(load_data(write(tmp_path / "a.csv", "age,sex,label", *rows)).said)
     assert "column 'age' is read as categories" in said and "'unknown'" in said and "'sex'" not in said
+
+
+@pytest.mark.parametrize("odd", ["?", '"3,5"', '"1,003.5"'])
+def test_numbers_of_which_some_cannot_be_read_are_no_texts(odd: str, tmp_path: Path) -> None:
+    rows = [f"{i / 7:.3f},{i * 3},{i % 2}" for i in range(60)]
+    wrong = write(tmp_path / "one.csv", "a,b,label", *rows, f"{odd},5,1")
+    with pytest.raises(UsageError, match=re.escape(f"one.csv: column 'a' holds numbers, but also {odd.strip(chr(34))!r}; leave")):
+        load_data(wrong)
+    alone = write(tmp_path / "alone.csv", "a,label", *(f'"{i},{i % 10}",{i % 2}' for i in range(60)))
+    with pytest.raises(UsageError, match=r"alone.csv: column 'a' holds numbers, but also '0,0'"):
+        load_data(alone)
 
 
 def test_a_test_file_that_lacks_a_column_is_named(tmp_path: Path) -> None:

@@ -159,14 +159,6 @@ def test_what_is_missing_or_does_not_count_is_named(yaml_file: Path) -> None:
     )
 
 
-def test_results_on_other_data_are_named(tmp_path: Path) -> None:
-    path = write_yaml(tmp_path, runs={name: {"method": {"name": name}} for name in ("fedavg", "fedrep", "fedper")})
-    for label, data in (("fedavg", "d"), ("fedrep", "another"), ("fedper", "d")):
-        file = write_result(path, label, 0, REP)
-        replace(Result.load(file), data_hash=data).write(file)
-    assert Comparison.of(read(path)).complaints == ["seed 0: fedrep has other data than the others, so they cannot be compared"]
-
-
 def test_before_any_result(tmp_path: Path) -> None:
     path = write_yaml(
         tmp_path / "paper", runs=RUNS, claims=[{"id": "C", "statement": "s", "compare": ["fedrep", "best_baseline"]}]

@@ -56,3 +56,38 @@ def test_accuracies_on_validation_data_are_said_to_be(tmp_path: Path) -> None:
     assert "validation data" not in shown(tmp_path, tested)
     mixed = call("compare", one, tested, "--output", tmp_path / "out.png")
     assert "accuracies on validation data (a) and on test data are not comparable" in mixed.stderr
+
+
+def made_by(folder: Path, **facts: Any) -> Path:
+    """The run with these facts."""
+    (folder / "run.json").write_text(json.dumps(json.loads((folder / "run.json").read_text()) | facts))
+    return folder
+
+
+def test_runs_of_another_plug_in_have_another_label(tmp_path: Path) -> None:
+    old = [made_by(drawn(tmp_path, f"old-{s}", s, 1, 0.1), plugins={"mine": "old"}, data_hash="d") for s in (0, 1)]
+    new = [made_by(drawn(tmp_path, f"new-{s}", s, 1, 0.4), plugins={"mine": "new"}, data_hash="d") for s in (0, 1, 2)]
+    table = compare([*old, *new])
+    (first, second) = table.groupby("label").accuracy.mean().sort_values()
+    assert (first, second) == (pytest.approx(0.1), pytest.approx(0.4)) and not table.repeated.any()
+    assert all(label.startswith("mpfedcon, code=") for label in table.label)
+    text = shown(tmp_path, *old, *new)
+    assert "10.0% ± 0.0% over 2 seeds" in text and "40.0% ± 0.0% over 3 seeds" in text
+    went_on = made_by(drawn(tmp_path, "both", 2, 1, 0.2), plugins={"mine": "old"}, continued=[{"plugins": {"mine": "new"}}])
+    assert len(set(compare([old[0], went_on]).label)) == 2, "a run that another version of the plug-in continued"
+
+
+def test_runs_on_samples_that_were_corrected_have_another_label(tmp_path: Path) -> None:
+    runs = [made_by(drawn(tmp_path, name, seed, 1, 0.5), data_hash=name * 9) for name, seed in (("a", 0), ("b", 1))]
+    assert list(compare(runs).label) == ["mpfedcon, data_hash=aaaaaaaa", "mpfedcon, data_hash=bbbbbbbb"]
+
+
+def test_runs_of_one_config_and_seed_with_other_results_have_no_mean(tmp_path: Path) -> None:
+    runs = [drawn(tmp_path, *of) for of in (("a", 0, 1, 0.9), ("later", 0, 1, 0.7), ("b", 1, 2, 0.8))]
+    assert "mpfedcon: no mean, as" in (text := shown(tmp_path, *runs)) and "±" not in text
+    result = call("compare", *runs, "--output", tmp_path / "out.png", "--json")
+    assert "a and later have the same config and seed, and other results" in result.stderr
+    (group,) = json.loads(result.stdout.splitlines()[-1])["groups"]
+    assert group["accuracy_mean"] is None and group["accuracy_std"] is None
+    with pytest.warns(UserWarning, match="a and later have the same config"):
+        compare(runs)

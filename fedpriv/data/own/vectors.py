@@ -33,6 +33,8 @@ MANY = 50
 """Of so many rows, a measurement does not have a distinct whole number in each."""
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|")  # pandas': of parquet, of CSV read and written again, of CSV
 _NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
+_WITH_COMMAS = re.compile(r"\s*[-+]?(\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)\s*")
+TEXTS = "text: over half of its values are distinct"
 PUBLIC = (
     "columns are scaled and coded by statistics of all clients' training rows (means, deviations, levels), which count as "
     "public: a server that collects them learns them, and no epsilon covers them"
@@ -48,6 +50,9 @@ def choose_features(table: Table, label: str | None, client: str | None) -> tupl
 
     Args:
         label, client: the columns of the labels and of the clients, which are no features.
+
+    Raises:
+        UsageError: a column holds numbers, and some values that are none, so that it would be left out as a text.
     """
     chosen, left_out, notes = [], [], []
     owners = _owners(table, client)
@@ -56,9 +61,15 @@ def choose_features(table: Table, label: str | None, client: str | None) -> tupl
             continue
         values = table.column(name)
         reason = _no_feature(name, values, owners)
+        odd = no_number(values)
+        if reason == TEXTS and odd is not None:
+            raise UsageError(
+                f"{table.origin}: column {name!r} holds numbers, but also {odd!r}; leave a cell empty where a number is missing, "
+                "write 1234.5 for one, or remove the column"
+            )
         if reason is None:
             chosen.append(name)
-            if (odd := _no_number(values)) is not None:
+            if odd is not None:
                 notes.append(
                     f"column {name!r} is read as categories, though most of its values are numbers: one of them is {odd!r}"
                 )
@@ -77,13 +88,15 @@ def _owners(table: Table, client: str | None) -> list[NDArray[np.int64]]:
     return found
 
 
-def _no_number(values: pa.ChunkedArray) -> str | None:
-    """The first value of a column of strings that is no number, where most are; ``None``: there is none, or most are not."""
+def no_number(values: pa.ChunkedArray) -> str | None:
+    """The first value of a column of strings that is no number, where most are, or are written as numbers with commas; ``None``:
+    there is none, or most are not."""
     if _is_number(values):
         return None
     found = [str(value) for value in values.to_pylist() if value not in (None, "")]
     others = [value for value in found if not _NUMBER.fullmatch(value)]
-    return others[0] if others and 2 * len(others) < len(found) else None
+    words = sum(not _WITH_COMMAS.fullmatch(value) for value in others)
+    return others[0] if others and 2 * words < len(found) else None
 
 
 def is_text(values: pa.ChunkedArray) -> bool:
@@ -142,7 +155,7 @@ def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.
     if _is_number(values):
         return None
     if _is_category(values):
-        return "text: over half of its values are distinct" if is_text(values) else None
+        return TEXTS if is_text(values) else None
     return str(values.type)
 
 

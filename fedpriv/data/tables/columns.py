@@ -47,7 +47,7 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
     """
     import datasets
 
-    from fedpriv.data.own.vectors import choose_features, is_text
+    from fedpriv.data.own.vectors import choose_features, is_text, no_number
 
     features = {name: kind for name, kind in table.features.items() if name != client}
     for name in (label, client):
@@ -63,7 +63,9 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
     if text is not None and image is None and set(features) > {text, label} and _are_levels(table.column(text)):
         text = None  # such as a question with the answers yes and no, beside other columns
     if image is None and text is None and len(strings) == 1:  # beside numbers, it may be a category
-        text = strings[0] if set(features) <= {strings[0], label} or is_text(table.column(strings[0])) else None
+        values = table.column(strings[0])
+        is_only_one = set(features) <= {strings[0], label}
+        text = strings[0] if (is_only_one or is_text(values)) and no_number(values) is None else None
     vector, notes = choose_features(table, label, client) if image is None and text is None else ((), ())
     if text is not None and image is None and (unused := sorted(set(features) - {text, label})):
         notes = (f"the samples are the texts of column {text}; not used: {', '.join(unused)}",)
