@@ -83,7 +83,8 @@ class Context:
         new_row: label (e.g. a client id) -> an initial model row ``(p,)`` drawn for it.
         generator: purpose -> a fresh random generator of the run.
         norms: names of the tensors of BatchNorm layers, by module type: scales, shifts and running statistics.
-        layers: the net's parameter names in forward order.
+        layers: the net's parameter names in forward order (:mod:`fedpriv.models.order`).
+        apart: those of ``layers`` that the logits do not depend on. They come first, and do not count as layers.
         masked: names of the net's tensors that no client sends, because a mask removes them.
         mean_samples: number of training samples of a client, averaged over those that hold any.
         registered: number K of registered clients that hold training data; those of a round are among them.
@@ -97,6 +98,7 @@ class Context:
     generator: Callable[[str], torch.Generator]
     norms: frozenset[str] = frozenset()
     layers: tuple[str, ...] = ()
+    apart: frozenset[str] = frozenset()
     masked: frozenset[str] = frozenset()
     mean_samples: float = 1.0
     registered: int = 1

@@ -93,6 +93,6 @@ def check_summed(records: Sequence[Mapping[str, Any]]) -> None:
     """
     if not any("summed" in record for record in records):
         raise FedprivError(
-            f"none of the {len(records) - 1} rounds had a sum of the clients' uploads, so the model is still the initial one; the "
-            "warning of each round says why"
+            f"none of the {len(records) - 1} rounds had a sum of the clients' uploads, so the model is still the initial one; "
+            "the warning of each round says why"
         )
