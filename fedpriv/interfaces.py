@@ -230,6 +230,10 @@ class ClientTurn(Protocol):
     """Mean loss of the last local epoch, in nats; NaN before the first."""
 
     @property
+    def sent(self) -> Mapping[str, Tensor]:
+        """In :meth:`Part.keep`, its upload as it arrives, after all transforms, by name; empty before, and where it sends none."""
+
+    @property
     def labels(self) -> Tensor:
         """``(n_i,)`` labels of the training data, in order.
 
@@ -335,5 +339,8 @@ class Part:
         return {}
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """This half's private state of the client until its next turn; names must not be those of the net."""
+        """This half's private state of the client until its next turn; names must not be those of the net.
+
+        Called last, when what the client sends is known (:attr:`ClientTurn.sent`).
+        """
         return {}
