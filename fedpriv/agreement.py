@@ -156,6 +156,7 @@ def agree(
         layers=order.layers,
         apart=order.apart,
         masked=frozenset(space.names) - set(sent_names(space.names, transforms, order.linear)),
+        hides=lambda name: not sent_names([name], transforms, order.linear),
         mean_samples=declared.mean_samples,
         registered=len(declared.trainable),
     )

@@ -86,6 +86,7 @@ class Context:
         layers: the net's parameter names in forward order (:mod:`fedpriv.models.order`).
         apart: those of ``layers`` that the logits do not depend on. They come first, and do not count as layers.
         masked: names of the net's tensors that no client sends, because a mask removes them.
+        hides: whether a mask removes a statistic of that name.
         mean_samples: number of training samples of a client, averaged over those that hold any.
         registered: number K of registered clients that hold training data; those of a round are among them.
     """
@@ -100,6 +101,7 @@ class Context:
     layers: tuple[str, ...] = ()
     apart: frozenset[str] = frozenset()
     masked: frozenset[str] = frozenset()
+    hides: Callable[[str], bool] = lambda name: False
     mean_samples: float = 1.0
     registered: int = 1
 
@@ -231,7 +233,7 @@ class ClientTurn(Protocol):
 
     @property
     def sent(self) -> Mapping[str, Tensor]:
-        """In :meth:`Part.keep`, its upload as it arrives, after all transforms, by name; empty before, and where it sends none."""
+        """In :meth:`Part.keep`, its upload as it arrives, after all transforms, by name; empty where it sends none."""
 
     @property
     def labels(self) -> Tensor:

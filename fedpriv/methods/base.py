@@ -90,6 +90,11 @@ class Method:
         self._unpacked: tuple[Tensor, dict[str, Tensor]] | None = None
 
     @property
+    def remarks(self) -> Sequence[str]:
+        """What a user should know of a run with these options, a line each: a run warns of it and keeps it in its notes."""
+        return ()
+
+    @property
     def halves(self) -> tuple[Objective, Aggregation]:
         """Both halves, in the order in which the client's steps use them."""
         return self.objective, self.aggregation

@@ -66,6 +66,16 @@ class MpFedcon(FedRep):
         if params.negative == "R2":
             self.kept_names = context.space.names
 
+    @property
+    def remarks(self) -> Sequence[str]:
+        hidden = any(map(self.context.hides, (CENTERS, CLASSES)))
+        if not hidden or self.params.center_init != "mask" or not self.params.mu:
+            return ()
+        return (
+            "method mpfedcon: no class centres are sent, so no class ever has one and mu and tau have no effect: it trains as "
+            "fedrep does; method.center_init=random_unit or zeros has centres that are not sent",
+        )
+
     def start(self, row: Tensor) -> ServerState:
         shape = (self.context.classes, self.context.projection_dim)
         centers, mask = torch.zeros(shape), torch.zeros(shape[0], dtype=torch.bool)

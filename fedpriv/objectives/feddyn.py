@@ -5,7 +5,7 @@
 As l_k only ever changes by multiples of the client's displacements, the client keeps their sum ``u_k = -l_k / alpha``, as the
 authors' code does, and the gradient is ``g + alpha (x - x_g + u_k)``. The server's half then needs no alpha.
 
-The server adds up the displacements that arrive, so the client does, too: where a transform changes its upload, x_k is what it sent.
+Both halves add up the displacements that arrive: where a transform alters an upload, x_k is what was sent.
 Tensors that a mask hides are not regularised, since of these the server has no drift that would correct for it.
 """
 
