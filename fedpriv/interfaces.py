@@ -306,7 +306,8 @@ class Part:
     writes: ClassVar[frozenset[str]] = frozenset()
     """Statistics that this half provides."""
     suggests: ClassVar[Mapping[str, Any]] = {}
-    """Values for config keys, such as ``model.predictor``, that the config leaves open (null)."""
+    """Values for config keys, such as ``model.predictor``, that the config leaves open (null); where they depend on options,
+    :meth:`suggested` says so."""
     sends: ClassVar[str] = ""
     """Tensors that it sends besides the model, in words, with size and direction; empty: none."""
     keeps: ClassVar[str] = ""
@@ -316,6 +317,21 @@ class Part:
 
     def __init__(self, params: Any, context: Context) -> None:
         self.params, self.context = params, context
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        """Options that do nothing beside the others: by name, the setting that makes it so. One that a user sets is refused."""
+        return {}
+
+    @classmethod
+    def suggested(cls, params: Any) -> Mapping[str, Any]:
+        """Those of :attr:`suggests` that hold with these options."""
+        return cls.suggests
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What a user should know of a run with these options, a line each: a run warns of it and keeps it in its notes."""
+        return ()
 
     def begin(self, turn: ClientTurn) -> None:
         """Called on the client before training."""

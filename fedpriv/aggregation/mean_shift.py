@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -110,6 +110,17 @@ class MeanShift(Aggregation):
 
     paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
     Params = MeanShiftParams
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        kernel, kind = ["normaliser", "eps", "eps_mode"], params.barycentre
+        if params.dyn_layers == "none":
+            dynamic = ["server_object", "barycentre", "reg", *kernel, "iterations", "dyn_lr"]
+            return dict.fromkeys(dynamic, "dyn_layers=none")
+        unused = [] if kind == "wb_sinkhorn" else ["reg"]
+        unused += [] if kind.startswith("ms") else kernel
+        unused += ["iterations"] if kind in ("wb_quantile", "wb_gauss") else []
+        return dict.fromkeys(unused, f"barycentre={kind}")
 
     def __init__(self, params: MeanShiftParams, context: Context) -> None:
         super().__init__(params, context)

@@ -70,11 +70,17 @@ class MpFedcon(FedRep):
     def remarks(self) -> Sequence[str]:
         hidden = any(map(self.context.hides, (CENTERS, CLASSES)))
         if not hidden or self.params.center_init != "mask" or not self.params.mu:
-            return ()
+            return super().remarks
         return (
+            *super().remarks,
             "method mpfedcon: no class centres are sent, so no class ever has one and mu and tau have no effect: it trains as "
             "fedrep does; method.center_init=random_unit or zeros has centres that are not sent",
         )
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        of_the_term = dict.fromkeys(("tau", "negative", "denominator", "con_phase"), "mu=0")
+        return {**super().idle(params), **({} if params.mu else of_the_term)}
 
     def start(self, row: Tensor) -> ServerState:
         shape = (self.context.classes, self.context.projection_dim)

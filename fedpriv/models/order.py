@@ -81,7 +81,7 @@ def _places(net: Net, parameters: dict[str, nn.Parameter]) -> dict[str, int]:
     }
 
 
-class _Uses(TorchDispatchMode):
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations within a block.
 
     Attributes:
@@ -89,7 +89,7 @@ class _Uses(TorchDispatchMode):
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.last: dict[int, int] = {}
         self._watched = {id(tensor) for tensor in tensors}
         self._count = 0
