@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.config import RunConfig
@@ -16,6 +16,7 @@ from fedpriv.errors import UsageError
 from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method
 from fedpriv.models.net import Net
+from fedpriv.models.order import Order, order_of
 from fedpriv.models.state import carried
 from fedpriv.parameters import ParameterSpace
 from fedpriv.privacy.canaries import Canaries
@@ -52,8 +53,7 @@ class Agreement:
         transforms: what an upload goes through before it is sealed, in order.
         initial: ``(p,)`` the initial model, drawn from the seed.
         declared: what the server is told of the clients' data.
-        layers: names of the net's parameters that learn, in forward order.
-        linear: names of its fully connected layers, in forward order.
+        order: of the net's layers.
     """
 
     config: RunConfig
@@ -61,8 +61,17 @@ class Agreement:
     transforms: Sequence[Transform]
     initial: Tensor
     declared: Declared
-    layers: tuple[str, ...]
-    linear: tuple[str, ...]
+    order: Order
+
+    @property
+    def linear(self) -> tuple[str, ...]:
+        """Names of the fully connected layers that the logits depend on, in forward order."""
+        return self.order.linear
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the net's parameters that learn, in forward order."""
+        return self.order.layers
 
     @property
     def space(self) -> ParameterSpace:
@@ -130,8 +139,7 @@ def agree(
     net = drawn("initial")
     space = ParameterSpace.of(net)
     _check_state(net, space)
-    layers = tuple(name for name, parameter in net.named_parameters() if parameter.requires_grad)
-    linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
+    order = order_of(net)
     context = Context(
         config=config,
         space=space,
@@ -145,14 +153,16 @@ def agree(
             if isinstance(module, _BatchNorm)
             for name in module.state_dict()
         ),
-        layers=layers,
-        masked=frozenset(space.names) - set(sent_names(space.names, transforms, linear)),
+        layers=order.layers,
+        apart=order.apart,
+        masked=frozenset(space.names) - set(sent_names(space.names, transforms, order.linear)),
+        hides=lambda name: not sent_names([name], transforms, order.linear),
         mean_samples=declared.mean_samples,
         registered=len(declared.trainable),
     )
     net = net.to(device)
     method = build_method(config, context)
-    return Agreement(config, method, tuple(transforms), space.row_of(net), declared, layers, linear), net
+    return Agreement(config, method, tuple(transforms), space.row_of(net), declared, order), net
 
 
 def _check_state(net: Net, space: ParameterSpace) -> None:

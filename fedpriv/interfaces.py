@@ -83,8 +83,10 @@ class Context:
         new_row: label (e.g. a client id) -> an initial model row ``(p,)`` drawn for it.
         generator: purpose -> a fresh random generator of the run.
         norms: names of the tensors of BatchNorm layers, by module type: scales, shifts and running statistics.
-        layers: the net's parameter names in forward order.
+        layers: the net's parameter names in forward order (:mod:`fedpriv.models.order`).
+        apart: those of ``layers`` that the logits do not depend on. They come first, and do not count as layers.
         masked: names of the net's tensors that no client sends, because a mask removes them.
+        hides: whether a mask removes a statistic of that name.
         mean_samples: number of training samples of a client, averaged over those that hold any.
         registered: number K of registered clients that hold training data; those of a round are among them.
     """
@@ -97,7 +99,9 @@ class Context:
     generator: Callable[[str], torch.Generator]
     norms: frozenset[str] = frozenset()
     layers: tuple[str, ...] = ()
+    apart: frozenset[str] = frozenset()
     masked: frozenset[str] = frozenset()
+    hides: Callable[[str], bool] = lambda name: False
     mean_samples: float = 1.0
     registered: int = 1
 
@@ -228,6 +232,10 @@ class ClientTurn(Protocol):
     """Mean loss of the last local epoch, in nats; NaN before the first."""
 
     @property
+    def sent(self) -> Mapping[str, Tensor]:
+        """In :meth:`Part.keep`, its upload as it arrives, after all transforms, by name; empty where it sends none."""
+
+    @property
     def labels(self) -> Tensor:
         """``(n_i,)`` labels of the training data, in order.
 
@@ -298,7 +306,8 @@ class Part:
     writes: ClassVar[frozenset[str]] = frozenset()
     """Statistics that this half provides."""
     suggests: ClassVar[Mapping[str, Any]] = {}
-    """Values for config keys, such as ``model.predictor``, that the config leaves open (null)."""
+    """Values for config keys, such as ``model.predictor``, that the config leaves open (null); where they depend on options,
+    :meth:`suggested` says so."""
     sends: ClassVar[str] = ""
     """Tensors that it sends besides the model, in words, with size and direction; empty: none."""
     keeps: ClassVar[str] = ""
@@ -308,6 +317,21 @@ class Part:
 
     def __init__(self, params: Any, context: Context) -> None:
         self.params, self.context = params, context
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        """Options that do nothing beside the others: by name, the setting that makes it so. One that a user sets is refused."""
+        return {}
+
+    @classmethod
+    def suggested(cls, params: Any) -> Mapping[str, Any]:
+        """Those of :attr:`suggests` that hold with these options."""
+        return cls.suggests
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What a user should know of a run with these options, a line each: a run warns of it and keeps it in its notes."""
+        return ()
 
     def begin(self, turn: ClientTurn) -> None:
         """Called on the client before training."""
@@ -333,5 +357,8 @@ class Part:
         return {}
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """This half's private state of the client until its next turn; names must not be those of the net."""
+        """This half's private state of the client until its next turn; names must not be those of the net.
+
+        Called last, when what the client sends is known (:attr:`ClientTurn.sent`).
+        """
         return {}

@@ -113,8 +113,9 @@ class Aggregation(Part):
         return names
 
     def place(self, turn: ClientTurn) -> None:
-        """On the client, before either half's :meth:`begin`: put into ``turn.row`` and ``turn.start`` what it goes on from where
-        :meth:`sent` leaves tensors out. By default they have their initial values there, or what the client keeps."""
+        """On the client, before either half's :meth:`begin`: put into ``turn.row`` and ``turn.start`` what it goes on from, other
+        than the tensors that it received. By default, where :meth:`sent` leaves tensors out, these have their initial values, or
+        what the client keeps."""
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """Weights ``(K,)`` of the clients, not normalised, in the mean that replaces tensors missing from an upload.

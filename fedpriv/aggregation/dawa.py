@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -90,6 +90,14 @@ class LDawa(Aggregation):
     paper = "Rehman et al., ICCV 2023"
     Params = DawaParams
     by_columns = True
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        if params.divergence != "none":
+            return {}
+        # The variant of the authors' code also says how many rounds warm up.
+        unused = ("floor", "buffers") if params.variant == "authors_code" else ("floor", "buffers", "variant")
+        return dict.fromkeys(unused, "divergence=none")
 
     def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
         if self.params.base != "loss":

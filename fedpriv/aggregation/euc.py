@@ -70,6 +70,14 @@ class Euc(Aggregation):
     sends = "a number for each kernel down: the rounds between its merges"
     keeps = "its own copy of the layers that are not merged in a round"
 
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        return {} if params.euc == "lama" else dict.fromkeys(("weights", "phi", "start"), "euc=weight")
+
+    @classmethod
+    def suggested(cls, params: Any) -> Mapping[str, Any]:
+        return cls.suggests if params.euc == "lama" else {}
+
     def __init__(self, params: EucParams, context: Context) -> None:
         super().__init__(params, context)
         self._kernels = [entry.name for entry in context.space.entries if entry.kind == "weight"]

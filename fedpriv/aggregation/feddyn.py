@@ -2,8 +2,9 @@
 
     h <- h - (alpha / K) sum_S (x_k - x_g),      x_g <- mean_S x_k - h / alpha,   K clients with training data
 
-``u = -h / alpha`` is the mean over all clients of the displacements that they keep (:mod:`fedpriv.objectives.feddyn`), so the
-server adds ``u`` and needs no alpha; with one alpha a client this is what the authors' code does.
+``u = -h / alpha`` is the mean over all clients of the displacements that they keep (:mod:`fedpriv.objectives.feddyn`), which are
+those that arrive here, so the server adds ``u`` and needs no alpha; with one alpha a client this is what the authors' code does.
+For a tensor that some clients have no data for, it is the mean over the others (:mod:`fedpriv.aggregation.completing`).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ weighs its number of samples, as in FedAvg; with ``weights: uniform`` all weigh 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -43,6 +43,10 @@ class FedOpt(Mean):
     paper = "Reddi et al., ICLR 2021"
     Params = FedOptParams
     linear = True
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        return {**super().idle(params), **({"beta2": "rule=adagrad, which has none"} if params.rule == "adagrad" else {})}
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
         return {_MOMENTUM: torch.zeros_like(row), _VARIANCE: torch.full_like(row, self.params.tau**2)}

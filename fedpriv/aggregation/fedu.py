@@ -57,11 +57,10 @@ class LDawaFedU(LDawa):
             raise UsageError(f"aggregation {self.name}: the net has no {params.fedu_part} to keep; --set {option}")
         self._part = context.space.restricted(names)
 
-    def begin(self, turn: ClientTurn) -> None:
-        super().begin(turn)
+    def place(self, turn: ClientTurn) -> None:
         if turn.first_time or float(turn.private[_MOVED]) < self.params.fedu_threshold:
             return
-        for row in (turn.row, turn.start):  # which differ where an objective goes on from a model of its own
+        for row in (turn.row, turn.start):
             self.context.space.pack(self._part.unpack(turn.private[_OWN]), row)
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:

@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 
 from fedpriv.errors import UsageError
+from fedpriv.interfaces import Context
 
 
-def layers_of(parameters: Sequence[str], norms: frozenset[str] = frozenset()) -> list[list[str]]:
-    """Parameter names grouped by module (a weight with its bias), in the order given, without those of ``norms``.
+def layers_of(parameters: Sequence[str], uncounted: frozenset[str] = frozenset()) -> list[list[str]]:
+    """Parameter names grouped by module (a weight with its bias), in the order given.
 
     Args:
-        norms: names of tensors of normalisation layers, which papers do not count as layers.
+        uncounted: names of tensors that are left out, as they belong to no layer that counts: :func:`uncounted`.
     """
     found: dict[str, list[str]] = {}
     for name in parameters:
-        if name not in norms:
+        if name not in uncounted:
             found.setdefault(name.rpartition(".")[0], []).append(name)
     return list(found.values())
+
+
+def uncounted(context: Context) -> frozenset[str]:
+    """The tensors of normalisation layers, which papers do not count as layers, and of those that the logits do not depend on."""
+    return context.norms | context.apart
 
 
 def fitting(parameters: Sequence[str], patterns: Sequence[str], option: str) -> list[str]:

@@ -60,6 +60,12 @@ class Mean(Aggregation):
     Params = MeanParams
     linear = by_columns = True
 
+    @property
+    def remarks(self) -> Sequence[str]:
+        if self.context.config.privacy.level != "client" or self.params.weights == "uniform":
+            return ()
+        return ("privacy.level client: weights=samples has no effect, as all clients weigh the same",)
+
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """The clients' weights ``(K,)``, not normalised."""
         return client_weights(uploads, self.params.weights)

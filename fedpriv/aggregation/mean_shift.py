@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
@@ -32,7 +32,7 @@ from fedpriv.aggregation.barycentre import (
     quantile_barycenter,
     wasserstein,
 )
-from fedpriv.aggregation.layers import fitting, layers_of
+from fedpriv.aggregation.layers import fitting, layers_of, uncounted
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.aggregation.transport import neuron_barycenter, sinkhorn_barycenter
 from fedpriv.errors import UsageError
@@ -42,14 +42,14 @@ from fedpriv.wire import Form, statistic
 _NAMED = {"none": 0, "last1_layers": -1, "last2_layers": -2, "last3_layers": -3, "first2_layers": 2}
 
 
-def dynamic_names(layers: Sequence[str], which: str | Sequence[str], norms: frozenset[str] = frozenset()) -> tuple[str, ...]:
+def dynamic_names(layers: Sequence[str], which: str | Sequence[str], uncounted: frozenset[str] = frozenset()) -> tuple[str, ...]:
     """The dynamic tensors, which are not simply averaged.
 
     Args:
         layers: the net's parameter names in forward order.
         which: ``none``, ``all``, ``last2_tensors``, some layers (``last1_layers``, ..., ``first2_layers``; a layer is a weight
             with its bias), or shell patterns.
-        norms: names of tensors of normalisation layers, which are not counted as layers and stay static.
+        uncounted: names of tensors that are not counted as layers, such as those of BatchNorm, and stay static.
 
     Raises:
         UsageError: a pattern matches no tensor.
@@ -60,7 +60,7 @@ def dynamic_names(layers: Sequence[str], which: str | Sequence[str], norms: froz
         return tuple(layers)
     if which == "last2_tensors":
         return tuple(layers[-2:])
-    groups, count = layers_of(layers, norms), _NAMED[which]
+    groups, count = layers_of(layers, uncounted), _NAMED[which]
     return tuple(name for group in (groups[count:] if count < 0 else groups[:count]) for name in group)
 
 
@@ -111,9 +111,20 @@ class MeanShift(Aggregation):
     paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
     Params = MeanShiftParams
 
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        kernel, kind = ["normaliser", "eps", "eps_mode"], params.barycentre
+        if params.dyn_layers == "none":
+            dynamic = ["server_object", "barycentre", "reg", *kernel, "iterations", "dyn_lr"]
+            return dict.fromkeys(dynamic, "dyn_layers=none")
+        unused = [] if kind == "wb_sinkhorn" else ["reg"]
+        unused += [] if kind.startswith("ms") else kernel
+        unused += ["iterations"] if kind in ("wb_quantile", "wb_gauss") else []
+        return dict.fromkeys(unused, f"barycentre={kind}")
+
     def __init__(self, params: MeanShiftParams, context: Context) -> None:
         super().__init__(params, context)
-        self.dynamic = dynamic_names(context.layers, params.dyn_layers, context.norms)
+        self.dynamic = dynamic_names(context.layers, params.dyn_layers, uncounted(context))
 
     @property
     def _of_gradients(self) -> bool:

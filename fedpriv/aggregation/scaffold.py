@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
 from fedpriv.aggregation import Memory, Merged, Uploads, register
-from fedpriv.aggregation.layers import fitting, layers_of
+from fedpriv.aggregation.layers import fitting, layers_of, uncounted
 from fedpriv.aggregation.mean import Mean, MeanParams, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import params
@@ -27,13 +27,13 @@ from fedpriv.wire import statistic, tensor_of
 
 
 def chosen_layers(
-    parameters: Sequence[str], layers: int | tuple[str, ...] | None, norms: frozenset[str] = frozenset()
+    parameters: Sequence[str], layers: int | tuple[str, ...] | None, uncounted: frozenset[str] = frozenset()
 ) -> list[str]:
     """The net's parameter names, in forward order, that belong to ``layers``.
 
     Args:
         layers: so many of the last layers (a layer is a weight with its bias), shell patterns of names, or ``None`` for all.
-        norms: names of tensors of normalisation layers, which a number of layers leaves out.
+        uncounted: names of tensors that a number of layers leaves out, such as those of BatchNorm.
 
     Raises:
         UsageError: more layers than there are, or a pattern that fits nothing.
@@ -42,7 +42,7 @@ def chosen_layers(
         return list(parameters)
     if not isinstance(layers, int):
         return fitting(parameters, layers, "layers")
-    groups = layers_of(parameters, norms)
+    groups = layers_of(parameters, uncounted)
     if layers > len(groups):
         names = ", ".join(group[0].rpartition(".")[0] for group in groups)
         raise UsageError(f"layers = {layers}: the net has {len(groups)} ({names})")
@@ -76,7 +76,7 @@ class Scaffold(Mean):
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
         space = self.context.space
-        names = chosen_layers(self.context.layers, self.params.layers, self.context.norms)
+        names = chosen_layers(self.context.layers, self.params.layers, uncounted(self.context))
         return {statistic(VARIATE, name): torch.zeros_like(space.view(row, name)) for name in names}
 
     def down(self, memory: Memory) -> dict[str, Tensor]:

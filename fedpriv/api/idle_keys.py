@@ -29,7 +29,7 @@ def check_effects(config: RunConfig, asked: Mapping[str, Any]) -> None:
         _check_layered(config)
     if asked.get("model.projector") is not None:
         _check_projector(config)
-    for key, under in _idle(config).items():
+    for key, under in (_idle(config) | _idle_options(config, asked)).items():
         if asked.get(key) is not None:
             raise UsageError(f"{key} has no effect under {under}")
 
@@ -52,6 +52,20 @@ def _idle(config: RunConfig) -> dict[str, str]:
         found["eval.probe_fractions"] = "eval.probe none; --set eval.probe=linear"
     if model.tune != "lora":
         found |= dict.fromkeys(("model.lora_rank", "model.lora_alpha"), "model.tune other than lora; --tune lora")
+    return found
+
+
+def _idle_options(config: RunConfig, asked: Mapping[str, Any]) -> dict[str, str]:
+    """The same of the options of the method and its halves, and of what these leave without effect."""
+    if not any(key.startswith(("method.", "objective.", "aggregation.", "train.")) for key in asked):
+        return {}
+    from fedpriv.methods.build import parts_of
+
+    found = dict[str, str]()
+    for section, kind, params in parts_of(config):
+        found |= {name if "." in name else f"{section}.{name}": under for name, under in kind.idle(params).items()}
+        if config.privacy.level == "client" and asked.get(f"{section}.weights") == "samples":
+            found[f"{section}.weights"] = "privacy.level client, where all clients weigh the same"
     return found
 
 

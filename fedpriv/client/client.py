@@ -194,23 +194,25 @@ class Client:
             method.local_update(turn)
         except ClientDiverged:
             return Answer(self.number, None, Report(round, self.number, turn.num_examples, diverged=True, spent=charges).seal())
+        trained = None if turn.spend is None else model.space.unpack(model.row.clone())
+        with profile("serialisation", client=self.number):
+            turn.over = True
+            payload = method.upload(turn)
+            turn.over = False
+            if payload is not None and trained is not None:
+                _check_as_trained(payload, trained)
+            turn.upload = self._sealed(payload, received, turn.hidden, turn.reported, profile)
         keeps = method.keep(turn)
         if keeps and self.store is not None:
             with profile("checkpoint", client=self.number):
                 self.store.keep(self.number, round, keeps)
-        trained = None if turn.spend is None else model.space.unpack(model.row.clone())
-        turn.over = True
         with profile("serialisation", client=self.number):
-            payload = method.upload(turn)
-            if payload is not None and trained is not None:
-                _check_as_trained(payload, trained)
-            upload = self._sealed(payload, received, turn.hidden, turn.reported, profile)
             loss = turn.mean_loss if can_say(turn.mean_loss) else None
             numbers = {name: value for name, value in turn.reported.items() if can_say(value)}
             if self.secret is not None and turn.spend is not None:  # a server that is not trusted learns nothing without noise
                 loss, numbers = None, {}
             report = Report(round, self.number, turn.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=numbers).seal()
-        return Answer(self.number, upload, report)
+        return Answer(self.number, turn.upload, report)
 
     def test(self, model: ClientModel, received: Received, last: int | None) -> Answer:
         """Score the server's model, with its own parts, on its own test samples."""

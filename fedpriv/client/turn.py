@@ -27,7 +27,8 @@ from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.privacy.steps import charge
 from fedpriv.samples import Inputs, split, take
-from fedpriv.wire import Draws
+from fedpriv.wire import Draws, Sealed
+from fedpriv.wire.coding import decoded
 
 PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "weight_decay_bias": 0.0, "clip_grad_norm": None}
 """What a plain phase (:attr:`Phase.plain`) has in place of the config's."""
@@ -78,7 +79,9 @@ class Turn:
         self.hidden: Source = Seed(config.seed)
         """What DP's noise, its choice of samples, and what augmentation and dropout do to them are drawn from."""
         self.over = False
-        """Whether the client's training is over: what is computed from now on reaches neither its model nor its state."""
+        """Whether what is computed now reaches neither the client's model nor its state."""
+        self.upload: Sealed | None = None
+        """What it sends, once that is known."""
         self._purpose = purpose
         self._phases = 0
         self._phase: Phase | None = None
@@ -91,6 +94,10 @@ class Turn:
         self._encoder_version = 0
         self._features: dict[int, Tensor] = {}
         self._teachers = Teachers(model, self.inputs, self._caches, self._features)
+
+    @property
+    def sent(self) -> Mapping[str, Tensor]:
+        return {} if self.upload is None else decoded(self.upload, self.received).tensors()
 
     @property
     def learner(self) -> ModelLearner:

@@ -28,7 +28,7 @@ class Mask:
 
     roles: tuple[str, ...] = Field((), description="roles whose tensors are dropped")
     names: tuple[str, ...] = Field((), description="shell patterns of tensor names to drop")
-    last: int = Field(0, ge=0, description="number of the net's last fully connected layers to drop, shared or not")
+    last: int = Field(0, ge=0, description="number of the last fully connected layers before the logits to drop, shared or not")
 
     @model_validator(mode="after")
     def _masks_something(self) -> Self:

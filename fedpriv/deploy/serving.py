@@ -77,7 +77,8 @@ def start(
             own = facts[0].dealt is None
             about = {"deployed": {"own_data": own, "code": code_version()}, **({"dataset": OWN_DATA} if own else {})}
             where = "each client on its own machine"
-            note_beginning(folder, agreement.config, {"partition_hash": held}, executor=where, **about)
+            notes = {"notes": list(remarks)} if (remarks := agreement.method.remarks) else {}
+            note_beginning(folder, agreement.config, {"partition_hash": held}, executor=where, **notes, **about)
             save_json(folder.path / DECLARED, {"clients": [one.told() for one in facts]})  # from now on it can be resumed
         return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
 
@@ -161,6 +162,9 @@ def _run(
     agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], seconds: float, on_start: OnStart,
     on_round: OnRound, warn: Warn,
 ) -> dict[str, Any] | None:  # fmt: skip
+    remarks = agreement.method.remarks
+    for remark in remarks:
+        warn(remark)
     terms = {"config": _public(agreement.config), "declared": told_to_clients(agreement.declared), "code": code_version()}
     heard = _Heard(grid)
     clients = FarClients(heard, folder.path.name, terms, [one.client for one in facts], seconds, warn)
@@ -184,7 +188,7 @@ def _run(
             server.stop_requested = True
         server.stop_requested = server.stop_requested or stop.exists()
 
-    summary, _ = conduct(server, lambda: on_start(agreement, folder), after, lambda: write_results(server))
+    summary, _ = conduct(server, lambda: on_start(agreement, folder), after, lambda: write_results(server, remarks))
     stop.unlink(missing_ok=True)
     return summary
 

@@ -89,6 +89,22 @@ class Method:
         """Names of the net's tensors that a client keeps between rounds; may be more than :attr:`tested_names`."""
         self._unpacked: tuple[Tensor, dict[str, Tensor]] | None = None
 
+    @classmethod
+    def suggested(cls, params: Any) -> Mapping[str, Any]:
+        """As :meth:`fedpriv.interfaces.Part.suggested`."""
+        return cls.suggests
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        """As :meth:`fedpriv.interfaces.Part.idle`; also keys of the config, such as ``train.local_epochs``."""
+        silent = f"method {cls.name}, which sends nothing"
+        return {} if cls.shared else dict.fromkeys(("train.min_uploads", "train.max_update_norm"), silent)
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """As :attr:`fedpriv.interfaces.Part.remarks`; by default those of its halves."""
+        return [remark for half in self.halves for remark in half.remarks]
+
     @property
     def halves(self) -> tuple[Objective, Aggregation]:
         """Both halves, in the order in which the client's steps use them."""

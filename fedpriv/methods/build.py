@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 from fedpriv.aggregation import Aggregation, find_aggregation
+from fedpriv.aggregation.mean import Mean
 from fedpriv.config import NamedOptions, RunConfig, filled, parse
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import ROLE_OPTIONS
@@ -21,20 +23,58 @@ def with_options(config: RunConfig) -> RunConfig:
     Keys that the config leaves open get the values that the method suggests.
     """
     method = find_method(config.method.name)
+    aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
+    # Under client-level DP the server adds up changes and divides by a constant, so that all clients weigh the same.
+    usual = {"weights": "uniform"} if config.privacy.level == "client" and aggregation_class is Mean else {}
     halves: dict[str, NamedOptions | None] = {}
     if (objective := config.objective) is not None:
         half = find_objective(objective.name)
         halves["objective"] = _filled(objective, half.name, half.Params, "objective")
     if (aggregation := config.aggregation) is not None:
         other = find_aggregation(aggregation.name)
-        halves["aggregation"] = _filled(aggregation, other.name, other.Params, "aggregation")
+        halves["aggregation"] = _filled(aggregation, other.name, other.Params, "aggregation", usual)
     schema = options_of(method, config.objective is None, config.aggregation is None)
-    config = config.model_copy(update={"method": _filled(config.method, method.name, schema, "method"), **halves})
-    objective_class = objective_of(config)
-    aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
-    suggestions = {**aggregation_class.suggests, **objective_class.suggests, **method.suggests}
+    filled_in = _filled(config.method, method.name, schema, "method", usual if aggregation is None else {})
+    config = config.model_copy(update={"method": filled_in, **halves})
+    suggestions = dict[str, Any]()
+    for part in reversed(parts_of(config)):  # the method's own count first
+        suggestions |= part.kind.suggested(part.params)
     _check_participation(config, suggestions)
     return filled(config, suggestions)
+
+
+class NamedPart(NamedTuple):
+    """The method of a config, or a half of it.
+
+    Attributes:
+        section: of the config, with its options: ``method``, or that of a half that is another one.
+        params: its options; of the method and its own halves those of all of them.
+    """
+
+    section: Literal["method", "objective", "aggregation"]
+    kind: type[Method] | type[Objective] | type[Aggregation]
+    params: Any
+
+
+def parts_of(config: RunConfig) -> list[NamedPart]:
+    """The method, its objective, and its aggregation if it sends something; :class:`UsageError` where an option is wrong."""
+    method = find_method(config.method.name)
+    schema = options_of(method, config.objective is None, config.aggregation is None)
+    params = parse(schema, config.method.params, f"method {method.name}")
+    parts = [NamedPart("method", method, params)]
+    if config.objective is None:
+        parts.append(NamedPart("method", method.objective_class, params))
+    else:
+        objective = find_objective(config.objective.name)
+        options = parse(objective.Params, config.objective.params, f"objective {objective.name}")
+        parts.append(NamedPart("objective", objective, options))
+    if config.aggregation is not None:
+        aggregation = find_aggregation(config.aggregation.name)
+        options = parse(aggregation.Params, config.aggregation.params, f"aggregation {aggregation.name}")
+        parts.append(NamedPart("aggregation", aggregation, options))
+    elif method.shared:
+        parts.append(NamedPart("method", method.aggregation_class, params))
+    return parts
 
 
 def _check_participation(config: RunConfig, suggestions: Mapping[str, Any]) -> None:
@@ -52,8 +92,9 @@ def objective_of(config: RunConfig) -> type[Objective]:
     return find_method(config.method.name).objective_class if config.objective is None else find_objective(config.objective.name)
 
 
-def _filled(named: NamedOptions, name: str, schema: type[Any], kind: str) -> Any:
-    return type(named)(name=name, **asdict(parse(schema, named.params, f"{kind} {name}")))
+def _filled(named: NamedOptions, name: str, schema: type[Any], kind: str, usual: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """The options with all others of their schema: as ``usual`` says, or their defaults."""
+    return type(named)(name=name, **asdict(parse(schema, {**usual, **named.params}, f"{kind} {name}")))
 
 
 def build_method(config: RunConfig, context: Context) -> Method:

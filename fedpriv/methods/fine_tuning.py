@@ -7,7 +7,7 @@ proximal terms and control variates. It changes no state of the client or the se
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,10 @@ class FineTuned(Method):
     """A mixin that precedes the method: ``class FedAvgFineTuned(FineTuned, FedAvg)``."""
 
     Params = FineTuneParams
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        return {**super().idle(params), **({} if params.ft_steps is None else {"ft_epochs": "ft_steps, which is in its place"})}
 
     @property
     def averaged_rounds(self) -> int:

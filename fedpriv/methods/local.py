@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic import Field
 
@@ -30,6 +31,11 @@ class Local(Method):
     paper = "baseline"
     Params = LocalParams
     shared = frozenset()
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        lengths = dict.fromkeys(("train.local_epochs", "train.local_steps"), "method.epochs, which says how long a client trains")
+        return {**super().idle(params), **({} if params.epochs is None else lengths)}
 
     def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
         """As many clients as are sampled, but in rotation, since sampling would leave some clients without any training.

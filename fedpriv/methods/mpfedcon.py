@@ -19,7 +19,7 @@ from fedpriv.methods.fedrep import FedRep, FedRepParams
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
 from fedpriv.wire import STATISTIC, Form, Payload
 
-CENTERS, MASK, CLASSES, COUNTS = (STATISTIC + name for name in ("centers", "mask", "classes", "counts"))
+CENTERS, MASK, CLASSES, COUNTS, HOLDERS = (STATISTIC + name for name in ("centers", "mask", "classes", "counts", "holders"))
 REFERENCE = "reference"
 
 
@@ -65,6 +65,22 @@ class MpFedcon(FedRep):
             )
         if params.negative == "R2":
             self.kept_names = context.space.names
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        hidden = any(map(self.context.hides, (CENTERS, CLASSES)))
+        if not hidden or self.params.center_init != "mask" or not self.params.mu:
+            return super().remarks
+        return (
+            *super().remarks,
+            "method mpfedcon: no class centres are sent, so no class ever has one and mu and tau have no effect: it trains as "
+            "fedrep does; method.center_init=random_unit or zeros has centres that are not sent",
+        )
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        of_the_term = dict.fromkeys(("tau", "negative", "denominator", "con_phase"), "mu=0")
+        return {**super().idle(params), **({} if params.mu else of_the_term)}
 
     def start(self, row: Tensor) -> ServerState:
         shape = (self.context.classes, self.context.projection_dim)
@@ -145,28 +161,31 @@ class MpFedcon(FedRep):
             CLASSES: Form(("classes",), torch.int16, least=0, most=last, rising=True),
         }
         if self.params.center_weighting == "counts":
-            found[COUNTS] = Form(("classes",), torch.int32, least=1, most=examples)
+            found[COUNTS] = Form(("classes",), torch.int32, least=1, most=examples, adds=True)
         return {**super().forms(received, round, examples, unused), **found}
 
     def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
-        """For all C classes, the centre times its weight (one, or the class's count: eq. 4), and that weight, or 0."""
+        """For all C classes, the centre times its weight (eq. 4: one, or the class's count), and that weight, or 0."""
         if self.params.center_normalize:
             raise UsageError("method mpfedcon: from a sum, centres are not normalised one by one; use center_normalize=false")
         rest = {name: tensor for name, tensor in upload.items() if name not in (CENTERS, CLASSES, COUNTS)}
         found = super().addend(rest, received, weight)
         if CENTERS in upload and CLASSES in upload:  # not masked
-            found |= dict(zip((CENTERS, COUNTS), self._weighted([upload]), strict=True))
+            found[CENTERS], found[COUNTS if COUNTS in upload else HOLDERS] = self._weighted([upload])
         return found
 
     def mean_upload(
         self, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int
     ) -> dict[str, Tensor]:
-        rest = {name: tensor for name, tensor in sums.items() if name not in (CENTERS, COUNTS)}
+        rest = {name: tensor for name, tensor in sums.items() if name not in (CENTERS, COUNTS, HOLDERS)}
         found = super().mean_upload(rest, received, weight, count)
         if CENTERS not in sums:
             return found
-        held = (sums[COUNTS] > 0.5).nonzero().squeeze(1)  # a class's weight is a whole number
-        return {**found, CENTERS: sums[CENTERS][held] / sums[COUNTS][held, None], CLASSES: held}
+        weights = sums[COUNTS if COUNTS in sums else HOLDERS].round()  # of whole numbers
+        held = weights.nonzero().squeeze(1)
+        found |= {CENTERS: sums[CENTERS][held] / weights[held, None], CLASSES: held}
+        # The counts are those of all clients together: as every copy has the same, they merge alike.
+        return {**found, COUNTS: weights[held]} if COUNTS in sums else found
 
     def _weighted(self, statistics: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
         """The sums of the clients' centres ``(C, k)``, each times its weight, and of the weights ``(C,)``."""

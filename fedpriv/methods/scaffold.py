@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fedpriv.aggregation.scaffold import Scaffold as Aggregation
 from fedpriv.methods import register
 from fedpriv.methods.base import Method
@@ -16,6 +18,11 @@ class Scaffold(Method):
     paper = "Karimireddy et al., ICML 2020"
     objective_class = Objective
     aggregation_class = Aggregation
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        uncorrected = getattr(params, "layers", None) == 0  # its halves may be others
+        return {**super().idle(params), **(dict.fromkeys(("variate", "plain"), "layers=0") if uncorrected else {})}
 
 
 @register("scaffold-ft")

@@ -194,11 +194,11 @@ def _refill(value: Any, copied: Any) -> None:
 
 def made_up(net: Net, seed: int = 0) -> Tensor | None:
     """Two samples ``(2, *input_shape)`` with entries in [0, 1); ``None`` for a net of token ids or pairs."""
-    samples = _samples(net, seed)
+    samples = samples_for(net, seed)
     return samples if isinstance(samples, Tensor) and samples.is_floating_point() else None
 
 
-def _samples(net: Net, seed: int = 0) -> Inputs:
+def samples_for(net: Net, seed: int = 0) -> Inputs:
     """Two samples of whatever the net takes: entries in [0, 1), and texts of ``_TOKENS`` random tokens, none of them padding."""
     draws, like = generator(seed, "made up"), next(net.parameters())
 
@@ -220,8 +220,8 @@ def _samples(net: Net, seed: int = 0) -> Inputs:
 
 
 def _unlike(net: Net, seed: int) -> Inputs:
-    """Two samples of another scale and sign than those of :func:`_samples`, and of other tokens where the seed is another."""
-    return each(_samples(net, seed), lambda part: 10 - 30 * part if part.is_floating_point() else part)
+    """Two samples of another scale and sign than those of :func:`samples_for`, and of other tokens where the seed is another."""
+    return each(samples_for(net, seed), lambda part: 10 - 30 * part if part.is_floating_point() else part)
 
 
 @torch.no_grad()
@@ -243,7 +243,7 @@ def perturb(parameters: Iterable[Tensor], seed: int = 0, most: float | None = No
 def interact(net: Net, training: bool = True) -> bool:
     """Whether, in training or in evaluation mode, what a net makes of a sample depends on the other samples of the batch; the net
     is left as it is."""
-    x = _samples(net)
+    x = samples_for(net)
     beside = join([split(x, 1)[0], split(_unlike(net, 1), 1)[1]])
     modes = _modes(net)
     state = State(net.train(training))
@@ -254,6 +254,17 @@ def interact(net: Net, training: bool = True) -> bool:
         moved.restore()
         beside_other = _logits(net, beside)[0]
         return not torch.allclose(beside_one, beside_other, rtol=1e-4, atol=1e-5, equal_nan=True)
+    finally:
+        state.restore()
+        _set_modes(modes)
+
+
+@contextmanager
+def unchanged(net: Net) -> Iterator[None]:
+    """A block that leaves the net as it is: what it holds, and whether its modules are in training mode."""
+    state, modes = State(net), _modes(net)
+    try:
+        yield
     finally:
         state.restore()
         _set_modes(modes)
@@ -274,7 +285,7 @@ def changed_by_data(net: Net) -> str | None:
         return None
     state = State(net)
     try:
-        _logits(net, _samples(net))
+        _logits(net, samples_for(net))
         return next((name for name in state.changed() if name in buffers), None)
     finally:
         state.restore()
@@ -289,7 +300,7 @@ def carried(net: Net, space: ParameterSpace) -> str | None:
     normalisation layers the next outputs tell, since a net may also store what is only looked at, such as attention weights. The
     counters of torch's own layers decide nothing where there is a momentum. The net is left as it is.
     """
-    x, modes, state = _samples(net), _modes(net), State(net)
+    x, modes, state = samples_for(net), _modes(net), State(net)
     try:
         for moved in (True, False):  # of outputs that are zero at first, running means would stay zero
             if moved:

@@ -4,6 +4,9 @@
 
 As l_k only ever changes by multiples of the client's displacements, the client keeps their sum ``u_k = -l_k / alpha``, as the
 authors' code does, and the gradient is ``g + alpha (x - x_g + u_k)``. The server's half then needs no alpha.
+
+Both halves add up the displacements that arrive: where a transform alters an upload, x_k is what was sent.
+Tensors that a mask hides are not regularised, since of these the server has no drift that would correct for it.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ class FedDyn(CrossEntropy):
 
     def begin(self, turn: ClientTurn) -> None:
         alpha = self._alpha(turn.num_examples)
-        turn.memo[_STRENGTH] = on_received(turn, self.context.space, alpha)
+        turn.memo[_STRENGTH] = on_received(turn, self.context.space, alpha, but=self.context.masked)
         turn.memo[_ANCHOR] = turn.start - self._displacement(turn)
         turn.memo[PROXIMAL] = torch.tensor(alpha, dtype=torch.float64)
 
@@ -78,7 +81,9 @@ class FedDyn(CrossEntropy):
         return alpha * self.context.mean_samples / examples if self.params.scale_alpha and examples else alpha
 
     def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        moved = on_received(turn, self.context.space, 1.0).mul_(turn.row - turn.start)
+        space = self.context.space
+        arrived = space.pack(turn.sent, turn.row.clone())
+        moved = on_received(turn, space, 1.0, but=self.context.masked).mul_(arrived - turn.start)
         return {_KEPT: self._displacement(turn) + moved}
 
     def _displacement(self, turn: ClientTurn) -> Tensor:

@@ -12,7 +12,7 @@ With independent batches ``D, D', D''`` and inner rate ``a``::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -49,6 +49,10 @@ class MetaGradient(CrossEntropy):
     paper = "Fallah et al., NeurIPS 2020"
     Params = PerFedAvgParams
     no_dp = "its steps combine gradients at several models, which per-sample clipping does not cover"
+
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        return {} if params.variant == "hessian_free" else {"e": f"variant={params.variant}"}
 
     def __init__(self, params: PerFedAvgParams, context: Context) -> None:
         super().__init__(params, context)

@@ -76,6 +76,10 @@ class Siamese(Objective):
     uses_companion = True
     no_dp = "its step trains a second model, whose gradients are not clipped; use objective cross-entropy"
 
+    @classmethod
+    def idle(cls, params: Any) -> dict[str, str]:
+        return {"history": "mu=0 or push=false"} if not (params.mu and params.push) else {}
+
     @property
     def _pull(self) -> float:
         """Weight of each of the two pulls."""

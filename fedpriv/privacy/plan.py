@@ -89,8 +89,8 @@ def check(
         _check_apart(config, method.phases(1), net)
     if sent_names([table for table in server.memory if table.startswith(STATISTIC)], transforms, ()):
         raise UsageError(
-            f"privacy.level {level}: method {name} uploads statistics (class centres), which no noise covers; leave them out "
-            """with --defense 'mask:names=["statistic.*"]', or use fedrep"""
+            f"privacy.level {level}: method {name} uploads statistics (class centres), which no noise covers; use fedrep, or "
+            """leave them out with --defense 'mask:names=["statistic.*"]', with which mpfedcon trains as fedrep does"""
         )
     if level == "sample" and (twice := next((held for held in shares.holders() if len(set(held)) < len(held)), None)):
         raise UsageError(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
 from fedpriv.aggregation import aggregations
 from fedpriv.agreement import Agreement
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.methods.base import Method
 from fedpriv.wire import Expected
 
@@ -29,7 +30,12 @@ def expected_mean(agreement: Agreement, round: int, received: Mapping[str, Tenso
         received: what every client had been sent, by name.
     """
     expected = agreement.expected(round, 0, received)
-    return replace(expected, client=None, examples=expected.examples and (1, count * expected.examples[1]))
+    forms = {
+        name: replace(form, most=count * form.most) if form.adds and form.most is not None else form
+        for name, form in expected.tensors.items()
+    }
+    examples = expected.examples and (1, count * expected.examples[1])
+    return replace(expected, client=None, tensors=forms, examples=examples)
 
 
 def check_linear(method: Method) -> None:
@@ -72,4 +78,21 @@ def check_run(agreement: Agreement, participants: int) -> None:
     if not FEWEST <= participants <= MOST:
         raise UsageError(
             f"wire.secure_aggregation: a round of {participants} clients; {FEWEST} to {MOST} are needed (train.participation)"
+        )
+
+
+def check_summed(records: Sequence[Mapping[str, Any]]) -> None:
+    """Check that one of the rounds had a sum: without, the model is still the initial one, and its accuracy would look like a
+    result.
+
+    Args:
+        records: those of all rounds, from round 0 on.
+
+    Raises:
+        FedprivError: none had.
+    """
+    if not any("summed" in record for record in records):
+        raise FedprivError(
+            f"none of the {len(records) - 1} rounds had a sum of the clients' uploads, so the model is still the initial one; "
+            "the warning of each round says why"
         )

@@ -16,7 +16,7 @@ from fedpriv.config import RunConfig, lookup
 from fedpriv.errors import ClientDiverged, UploadRefused
 from fedpriv.methods.base import ServerState
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
-from fedpriv.secure.terms import label_of
+from fedpriv.secure.terms import check_summed, label_of
 from fedpriv.server.arrivals import Arrivals
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
@@ -188,6 +188,15 @@ class Server:
     def participants(self, round: int) -> list[int]:
         """The clients of a round (1-based), by number."""
         return participants(self.agreement, round)
+
+    def check_trained(self) -> None:
+        """Check, after the last round, that the run has trained a model.
+
+        Raises:
+            FedprivError: uploads are summed, and no round had a sum that counts.
+        """
+        if self._secure:
+            check_summed(self.folder.records())
 
     @property
     def ledger(self) -> Ledger:

@@ -30,7 +30,7 @@ def write_results(
     """Write the final weights, the plots and the summary into the run's folder, and return the summary.
 
     Args:
-        notes: what the user should know of the data, a line each.
+        notes: what the user should know of the run, a line each.
         confusion: the confusion matrix ``(C, C)`` of the server's model on its own test set, and the classes' names; called where
             the run was scored on one.
         export: writes the server's final model into a folder, and says what it is.

@@ -280,6 +280,7 @@ def _conducted(
                     tracker.notify()
         profile.begin(END)
         if server.progress.round == server.config.train.rounds:
+            server.check_trained()
             summary = results()
         status = "interrupted" if summary is None else "finished"
     except (KeyboardInterrupt, GeneratorExit):

@@ -119,6 +119,7 @@ def build(config: RunConfig) -> Federation:
     if config.eval.fresh_head and not agreement.method.objective.labels:
         why = f"objective {agreement.method.objective.name} learns without labels"
         raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
+    prepared = replace(prepared, said=(*prepared.said, *agreement.method.remarks))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     sizes = [data.size(client) for client in participants(agreement, 1)]

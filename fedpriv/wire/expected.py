@@ -25,6 +25,7 @@ class Form:
         least, most: the range of its numbers; ``None``: there is no bound.
         or_zero: whether they may be zero too, below the least.
         rising: whether each number of a list must be greater than the one before.
+        adds: whether in a secure sum its numbers are those of all clients together, not of one on average.
     """
 
     shape: tuple[int | str, ...]
@@ -33,6 +34,7 @@ class Form:
     most: float | None = None
     or_zero: bool = False
     rising: bool = False
+    adds: bool = False
 
     @property
     def floating(self) -> bool:

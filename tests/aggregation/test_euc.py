@@ -143,3 +143,10 @@ def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
 def test_what_cannot_be_is_refused(simulate: Simulate, overrides: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         simulate("fedavg", play=False, aggregation="euc", **{**OPTIONS, **overrides})
+
+
+def test_by_closeness_some_clients_are_enough(simulate: Simulate) -> None:
+    """As the refusals of euc=lama say."""
+    options = {"aggregation": {"name": "euc", "euc": "weight"}, "train.participation": 0.5, "train.rounds": 1}
+    run = simulate("fedavg", **options)
+    assert run.config.train.selection == "uniform" and run.folder.records()[1]["metrics"]["participants"] == 5

@@ -67,6 +67,28 @@ def test_what_it_was_sent_is_where_it_began_whatever_it_goes_on_from(simulate: S
         assert all(torch.equal(space.view(start, name), space.view(after, name)) for start in begun.values()), name
 
 
+def test_feddyns_anchor_is_where_the_client_began(simulate: Simulate) -> None:
+    """Its objective looks at the model only after the client's own projector is in it."""
+    objective = {"name": "feddyn", "alpha": 1.0}
+    run = simulate(
+        "fedavg", play=False, objective=objective, aggregation={"name": "fedu", "fedu_threshold": 1e-6}, **ALL_TAKE_PART
+    )
+    run.run_round()
+    after, seen = run.server.row.clone(), list[int]()
+    half = run.federation.method.aggregation
+    keep = half.keep
+
+    def watched(turn: ClientTurn) -> dict[str, Tensor]:
+        assert not torch.equal(turn.start, after)
+        assert torch.equal(turn.memo["feddyn.anchor"], turn.start - turn.private["feddyn.displacement"])
+        seen.append(turn.client)
+        return keep(turn)
+
+    half.keep = watched  # type: ignore[method-assign]
+    run.run_round()
+    assert seen == [0, 1, 2, 3]
+
+
 def test_a_client_that_moved_little_takes_the_global_one(simulate: Simulate) -> None:
     simulation, seen = starts(simulate, {"name": "fedu", "fedu_threshold": 1e6})
     assert all(torch.equal(seen[2, client], simulation.after_one) for client in range(4))  # type: ignore[attr-defined]

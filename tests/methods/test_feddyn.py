@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fedpriv.server import next_state
 from fedpriv.server.merging import merge
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire.coding import Upload
-from tests.marks import quick_first
+from tests.marks import quick_first, slow_but
 from tests.methods.against_oracle import RAGGED, replay, same
 from tests.oracles import global_baselines as oracles
 
@@ -47,6 +48,49 @@ def test_the_servers_drift_is_the_mean_of_what_all_clients_keep(simulate: Simula
         drift = simulation.server.memory["feddyn.drift"]
         torch.testing.assert_close(displacements(simulation).mean(0), drift, rtol=1e-4, atol=1e-6)
     assert bool(drift.any())
+
+
+LOSSY: dict[str, dict[str, Any]] = {
+    "mask": {"name": "mask", "last": 1},
+    "clip": {"name": "clip", "norm": 0.1},
+    "gaussian": {"name": "gaussian", "variance": 1e-3},
+    "laplace": {"name": "laplace", "variance": 1e-3},
+    "prune": {"name": "prune", "fraction": 0.1},
+    "quantise": {"name": "quantise", "bits": 4},
+    "cast": {"name": "cast"},
+}
+
+
+@pytest.mark.parametrize(
+    ("names", "options"),
+    slow_but(
+        ["mask quantise", "clip"],
+        [
+            *((name, {}) for name in LOSSY),
+            ("mask quantise", {}),
+            ("clip", {"wire.secure_aggregation": True}),
+            ("mask gaussian", {"wire.secure_aggregation": True}),
+            ("prune", {"executor.name": "vectorized"}),
+        ],
+    ),
+)
+def test_the_drift_is_the_mean_of_what_was_sent(simulate: Simulate, names: str, options: dict[str, Any]) -> None:
+    """Whatever a client's upload goes through, both halves add up the same."""
+    wire = {"wire.transforms": [LOSSY[name] for name in names.split()], "method.alpha": 0.1}
+    run = simulate("feddyn", play=False, **{**RAGGED, "data.limit": 200, "train.participation": 0.5, **wire, **options})
+    for _ in run.rounds():
+        drift = run.server.memory["feddyn.drift"]
+        torch.testing.assert_close(displacements(run).mean(0), drift, rtol=1e-4, atol=1e-6)
+    assert bool(drift.any())
+
+
+def test_a_masked_head_is_not_regularised(simulate: Simulate) -> None:
+    """Its client starts each turn from the server's value, so that a drift that it remembers would only grow."""
+    masked = {"wire.transforms": [{"name": "mask", "last": 1}], "train.participation": 1.0}
+    run = simulate("feddyn", **masked, **{"method.alpha": 0.1})
+    space, kept = run.federation.resident.space, displacements(run)
+    for name in space.names:
+        assert bool(kept[:, space[name].start : space[name].stop].any()) is not name.startswith("head")
 
 
 def test_the_plain_mean_is_tested_too(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:

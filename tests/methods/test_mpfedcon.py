@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,12 @@ from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS, MASK, MpFedcon
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
 from fedpriv.server.checkpoint import Progress
 from fedpriv.server.merging import merge
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import Upload
 from tests.conftest import simulated
+from tests.deploy.apart import play_apart
 
 Simulate = Callable[..., Simulation]
 QUICK = {"method.head_epochs": 1, "train.rounds": 2, "model.projection": 16}
@@ -222,6 +225,36 @@ def test_round_zero_broadcasts_the_whole_model_to_every_client(simulate: Simulat
         and first["metrics"]["bytes_down"] == 10 * seal(broadcast).nbytes
         and first["metrics"]["bytes_up"] == 0
     )
+
+
+HIDDEN = {"wire.transforms": [{"name": "mask", "names": ["statistic.*"]}]}
+
+
+def test_without_centers_it_is_fedrep(simulate: Simulate) -> None:
+    """Bit for bit, whatever mu is; and a user is told."""
+    plain, other = (simulate("fedrep", **QUICK), simulate("mpfedcon", **QUICK, **HIDDEN))
+    assert torch.equal(plain.server.row, other.server.row)
+    for client in plain.progress.clients:
+        kept, same = plain.private(client), other.private(client)
+        assert kept.keys() == same.keys() and all(torch.equal(tensor, same[name]) for name, tensor in kept.items())
+    (said,) = other.federation.prepared.said
+    assert said.startswith("method mpfedcon: no class centres are sent") and "trains as fedrep does" in said
+
+
+@pytest.mark.slow
+def test_a_deployment_is_told_that_it_is_fedrep(tmp_path: Path) -> None:
+    warnings: list[str] = []
+    folder = RunFolder.open(play_apart(tmp_path / "run", "mpfedcon", warnings, **HIDDEN, **{"train.rounds": 1}))
+    assert [text for text in warnings if "trains as fedrep does" in text] == folder.facts["notes"] == folder.summary()["notes"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {**HIDDEN, "method.center_init": "zeros"}, {**HIDDEN, "method.mu": 0}, {"wire.transforms": [{"name": "cast"}]}],
+    ids=["centers sent", "fixed centers", "no term", "no mask"],
+)
+def test_nothing_is_said_of_centers_that_matter_or_should_not(simulate: Simulate, options: dict[str, Any]) -> None:
+    assert not simulate("mpfedcon", play=False, **QUICK, **options).federation.prepared.said
 
 
 # 5. class centres

@@ -15,14 +15,19 @@ from safetensors.torch import load_file
 from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
+from fedpriv.errors import FedprivError
 from fedpriv.files import save_json
+from fedpriv.methods.mpfedcon import COUNTS
 from fedpriv.secure import messages
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.server.secure_sum import SecureSum
+from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, Sealed, seal, unseal
+from fedpriv.wire.message import Refused
 from tests.deploy.apart import go_on, hashes, play_apart, sites
 from tests.marks import slow_but
-from tests.simulation.small import config, play, simulation
+from tests.simulation.small import config, play, resume, simulation
 
 SMALL = {"data.clients": 5, "data.limit": 200, "model.projection": 8, "train.participation": 0.8, "executor.name": "sequential"}
 SETTINGS = {**SMALL, "train.rounds": 2, "wire.keep_payloads": "all"}
@@ -46,6 +51,15 @@ def weights(folder: Path) -> torch.Tensor:
     return torch.cat([found[name].double().flatten() for name in sorted(found)])
 
 
+def play_in_memory(folder: Path, method: str, **options: Any) -> Simulation:
+    """A whole run, and its server at the end."""
+    run = simulation(folder, method, **options)
+    run.start()
+    for _ in run.rounds():
+        pass
+    return run
+
+
 @pytest.mark.parametrize("method", slow_but(["mpfedcon"], LINEAR))
 def test_a_run_ends_where_a_plain_one_does(tmp_path: Path, method: str) -> None:
     options = {"model.name": "resnet9_narrow"} if method == "fedbn" else {}
@@ -61,6 +75,40 @@ def test_a_run_ends_where_a_plain_one_does(tmp_path: Path, method: str) -> None:
     first = "payloads/round-0001"
     held, sent = hashes(tmp_path / "summed" / first, "hidden-*"), hashes(tmp_path / "plain" / first, "client-*")
     assert list(held.values()) == list(sent.values()) and len(held) == 4
+
+
+@pytest.mark.parametrize("hidden", [(), pytest.param(("statistic.counts",), marks=pytest.mark.slow)], ids=["sent", "masked"])
+def test_centres_by_counts_are_summed_as_they_are_merged(tmp_path: Path, hidden: tuple[str, ...]) -> None:
+    """The sum has the counts of all its clients together, more than any one of them may send."""
+    options = {"method.center_weighting": "counts"}
+    options |= {"wire.transforms": [{"name": "mask", "names": hidden}]} if hidden else {}
+    plain = play_in_memory(tmp_path / "plain", "mpfedcon", **SETTINGS, **options)
+    summed = play_in_memory(tmp_path / "summed", "mpfedcon", **ON, **options)
+    assert float((plain.server.row - summed.server.row).norm() / plain.server.row.norm()) < 1e-5
+    for name, tensor in plain.server.memory.items():
+        torch.testing.assert_close(summed.server.memory[name], tensor, rtol=1e-5, atol=1e-6)
+    mean = unseal((tmp_path / "summed" / "payloads" / "round-0001" / "sum.safetensors").read_bytes())
+    if not hidden:
+        assert int(mean.tensors()[COUNTS].sum()) == mean.num_examples
+    assert (COUNTS in mean.names) is not bool(hidden)
+
+
+@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["simulated", "apart"])
+def test_a_run_without_a_single_sum_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool) -> None:
+    """Its model is the initial one, and an accuracy would look like a result. It goes on as it ended."""
+
+    def none(self: SecureSum, *uploads: Any) -> None:
+        raise Refused("there is none today")
+
+    monkeypatch.setattr(SecureSum, "sum", none)
+    untrained = "none of the 2 rounds had a sum"
+    with pytest.raises(FedprivError, match=untrained):
+        (play_apart if apart else play)(tmp_path / "run", "fedavg", **ON)
+    folder = RunFolder.open(tmp_path / "run")
+    assert folder.facts["status"] == "failed" and folder.summary() is None and len(folder.records()) == 3
+    if not apart:
+        with pytest.raises(FedprivError, match=untrained):
+            resume(tmp_path / "run")
 
 
 def test_masks_and_transforms_go_together(tmp_path: Path) -> None:
