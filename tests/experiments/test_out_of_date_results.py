@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from made_results import write_result, write_yaml
 
+from fedpriv import plugins
 from fedpriv.experiments import Result, read, run
 from fedpriv.experiments.measures import Comparison
 from fedpriv.server.run_folder import RunFolder
@@ -54,7 +56,9 @@ def test_results_of_another_config_of_the_data_are_not_compared(tmp_path: Path) 
     assert Comparison.of(read(path)).complaints == ["seed 0: few has other data than the others, so they cannot be compared"]
 
 
-def test_results_of_a_plug_in_that_was_corrected_since_are_left_out(tmp_path: Path) -> None:
+def test_results_of_a_plug_in_that_was_corrected_since_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "_loaded", {})  # no other test has this one
+    monkeypatch.setenv(plugins.VARIABLE, "")
     plugin = tmp_path / "corrected_since.py"
     plugin.write_text("FACTOR = 1\n")
     path = write_yaml(tmp_path, runs={"fedavg": RUNS["fedavg"] | {"plugins": [str(plugin)]}}, seeds=[0, 1, 2, 3])
