@@ -208,7 +208,8 @@ def test_classes_that_guessing_would_find_are_no_finding() -> None:
     assert words(by_rule(*[True] * 6, *[False] * 4, guess=0.5)) == "Nothing was found"
     found = answer(by_rule(*[True] * 9, False, guess=0.5))
     assert found["words"] == "Classes were inferred"
-    assert found["finding"]["sentence"].endswith("always guessing the most common set would be right for 50% of the clients that lack one.")
+    said = "always guessing the most common set would be right for 50% of the clients that lack one."
+    assert found["finding"]["sentence"].endswith(said)
 
 
 def test_classes_of_too_few_clients_to_exclude_guessing_are_not_known() -> None:
