@@ -181,6 +181,6 @@ def _check_state(net: Net, space: ParameterSpace) -> None:
                 "change it in place, as in weight.data.copy_(new)"
             )
         raise UsageError(
-            f"{does}, and computes with it, but it belongs to no client's state and would go from client to client; make it a "
+            f"{does}, and may compute with it, but it belongs to no client's state and would go from client to client; make it a "
             "persistent buffer of floats that is changed in place"
         )

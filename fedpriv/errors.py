@@ -41,6 +41,11 @@ class SuspiciousDownload(FedprivError):
     """A client refuses what the server sent: it shows marks of an attack on its data."""
 
 
+def extra(name: str) -> str:
+    """How packages that not everyone needs are installed: from a clone, as no index of packages has this fedpriv."""
+    return f"in the clone: uv sync --extra {name}, or pip install '.[{name}]'"
+
+
 def first_line(error: BaseException) -> str:
     """Of a library's error, what fits into one of ours; the name of its type where it says nothing."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

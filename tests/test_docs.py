@@ -72,6 +72,16 @@ def test_the_method_of_contributing(methods: dict[str, Any], simulate: Callable[
     assert moved[1] < 0.98 * moved[0]
 
 
+def test_server_momentum_of_a_secure_sum(
+    methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Simulation]
+) -> None:
+    monkeypatch.setattr(aggregations, "_known", aggregations.all())
+    exec(python_of("docs/your-own-method.md", 1), {})
+    options = {"train.rounds": 2, "aggregation.name": "fedavgm", "train.participation": 1.0}
+    plain, summed = (simulate("fedavg", **options, **{"wire.secure_aggregation": secure}) for secure in (False, True))
+    torch.testing.assert_close(summed.server.row, plain.server.row, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("where", [{"method.name": "fedavg", "mask": 1}, {"method.name": "fedper"}, {"method.name": "fedavg"}])
 def test_server_momentum(
     methods: dict[str, Any], monkeypatch: pytest.MonkeyPatch, simulate: Callable[..., Simulation], where: dict[str, Any]

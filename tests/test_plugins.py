@@ -273,9 +273,9 @@ def test_a_merge_that_goes_wrong_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "merges_of_mine.py").write_text(AGGREGATIONS)
     said = {
-        "nothing-of-mine": "aggregation nothing-of-mine: merge returns a NoneType; it should be a Merged\n",
+        "nothing-of-mine": "aggregation nothing-of-mine: merge returns a NoneType; it should be a Merged  [plug-in]\n",
         "scalar-of-mine": "merge returns a model of shape (); it should have that of uploads.previous, (",
-        "misspelt-of-mine": f"'previus'\n(in {tmp_path / 'merges_of_mine.py'}, line 17; --debug shows where)\n",
+        "misspelt-of-mine": f"'previus'  [plug-in]\n(in {tmp_path / 'merges_of_mine.py'}, line 17; --debug shows where)\n",
     }
     short = ["train.rounds=1", "train.local_epochs=1", "model.name=mlp2", "tracking.uri=none", "data.clients=2"]
     for name, words in said.items():

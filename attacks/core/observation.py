@@ -69,8 +69,12 @@ class ThreatModel:
     download: Download = "honest"
     public: bool = False
 
-    def sentences(self) -> list[str]:
-        """The threat model in sentences, one a line."""
+    def sentences(self, images: bool = True) -> list[str]:
+        """The threat model in sentences, one a line.
+
+        Args:
+            images: whether the attacks are on images, which are normalised, and not on texts.
+        """
         tops = {
             "unknown": "does not know the layers that are not shared",
             "initial": "knows the initial weights of the layers that are not shared (they were broadcast)",
@@ -84,10 +88,10 @@ class ThreatModel:
         named = {f.name for f in fields(self)} - {"top", "download", "public"}
         rest = [yes if getattr(self, name) else no for name, (yes, no) in others.items() if name in named]
         sees = "sees the payload, the architecture and the weights that were sent to the client"
-        given = "is given the means and standard deviations by which images are normalised"
+        given = ["is given the means and standard deviations by which images are normalised"] if images else []
         malice = ["is malicious: it altered the weights that it sent to the client"] if self.download == "altered" else []
         has = ["has public images of the same kind, with labels"] if self.public else []
-        return [*malice, sees, given, tops[self.top], *rest, *has]
+        return [*malice, sees, *given, tops[self.top], *rest, *has]
 
 
 class SplitNet(nn.Module):

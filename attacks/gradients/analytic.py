@@ -97,6 +97,19 @@ def fed_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]
     return sorted(found, key=lambda pair: not pair[1].is_image)
 
 
+def needed_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
+    """:func:`fed_layers`, of which there is at least one.
+
+    Raises:
+        Inapplicable: there is none.
+    """
+    if not leaky_layers(observation):
+        raise Inapplicable("no linear layer with a bias was shared")
+    if not (layers := fed_layers(observation)):  # such as those of a transformer, which are fed one for each patch
+        raise Inapplicable("no shared linear layer with a bias is fed one vector per sample")
+    return layers
+
+
 def row_ratios(observation: Observation, options: AnalyticOptions | None = None) -> list[Candidates]:
     """The candidates of every layer of :func:`fed_layers`.
 
@@ -105,11 +118,8 @@ def row_ratios(observation: Observation, options: AnalyticOptions | None = None)
     """
     options = options or AnalyticOptions()
     seen = as_gradient(observation, options.undo_decay)
-    layers = fed_layers(seen)
-    if not layers:
-        raise Inapplicable("no linear layer with a bias was shared: the weight-by-bias quotient needs one")
     found = []
-    for layer, fed in layers:
+    for layer, fed in needed_layers(seen):
         weight, bias = (_error(observation, seen, f"{layer.name}.{kind}") for kind in ("weight", "bias"))
         found.append(_layer(seen, replace(layer, error=bias), fed, options, weight))
     return found

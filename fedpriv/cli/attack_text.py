@@ -47,7 +47,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
     held_to(controls)
     attempts = []
     for attacker in tried:
-        out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences())}", soft_wrap=True)
+        out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences(images=False))}", soft_wrap=True)
         attempts.append(attempt_text(attacker, target, seed))
         for line in figures.in_lines(attempts[-1], target):
             out.print(line, soft_wrap=True)

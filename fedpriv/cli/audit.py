@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import STORE, command, console, loading, run_folders, send
 from fedpriv.cli.terminal import FilePath, styled
+from fedpriv.outside.addresses import said_safely
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +54,10 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the attacks.")
 @click.option("--workers", type=click.IntRange(1), help="Worker processes. Default: one for each core.")
 @click.option(
-    "--budget", callback=_seconds, metavar="TIME", help="Begin no further attack on a run after this time, such as 90s, 2m or 1h."
+    "--budget",
+    callback=_seconds,
+    metavar="TIME",
+    help="Begin no further attack on a run after this time, such as 90s, 2m or 1h. One that has begun goes on to its end.",
 )
 @click.option("--profile", is_flag=True, help="Show what took the audit's time.")
 @click.option(
@@ -102,7 +107,8 @@ def audit(
     folders = run_folders(runs, runs_dir)
     out = console()
     processes = workers or os.cpu_count() or 1
-    asked = click.get_current_context().command_path + " " + " ".join(runs)
+    root = click.get_current_context().find_root()
+    asked = said_safely(f"{root.info_name} {shlex.join(root.meta['fedpriv.given'])}")  # as it was typed
     places = [output] if output else []
     found = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True))
     page = (output or folders[0] / "audit") / "audit.html"

@@ -64,7 +64,9 @@ def command(group: click.Group, name: str, **settings: Any) -> Callable[[Callabl
                 from fedpriv.plugins import line_of_plugin
 
                 line = line_of_plugin(error)
-                fail(1, shown_error(Exception(in_a_line(error))), f"\n({line and f'in {line}; '}--debug shows where)")
+                more, tag = (f"in {line}; ", "  [plug-in]") if line else ("", "")
+                hint = f"{tag}\n({more}--debug shows where)"
+                fail(1, shown_error(Exception(in_a_line(error))), hint, **({"family": "plug-in"} if line else {}))
             if as_json:
                 click.echo(json.dumps(result))
 

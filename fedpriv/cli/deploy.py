@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +33,13 @@ def deploy() -> None:
 @click.option("--method", default="mpfedcon", show_default=True, help="A name of `fedpriv methods`.")
 @click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of rounds.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any config key; repeatable.")
-@click.option("--dir", "folder", type=FilePath(), help="New folder for all files. Default: a temporary one, removed at the end.")
+@click.option("--dir", "folder", type=FilePath(), help="New folder for all files. Default: a temporary one, kept on failure.")
 def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], folder: Path | None) -> dict[str, Any]:
     """Run a deployment on this machine, with TLS and keys, and check that it equals a simulation bit for bit.
 
     \b
     Example: fedpriv deploy demo --clients 3 --method mpfedcon
     """
-    import tempfile
-
     from fedpriv.deploy.flower.needed import require_flower
     from fedpriv.errors import UsageError
 
@@ -55,8 +55,8 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
         raise UsageError("privacy.level sample: a demo compares with a simulation, and clients draw their noise from secrets")
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty; --dir names a new folder")
-    with tempfile.TemporaryDirectory(prefix="fedpriv-demo-") as temporary:
-        found = play(config, folder or Path(temporary), lambda text: say(text, err=True), _show_round).found
+    with _new_folder(folder) as place:
+        found = play(config, place, lambda text: say(text, err=True), _show_round).found
     out = console()
     if folder is None:
         found.pop("run_dir")
@@ -266,6 +266,29 @@ def stop(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} is {now}, not running{hint}")
     (folder.path / STOP).touch()
     say(f"{run_dir} stops after its round", err=True)
+
+
+@contextmanager
+def _new_folder(given: Path | None) -> Iterator[Path]:
+    """A block with a folder: the given one, or a temporary one, which is kept after a failure, as its logs say why."""
+    import shutil
+    import tempfile
+
+    from fedpriv.errors import FedprivError
+
+    if given is not None:
+        yield given
+        return
+    temporary, failed = Path(tempfile.mkdtemp(prefix="fedpriv-demo-")), False
+    try:
+        yield temporary
+    except FedprivError:
+        failed = True
+        say(f"the files of the demo are kept in {temporary}", err=True)
+        raise
+    finally:
+        if not failed:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _warn_of_readable(*secrets: Path) -> None:

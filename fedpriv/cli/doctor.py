@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 from fedpriv.cli.terminal import styled
+from fedpriv.errors import extra
 
 _SHOWN = ("torch", "torchvision", "opacus", "transformers", "scipy", "mlflow", "click")
 """Packages of which the version decides numbers, or is asked for first in a report of a fault."""
@@ -77,7 +78,7 @@ def _extras() -> Iterator[Line]:
         wrong = [one for one in of_it if (found := here[one.name]) is not None and not one.specifier.contains(found)]
         said = ", ".join(f"{one} {found}" for one, found in here.items() if found is not None)
         if lacking:
-            yield Line(f"extra {name}", f"not installed: {', '.join(lacking)}", f"pip install 'fedpriv[{name}]'")
+            yield Line(f"extra {name}", f"not installed: {', '.join(lacking)}", extra(name))
         elif wrong:
             yield Line(f"extra {name}", said, f"tested with {', '.join(f'{one.name}{one.specifier}' for one in wrong)}")
         else:

@@ -22,6 +22,7 @@ MODULES: Final = {
     "fedpriv.config": "config",
     "fedpriv.outside": "config",
     "fedpriv.data": "data",
+    "fedpriv.server.merging": "plug-in",
     "fedpriv.server.run_folder": "run-folder",
     "fedpriv.server.run_lock": "run-folder",
     "fedpriv.tracking.folder": "run-folder",

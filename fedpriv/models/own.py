@@ -145,6 +145,7 @@ def _in_roles(
 ) -> Net:
     probe = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))
     logits, last = _logits(name, whole, probe)
+    repeats = _alike(_logits(name, whole, probe)[0], logits)
     parameters = list(whole.parameters())
     told = _passes(whole, whole, parameters, probe)
     _check_logits(name, told[0], len(probe), " in training mode")
@@ -155,7 +156,8 @@ def _in_roles(
     places["head"] = places["head"] or last
     if places["head"] is None:
         raise UsageError(
-            f"model {name} has no linear layer that could be its head; name it, as in roles={{'head': 'classifier'}}"
+            f"model {name} has no linear layer that could be its head; name it, as in roles={{'head': 'classifier'}} "
+            "(--set 'model.roles={head: classifier}')"
         )
     parts = {role: _taken(name, whole, role, place) for role, place in places.items() if place is not None}
     head, projector = parts["head"], parts.get("projector", nn.Identity())
@@ -179,10 +181,16 @@ def _in_roles(
                 encoder, projector, predictor_on(k, predictor), head,
                 input_shape=input_shape, feature_dim=d, projection_dim=k, classes=classes,
             )  # fmt: skip
+    if not repeats:
+        raise UsageError(
+            f"model {name} gives different logits each time for the same inputs, in evaluation mode; what is drawn at random, "
+            "such as noise, belongs into an objective"
+        )
     shown = ", ".join(f"{role} {place}" for role, place in places.items() if place is not None)
     raise UsageError(
         f"model {name} is not an encoder to vectors followed by its roles ({shown}): something comes between or after them, such "
-        "as a softmax or dropout; let it return logits, or name the modules that are called last, as in roles={'head': 'fc'}"
+        "as a softmax or dropout; let it return logits, or name the modules that are called last, as in roles={'head': 'fc'} "
+        "(--set 'model.roles={head: fc}')"
     )
 
 

@@ -113,8 +113,8 @@ def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], 
             elif node in pooled:
                 step = partial(_pooled, pooled[node], step)
             steps.append((node, step, node.args))
-        elif node.op == "call_function" and (inputs := _inputs(node)):
-            steps.append((node, FUNCTIONS[node.target], inputs))
+        elif inputs := _inputs(node):
+            steps.append((node, FUNCTIONS[_function(node)], inputs))
         else:
             raise NotStackable(f"{role}: {node.op.replace('_', ' ')} {node.target}")
     if not isinstance(result, fx.Node):
@@ -143,11 +143,17 @@ def _pooled(convolution: Layer, pooling: Callable[[ForwardContext, Tensor], Tens
     return with_bias(convolution, ctx, pooling(ctx, x))
 
 
+def _function(node: fx.Node) -> Any:
+    """The function that a node calls; of a tensor's method, such as ``x.relu()``, torch's of the same name."""
+    return getattr(torch, str(node.target), None) if node.op == "call_method" else node.target
+
+
 def _inputs(node: fx.Node) -> tuple[fx.Node, ...]:
     """The tensor arguments of a function with a stacked form; empty if it has none for this call."""
-    if node.target not in FUNCTIONS or node.kwargs.keys() - {"inplace"}:
+    function = _function(node)
+    if function not in FUNCTIONS or node.kwargs.keys() - {"inplace"}:
         return ()
-    arguments = node.args[:1] if node.target is torch.flatten and node.args[1:] == (1,) else node.args
+    arguments = node.args[:1] if function is torch.flatten and node.args[1:] == (1,) else node.args
     return arguments if all(isinstance(argument, fx.Node) for argument in arguments) else ()  # type: ignore[return-value]
 
 

@@ -67,9 +67,11 @@ def check(
         )
     own_way = kind.remember is not Method.remember or kind.participants is not Method.participants
     if level == "client" and (own_way or type(method.aggregation) is not Mean):
+        of_method, right = own_way or config.aggregation is None, "use fedavg, fedper or fedrep"
+        whose = f"method {name}" if of_method else f"aggregation {method.aggregation.name}"
         raise UsageError(
-            f"privacy.level client replaces sampling and averaging on the server, but method {name} has its own; "
-            "use fedavg, fedper or fedrep"
+            f"privacy.level client replaces sampling and averaging on the server, but {whose} has its own; "
+            f"{right if of_method else 'use mean'}"
         )
     if level == "client" and config.train.selection != "uniform":
         raise UsageError(

@@ -47,7 +47,10 @@ def check_linear(method: Method) -> None:
         raise UsageError(f"method {method.name} sends nothing, so there is nothing to sum")
     if not method.aggregation.linear:
         right = ", ".join(sorted({kind.name for kind in aggregations().values() if kind.linear}))
-        raise UsageError(f"aggregation {method.aggregation.name} looks at single uploads, so a sum is not enough; use {right}")
+        raise UsageError(
+            f"aggregation {method.aggregation.name} is not declared `linear`: its merge may need single uploads, and there is "
+            f"only their sum; use {right}"
+        )
     kind = type(method)
     if kind.remember is not Method.remember and kind.addend is Method.addend:
         raise UsageError(f"method {method.name} keeps what single uploads say, so a sum is not enough; use fedavg")

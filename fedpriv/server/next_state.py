@@ -85,8 +85,11 @@ class Merger:
             return Outcome(before, left_out="too_few_uploads")
         state = self._merged(round, before, turns)
         if state is not before and (spoiled := not_finite(state)) is not None:
-            why = f"with the uploads of this round, {spoiled} would not be finite"
-            self.warn(f"round {round}: the model stays as it is: {why}; train.max_update_norm refuses uploads that are too large")
+            self.warn(
+                f"round {round}: the model stays as it is: the uploads are finite, and {spoiled} would not be; they are too "
+                "large, which train.max_update_norm refuses, or the merge of aggregation "
+                f"{self.method.aggregation.name} is at fault"
+            )
             return Outcome(before, left_out="not_finite")
         return Outcome(state, turns.uploads)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.config import ExecutorConfig, RunConfig
-from fedpriv.errors import UsageError
+from fedpriv.errors import UsageError, extra
 from fedpriv.interfaces import Phase
 from fedpriv.models.compiled import CompiledNet
 from fedpriv.models.net import Net, describe
@@ -154,9 +154,9 @@ def _no_ray() -> str:
     try:
         found = version("ray")
     except PackageNotFoundError:
-        return "Ray is not installed (pip install 'fedpriv[cluster]')"
+        return f"Ray is not installed ({extra('cluster')})"
     if not found.startswith(f"{TESTED_RAY}."):
-        return f"Ray {found} is installed, and {TESTED_RAY} is tested (pip install 'fedpriv[cluster]')"
+        return f"Ray {found} is installed, and {TESTED_RAY} is tested ({extra('cluster')})"
     return ""
 
 

@@ -92,6 +92,15 @@ class Loaded:
     device: torch.device
 
 
+def _strange(dataset: Dataset) -> str:
+    """That the test set has other labels than the training set, if it has no other; test samples go to clients by their class."""
+    trained, tested = (set(labels.tolist()) for labels in (dataset.train_labels, dataset.test_labels))
+    if not tested or trained & tested:
+        return ""
+    seen, other = (", ".join(dataset.classes[one] for one in sorted(labels)[:10]) for labels in (trained, tested))
+    return f": its labels ({other}) are none of those of the training data ({seen})"
+
+
 def build(config: RunConfig) -> Federation:
     """Load, partition and initialise; the returned config has every suggestion filled in.
 
@@ -102,7 +111,7 @@ def build(config: RunConfig) -> Federation:
     loaded = load(config)
     config, data, prepared = loaded.config, loaded.data, loaded.prepared
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
-        hint = "; set data.validation_fraction" if config.eval.split == "validation" else ""
+        hint = "; set data.validation_fraction" if config.eval.split == "validation" else _strange(loaded.dataset)
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
     sizes = list(data.sizes.values())
     declared = Declared(

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedpriv.errors import extra
 from fedpriv.tracking.folder import read_records
 from fedpriv.tracking.trackers import Tracker, register
 
@@ -26,7 +27,7 @@ class TensorBoardTracker(Tracker):
 
     @classmethod
     def missing(cls) -> str | None:
-        return None if find_spec("tensorboard") else "the package tensorboard: pip install 'fedpriv[tensorboard]'"
+        return None if find_spec("tensorboard") else f"the package tensorboard; {extra('tensorboard')}"
 
     def copy(self) -> None:
         if self._writer is None:

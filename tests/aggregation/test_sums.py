@@ -81,7 +81,7 @@ def alike(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
 @pytest.mark.parametrize("method", sorted(SINGLE))
 def test_what_looks_at_single_uploads_is_refused(simulate: Simulate, method: str) -> None:
     simulation = simulate(method, play=False, **SHORT)
-    with pytest.raises(UsageError, match=r"looks at single uploads, .* use .*feddyn, fednova, fedopt, mean, scaffold"):
+    with pytest.raises(UsageError, match=r"is not declared `linear`.* use .*feddyn, fednova, fedopt, mean, scaffold"):
         check_linear(simulation.federation.method)
 
 

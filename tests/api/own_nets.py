@@ -57,6 +57,12 @@ class Softmax(InRoles):
         return super().forward(x).softmax(1)
 
 
+class Noisy(InRoles):
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.projector(self.encoder(x) + 0.1 * torch.randn(16)))
+        return logits
+
+
 class Capped(InRoles):
     """Its head is zero at first, so that the cap changes nothing yet."""
 

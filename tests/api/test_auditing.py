@@ -34,6 +34,8 @@ def test_its_findings_are_those_of_the_command(run: fedpriv.Run, report: fedpriv
     assert report.verdict == report.runs[0]["verdict"] and report.findings["options"]["messages"] == 1
     assert json.loads((run.path / "audit" / "audit.json").read_text()) == report.findings
     assert "budget" in " ".join(report.runs[0]["answer"]["not_tried"])
+    told = "messages=1, label_shadows=0, membership_shadows=0, singles=1, budget=1e-06"
+    assert report.findings["command"] == f"fedpriv.audit(['{run.name}'], {told})"
 
 
 def test_conditions_of_the_command(report: fedpriv.Report) -> None:

@@ -205,6 +205,8 @@ def test_two_of_one_name_are_told_apart() -> None:
         (own_nets.Gated, SAMPLE, "torch.func cannot take the gradients of single samples of this net .RuntimeError: output with"),
         (own_nets.Branching, SAMPLE, "no branches on values, or try privacy.clipping = ghost"),
         (own_nets.Softmax, {}, "something comes between or after them, such as a softmax"),
+        (own_nets.Softmax, {}, r"--set 'model\.roles={head: fc}'"),
+        (own_nets.Noisy, {}, "gives different logits each time for the same inputs"),
         (own_nets.InRoles, {"roles": {"head": "heda"}}, r"InRoles \(model.roles.head\) 'heda'; did you mean 'head'"),
         (own_nets.InRoles, {"roles": {"encoder": "encoder"}}, "model.roles.encoder"),
         (own_nets.InRoles, {"model.projection": 64}, "model.projection 64: model .* is taken as it is"),

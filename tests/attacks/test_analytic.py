@@ -180,3 +180,13 @@ def test_a_net_without_a_leaky_layer_is_refused() -> None:
     sent = gradient(net, pictures(1), torch.tensor([0]))
     with pytest.raises(Inapplicable, match="bias"):
         row_ratios(observe(net, {name: g for name, g in sent.items() if name.startswith("body")}))
+
+
+@pytest.mark.parametrize("name", ["analytic", "analytic-features", "spear"])
+def test_layers_that_are_fed_several_vectors_of_an_image_are_named_as_what_they_are(name: str) -> None:
+    body = nn.Sequential(nn.Unflatten(2, (2, 3)), nn.Flatten(3), nn.Linear(18, 4), nn.ReLU(), nn.Flatten())
+    net = SplitNet(body, nn.Linear(8, 5)).double()
+    sent = gradient(net, pictures(1), torch.tensor([0]))
+    hidden = observe(net, {name: g for name, g in sent.items() if name.startswith("body")})
+    with pytest.raises(Inapplicable, match="no shared linear layer with a bias is fed one vector per sample"):
+        image_attack(name)().run([hidden])

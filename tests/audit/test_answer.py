@@ -12,6 +12,7 @@ from fedpriv.audit.conditions import conditions
 from fedpriv.audit.membership.classes import NO_RULE, STATED
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.verdict import verdict
+from fedpriv.frontier.grid import Defence
 from fedpriv.frontier.search import BY_REPLAY
 from tests.audit.sample_findings import findings, rate
 
@@ -207,7 +208,8 @@ def test_classes_that_guessing_would_find_are_no_finding() -> None:
     assert words(by_rule(*[True] * 6, *[False] * 4, guess=0.5)) == "Nothing was found"
     found = answer(by_rule(*[True] * 9, False, guess=0.5))
     assert found["words"] == "Classes were inferred"
-    assert found["finding"]["sentence"].endswith("naming the same set each time is right for 50% of clients that lack a class.")
+    said = "always guessing the most common set would be right for 50% of the clients that lack one."
+    assert found["finding"]["sentence"].endswith(said)
 
 
 def test_classes_of_too_few_clients_to_exclude_guessing_are_not_known() -> None:
@@ -334,15 +336,19 @@ def test_what_would_change_it() -> None:
     leaks, holds = with_answer(run, SAMPLES), with_answer(other, NOTHING, at_chance=False)
     command = changes(leaks, [])["command"]
     assert command == (
-        "fedpriv frontier --config runs/mp/config.yaml --defenses 'mask:last=1 prune:fraction=0.01 gaussian:variance=1e-10..1e-4 "
-        "dp-sample:target_epsilon=8' --target 'recovered<=0'"
-    )
+        "fedpriv frontier --config runs/mp/config.yaml --defenses 'mask:last=2 prune:fraction=0.01 gaussian:variance=1e-10..1e-4 "
+        "dp-sample:target_epsilon=8+mask:names=[\"statistic.*\"]' --target 'recovered<=0'"
+    ), "the head stays with the clients, and no noise covers class centres"
+    assert "defence that meets `recovered<=0`" in (changes(leaks, [])["sentence"] or "")
     assert "membership_auc" in (changes(with_answer(run, MEMBERS), [])["command"] or "")
     assert changes(leaks, [holds]) == {
         "sentence": "Measured with mask(last=1), gaussian(variance=0.001), client-level DP (mp-dp): “Nothing was found”, "
         "at an accuracy of 94.1 % in place of 96.4 %.",
         "command": None,
     }
+
+
+NO_STATISTICS = 'mask:names=["statistic.*"]'
 
 
 def asked(run: dict[str, Any]) -> dict[str, str]:
@@ -406,7 +412,36 @@ def test_no_range_is_suggested_for_sums() -> None:
     run["defence"] = ["secure aggregation"]
     options = asked(run)
     assert options["--target"] == "recovered<=0"
-    assert options["--defenses"] == "mask:last=1 gaussian:variance=1e-6 gaussian:variance=1e-4 dp-sample:target_epsilon=8"
+    assert options["--defenses"].split() == [
+        "mask:last=2", "gaussian:variance=1e-6", "gaussian:variance=1e-4", f"dp-sample:target_epsilon=8+{NO_STATISTICS}"
+    ]  # fmt: skip
+
+
+def test_what_a_message_names_in_clear_is_left_out_of_it() -> None:
+    every = asked(with_classes())["--defenses"].split()
+    assert every[0] == NO_STATISTICS and len(every) == 5 and all(one.endswith(NO_STATISTICS) for one in every)
+    for one in every:
+        Defence.read(one)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"statistics": {"listed": [{"what": "variate", "attacked": True, "how": "as a gradient"}]}},  # SCAFFOLD needs them
+        {"conditions": ["no dropout", "BatchNorm: clients and attacks normalise by the batch"]},
+        {"epsilon": {"upper": 8.0, "level": "client", "sentences": []}},
+    ],
+)
+def test_no_defence_is_suggested_that_the_run_cannot_have(change: dict[str, Any]) -> None:
+    assert "dp-sample" in asked(undefended())["--defenses"]
+    assert "dp-sample" not in asked(undefended() | change)["--defenses"]
+
+
+def test_no_mask_is_suggested_that_leaves_nothing() -> None:
+    run = undefended()
+    for tensor in run["wire"]["tensors"]:
+        tensor["up"] = tensor["name"] == "projector.0.weight"
+    assert "mask:last" not in asked(run)["--defenses"]
 
 
 def test_the_command_that_is_suggested_can_be_pasted() -> None:

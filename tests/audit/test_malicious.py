@@ -14,7 +14,7 @@ from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.lab.attempts import Attacker, Attempt
 from fedpriv.attacks.malicious.fishing import Fishing
 from fedpriv.attacks.malicious.imprint import Imprint
-from fedpriv.attacks.scoring.scores import match_batches, mse
+from fedpriv.attacks.scoring.scores import match_batches, mse, score
 from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
@@ -145,3 +145,13 @@ def test_it_says_what_fishing_aimed_at() -> None:
     found = Reconstruction(torch.full((4, 1, 2, 2), torch.nan), torch.tensor([3, 3, -1, -1]), *torch.zeros(4, 1))
     made = Attempt(Attacker(Fishing(), ThreatModel()), found)
     assert "fishing aimed at 2 images of class 3, and at no other" in remarks([made], {})
+
+
+@pytest.mark.parametrize(("recovered", "said"), [(0, "a failure of imprint"), (2, "that imprint recovered no more")])
+def test_it_says_what_is_no_evidence(recovered: int, said: str) -> None:
+    true = torch.rand(4, 1, 8, 8)
+    raw = torch.cat([true[:recovered], 1 - true[recovered:]])
+    labels = torch.arange(4)
+    found = Reconstruction(raw, labels, *torch.zeros(4, 1))
+    made = Attempt(Attacker(Imprint(), ThreatModel()), found, score(raw, true, labels, labels), raw, true)
+    assert f"{said} is no evidence: why" in remarks([made], {"imprint": "why"})

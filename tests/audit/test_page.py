@@ -108,6 +108,7 @@ def test_what_is_known_of_members_and_what_was_not_tried_is_shown(page: Page, ma
     for text in (page.text, unescaped(markdown)):
         assert "Known from reconstructions:" in text and "13 of 72 training images behind client 0" in text
         assert "Not tried: row distance, as no linear layer with a bias was shared." in text
+        assert "Each interval is for that attack alone." in text
     assert "0.60 to 0.81, best of 2 reconstructed samples are known members" in page.text
 
 

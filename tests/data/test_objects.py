@@ -15,11 +15,12 @@ import torch
 from image_files import pixels
 
 import fedpriv
-from fedpriv.config import DataConfig
+from fedpriv.config import DataConfig, load_config
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.own.objects import name_of
 from fedpriv.data.sources import load_data
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.simulation.setup import build
 
 LABELS = np.array([0, 1, 2] * 10)
 
@@ -174,6 +175,12 @@ def test_nothing_is_printed_and_bars_are_left_as_they_were(capfd: pytest.Capture
         ((pixels(4, 8, 8), [0, 1]), "4 samples and 2 labels"),
         ((np.full((4, 1, 8, 8), 7.0), [0, 1, 0, 1]), r"floats in \[0, 1\], and these are float64, from 7 to 7"),
         ((pixels(4, 8, 8, 2), [0, 1, 0, 1]), "one or three channels"),
+        ((np.stack([np.zeros((8, 8)), np.full((8, 8), np.nan)]), [0, 1]), "sample 1 holds a NaN or an infinity"),
+        ((pixels(2, 8, 8), [0, -1]), "the label of sample 1 is -1; number the classes from 0"),
+        (
+            {"train": (pixels(2, 1, 8, 8), [0, 1]), "test": (pixels(2, 1, 4, 8), [0, 1])},
+            r"samples of shape \(8, 8\) in train and \(4, 8\) in test",
+        ),
         (([np.zeros(3), np.zeros(4)], [0, 1]), "several shapes"),
         ({"test": (pixels(4, 8, 8), [0, 1, 0, 1])}, "no train"),
         (dict.fromkeys(("train", "tset"), (pixels(4, 8, 8), [0, 1, 0, 1])), "the splits train, tset; beside train, one of test"),
@@ -195,6 +202,14 @@ def test_nothing_is_printed_and_bars_are_left_as_they_were(capfd: pytest.Capture
 def test_other_objects_are_refused(data: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         name_of(data)
+
+
+def test_test_labels_that_no_client_trains_on_are_named() -> None:
+    data = {"train": (pixels(40, 8, 8), [0, 1] * 20), "test": (pixels(6, 8, 8), [2, 3] * 3)}
+    keys = {"data.name": str(name_of(data)), "data.clients": 2, "data.partition": {"name": "iid"}, "model.name": "mlp2"}
+    said = r"no client holds test data to be scored on: its labels \(2, 3\) are none of those of the training data \(0, 1\)"
+    with pytest.raises(UsageError, match=said):
+        build(load_config(None, keys))
 
 
 def test_a_run_on_objects_can_be_opened_later(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import email.utils
 import http.server
 import socket
 import ssl
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -420,7 +422,26 @@ def test_without_flower_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(needed, "version", missing)
     for command in (["demo"], ["server", "d"], ["client", "f"], ["run", "d"], ["status", "d"], ["resume", "r"]):
         ended = fedpriv("deploy", *command)
-        assert ended.exit_code == 2 and "pip install 'fedpriv[deploy]'" in ended.output, command
+        assert ended.exit_code == 2 and "uv sync --extra deploy, or pip install '.[deploy]'" in ended.output, command
+
+
+@pytest.mark.parametrize(("error", "kept"), [(FedprivError("none joined"), True), (KeyboardInterrupt(), False), (None, False)])
+def test_a_demo_that_failed_leaves_its_files(
+    monkeypatch: pytest.MonkeyPatch, fedpriv: Callable[..., Result], tmp_path: Path, error: BaseException | None, kept: bool
+) -> None:
+    def play(config: object, folder: Path, *of: object) -> Any:
+        (folder / "log.txt").write_text("why")
+        if error is not None:
+            raise error
+        return SimpleNamespace(found={"run_dir": str(folder), "equal": True})
+
+    monkeypatch.setattr(needed, "require_flower", lambda: None)
+    monkeypatch.setitem(sys.modules, "fedpriv.deploy.flower.demo", SimpleNamespace(demo=play))  # the real one imports Flower
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = fedpriv("deploy", "demo")
+    left = [path.parent for path in tmp_path.glob("fedpriv-demo-*/log.txt")]
+    assert len(left) == kept
+    assert all(f"the files of the demo are kept in {folder}" in ended.output for folder in left)
 
 
 def test_an_untested_flower_is_refused(monkeypatch: pytest.MonkeyPatch, fedpriv: Callable[..., Result]) -> None:

@@ -113,8 +113,24 @@ class Passing(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.passes += 1
         self.last = x
-        y: Tensor = self.fc(x.flatten(1))
+        y: Tensor = self.fc(x.flatten(1)).tanh()
         return y
+
+
+class ByMethods(nn.Module):
+    """Calls methods of tensors that are functions of torch, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(1, 2, 3), nn.Linear(72, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(self.conv(x).relu().flatten(1))
+        return y
+
+
+def test_methods_of_tensors_have_the_forms_of_functions() -> None:
+    StackedNet(with_encoder(ByMethods()))  # which checks its outputs
 
 
 def test_tracing_leaves_nothing_in_the_net() -> None:

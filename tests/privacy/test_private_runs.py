@@ -127,7 +127,8 @@ def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None
     ("method", "overrides", "said"),
     [
         ("mpfedcon", SAMPLE, "class centres"),
-        ("mpfedcon", CLIENT, "has its own"),
+        ("mpfedcon", CLIENT, "method mpfedcon has its own; use fedavg"),
+        ("fedavg", {**CLIENT, "aggregation.name": "fedopt"}, "aggregation fedopt has its own; use mean"),
         ("local", SAMPLE, "sends nothing"),
         ("fedavg", {**SAMPLE, "model.name": "resnet18"}, "BatchNorm.*GroupNorm"),
         ("fedavg", {**CLIENT, "privacy.delta": 0.1}, "below 0.1"),

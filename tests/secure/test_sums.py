@@ -26,7 +26,7 @@ ON = {"wire.secure_aggregation": True}
 @pytest.mark.parametrize(
     ("method", "options", "reason"),
     [
-        ("simprox", {}, "looks at single uploads"),
+        ("simprox", {}, "aggregation simprox is not declared `linear`"),
         ("local", {}, "sends nothing"),
         ("fedavg", {"wire.transforms": [{"name": "prune", "fraction": 0.1}]}, "through prune.* compressed one by one"),
         ("fedavg", {"wire.transforms": [{"name": "quantise", "bits": 4}]}, "through quantise.* compressed one by one"),

@@ -344,7 +344,9 @@ def test_where_finite_uploads_would_merge_to_none_the_server_stays_as_it_was(
     after = second.with_changed(2, **{name: torch.full_like(tensor, 3.3e38) for name, tensor in upload.tensors().items()})
     assert same(after, (before.row, before.memory, {})) and not same(second.whole, after)
     assert after[2]["metrics"]["not_finite"] == 1 and "refused" not in after[2]
-    assert [f"{spoiled} would not be finite; train.max_update_norm" in warning for warning in warnings] == [True]
+    (warning,) = warnings
+    assert f"the uploads are finite, and {spoiled} would not be; they are too large, which train.max_update_norm" in warning
+    assert f"or the merge of aggregation {aggregation} is at fault" in warning
     assert set(run.progress.clients.values()) == {1}
     assert all(run.store.damaged({client: 2}) is not None for client in range(6)), "their states of that turn are gone"
 

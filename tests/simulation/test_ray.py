@@ -115,7 +115,7 @@ def test_a_number_of_processes_or_ray(given: str) -> None:
 def test_without_ray_the_line_that_installs_it(tmp_path: Path) -> None:
     words = ["train", "--clients", "2", "--rounds", "1", "--workers", "ray", "--tracking-uri", "none"]
     done = CliRunner().invoke(main, [*words, "--run-dir", str(tmp_path / "run")])
-    assert done.exit_code == 2 and "pip install 'fedpriv[cluster]'" in done.stderr
+    assert done.exit_code == 2 and "pip install '.[cluster]'" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -125,5 +125,6 @@ def remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]
                 lines.append(f"{made.attacker.name} aimed at {some} of class {int(aim[0])}, and at no other")
     for made in attempts:
         if made.found is not None and (reason := beyond.get(made.attacker.name) or made.no_evidence):
-            lines.append(f"a failure of {made.attacker.name} is no evidence: {reason}")
+            what = "a failure of {}" if made.recovered is None or not made.recovered.successes else "that {} recovered no more"
+            lines.append(f"{what.format(made.attacker.name)} is no evidence: {reason}")
     return lines

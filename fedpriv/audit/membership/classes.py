@@ -98,7 +98,8 @@ def of_labels(messages: Sequence[Found]) -> list[str]:
     found = f"The set of {whose} was found exactly from {exact} of {len(messages)} messages"
     details = f"{'; '.join(ways)}; 95 % interval {rate.low:.0%} to {rate.high:.0%}"
     guesses = [one["guess"] for one in of_lacking(messages) if one.get("guess") is not None]
-    chance = f"; naming the same set each time is right for {max(guesses):.0%} of clients that lack a class" if guesses else ""
+    constant = "always guessing the most common set would be right for"
+    chance = f"; {constant} {max(guesses):.0%} of the clients that lack one" if guesses else ""
     return [f"{found} ({details}){chance}."]
 
 

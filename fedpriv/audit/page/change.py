@@ -11,8 +11,12 @@ from fedpriv.audit.answer import CLASSES, CONTRADICTED, MEMBERS, NOT_KNOWN, NOTH
 from fedpriv.audit.conditions import MEASURES, Condition, conditions
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.verdict import best_attack, reversed_attack
+from fedpriv.audit.verdict import gives_away
 
 Found = Mapping[str, Any]
+_NO_STATISTICS = 'mask:names=["statistic.*"]'
+_REMOVABLE = {"centers", "counts"}
+"""Statistics that a method can do without; others, such as control variates, it needs."""
 
 
 def changes(run: Found, like: Sequence[Found]) -> dict[str, str | None]:
@@ -37,7 +41,7 @@ def changes(run: Found, like: Sequence[Found]) -> dict[str, str | None]:
     tried = f"None of the other defences that were audited here ({len(like)})." if like else "Not measured."
     if (target := _target(run)) is None:
         return _said(f"{tried} `fedpriv frontier` has no target that measures this, so no command is suggested.")
-    return _said(f"{tried} This command searches for the most accurate defence that does:", _command(run, target))
+    return _said(f"{tried} This command searches for the most accurate defence that meets `{target}`:", _command(run, target))
 
 
 def _said(sentence: str, command: str | None = None) -> dict[str, str | None]:
@@ -70,9 +74,29 @@ def _command(run: Found, target: Condition) -> str:
     searched = target.measure in ("recovered", "labels") and not summed
     noise = ["gaussian:variance=1e-10..1e-4"] if searched else ["gaussian:variance=1e-6", "gaussian:variance=1e-4"]
     pruned = [] if summed else ["prune:fraction=0.01"]  # what is pruned has no sum
-    defences = " ".join(["mask:last=1", *pruned, *noise, "dp-sample:target_epsilon=8"])
+    statistics = {one["what"] for one in (run.get("statistics") or {}).get("listed", [])}
+    removable = bool(statistics) and statistics <= _REMOVABLE
+    # What an attack on samples does not use may stay beside a defence of the model; members and classes show in it.
+    in_them = removable and (target.measure != "recovered" or any(map(gives_away, run.get("centers") or [])))
+    defences = [f"{one}+{_NO_STATISTICS}" if in_them else one for one in (*_masks(run), *pruned, *noise)]
+    if run["epsilon"] is None and (removable or not statistics) and not any(map(_is_of_batch_norm, run["conditions"])):
+        defences.append("dp-sample:target_epsilon=8" + (f"+{_NO_STATISTICS}" if removable else ""))
+    listed = " ".join([_NO_STATISTICS, *defences] if in_them else defences)
     config = shlex.quote(f"{run['run_dir']}/config.yaml")
-    return f"fedpriv frontier --config {config} --defenses '{defences}' --target '{target}'"
+    return f"fedpriv frontier --config {config} --defenses '{listed}' --target '{target}'"
+
+
+def _masks(run: Found) -> list[str]:
+    """The mask of the last linear layer that was sent; none where nothing would be left."""
+    model = [one for one in run["wire"]["tensors"] if one["role"] != "statistic"]
+    linear = [one["up"] for one in model if one["name"].endswith(".weight") and len(one["shape"]) == 2]
+    if not any(linear) or sum(one["up"] for one in model if one["name"].endswith(".weight")) < 2:
+        return []
+    return [f"mask:last={linear[::-1].index(True) + 1}"]
+
+
+def _is_of_batch_norm(condition: str) -> bool:
+    return condition.startswith("BatchNorm")
 
 
 def _defended(run: Found) -> str:

@@ -82,7 +82,7 @@ def _read(target: TextTarget, kind: str, round: int, client: int | str, seed: in
 
 def _described(one: TextAttempt, target: TextTarget) -> dict[str, Any]:
     """:func:`fedpriv.audit.text.figures.text_figures`, with the attacker's knowledge and budget, and what is left in words."""
-    row = text_figures(one, target) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
+    row = text_figures(one, target) | {"knows": one.attacker.threat.sentences(images=False), "budget": _budget(one.attacker)}
     row.pop("threat")
     return {"inapplicable": None, "recovered": [], **row, "left_says": " ".join(left_of(one)) or None}
 

@@ -113,9 +113,20 @@ def _write_splits(data: Any, folder: Path) -> None:
         data = {"train": data}
     if "train" not in data:
         raise UsageError(f"data with the splits {', '.join(map(str, data)) or 'none'}, but no train")
-    for split in ("train", *[name for name in SPLITS if name in data][:1]):
+    splits = ("train", *[name for name in SPLITS if name in data][:1])
+    shapes = {shape: f"{shape} in {split}" for split in splits if (shape := _shape(data[split])) is not None}
+    if len(shapes) > 1:
+        raise UsageError(f"samples of shape {' and '.join(shapes.values())}; bring them to one shape first")
+    for split in splits:
         with _no_bars():
             _rows(data[split]).to_parquet(folder / f"{split}.parquet")
+
+
+def _shape(data: Any) -> tuple[int, ...] | None:
+    """The shape of a sample of arrays ``(x, y)``, without channels, which may come first or last; ``None``: it has none."""
+    x = data[0] if isinstance(data, tuple) and len(data) == 2 else None
+    shape = tuple(getattr(x, "shape", ()))[1:]
+    return tuple(n for n in shape if n not in (1, 3)) or None
 
 
 @contextmanager
@@ -160,6 +171,11 @@ def _rows(data: Any) -> datasets.Dataset:
     kind = datasets.Value("int64") if all(type(label) is int for label in labels) else datasets.Value("string")
     if kind.dtype == "string":
         labels = [str(label) for label in labels]
+    elif negative := [number for number, label in enumerate(labels) if label < 0]:
+        raise UsageError(
+            f"the label of sample {negative[0]} is {labels[negative[0]]}; number the classes from 0, or name them, and leave out "
+            "samples without a label"
+        )
     elif names := _names(data, labels):
         kind = datasets.ClassLabel(names=names)
     return datasets.Dataset.from_dict({**columns, "label": labels}, features=datasets.Features({**features, "label": kind}))
@@ -259,7 +275,9 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
         array = array[..., 0] if array.shape[3] == 1 else array
     if array.dtype == np.uint8:
         return array
-    if array.dtype.kind != "f" or not (np.isfinite(array).all() and array.min() >= 0 and array.max() <= 1):
+    if array.dtype.kind == "f" and len(broken := np.flatnonzero(~np.isfinite(array).reshape(len(array), -1).all(1))):
+        raise UsageError(f"sample {broken[0]} holds a NaN or an infinity; mend it, or leave it out")
+    if array.dtype.kind != "f" or not (array.min() >= 0 and array.max() <= 1):
         found = f"{array.dtype}, from {array.min():g} to {array.max():g}"
         raise UsageError(
             f"images are uint8, or floats in [0, 1], and these are {found}; leave out what normalises them: the run does it"

@@ -117,7 +117,8 @@ def all_here(home: Home) -> Iterator[tuple[SuperLink, Callable[[], None], list[K
         while (here := sum(node.status == "online" for node in link.nodes())) < settings.clients:
             look()
             if time.monotonic() > until:
-                raise FedprivError(f"{here} of {settings.clients} clients joined in {JOIN:g} s; state/log.txt of one says why")
+                logs = home.path / "client-*" / "state" / "log.txt"
+                raise FedprivError(f"{here} of {settings.clients} clients joined in {JOIN:g} s; {logs} say why")
             time.sleep(0.5)
         yield link, look, keepers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 
-from fedpriv.errors import UsageError
+from fedpriv.errors import UsageError, extra
 
 TESTED = "1.41"
 """Flower's version, but for its last number."""
@@ -21,8 +21,6 @@ def require_flower() -> None:
     try:
         found = version("flwr")
     except PackageNotFoundError:
-        raise UsageError(
-            "deploying needs Flower: pip install 'fedpriv[deploy]', or in a clone: uv run --extra deploy fedpriv deploy ..."
-        ) from None
+        raise UsageError(f"deploying needs Flower; {extra('deploy')}") from None
     if not f"{found}.".startswith(f"{TESTED}."):
         raise UsageError(f"Flower {found} was not tested, {TESTED}.x was: pip install 'flwr=={TESTED}.*'")
