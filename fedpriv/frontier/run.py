@@ -22,10 +22,10 @@ from fedpriv.experiments.spec import Experiment
 from fedpriv.files import check_place, write_atomically
 from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.grid import Defence, Point, grid, point
+from fedpriv.frontier.picture import draw
 from fedpriv.frontier.search import BY_REPLAY, Replayed, Strength, measured, search
 from fedpriv.frontier.show import markdown
 from fedpriv.methods.build import with_options
-from fedpriv.plots.frontier import draw
 from fedpriv.seeding import with_threads
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import parent_run, sync
@@ -373,5 +373,5 @@ def _write(found: Mapping[str, Any], audits: Sequence[Audited], folder: Path, co
         write_atomically(folder / "frontier.md", markdown(found).encode())
     except OSError as error:
         raise FedprivError(f"cannot write the frontier in {folder}: {error.strerror}") from None
-    draw(found["trades"], folder / "frontier.png", found["target"], found["chosen"])
+    draw(found, folder / "frontier.png")
     report.write(report.side_by_side(audits, command), folder / "report")

@@ -112,6 +112,15 @@ def _meets(found: Found, one: Found) -> str:
     return f"in the grid, not on seed {formats.listed(fresh)}" if fresh else "yes"
 
 
+def meets_in_a_word(found: Found, one: Found) -> str:
+    """Whether a point meets the target, for the picture, which has the fresh seeds as rows of their own."""
+    if one["holds"]:
+        return "chosen" if (one["label"], one["seed"]) == (found["chosen"], found["seed"]) else "yes"
+    if one["at_chance"]:
+        return "at chance"
+    return "not known" if _not_known(one) else "no"
+
+
 def _missed(one: Found) -> str:
     """The conditions that a point misses."""
     why = _not_known(one)

@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE = "#0072B2", "#D55E00"
 PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+FURTHER = ("#882255", "#999933", "#332288", "#44AA99", "#AA4499", "#777777", "#DDCC77")
+"""Of Tol's muted scheme, for series beyond :data:`PALETTE`. Lines and marks differ, too, as so many colours look alike."""
 LINES = ("-", "--", ":")  # by repetition of the palette
 MARKERS = "os^DvPX*<>dph"
+_LETTER = 0.092
+"""Its width in a legend, in inches."""
 
 _STYLE: Any = {
     "font.size": 12,
@@ -153,6 +157,8 @@ def compare_curves(
         leaks: label -> (share of samples recovered, accuracy) of each audited run; with fewer than two of them it is not drawn.
     """
     audited = leaks if leaks is not None and sum(map(len, leaks.values())) > 1 else {}
+    width, longest = (16 if audited else 11), max(map(len, runs), default=0) + len(" (3 seeds)")
+    columns = max(1, min(3, len(runs), int(width / (0.8 + _LETTER * longest))))
 
     def draw(figure: Figure) -> None:
         left, right, *third = figure.subplots(1, 3 if audited else 2, sharey=True)
@@ -189,9 +195,10 @@ def compare_curves(
             axes.set_xlabel("recovered by an audit's best attack, %")
             axes.set_xlim(-4, 104)
         lines = sorted(left.get_lines(), key=_end, reverse=True)
-        figure.legend(handles=lines, loc="outside lower center", ncols=min(3, len(runs)))
+        figure.legend(handles=lines, loc="outside lower center", ncols=columns)
 
-    save(draw, path, (16 if audited else 11, 5 + 0.25 * (len(runs) // 3)))
+    crowded = len(runs) > len(PALETTE)
+    save(draw, path, (width, (7 if crowded else 5) + 0.25 * (len(runs) // columns)))
 
 
 def _accuracy(record: Record) -> float | None:
@@ -215,7 +222,8 @@ def _bytes(record: Record) -> float:
 
 def _look(index: int, points: int) -> dict[str, Any]:
     """Colour, line and marks of curve number ``index``; neighbours mark other points, so that both show where they coincide."""
-    look = {"color": PALETTE[index % len(PALETTE)], "marker": MARKERS[index % len(MARKERS)]}
+    colours = PALETTE + FURTHER
+    look = {"color": colours[index % len(colours)], "marker": MARKERS[index % len(MARKERS)]}
     if points == 1:
         return look | {"linestyle": "none", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 2}
     line = LINES[index // len(PALETTE) % len(LINES)]

@@ -39,6 +39,7 @@ def test_the_centre_of_one_sample_gives_it_away_where_the_net_is_known(tmp_path:
     made = inverted(tmp_path / "run", **{"model.projection": None})
     single = [one for one in made if set(one["samples_per_class"]) == {1}]
     assert single and all(one["to_centers"]["truth"] < 1e-9 for one in single)
+    assert all(len(one["which"]) == one["classes"] for one in made), "the classes of the pictures, in their order"
     nearer = [one["to_class_mean"]["mse_median"] < one["to_class_mean"]["baseline_mse_median"] / 2 for one in single]
     assert sum(nearer) > len(nearer) / 2
 

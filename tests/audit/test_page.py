@@ -319,6 +319,61 @@ def test_the_tradeoff_puts_runs_where_their_figures_are() -> None:
     assert charts.tradeoff([findings()["runs"][2]]) is None
 
 
+def test_one_run_has_no_tradeoff_and_a_legend_has_what_there_is() -> None:
+    run = findings()["runs"][0]
+    assert charts.tradeoff([run]) is None
+    audit = findings()
+    audit["runs"] = audit["runs"][:1]
+    assert "Only one run has both an accuracy and an attacked message" in Page(render_html(audit, pictures())).text
+    chart = charts.tradeoff([{**run, "defence": []}, {**run, "name": "other", "defence": []}])
+    assert chart is not None and [name for _, name in chart.keys] == ["no defence"]
+
+
+def test_a_legend_says_what_its_curves_differ_in() -> None:
+    row = findings()["runs"][0]["membership"][0] | {"attack": "LiRA (8 shadow models per client)", "client": "0, 3"}
+    alike = charts.roc([row | {"round": 3}, row | {"round": 3, "attack": "loss threshold"}])
+    assert alike is not None and [name for _, name in alike.keys] == ["LiRA", "loss threshold", "guessing"]
+    assert alike.about == "All are of round 3, clients 0, 3."
+    rounds = charts.roc([row | {"round": 1, "client": "1, 2"}, row | {"round": 3}])
+    assert rounds is not None and [name for _, name in rounds.keys] == ["LiRA, round 1", "LiRA, round 3", "guessing"]
+    assert not rounds.about
+    clients = charts.roc([row | {"round": 3}, row | {"round": 3, "client": 1}])
+    assert clients is not None and [name for _, name in clients.keys][:2] == ["LiRA, clients 0, 3", "LiRA, client 1"]
+
+
+def test_what_attackers_of_membership_know_is_said_once() -> None:
+    audit = findings()
+    row = audit["runs"][0]["membership"][0]
+    audit["runs"][0]["membership"] = [
+        row | {"round": 1, "attack": "loss threshold", "knows": ["It knows the labels.", "It has its own samples."]},
+        row | {"round": 3, "attack": "LiRA", "knows": ["It knows the labels.", "It has its own samples.", "It sees two rounds."]},
+        row | {"round": 3, "attack": "FedMIA", "knows": ["It knows the labels.", "It sees two rounds."]},
+    ]
+    for text in (Page(render_html(audit, pictures())).text.replace(" :", ":"), render_markdown(audit)):
+        assert text.count("It knows the labels.") == 1 and "FedMIA: It knows the labels." not in text
+        assert "loss threshold, LiRA: It has its own samples." in text and "In round 3: It sees two rounds." in text
+
+
+def test_rates_that_no_attack_resolves_are_no_column_but_a_note() -> None:
+    audit = findings()
+    why = "50 non-members do not resolve a false-positive rate of 0.1%, which needs 1000"
+    row = audit["runs"][0]["membership"][0]
+    some = row | {"tpr": {"0.01": rate(7, 72) | {"by_chance": 0.1}, "0.001": None}, "note": why}
+    audit["runs"][0]["membership"] = [some, row | {"tpr": {"0.01": None, "0.001": None}, "note": why}]
+    audit["runs"] = audit["runs"][:1]
+    text = Page(render_html(audit, pictures())).text
+    assert "TPR at FPR 0.01" in text and "TPR at FPR 0.001" not in text and f"{why}." in text
+    assert "TPR at FPR 0.001" not in render_markdown(audit)
+
+
+def test_pictures_of_class_centres_say_whose_they_are() -> None:
+    audit = findings()
+    audit["runs"][0]["centers"][0]["which"] = [1, 4]
+    assert "Round 1, client 0: classes 1, 4, from left to right" in Page(render_html(audit, pictures())).text
+    del audit["runs"][0]["centers"][0]["which"]  # in audits of earlier versions
+    assert "classes 1, 4, from left" not in Page(render_html(audit, pictures())).text
+
+
 def test_numbers_of_runs_that_coincide_do_not_hide_each_other() -> None:
     chart = charts.tradeoff([{**findings()["runs"][0], "name": str(index)} for index in range(6)])
     assert chart is not None

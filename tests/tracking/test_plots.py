@@ -8,8 +8,8 @@ import pytest
 from fake_runs import line
 from PIL import Image
 
-from fedpriv.plots import client_gains, compare_curves, learning_curve, per_client_accuracy
-from fedpriv.plots.curves import draw_accuracy
+from fedpriv.plots import PALETTE, client_gains, compare_curves, learning_curve, per_client_accuracy
+from fedpriv.plots.curves import _look, draw_accuracy
 from fedpriv.tracking import Record
 from tests.marks import quick_first
 
@@ -96,3 +96,17 @@ def test_learning_curve_of_a_run_without_accuracy(tmp_path: Path, probed: bool) 
     learning_curve(told, tmp_path / "curve.png")
     compare_curves({"a": [told]}, tmp_path / "compare.png")
     assert drawn(tmp_path / "curve.png") and drawn(tmp_path / "compare.png")
+
+
+def test_many_curves_differ_in_colour_or_line() -> None:
+    looks = [_look(index, 10) for index in range(40)]
+    assert len({(look["color"], look["linestyle"]) for look in looks}) == 40
+    assert len({look["color"] for look in looks[: 2 * len(PALETTE)]}) == 2 * len(PALETTE)
+
+
+def test_a_legend_of_long_names_is_not_cut(tmp_path: Path) -> None:
+    short, long = tmp_path / "short.png", tmp_path / "long.png"
+    compare_curves({f"run {number}": [records(3)] for number in range(6)}, short)
+    compare_curves({f"a run of a long name, {'very ' * 8}long {number}": [records(3)] for number in range(6)}, long)
+    with Image.open(short) as few, Image.open(long) as many:
+        assert few.width == many.width and few.height < many.height, "its names are in fewer columns"

@@ -66,6 +66,7 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[
         "round": round,
         "client": evidence.sender(round, client),
         "classes": len(present),
+        "which": present,
         "samples_per_class": [len(images) for images in own],
         "to_class_mean": {
             "mse_median": float(mse(made.images, means).median()),

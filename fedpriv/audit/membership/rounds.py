@@ -143,4 +143,4 @@ def _point(point: Point | None) -> dict[str, Any] | None:
 
 
 def _notes(points: OperatingPoints) -> str | None:
-    return " ".join(points.notes) or None
+    return "; ".join(points.notes) or None

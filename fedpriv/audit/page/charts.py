@@ -20,10 +20,16 @@ _LARGEST = 15  # radius in pixels of the run with most bytes
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing and its legend: (class of the style sheet, name) of each series."""
+    """A drawing and its legend.
+
+    Attributes:
+        keys: (class of the style sheet, name) of each series.
+        about: what all series have in common, as a sentence.
+    """
 
     drawing: Markup
     keys: Sequence[tuple[str, str]] = ()
+    about: str = ""
 
 
 def drawable(run: Found) -> bool:
@@ -32,9 +38,12 @@ def drawable(run: Found) -> bool:
 
 
 def tradeoff(runs: Sequence[Found]) -> Chart | None:
-    """Accuracy against the share of images recovered by the best attacker; the area of a disc is the bytes uploaded."""
+    """Accuracy against the share of images recovered by the best attacker; the area of a disc is the bytes uploaded.
+
+    Of a single run there is nothing to compare.
+    """
     shown = {number: run for number, run in enumerate(runs, 1) if drawable(run)}
-    if not shown:
+    if len(shown) < 2:
         return None
     rates = {number: run["best"]["message"]["success"] for number, run in shown.items()}
     highest = min(1, 1.15 * max(rate["high"] for rate in rates.values()))
@@ -65,7 +74,9 @@ def tradeoff(runs: Sequence[Found]) -> Chart | None:
         taken.append((left, top, 8.0))
         parts.append(Markup('<text class="label" x="{}" y="{}" text-anchor="middle">{}</text>').format(left, top + 4, number))
     label = "Accuracy against the share of images recovered from real messages, a disc per run; the figures are in the summary."
-    return Chart(svg(label, parts), [("disc undefended", "no defence"), ("disc defended", "with a defence")])
+    keys = [("disc undefended", "no defence", False), ("disc defended", "with a defence", True)]
+    there = {bool(run["defence"]) for run in shown.values()}
+    return Chart(svg(label, parts), [(kind, name) for kind, name, defended in keys if defended in there])
 
 
 def success(attack: Found, limit: str) -> Chart | None:
@@ -116,10 +127,27 @@ def roc(attacks: Sequence[Found]) -> Chart | None:
     titles = ("non-members falsely accused (FPR)", "members found (TPR)")
     parts = [frame(x, y, titles, (_decade, _decade))]
     parts.append(Markup('<path class="chance" d="M{} {}L{} {}"/>').format(x(fewest), y(fewest), x(1), y(1)))
-    names = [f"{a['attack']}, round {a['round']}, {_clients(a['client'])}" for a in shown]
+    names, about = _told_apart(shown)
     parts += [line(a["roc"], x, y, style(index)) for index, a in enumerate(shown)]
     label = "ROC of membership inference on logarithmic axes; area and rates are in the table."
-    return Chart(svg(label, parts), [*_keys(names), ("chance", "guessing")])
+    return Chart(svg(label, parts), [*_keys(names), ("chance", "guessing")], about)
+
+
+def _told_apart(attacks: Sequence[Found]) -> tuple[list[str], str]:
+    """Names of attacks, with their round and clients only where these differ; and a sentence with those that do not.
+
+    How many shadow models an attack used is in the table.
+    """
+    facts = [{"round": f"round {one['round']}", "client": _clients(one["client"])} for one in attacks]
+    pairs = {tuple(fact.values()) for fact in facts}
+    rounds = {fact["round"] for fact in facts}
+    alone = len(rounds) == len(pairs)  # a round says which clients
+    telling = [*(["round"] if len(rounds) > 1 else []), *([] if alone else ["client"])]
+    names = [
+        ", ".join([str(one["attack"]).partition(" (")[0], *(fact[name] for name in telling)])
+        for one, fact in zip(attacks, facts, strict=True)
+    ]
+    return names, f"All are of {', '.join(pairs.pop())}." if len(pairs) == 1 else ""
 
 
 def _clients(which: int | str) -> str:

@@ -21,6 +21,7 @@ from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit import cost, formats
 from fedpriv.audit.answer import WORDS
 from fedpriv.audit.conditions import MEASURES
+from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.membership.classes import by_rule
 from fedpriv.audit.membership.verdict import reversed_attack
 from fedpriv.audit.page import charts, words
@@ -91,7 +92,7 @@ def _environment(**settings: Any) -> Environment:
     made.filters |= {name: getattr(formats, name) for name in _FORMATS}
     made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role}
     made.filters |= {"at_least": _at_least, "contradicts": _contradicts}
-    made.filters["measured"] = _measured
+    made.filters |= {"measured": _measured, "drawable": charts.drawable}
     made.globals["answers"] = WORDS
     made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
     made.globals |= {
@@ -101,6 +102,7 @@ def _environment(**settings: Any) -> Environment:
         "is_best": _is_best,
     }
     made.globals |= {"keys_of": _keys_of, "values_of": _values_of, "because": _because, "best_reading": best_reading}
+    made.globals |= {"resolved_rates": _resolved_rates, "known_by": _known_by, "shown": SHOWN}
     made.globals |= {"cost_sentences": cost.in_sentences, "holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
     return made
 
@@ -220,6 +222,30 @@ def _keys_of(items: Iterable[Found], name: str) -> list[str]:
 def _values_of(items: Iterable[Found], name: str) -> list[Any]:
     """What items have under the name; an attempt that was not mounted has no figures."""
     return [value for item in items if (value := item.get(name)) is not None]
+
+
+def _resolved_rates(attacks: Sequence[Found]) -> list[str]:
+    """The false-positive rates that the non-members of some attack are enough for; their notes name the others."""
+    return [rate for rate in _keys_of(attacks, "tpr") if any(one["tpr"].get(rate) for one in attacks)]
+
+
+def _known_by(attacks: Sequence[Found]) -> list[tuple[str, str]]:
+    """(attackers, what they are assumed to know), a sentence once; of what all know, the attackers are not named.
+
+    Attackers are named by their rounds if all of these know it.
+    """
+    told = list[tuple[str, str]]()
+    for sentence in dict.fromkeys(one for attack in attacks for one in attack.get("knows", [])):
+        knowing = [one for one in attacks if sentence in one.get("knows", [])]
+        rounds = list(dict.fromkeys(one["round"] for one in knowing))
+        if len(knowing) == len(attacks):
+            who = ""
+        elif len(knowing) == sum(one["round"] in rounds for one in attacks):
+            who = f"In round{'s' * (len(rounds) > 1)} {formats.listed(rounds)}"
+        else:
+            who = formats.listed(list(dict.fromkeys(one["attack"] for one in knowing)))
+        told.append((who, sentence))
+    return told
 
 
 def _moment(iso: str) -> str:

@@ -1,0 +1,273 @@
+"""The picture of a frontier: a row for each point, the most accurate first, with accuracy and leakage on axes side by side.
+
+Points of a frontier crowd in its corners, where marks and labels of a scatter plot hide each other; in rows they cannot.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpriv.audit import formats
+from fedpriv.audit.conditions import Condition, conditions
+from fedpriv.frontier.show import meets_in_a_word
+from fedpriv.plots import PALETTE, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Found = Mapping[str, Any]
+_LINE, _GAP, _HEAD = 0.18, 0.14, 1.25
+"""Heights, in inches: of a line of text, between rows, of what is above them."""
+_METHOD, _DEFENCE, _FIRST = 0.1, 1.1, 3.2
+"""Where the columns of text begin, and the first panel's column, in inches."""
+_NUMBER, _PANEL, _SENT, _WORD = 0.68, 1.3, 0.9, 0.84
+"""Widths of a panel's numbers, of its axis, and of the columns to the right."""
+_LETTERS = 29
+"""In a line of a defence."""
+_BAND, _ALLOWED, _GREY = "#FFF1C2", "#DDEFE7", "#555555"
+_SHARES = ("accuracy", "recovered", "words", "labels")
+"""Measures that are shown in percent."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """An axis of the picture.
+
+    Attributes:
+        low, high: the values at its ends.
+        ticks: where it has numbers below it.
+        left: where it begins, in inches.
+        bound: the target's.
+    """
+
+    measure: str
+    low: float
+    high: float
+    ticks: Sequence[float]
+    left: float
+    bound: Condition | None
+
+    def __call__(self, value: float) -> float:
+        """The place of a value, in inches; what lies outside is at the border."""
+        return self.left + _PANEL * (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+
+    @property
+    def in_percent(self) -> bool:
+        return self.measure in _SHARES
+
+    @property
+    def name(self) -> str:
+        return self.measure.replace("_auc", " AUC").replace("_", " ")
+
+    def written(self, value: float | None) -> str:
+        if value is None:
+            return formats.NOTHING
+        if self.in_percent:
+            return f"{100 * value:.1f}"
+        return formats.plain(value) if self.measure == "membership_auc" else formats.short(value)
+
+    def tick(self, value: float) -> str:
+        return f"{100 * value if self.in_percent else value:.3g}"
+
+    def limit(self) -> str:
+        """The bound, such as ``≤ 0.6``; nothing without one."""
+        return "" if self.bound is None else f"{self.bound.compare.replace('<=', '≤')} {self.tick(self.bound.bound)}"
+
+
+def draw(found: Found, path: Path) -> None:
+    """Draw all points.
+
+    Args:
+        found: what ``frontier.json`` has.
+        path: the PNG to write.
+    """
+    rows = ordered(found)
+    if not rows:
+        return
+    panels = _panels(rows, conditions(",".join(found["target"]), "--target") if found["target"] else [])
+    right = panels[-1].left + _PANEL
+    width = right + _SENT + _WORD * (2 if found["target"] else 1) + 0.15
+    notes = textwrap.wrap(" ".join(_notes(found)), round(14.4 * width))
+    heights = [_LINE * len(_defence(one, found["seed"])) + _GAP for one in rows]
+    bottom = 0.55 + 0.19 * len(notes)
+    end = _HEAD + sum(heights)
+    whole = end + bottom
+    methods = list(dict.fromkeys(one["method"] for one in rows))
+
+    def figure(made: Figure) -> None:
+        made.set_layout_engine("none")
+        axes = made.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(whole, 0))  # inches, from the top left
+        axes.set_axis_off()
+        axes.text(_METHOD, 0.27, _title(panels), fontsize=13, fontweight="bold", va="center")
+        _headings(axes, panels, right, bool(found["target"]))
+        for panel in panels:
+            _axis(axes, panel, _HEAD, end)
+        for one, top, height in zip(rows, accumulate(heights, initial=_HEAD), heights, strict=False):
+            if one["label"] == (found["chosen"] or found["nearest"]):
+                axes.fill_between([0.04, width - 0.04], top, top + height, color=_BAND, linewidth=0, zorder=0)
+            _row(axes, one, top + height / 2, panels, PALETTE[methods.index(one["method"]) % len(PALETTE)], found)
+        for number, text in enumerate(notes):
+            axes.text(_METHOD, end + 0.55 + 0.19 * number, text, fontsize=9, color=_GREY, va="center")
+
+    save(figure, path, (width, whole))
+
+
+def ordered(found: Found) -> list[Found]:
+    """The points of the grid's seed, the most accurate first, each followed by its runs on fresh seeds."""
+    trades = found["trades"]
+    grid = sorted((one for one in trades if one["seed"] == found["seed"]), key=lambda one: -(one["accuracy"] or 0.0))
+    fresh = [one for one in trades if one["seed"] != found["seed"]]
+    return [row for one in grid for row in (one, *(again for again in fresh if again["label"] == one["label"]))]
+
+
+def only_by_bytes(one: Found, trades: Sequence[Found]) -> bool:
+    """Whether another point of the seed is at least as accurate and as tight, so that what is left is that less is sent."""
+    others = [other for other in trades if other["seed"] == one["seed"] and other["label"] != one["label"]]
+    return any(
+        other["accuracy"] >= one["accuracy"] and other["recovered"] <= one["recovered"]
+        for other in others
+        if None not in (other["accuracy"], other["recovered"]) and not other["at_chance"]
+    )
+
+
+def _panels(rows: Sequence[Found], target: Sequence[Condition]) -> list[Panel]:
+    """Accuracy, recovered, membership where it was attacked, and what else the target is about."""
+    members = any(_value(one, "membership_auc") is not None for one in rows)
+    names = dict.fromkeys(["accuracy", "recovered", *(["membership_auc"] if members else []), *(one.measure for one in target)])
+    made = list[Panel]()
+    for number, name in enumerate(names):
+        left = _FIRST + (_NUMBER + _PANEL) * number + _NUMBER
+        bound = min((one for one in target if one.measure == name), key=lambda one: one.bound, default=None)
+        low, high, ticks = _range(name, rows, bound)
+        made.append(Panel(name, low, high, ticks, left, bound))
+    return made
+
+
+def _range(name: str, rows: Sequence[Found], bound: Condition | None) -> tuple[float, float, Sequence[float]]:
+    if name in _SHARES:
+        return 0.0, 1.0, (0, 0.5, 1)
+    values = [value for one in rows if (value := _value(one, name)) is not None]
+    if name == "membership_auc":
+        return (0.4, 1.0, (0.5, 0.75, 1)) if min(values, default=0.5) >= 0.4 else (0.0, 1.0, (0, 0.5, 1))
+    high = 1.15 * max((one for one in (*values, bound.bound if bound else 0.0) if math.isfinite(one)), default=0.0) or 1.0
+    return 0.0, high, (0,)
+
+
+def _value(one: Found, measure: str) -> float | None:
+    found = one[measure] if measure in ("accuracy", "recovered") else one["leakage"].get(measure)
+    return None if found is None else float(found)
+
+
+def _spans(one: Found, measure: str) -> Iterator[tuple[float, float, float]]:
+    """Lines beside a mark: from, to, and their width."""
+    value = _value(one, measure)
+    interval = {"accuracy": one["interval"], "recovered": one["recovered_interval"]}.get(measure)
+    if interval:
+        yield (*interval, 2.8)
+    widest = {"recovered": one.get("recovered_open"), "membership_auc": one.get("membership_open")}.get(measure)
+    if widest is not None and value is not None:
+        yield value, widest, 1.0
+
+
+def _headings(axes: Axes, panels: Sequence[Panel], right: float, with_target: bool) -> None:
+    style: Any = {"fontsize": 10, "fontweight": "bold", "va": "bottom", "linespacing": 1.1}
+    axes.text(_METHOD, _HEAD - 0.27, "method", **style)
+    axes.text(_DEFENCE, _HEAD - 0.27, "defence", **style)
+    for panel in panels:
+        axes.text(panel.left + _PANEL / 2, _HEAD - 0.27, panel.name + ", %" * panel.in_percent, ha="center", **style)
+        axes.text(
+            panel.left + _PANEL / 2, _HEAD - 0.52, "more is better" if panel.measure == "accuracy" else "less is better",
+            fontsize=9, color=_GREY, ha="center", va="bottom",
+        )  # fmt: skip
+    axes.text(right + _SENT - 0.02, _HEAD - 0.27, "sent", ha="right", **style)
+    axes.text(right + _SENT + _WORD / 2, _HEAD - 0.27, "Pareto-\noptimal", ha="center", **style)
+    if with_target:
+        axes.text(right + _SENT + 1.5 * _WORD, _HEAD - 0.27, "meets\ntarget", ha="center", **style)
+
+
+def _axis(axes: Axes, panel: Panel, top: float, end: float) -> None:
+    left, right = panel(panel.low), panel(panel.high)
+    for value in panel.ticks:
+        axes.plot([panel(value)] * 2, [top, end], color="#dddddd", linewidth=0.8, zorder=1)
+        axes.text(panel(value), end + 0.05, panel.tick(value), fontsize=9, color=_GREY, ha="center", va="top")
+    axes.plot([left, right], [end, end], color="#9a9a9a", linewidth=0.8, zorder=1)
+    if panel.bound is not None:
+        at = panel(panel.bound.bound)
+        axes.fill_between([left, at], top, end, color=_ALLOWED, linewidth=0, zorder=0.5)
+        axes.plot([at, at], [top - 0.04, end], color="black", linewidth=1.1, linestyle=(0, (4, 2)), zorder=2)
+        axes.text(at, top - 0.06, panel.limit(), fontsize=9, ha="center", va="bottom")
+
+
+def _row(axes: Axes, one: Found, y: float, panels: Sequence[Panel], colour: str, found: Found) -> None:
+    alpha = 0.4 if one["at_chance"] else 1.0
+    again = one["seed"] != found["seed"]
+    if not again:
+        axes.text(_METHOD, y, one["method"], fontsize=10, color=colour, fontweight="bold", va="center")
+    text = "\n".join(_defence(one, found["seed"]))
+    axes.text(_DEFENCE, y, text, fontsize=10, va="center", linespacing=1.15, color=_GREY if again else "black")
+    for panel in panels:
+        value = _value(one, panel.measure)
+        axes.text(panel.left - 0.12, y, panel.written(value), fontsize=10, ha="right", va="center")
+        for low, high, width in _spans(one, panel.measure):
+            line = axes.plot([panel(low), panel(high)], [y, y], color=colour, linewidth=width, alpha=0.6 * alpha, zorder=3)
+            line[0].set_solid_capstyle("butt")
+        if value is not None:
+            inside = panel.bound is None or panel.bound.allows(value)
+            axes.scatter(
+                [panel(value)], [y], s=32, facecolors=colour if inside else "white", edgecolors=colour, linewidths=1.5,
+                alpha=alpha, zorder=4,
+            )  # fmt: skip
+    right = panels[-1].left + _PANEL
+    axes.text(right + _SENT - 0.02, y, formats.size(one["bytes"]), fontsize=10, ha="right", va="center")
+    if one["pareto_optimal"] and not again:
+        word = "by bytes" if only_by_bytes(one, found["trades"]) else "yes"
+        axes.text(right + _SENT + _WORD / 2, y, word, fontsize=10, ha="center", va="center")
+    if found["target"]:
+        word = meets_in_a_word(found, one)
+        weight = "bold" if word == "chosen" else "normal"
+        axes.text(right + _SENT + 1.5 * _WORD, y, word, fontsize=10, ha="center", va="center", fontweight=weight)
+
+
+def _defence(one: Found, seed: int) -> list[str]:
+    """The lines that name a row's defence; a part of several begins a line where it does not fit in."""
+    if one["seed"] != seed:
+        return [f"the same, fresh seed {one['seed']}"]
+    if one["defence"] == "none":
+        return ["no defence"]
+    parts = str(one["defence"]).replace("+", "\n+ ").split("\n")
+    if sum(map(len, parts)) <= _LETTERS:
+        return [" ".join(parts)]
+    return [line for part in parts for line in textwrap.wrap(part, _LETTERS)]
+
+
+def _title(panels: Sequence[Panel]) -> str:
+    bounds = [panel for panel in panels if panel.bound is not None]
+    target = " and ".join(f"{panel.name} {panel.limit()}{' %' * panel.in_percent}" for panel in bounds)
+    return "Accuracy against leakage" + (f"; target: {target}" if target else "")
+
+
+def _notes(found: Found) -> list[str]:
+    """What the marks and the words mean, as sentences."""
+    said = ["Recovered: the largest share of samples that an attack recovered."]
+    said.append("Thick lines: 95 % intervals, of accuracy over the clients of one run.")
+    if any("recovered_open" in one for one in found["trades"]):
+        said.append("Thin lines: the most that the intervals of all attacks that count, on however few samples, leave open.")
+    if found["target"]:
+        best = "the most accurate that meets it, also on a fresh seed" if found["chosen"] else "what comes nearest; none meets it"
+        said.append(f"Shaded: within the target; hollow marks are outside. Highlighted: {best}.")
+    if found["target"] and any(meets_in_a_word(found, one) == "not known" for one in found["trades"]):
+        said.append("Not known: the bounds hold of what was found, but more may leak.")
+    said.append(
+        "Pareto-optimal: no other of the seed is at least as good in accuracy, recovered and bytes sent, and better in one;"
+    )
+    said.append("“by bytes”: another is at least as good in accuracy and recovered, but sends more.")
+    if any(one["at_chance"] for one in found["trades"]):
+        said.append("Faint: no better than guessing.")
+    return said
