@@ -19,6 +19,10 @@ class Inapplicable(Exception):
     """An attack cannot be mounted on an observation; the message says why, and which attack can be."""
 
 
+class Empty(Inapplicable):
+    """A message shows nothing of any sample, whatever they are; another message of the same kind may."""
+
+
 def require_labels(observation: Observation) -> None:
     """Check that the client minimised a cross-entropy on labels.
 
@@ -91,9 +95,20 @@ def together(observations: Sequence[Observation], attack: Callable[[Observation]
     """Attack one message after the other, for attacks that gain nothing from a batch of messages.
 
     Every message has as many rows: where fewer images are found than in another one, the rest is NaN, with label -1.
+
+    Raises:
+        Inapplicable: the attack refuses a message; one that is :class:`Empty` only if all are.
     """
     start = time.process_time()
-    ones = [attack(observation) for observation in observations]
+    ones, nothing = list[One](), list[Empty]()
+    for observation in observations:
+        try:
+            ones.append(attack(observation))
+        except Empty as reason:
+            nothing.append(reason)
+            ones.append(One(torch.full((1, *observation.input_shape), torch.nan), torch.tensor([-1]), [torch.nan], (torch.nan,)))
+    if len(nothing) == len(ones):
+        raise nothing[0]
     steps = max(len(one.curve) for one in ones)
     curve = torch.full((steps, len(ones)), torch.nan)
     for column, one in enumerate(ones):

@@ -130,6 +130,22 @@ def _error(observation: Observation, seen: Observation, name: str) -> float:
     return math.hypot(seen.altered.variance.get(name, 0.0) ** 0.5, rounding(observation, name))
 
 
+def empty(observation: Observation) -> str | None:
+    """Why the first layer of :func:`fed_layers` shows nothing of any sample, as a clause; ``None``: it may.
+
+    Its gradient is zero, up to the rounding of the client's steps: the last layer is still zero, or these steps changed nothing.
+    Noise, and what else was done to the message after them, are no rounding: what they hide was there.
+    """
+    layers = fed_layers(as_gradient(observation))
+    if not layers:
+        return None
+    layer, _ = layers[0]
+    assert layer.bias is not None
+    if bool((layer.bias.abs() > CERTAIN * rounding(observation, f"{layer.name}.bias")).any()):
+        return None
+    return f"the gradient of {layer.name!r} is zero, which shows nothing of any image"
+
+
 def single_sample(observation: Observation, undo_decay: bool = True) -> list[tuple[Candidates, float]]:
     """For a message of one sample: the least-squares input over all rows together, which is the most robust to noise.
 

@@ -10,9 +10,17 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.reconstruction import Empty, Inapplicable, One, Reconstruction, together
 from fedpriv.attacks.core.registry import register
-from fedpriv.attacks.gradients.analytic import AnalyticOptions, Candidates, fed_layers, needed_layers, row_ratios, single_sample
+from fedpriv.attacks.gradients.analytic import (
+    AnalyticOptions,
+    Candidates,
+    empty,
+    fed_layers,
+    needed_layers,
+    row_ratios,
+    single_sample,
+)
 from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified, to_picture
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 from fedpriv.attacks.gradients.spear import SpearOptions, projected, unmix
@@ -49,10 +57,17 @@ class Analytic(AnalyticOptions):
             return None
         return f"no ReLU follows {first!r}, so that every image behind a message moves every neuron"
 
+    @staticmethod
+    def empty(observation: Observation) -> str | None:
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        return empty(observation)
+
     def _one(self, observation: Observation) -> One:
         found = row_ratios(observation, self)[0]
         if not found.is_image:
             raise Inapplicable(f"the input of {found.layer!r} is features, not the image; analytic-features inverts those")
+        if why := empty(observation):
+            raise Empty(why)
         if observation.num_examples == 1:
             one, loss = single_sample(observation, self.undo_decay)[0]
             return One(one.values, torch.tensor([-1]), [loss], (loss,))
@@ -83,8 +98,15 @@ class AnalyticFeatures(InversionOptions):
             raise Inapplicable("the features of a batch are mixtures: analytic-features is for one sample")
         needed_layers(observation)
 
+    @staticmethod
+    def empty(observation: Observation) -> str | None:
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        return empty(observation)
+
     def _one(self, observation: Observation, seed: int) -> One:
         self.check(observation)
+        if why := empty(observation):
+            raise Empty(why)
         image, loss, curve = invert_features(observation, self, seed)
         return One(image, torch.tensor([-1]), [*curve, loss], (loss,))
 
@@ -112,7 +134,13 @@ class Spear(SpearOptions):
     def check(observation: Observation) -> None:
         """See :class:`fedpriv.attacks.lab.setting.Declared`."""
         layer, error = Spear._layer(observation)
-        projected(layer, SpearOptions.most, error)
+        if not empty(observation):  # another message may hold something
+            projected(layer, SpearOptions.most, error)
+
+    @staticmethod
+    def empty(observation: Observation) -> str | None:
+        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        return empty(observation)
 
     @staticmethod
     def _layer(observation: Observation) -> tuple[SharedLinear, float]:
@@ -132,6 +160,8 @@ class Spear(SpearOptions):
 
     def _one(self, observation: Observation, seed: int) -> One:
         layer, error = self._layer(observation)
+        if why := empty(observation):
+            raise Empty(why)
         weight, bias = (observation.weights[f"{layer.name}.{kind}"] for kind in ("weight", "bias"))
         found = unmix(layer, weight, bias, self, error, seed)
         n = observation.num_examples or found.rank

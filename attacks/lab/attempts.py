@@ -256,8 +256,8 @@ def joined(attempts: Sequence[Attempt], labels: Tensor) -> Attempt:
     copies = None
     if attempts[0].copies is not None:
         copies = {limit: sum(one.copies[limit] for one in attempts if one.copies is not None) for limit in attempts[0].copies}
-    scores = score(made, true, whole.labels, labels)
-    return replace(attempts[0], found=whole, scores=scores, raw=made, true=true, copies=copies)
+    scores, unlike = score(made, true, whole.labels, labels), dict.fromkeys(clause for one in attempts for clause in one.unlike)
+    return replace(attempts[0], found=whole, scores=scores, raw=made, true=true, copies=copies, unlike=tuple(unlike))
 
 
 def _promises(control: Setting | None) -> bool:
@@ -301,7 +301,11 @@ def attempt(
     if public is not None:
         copies = counts(under(torch.stack([mse(nearest_public(view, public.images), view) for view in views.unbind(1)]).amin(0)))
     scores = score(made, true, guessed, labels)
-    unlike = (*observed[0].unlike, *harder(attacker, observed[0], labels.view(len(observed), -1)))
+    unlike = (
+        *observed[0].unlike,
+        *harder(attacker, observed[0], labels.view(len(observed), -1)),
+        *_empty(attacker, observed, found),
+    )
     return Attempt(attacker, found, scores, raw=made, true=true, copies=copies, unlike=unlike)
 
 
@@ -317,6 +321,15 @@ def harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[s
         yield "images behind a message share classes, and those of its control do not"
     if clause := says.harder(first):
         yield clause
+
+
+def _empty(attacker: Attacker, observed: Sequence[Observation], found: Reconstruction) -> Iterator[str]:
+    """A clause where some messages show the attack nothing, so that it was tried on fewer than are counted."""
+    nothing = found.raw.isnan().flatten(1).all(1).view(len(observed), -1).all(1).tolist()
+    says = declared(attacker.attack)
+    why = [clause for one, blank in zip(observed, nothing, strict=True) if blank and (clause := says.empty(one)) is not None]
+    if why:
+        yield f"in {len(why)} of {len(observed)} messages {why[0]}"
 
 
 def _in_order(found: Reconstruction, views: Tensor, messages: int) -> tuple[Tensor, Tensor]:

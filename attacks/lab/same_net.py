@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.altered import UNALTERED
-from fedpriv.attacks.core.observation import Observation, Public
+from fedpriv.attacks.core.observation import Observation, Public, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
 from fedpriv.attacks.core.registry import ImageAttack
+from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.explained import simulated
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.kept import Control
@@ -30,7 +31,9 @@ LARGEST = 64
 """Largest side of a crop, in pixels; for larger inputs it is scaled up."""
 
 
-def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[str, Tensor], seed: int) -> Control:
+def on_same_net(
+    attack: ImageAttack, observation: Observation, weights: Mapping[str, Tensor], seed: int, steps: Schedule | None = None
+) -> Control:
     """Check that the attack recovers half of some images from undefended messages of the net that it attacks.
 
     As many images are behind each message, with the same schedule but batches in an order that no attacker knows, and the same
@@ -40,6 +43,7 @@ def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[
     Args:
         observation: one of the messages.
         weights: those that the client began with, by the net's names, hidden ones too.
+        steps: of a gradient that is the mean of those of several steps, these.
     """
     began, each = time.process_time(), observation.num_examples or 1
     count = max(1, IMAGES // each) * each
@@ -56,7 +60,7 @@ def on_same_net(attack: ImageAttack, observation: Observation, weights: Mapping[
     drawn = [torch.randperm(observation.classes, generator=draw).repeat(each)[:each] for _ in range(count // each)]
     labels = torch.cat(drawn) if held is None else held
     pairs = zip(torch.split(images, each), torch.split(labels, each), strict=True)
-    messages = [_undefended(observation, weights, own, of, draw) for own, of in pairs]
+    messages = [_undefended(observation, weights, own, of, draw, steps) for own, of in pairs]
     try:
         with mounting():
             made = attack.run(messages, seed).raw.to(images)
@@ -82,12 +86,15 @@ def photographs(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def _undefended(
-    observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor, draw: torch.Generator
-) -> Observation:
-    shared = {name: moved.detach() for name, moved in simulated(observation, weights, images, labels, draw).items()}
+    observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor, draw: torch.Generator,
+    steps: Schedule | None,
+) -> Observation:  # fmt: skip
     known = None if observation.labels is None else labels
     # Of an unknown schedule it has no weight decay, which attacks would otherwise undo.
-    return replace(observation, shared=shared, labels=known, statistics={}, altered=UNALTERED, unlike=(), penalty=None)
+    plain = replace(observation, labels=known, statistics={}, altered=UNALTERED, unlike=(), penalty=None)
+    taken = plain if steps is None else replace(plain, kind="change", weights=weights, schedule=steps)
+    shared = {name: moved.detach() for name, moved in simulated(taken, weights, images, labels, draw).items()}
+    return replace(plain, shared=shared if steps is None else as_gradient(replace(taken, shared=shared)).shared)
 
 
 def _since(began: float) -> float:

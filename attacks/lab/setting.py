@@ -167,8 +167,12 @@ class Declared:
         """In what a message that the attack was mounted on is harder than those of its control, as a clause; ``None``: in nothing
         that only this attack would know."""
 
+    @staticmethod
+    def empty(observation: Observation) -> str | None:
+        """Why a message shows this attack nothing of any sample, before any defence, as a clause; ``None``: it may."""
 
-HOOKS = ("check", "harder")
+
+HOOKS = ("check", "harder", "empty")
 
 
 def declared(attack: Any) -> type[Declared]:

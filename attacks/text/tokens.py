@@ -52,6 +52,8 @@ def find_tokens(observation: Observation) -> Tokens:
     if text.words not in observation.shared:
         raise Inapplicable(f"the word embedding was not sent: {what_is_left(observation)}")
     rows = used_rows(observation, text.words)
+    if rows.exact and not bool(rows.used.any()) and not observation.altered.variance.get(text.words):
+        raise Inapplicable("the gradient of the word embedding is zero, which shows no word: every sentence has some")
     present = rows.used.clone()
     present[text.pad] = False
     counts = estimated_counts(rows.norms, present, text, observation.num_examples)

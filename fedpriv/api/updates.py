@@ -149,31 +149,35 @@ def audit_update(
 
     weights = as_seen(ThreatModel(top="current"), sent, schedule, model).weights  # only for what the audit holds attacks against
 
-    @cache
-    def doubt() -> str | None:
-        agreement = explained(observe(ThreatModel())[0], weights, images, labels)
-        return None if agreement is None else agreement.doubt
-
-    @cache
-    def doubt_of_one_step() -> str | None:
-        if (observation := as_one_step(observe(ThreatModel())[0])) is None:
-            return None
-        agreement = explained(observation, weights, images, labels, one_step=True)
-        return None if agreement is None else agreement.doubt_of(ONE_STEP)
-
-    @cache
-    def control(attacker: Attacker) -> Control:
-        return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, seed)
-
-    seen = observe(ThreatModel())[0]
-    hidden = not any(one.startswith("top.") for one in seen.shared)
     layers = max(1, sum(isinstance(module, nn.Linear) for module in net.split.top.modules()))
-    target = Target(
-        f"{name}: {n} training images", images, labels, layers if hidden else 0, observe,
-        reference=reference[0], reference_labels=reference[1],
-        statistics={what: partial(read, what) for what in kinds(statistics) if MEANINGS.get(what, UNKNOWN).gradient == "whole"},
-        doubt=doubt, doubt_of_one_step=doubt_of_one_step, doubts_all=True, on_same_net=control,
-    )  # fmt: skip
+
+    def attacked_by(observe: Callable[[ThreatModel], list[Observation]]) -> Target:
+        @cache
+        def doubt() -> str | None:
+            agreement = explained(observe(ThreatModel())[0], weights, images, labels)
+            return None if agreement is None else agreement.doubt
+
+        @cache
+        def doubt_of_one_step() -> str | None:
+            if (observation := as_one_step(observe(ThreatModel())[0])) is None:
+                return None
+            agreement = explained(observation, weights, images, labels, one_step=True)
+            return None if agreement is None else agreement.doubt_of(ONE_STEP)
+
+        @cache
+        def control(attacker: Attacker) -> Control:
+            return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, seed)
+
+        hidden = not any(one.startswith("top.") for one in observe(ThreatModel())[0].shared)
+        return Target(
+            f"{name}: {n} training images", images, labels, layers if hidden else 0, observe,
+            reference=reference[0], reference_labels=reference[1],
+            doubt=doubt, doubt_of_one_step=doubt_of_one_step, doubts_all=True, on_same_net=control,
+        )  # fmt: skip
+
+    whole = [what for what in kinds(statistics) if MEANINGS.get(what, UNKNOWN).gradient == "whole"]
+    target = replace(attacked_by(observe), statistics={what: attacked_by(partial(read, what)) for what in whole})
+    seen = observe(ThreatModel())[0]
     progress = Progress(say or (lambda text: None), budget)
     attacked = on_target(target, 1, 0, seed, progress)
     progress.note()

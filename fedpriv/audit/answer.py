@@ -14,10 +14,10 @@ The first of these rules that holds gives the words:
 5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class; or
    from all messages of a client together, for most of such clients; or by a classifier that was trained on messages of simulated
    clients, for most of them; each for more clients than guessing would find, or read from what a message names in clear.
-6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, on each kind of them, or on
-   membership in one of the rounds looked at; or most sets of classes were found, of so few clients that guessing could have found
-   as many; or a message has a statistic that the audit does not know; or the audit's budget cut
-   all attacks on a message or on single samples.
+6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, on each kind of them, on single
+   ones in one of the rounds where these were looked at, on a statistic that is a gradient, or on membership in one of the rounds
+   looked at; or most sets of classes were found, of so few clients that guessing could have found as many; or a message has a
+   statistic that the audit does not know; or the audit's budget cut all attacks on a message or on single samples.
 7. *Nothing was found*: all of this was tried, and none of it holds.
 """
 
@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fedpriv.audit.evidence.statistics import AS_GRADIENT
 from fedpriv.audit.membership.classes import (
     classes_open,
     could_find_classes,
@@ -50,6 +51,7 @@ from fedpriv.audit.verdict import (
     gives_away,
     of_centers,
     of_images,
+    part_of,
     target_cut,
     telling,
 )
@@ -177,33 +179,66 @@ def _missing(run: Found) -> Iterator[str]:
 def samples_not_known(run: Found) -> Iterator[str]:
     """What may be recoverable of samples though it was not: no attack whose failure is evidence was mounted on it."""
     modalities = run.get("modalities", ["image"])
-    images = [telling(one) for one in run["attacks"]]
-    texts = [best_reading(one) for one in run.get("texts") or []]
+    images = [part_of(one, None) for one in run["attacks"]]
+    texts = [part_of(one, None) for one in run.get("texts") or []]
     not_tried = run.get("not_tried") or {}
-    if "image" in modalities and (not any(images) or target_cut(run, "images")):
-        yield "images can be recovered"
-    elif "image" in modalities and ("single_images" in not_tried or _none_of_singles(run["attacks"], telling, "single image")):
-        yield "single images can be recovered"
+    if "image" in modalities:
+        rounds = _not_told(images, telling, "single image")
+        if not any(map(telling, images)) or target_cut(run, "images"):
+            yield "images can be recovered"
+        elif "single_images" in not_tried or rounds:
+            yield "single images can be recovered" + (_in_rounds(rounds, images, "single image") if rounds else "")
     if was_cut(not_tried.get("centers")):
         yield "class centres give images away"
-    if "text" in modalities and (not any(texts) or target_cut(run, "texts")):
-        yield "texts can be recovered"
-    elif "text" in modalities and ("single_texts" in not_tried or _none_of_singles(run["texts"], best_reading, "single text")):
-        yield "single texts can be recovered"
-    elif "text" in modalities:
-        reads = run["texts"]
-        if any(map(sentences_not_known, reads)) or not any(map(seeks_sentences, reads)):
+    if "text" in modalities:
+        rounds = _not_told(texts, best_reading, "single text")
+        if not any(map(best_reading, texts)) or target_cut(run, "texts"):
+            yield "texts can be recovered"
+        elif "single_texts" in not_tried or rounds:
+            yield "single texts can be recovered" + (_in_rounds(rounds, texts, "single text") if rounds else "")
+        elif any(map(sentences_not_known, texts)) or not any(map(seeks_sentences, texts)):
             yield "sentences can be recovered"
+    yield from (f"{samples} can be recovered from {what}" for what, samples in statistics_not_known(run))
     if not modalities:
         yield "rows of a table can be recovered"
     if unknown := [one["what"] for one in _listed(run) if not one.get("known", True)]:
         yield f"what was sent as {', '.join(unknown)} gives samples away"
 
 
-def _none_of_singles(targets: Sequence[Found], best: Callable[[Found], Found | None], kind: str) -> bool:
-    """Whether clients with one sample, the easiest case, were attacked, and no attempt on them is evidence."""
-    singles = [one for one in targets if one.get("kind") == kind]
-    return bool(singles) and not any(map(best, singles))
+def _not_told(targets: Sequence[Found], tells: Callable[[Found], Found | None], kind: str) -> list[int]:
+    """The rounds in which clients with one sample, the easiest case, were attacked, and no attempt on them is evidence."""
+    return [one.get("round", 0) for one in targets if one.get("kind") == kind and tells(one) is None]
+
+
+def _in_rounds(rounds: Sequence[int], targets: Sequence[Found], kind: str) -> str:
+    """Which rounds, where that is not all in which they were attacked."""
+    every = len(rounds) == sum(one.get("kind") == kind for one in targets)
+    return "" if every else f" from messages of round {', '.join(map(str, rounds))}"
+
+
+def statistics_not_known(run: Found) -> Iterator[tuple[str, str]]:
+    """The statistics that are gradients from which samples may be recoverable though none were, and of which kind.
+
+    They are sent beside the model, and defences may leave them as they are, so that no attack on the model says anything of them.
+    Clients with one sample decide, if there are any; not where these gave away everything by the model's change.
+    """
+    for what in (one["what"] for one in _listed(run) if one.get("how") == AS_GRADIENT):
+        for samples, where, shown in (("images", "attacks", telling), ("texts", "texts", _reading)):
+            targets = run.get(where) or []
+            singles = [one for one in targets if one["kind"].startswith("single")]
+            told = [shown(part_of(one, what)) is not None or _all_recovered(one) for one in singles or targets]
+            if told and not (all(told) if singles else any(told)):
+                yield what, samples
+
+
+def _reading(read: Found) -> Found | None:
+    """:func:`best_reading` where it is known as well whether sentences can be recovered."""
+    return best_reading(read) if seeks_sentences(read) and sentences_not_known(read) is None else None
+
+
+def _all_recovered(target: Found) -> bool:
+    found = best_attempt(target) if "images" in target else None
+    return found is not None and counted(found)["share"] == 1
 
 
 def _not_tried(run: Found) -> list[str]:

@@ -111,7 +111,8 @@ def audit(
         messages: number of messages to attack in each run.
         label_shadows: shadow clients for inferring label sets; 0: none.
         membership_shadows: shadow models for each client, an even number of at least 4; 0: no membership inference.
-        singles: largest number of single-image clients that optimising attacks get.
+        singles: largest number of single-image clients that optimising attacks get, in the first and in the last of the rounds
+            whose messages are attacked.
         seed: of the attacks.
         budget: seconds after which no further attack of a run begins; one that has begun goes on. ``None``: no limit.
         workers: processes. Findings do not depend on them, unless a budget cuts them. One by default, as a notebook has threads

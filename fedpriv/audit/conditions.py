@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedpriv.audit.answer import samples_not_known
+from fedpriv.audit.answer import samples_not_known, statistics_not_known
 from fedpriv.audit.membership.classes import (
     beyond_guessing,
     by_rule,
@@ -28,6 +28,8 @@ from fedpriv.audit.verdict import (
     counted,
     gives_away,
     may_be_more,
+    part_of,
+    parts_of,
     samples_cut,
     that_count,
 )
@@ -106,8 +108,15 @@ def _words(run: Found) -> float | None:
 def _words_open(run: Found) -> str | None:
     if samples_cut(run):
         return "attacks on texts were cut by the audit's budget"
-    reads = [one for one in run.get("texts") or [] if best_reading(one) is None and _more_words(one)]
-    return f"no attack whose failure is evidence was mounted on {len(reads)} of the texts' messages" if reads else None
+    reads = [one for one in map(_of_model, run.get("texts") or []) if best_reading(one) is None and _more_words(one)]
+    if reads:
+        return f"no attack whose failure is evidence was mounted on {len(reads)} of the texts' messages"
+    open_still = [what for what, samples in statistics_not_known(run) if samples == "texts"]
+    return f"no attack whose failure is evidence was mounted on {', '.join(open_still)}" if open_still else None
+
+
+def _of_model(read: Found) -> Found:
+    return part_of(read, None)
 
 
 def _more_words(read: Found) -> bool:
@@ -170,7 +179,9 @@ _FEW = "with so few members and others not even a perfect attack would be distin
 def _samples_open(run: Found) -> str | None:
     if samples_cut(run):
         return "attacks on samples were cut by the audit's budget"
-    open_still = [*map(may_be_more, run["attacks"]), *map(sentences_not_known, run.get("texts") or [])]
+    parts = [part for target in run["attacks"] for part in parts_of(target)]
+    reads = [part for read in run.get("texts") or [] for part in parts_of(read)]
+    open_still = [*map(may_be_more, parts), *map(sentences_not_known, reads)]
     if why := next(filter(None, open_still), None):
         return f"a failure is no evidence: {why}"
     missing = list(samples_not_known(run))

@@ -54,7 +54,8 @@ class AuditOptions:
         label_shadows: shadow turns for the inference of label sets; 0: none.
         membership_shadows: shadow turns for each client of the last kept round, an even number, and of an earlier one at most
             :data:`fedpriv.audit.membership.rounds.EARLIER`; 0: no membership inference.
-        singles: largest number of images of the easiest case for attackers that optimise.
+        singles: largest number of images of the easiest case for attackers that optimise, in the first and in the last of the
+            rounds whose messages are attacked.
         budget: seconds after which no further attack of a run begins; ``None``: no limit.
     """
 
@@ -283,9 +284,18 @@ def _rounds(evidence: Evidence, number: int) -> list[int]:
     return sorted({kept[i * (len(kept) - 1) // max(1, number - 1)] for i in range(number)})
 
 
-def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> tuple[int, int]:
-    """The chosen message whose client's samples are simulated one by one: for pairs, the first with both images and texts."""
-    return min(chosen, key=lambda one: evidence.federation.data.lacking(one[1]) is not None)
+def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The chosen messages whose client's samples are simulated one by one, of the first and the last round; for pairs, of those
+    with both images and texts.
+
+    Two, as a net may give away more at its first weights, or only later: below a last layer that begins at zero, there is no
+    gradient in the first round.
+    """
+
+    def lacks(one: tuple[int, int]) -> bool:
+        return evidence.federation.data.lacking(one[1]) is not None
+
+    return list(dict.fromkeys((min(chosen, key=lacks), min(reversed(chosen), key=lacks))))
 
 
 def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say, workers: int = 1) -> list[Attacked]:
@@ -297,14 +307,20 @@ def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, st
     singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles, workers=workers)
     attacks: list[tuple[Callable[..., Attacked], tuple[int, int]]] = [(on_message, one) for one in chosen]
     if not evidence.summed:  # of a client with one image, the server sees no message
-        attacks.append((singles, _easiest(evidence, chosen)))
+        attacks += [(singles, one) for one in _easiest(evidence, chosen)]
+    easiest: list[Attacked] = []
     for attack, one in attacks:
+        if any(done.all_recovered for done in easiest):
+            break  # the last round can give away no more
         try:
-            found.append(attack(evidence, *one, options.seed, say))
+            made = attack(evidence, *one, options.seed, say)
         except UsageError as error:
             not_tried["images"] = str(error)
         except NotSimulated as error:
             not_tried["single_images"] = str(error)
+        else:
+            found.append(made)
+            easiest += [made] if attack is singles else []
     return found
 
 
@@ -320,12 +336,13 @@ def on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str
             not_tried["texts"] = cut
             return [one.described() for one in found]
         found.append(on_texts_of(evidence, round, client, options.seed, say))
-    try:
-        if evidence.summed:
-            raise FedprivError("of a client with one text, the server sees no message but a sum")
-        found.append(on_single_texts(evidence, *_easiest(evidence, chosen), options.seed, say))
-    except NotSimulated as error:
-        not_tried["single_texts"] = str(error)
-    except FedprivError as error:
-        not_tried["texts"] = str(error)
+    if evidence.summed:
+        not_tried["texts"] = "of a client with one text, the server sees no message but a sum"
+    for one in [] if evidence.summed else _easiest(evidence, chosen):
+        try:
+            found.append(on_single_texts(evidence, *one, options.seed, say))
+        except NotSimulated as error:
+            not_tried["single_texts"] = str(error)
+        except FedprivError as error:
+            not_tried["texts"] = str(error)
     return [one.described() for one in found]

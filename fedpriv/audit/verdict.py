@@ -59,6 +59,16 @@ def that_count(attack: Found) -> list[Found]:
     return [one for one in _made(attack) if counted(one)["successes"] or one["is_evidence"]]
 
 
+def part_of(target: Found, statistic: str | None) -> Found:
+    """A target with the attempts on a statistic of its messages alone; ``None``: those on the model's change."""
+    return {**target, "attempts": [one for one in target["attempts"] if one.get("statistic") == statistic]}
+
+
+def parts_of(target: Found) -> list[Found]:
+    """What of a target's messages was attacked, each as :func:`part_of`: a failure on one is no evidence on another."""
+    return [part_of(target, what) for what in dict.fromkeys(one.get("statistic") for one in target["attempts"])]
+
+
 def telling(attack: Found) -> Found | None:
     """:func:`best_attempt` where a target was attacked to some effect: more was recovered than guesses would count for, or the
     failure of an attempt is evidence. As many as guesses would show neither."""

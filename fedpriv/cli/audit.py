@@ -49,7 +49,8 @@ def _seconds(context: click.Context, option: click.Parameter, text: str | None) 
     "--singles",
     default=24,
     show_default=True,
-    help="Most single-image clients for attacks that optimise; 0 of 72 recovered bounds the rate at 5 %, 0 of 24 at 14 %.",
+    help="Most single-image clients for attacks that optimise, in the first and the last round attacked; 0 of 72 recovered "
+    "bounds the rate at 5 %, 0 of 24 at 14 %.",
 )
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the attacks.")
 @click.option("--workers", type=click.IntRange(1), help="Worker processes. Default: one for each core.")

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from fedpriv.attacks.core.altered import Altered
-from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.registry import image_attack
 from fedpriv.attacks.gradients.analytic import row_ratios, single_sample
 from fedpriv.attacks.gradients.linear import SharedLinear, fed_by_one
+from fedpriv.attacks.lab.attempts import Attacker, attempt
 from fedpriv.attacks.lab.nets import one_for_each
 from fedpriv.attacks.scoring.scores import match, mse
 from fedpriv.objectives.simclr import nt_xent
@@ -190,3 +191,38 @@ def test_layers_that_are_fed_several_vectors_of_an_image_are_named_as_what_they_
     hidden = observe(net, {name: g for name, g in sent.items() if name.startswith("body")})
     with pytest.raises(Inapplicable, match="no shared linear layer with a bias is fed one vector per sample"):
         image_attack(name)().run([hidden])
+
+
+def _of_zero_head(weight_decay: float = 0.0) -> Observation:
+    """One step of a net whose last layer is zero: no gradient reaches the layer that is fed the image."""
+    net, image = mlp(), pictures(1)
+    with torch.no_grad():
+        for parameter in net.top.parameters():
+            parameter.zero_()
+    schedule = Schedule(lr=0.1, weight_decay=weight_decay, weight_decay_bias=weight_decay)
+    sent = {
+        name: -0.1 * (g + weight_decay * net.state_dict()[name]) for name, g in gradient(net, image, torch.tensor([2])).items()
+    }
+    return replace(observe(net, sent), kind="change", schedule=schedule)
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
+def test_a_gradient_of_zero_shows_no_image(weight_decay: float) -> None:
+    """Not even a grey one, whose recovery would count as a failure; what weight decay does is no gradient."""
+    nothing = _of_zero_head(weight_decay)
+    for name in ("analytic", "analytic-features"):
+        with pytest.raises(Inapplicable, match=r"gradient of 'body\.1' is zero, which shows nothing of any image"):
+            image_attack(name)().run([nothing])
+
+
+def test_messages_that_show_nothing_are_no_failure_on_others() -> None:
+    """What the others show is found; and where they show nothing either, that says nothing of those."""
+    net, image, label = mlp(), pictures(1), torch.tensor([2])
+    full = replace(
+        _of_zero_head(), shared={n: -0.1 * g for n, g in gradient(net, image, label).items()}, weights=dict(net.state_dict())
+    )
+    attacker = Attacker(image_attack("analytic")(), ThreatModel())
+    made = attempt(attacker, [_of_zero_head(), full], torch.cat([image, image]), label.repeat(2), 0)
+    assert made.recovered is not None and made.recovered.successes == 1 and made.raw is not None
+    assert bool(made.raw[0].isnan().all()) and not bool(made.raw[1].isnan().any())
+    assert made.unlike == ("in 1 of 2 messages the gradient of 'body.1' is zero, which shows nothing of any image",)

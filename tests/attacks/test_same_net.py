@@ -56,6 +56,20 @@ def test_the_messages_are_undefended_ones_of_photographs() -> None:
         torch.testing.assert_close(first.shared[name], tensor)
 
 
+def test_a_mean_of_gradients_is_held_against_means_over_as_many_steps() -> None:
+    observation, weights = seen()
+    steps = Schedule(lr=0.5, steps=3, momentum=0.5)
+    alone, mean = Reads(), Reads()
+    on_same_net(alone, observation, weights, 0)  # type: ignore[arg-type]
+    on_same_net(mean, observation, weights, 0, steps)  # type: ignore[arg-type]
+    changes = Reads()
+    on_same_net(changes, replace(observation, kind="change", schedule=steps), weights, 0)  # type: ignore[arg-type]
+    assert mean.given[0].kind == "gradient" and mean.given[0].schedule is None
+    for name, tensor in as_gradient(changes.given[0]).shared.items():
+        torch.testing.assert_close(mean.given[0].shared[name], tensor)
+        assert not torch.allclose(alone.given[0].shared[name], tensor)
+
+
 def test_clients_shuffle_their_images_in_every_epoch() -> None:
     """Attacks that simulate several batches guess their order; in a control whose clients have it, they would do better."""
     observation, weights = seen(n=4)

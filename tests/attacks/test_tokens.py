@@ -29,6 +29,15 @@ def test_one_gradient_names_exactly_the_tokens_of_its_batch(batch: int) -> None:
     assert score.labels is not None and score.labels.share >= 0.75
 
 
+def test_a_gradient_of_zero_names_no_word_and_is_no_failure() -> None:
+    """Noise that hides all rows is one."""
+    observation, _, _ = message([6])
+    nothing = replace(observation, shared={name: torch.zeros_like(tensor) for name, tensor in observation.shared.items()})
+    with pytest.raises(Inapplicable, match="gradient of the word embedding is zero"):
+        TokenSet().run([nothing])
+    assert not TokenSet().run([noised(nothing, 1.0)]).counts.sum() > SMALL.words // 2
+
+
 def test_counts_follow_the_estimator() -> None:
     present = torch.tensor([False, True, True, True, True])
     norms = torch.tensor([0.0, 9.0, 2.0, 2.0, 4.0])

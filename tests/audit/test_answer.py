@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 from typing import Any
 
@@ -526,6 +527,47 @@ def test_single_samples_that_were_not_measured_are_not_known() -> None:
     assert found["words"] == "Leakage not known" and "single images can be recovered" in found["finding"]["sentence"]
     found = answer(unknown(harmless(), "message"))
     assert found["words"] == "Nothing was found" and "of the messages themselves it is not known" in found["finding"]["sentence"]
+
+
+def test_single_samples_are_known_of_each_round_in_which_they_were_looked_at() -> None:
+    run = harmless()
+    last = copy.deepcopy(next(one for one in run["attacks"] if one["kind"] == "single image")) | {"round": 9}
+    run["attacks"].append(last)
+    assert answer(run)["words"] == "Nothing was found"
+    for attempt in last["attempts"]:
+        attempt.update(is_evidence=False, no_evidence="its control failed")
+    assert "whether single images can be recovered from messages of round 9" in answer(run)["finding"]["sentence"]
+
+
+def beside(run: dict[str, Any], kind: str, **made: Any) -> dict[str, Any]:
+    """With a statistic that is a gradient, and an attempt on it in the messages of a kind."""
+    run["statistics"]["listed"].append({"what": "variate", "known": True, "attacked": True, "how": "as a gradient"})
+    for attack in run["attacks"]:
+        if attack["kind"] == kind:
+            like = next(one for one in attack["attempts"] if not one.get("inapplicable"))
+            attack["attempts"].append(like | {"attacker": "dlg on variate", "statistic": "variate"} | made)
+    return run
+
+
+def test_a_gradient_beside_the_model_is_not_known_by_attacks_on_the_model() -> None:
+    """Noise may be on the model alone."""
+    of_variate = "images can be recovered from variate"
+    refused = {"inapplicable": "it needs another net", "is_evidence": False}
+    for kind, made, known in (
+        ("single image", {}, True),
+        ("single image", {"is_evidence": False, "no_evidence": "its control failed"}, False),
+        ("single image", refused, False),
+        ("message", {}, False),  # the single ones, which are easier, decide
+    ):
+        found = answer(beside(harmless(), kind, **made))
+        assert (of_variate in found["finding"]["sentence"]) is not known, (kind, made)
+        assert found["words"] == ("Nothing was found" if known else "Leakage not known")
+    run = beside(unknown(harmless(), "single image"), "single image", is_evidence=True)
+    sentence = answer(run)["finding"]["sentence"]
+    assert "single images can be recovered" in sentence and of_variate not in sentence, "nor the other way round"
+    (condition,) = conditions("recovered>0.5")
+    assert of_variate in str(condition.met(beside(harmless(), "single image", **refused)))
+    assert condition.met(beside(harmless(), "single image")) is None
 
 
 def test_members_that_are_ordered_last_are_identified() -> None:

@@ -13,16 +13,19 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.controls import Control
+from fedpriv.audit.answer import samples_not_known
 from fedpriv.audit.conditions import MEASURES
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.evidence.statistics import listed
 from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, _unlike, attempt_text
+from fedpriv.audit.text.recovery import on_single_texts
 from fedpriv.audit.text.samples import requests
 from fedpriv.audit.text.target import TextTarget, of_messages
 from fedpriv.cli import main
@@ -46,6 +49,7 @@ PAIRS: dict[str, Any] = {
     "train.participation": 0.6,
 }
 ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay": 0.0}
+NOISE = {"wire.transforms": [{"name": "gaussian", "variance": 1e-2}]}
 Runs = Callable[[str], Path]
 
 
@@ -67,7 +71,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     texts, labels = requests()
     with table.open("w", newline="") as file:
         csv.writer(file).writerows([("text", "label"), *zip(texts, labels.tolist(), strict=True)])
-    methods = {"centers": "mpfedcon", "fedper": "fedper", "fedrep": "fedrep"}
+    methods = {"centers": "mpfedcon", "fedper": "fedper", "fedrep": "fedrep", "scaffold": "scaffold"}
     own: dict[str, dict[str, Any]] = {
         "full": {**TEXTS, **ONE_STEP, "data.name": str(table)},
         "centers": {**TEXTS, "data.name": str(table), "model.tune": "head", "method.head_epochs": 1},
@@ -75,6 +79,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         "fedrep": {**TEXTS, **ONE_STEP, "data.name": str(table), "method.head_epochs": 1},
         "lora": {**TEXTS, **ONE_STEP, "data.name": str(table), "model.tune": "lora"},
         "head": {**TEXTS, "data.name": str(table), "model.tune": "head"},
+        "scaffold": {**TEXTS, **ONE_STEP, **NOISE, "data.name": str(table)},
         "pairs": PAIRS,
     }
 
@@ -178,6 +183,35 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
 
     assert str(attempt(1).no_evidence).startswith("tag finds an undefended message of 1 sentence of"), "with so few steps"
     assert attempt(7).no_evidence == "it reads the change as one step of SGD, and behind the message are 7"
+
+
+def test_a_gradient_beside_the_model_is_attacked_for_sentences_too(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise hides the words in the model's change, and the variate beside it names them; who looks for sentences reads it."""
+    hardly_any = {"tag": {"steps": 1, "starts": 1, "sweeps": 1, "length": 5}, "span": {"steps": 1, "starts": 1, "budget": 10}}
+    monkeypatch.setattr("fedpriv.audit.text.recovery.BUDGET", hardly_any)
+    monkeypatch.setattr("fedpriv.audit.text.recovery.EASIEST", 1)
+    evidence = Evidence(runs("scaffold"))
+    read = on_single_texts(evidence, *evidence.messages()[0], 0, lambda text: None).described()
+    made = {one["attacker"]: one for one in read["attempts"]}
+    of_variate = {f"{name} on variate" for name in ("tokens", "tag", "span")}
+    assert {name for name, one in made.items() if one["statistic"] == "variate"} == of_variate
+    assert made["tokens on variate"]["recall"] == 1.0 > made["tokens"]["recall"]
+    run = {"modalities": ["text"], "attacks": [], "texts": [read], "statistics": {"listed": listed(evidence)}}
+    assert "texts can be recovered from variate" in set(samples_not_known(run)), "with dropout, no failure is evidence"
+    for name in of_variate:
+        made[name]["no_evidence"] = None
+    assert "texts can be recovered from variate" not in set(samples_not_known(run))
+
+
+def test_the_mean_of_several_steps_is_not_the_one_that_attacks_on_sentences_match(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evidence = Evidence(runs("scaffold"))
+    target = one_text(evidence)
+    (of_one,) = target.statistics["variate"](ThreatModel())
+    monkeypatch.setattr("fedpriv.audit.text.target.steps_behind", lambda *asked: Schedule(lr=0.1, steps=3))
+    (of_three,) = target.statistics["variate"](ThreatModel())
+    assert set(of_three.unlike) - set(of_one.unlike) == {"it reads the mean of 3 steps' gradients as one"}
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedrep"])

@@ -48,18 +48,36 @@ def idle_of(
     return None if alike is None else partial(_decayed, train, *alike)
 
 
+def stands_still(train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int) -> bool:
+    """Whether layers of the message took no step: warm-up begins every phase with a learning rate of 0, and theirs has no further
+    step. The arguments are those of :func:`schedule_of`."""
+    if not train.warmup_steps:
+        return False
+    an_epoch, phases = _an_epoch(train, method, examples, parts), method.phases(round)
+    taken = {
+        role: max(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains)
+        for role in {name.split(".")[0] for name in sent}
+        if any(role in phase.trains for phase in phases)
+    }
+    return any(steps <= 1 for steps in taken.values())
+
+
 def _alike(
     train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int
 ) -> tuple[int, float] | None:
     """The number of steps and the learning rate, if they are the same for all layers."""
-    (whole, rest), phases = divmod(examples, _batch(train, method, parts)), method.phases(round)
-    an_epoch = whole + (rest >= parts * max(train.min_batch, method.objective.smallest_batch))  # smaller batches are skipped
+    an_epoch, phases = _an_epoch(train, method, examples, parts), method.phases(round)
     roles = {name.split(".")[0] for name in sent}
     steps = {sum(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains) for role in roles}
     rates = {phase.lr or train.lr for phase in phases}
     if len(steps) != 1 or len(rates) != 1 or steps == {0}:
         return None
     return steps.pop(), rates.pop() * train.lr_decay ** (round - 1)
+
+
+def _an_epoch(train: TrainConfig, method: Method, examples: int, parts: int) -> int:
+    whole, rest = divmod(examples, _batch(train, method, parts))
+    return whole + (rest >= parts * max(train.min_batch, method.objective.smallest_batch))  # smaller batches are skipped
 
 
 def _batch(train: TrainConfig, method: Method, parts: int) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel,
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.audit.evidence.earlier_turns import PlainChange, plain_change
-from fedpriv.audit.evidence.local_steps import idle_of, schedule_of
+from fedpriv.audit.evidence.local_steps import idle_of, schedule_of, stands_still
 from fedpriv.audit.evidence.shadow_turns import initial_row
 from fedpriv.audit.evidence.text_victim import text_facts
 from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
@@ -42,6 +42,8 @@ from fedpriv.simulation.setup import Federation
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.coding import decoded, is_model
 from fedpriv.wire.message import Refused
+
+STILL = "the client's only step had a learning rate of 0 (train.warmup_steps), so its message shows nothing of its samples"
 
 
 @dataclass(frozen=True)
@@ -297,6 +299,7 @@ class Evidence:
                     self.config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
                 ),
                 *([] if plain.open is None else [plain.open]),
+                *([STILL] if gradient is None and known is not None and self._stands_still(message, known) else []),
             ),
         )
         if not threat.labels:
@@ -320,6 +323,11 @@ class Evidence:
             return None
         sent = [name for name in message.uploaded if is_model(name)]
         return idle_of(self.config.train, self.federation.method, message.round, sent, num_examples, message.parts)
+
+    def _stands_still(self, message: Message, num_examples: int) -> bool:
+        """See :func:`fedpriv.audit.evidence.local_steps.stands_still`."""
+        sent = [name for name in message.uploaded if is_model(name)]
+        return stands_still(self.config.train, self.federation.method, message.round, sent, num_examples, message.parts)
 
     def _once(self, message: Message) -> bool:
         """Whether each of the client's samples was in one local step, as one view of it."""
@@ -373,12 +381,16 @@ class Evidence:
         variance = {name: of_step * noise_gain(steps.of(name)) + altered.variance.get(name, 0.0) for name in sent}
         return replace(altered, rescaled=True, variance=variance)
 
-    def started(self, message: Message) -> dict[str, Tensor] | None:
+    def started(self, message: Message, sent: Collection[str] | None = None) -> dict[str, Tensor] | None:
         """The weights at which the client began, by the names of :meth:`victim`, hidden ones too; attacks never get these.
 
-        ``None``: they were not kept; those of a first turn are the run's initial ones.
+        Args:
+            sent: names of the tensors that are attacked, by the net's names, where those are not all of the model that were sent.
+
+        Returns:
+            ``None``: they were not kept; those of a first turn are the run's initial ones.
         """
-        victim, space = self.victim(message), self.federation.resident.space
+        victim, space = self.victim(message) if sent is None else self._victim(frozenset(sent)), self.federation.resident.space
         initial = space.unpack(initial_row(self.federation, self.store.broadcast()).cpu()) if message.first_turn else {}
         known, wanted = {**initial, **self._public(), **message.received}, set(state_names(victim.net))
         names = {name: cut_name for name, cut_name in victim.names.items() if cut_name in wanted}

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.audit.evidence.earlier_turns import earlier_turns
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.defenses.mask import Mask
@@ -27,6 +27,8 @@ from fedpriv.wire.coding import base_name, is_model
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of an entry, by safetensors' type names."""
+AS_GRADIENT = "as a gradient"
+"""How statistics are attacked that are gradients."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def listed_in(schemas: Iterable[Mapping[str, tuple[str, Sequence[int]]]]) -> lis
                     "says": meaning.says,
                     "known": what in MEANINGS,
                     "attacked": bool(meaning.gradient),
-                    "how": "as a gradient" if meaning.gradient else meaning.otherwise,
+                    "how": AS_GRADIENT if meaning.gradient else meaning.otherwise,
                 },
             )
     return list(found.values())
@@ -151,6 +153,11 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
             decay = 0.0 if train.optimizer == "adamw" else train.weight_decay if tensor.ndim > 1 else train.weight_decay_bias
             gradients[name] = tensor - decay * message.received[name] if name in message.received else tensor
     return evidence.observation(message, threat, gradients, training=MEANINGS[what].gradient == "change")
+
+
+def steps_behind(evidence: Evidence, message: Message, what: str) -> Schedule | None:
+    """The client's steps of whose gradients a statistic is the mean; ``None``: it is of one, or no schedule describes them."""
+    return evidence.observation(message, ThreatModel()).schedule if MEANINGS[what].gradient == "change" else None
 
 
 def named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:

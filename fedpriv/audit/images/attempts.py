@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
-from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, controlled, joined, mountable, out_of_reach, run_controls
 from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.scores import wilson
@@ -17,8 +16,6 @@ from fedpriv.audit.images.target import Target
 from fedpriv.audit.progress import Say, elsewhere, mounting, spent
 from fedpriv.errors import UsageError
 from fedpriv.processes import forked, forked_in_order
-
-Observe = Callable[[ThreatModel], list[Observation]]
 
 SINGLES = 72
 """Largest number of images of the easiest case: if none of them is recovered, the rate may still be up to 5 %."""
@@ -28,16 +25,14 @@ SETTLED = wilson(0, SINGLES).high
 """The easiest case is decided once the interval of an attack's success rate lies above or below this share."""
 
 
-def attempt_on(
-    target: Target, attacker: Attacker, observe: Observe, seed: int, say: Say, controls: bool = True, announce: bool = True
-) -> Attempt:
+def attempt_on(target: Target, attacker: Attacker, seed: int, say: Say, controls: bool = True, announce: bool = True) -> Attempt:
     """Attack, after the controls; without them where it has passed them on the images before."""
     if (cut := spent(say)) is not None:
         return Attempt(attacker, inapplicable=cut)
     if announce:
         say(f"{target.title}: {attacker.name}")
     try:
-        observed = observe(attacker.threat)
+        observed = target.observe(attacker.threat)
     except UsageError as error:
         return Attempt(attacker, inapplicable=str(error))
     if reason := out_of_reach(attacker, observed, len(target.images)):
@@ -49,8 +44,9 @@ def attempt_on(
 
 
 def until_decided(
-    target: Target, tried: Sequence[Attacker], seed: int, say: Say, most: int, workers: int = 1, first: int = FIRST
-) -> list[Attempt]:
+    target: Target, tried: Sequence[Attacker], seed: int, say: Say, most: int, workers: int = 1, first: int = FIRST,
+    enough: str | None = None,
+) -> list[Attempt]:  # fmt: skip
     """Attack messages of one image each until the result is decided.
 
     Closed forms are tried on all images. Attackers that optimise are tried on the ``first``, and then on twice as many each time,
@@ -60,11 +56,12 @@ def until_decided(
     Args:
         most: largest number of images on which attackers that optimise are tried.
         workers: processes for attackers that optimise, and their controls; the result does not depend on it.
+        enough: why attackers that optimise are not tried at all; ``None``: they are.
     """
     quick = [attacker for attacker in tried if not declared(attacker.attack).optimises]
     others = [attacker for attacker in tried if attacker not in quick]
-    attempts = {one: [attempt_on(target, one, target.observe, seed, say)] for one in quick}
-    enough = next((f"{one.name} recovered all {len(target.images)}" for one in quick if _found_all(attempts[one][-1])), None)
+    attempts = {one: [attempt_on(target, one, seed, say)] for one in quick}
+    enough = enough or all_found([made for (made,) in attempts.values()])
     if enough is None and workers > 1:
         _controls_at_once(target, others, seed, say, workers)
     done = 0
@@ -74,7 +71,7 @@ def until_decided(
         with closing(_in_turn(part, still if enough is None else [], seed + done, say, not done, workers)) as made_by:
             for attacker, made in made_by:
                 attempts[attacker] = [*attempts.get(attacker, []), made]
-                if not done and _found_all(made):
+                if not done and all_found([made]):
                     enough = f"{attacker.name} recovered all of the first {end}"
                     break
         done = end
@@ -84,8 +81,10 @@ def until_decided(
     return [*(_together(some, target) for some in attempts.values()), *left]
 
 
-def _found_all(one: Attempt) -> bool:
-    return one.recovered is not None and one.recovered.share == 1
+def all_found(attempts: Sequence[Attempt]) -> str | None:
+    """That one of the attempts recovered all, as a reason to try no others; ``None``: none did."""
+    rates = [(one.attacker.name, one.recovered) for one in attempts if one.recovered is not None]
+    return next((f"{name} recovered all {rate.n}" for name, rate in rates if rate.share == 1), None)
 
 
 def _in_turn(
@@ -95,7 +94,7 @@ def _in_turn(
 
     def mounted(attacker: Attacker) -> tuple[Attempt, float]:
         began = time.process_time()
-        made = attempt_on(target, attacker, target.observe, seed, say, controls, announce=False)
+        made = attempt_on(target, attacker, seed, say, controls, announce=False)
         return made, time.process_time() - began
 
     with closing(forked_in_order([partial(mounted, attacker) for attacker in attackers], workers)) as results:

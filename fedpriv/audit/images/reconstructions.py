@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -11,13 +11,12 @@ from torch import Tensor
 
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.lab.attempts import Attacker, Attempt, suited
-from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.views import recorded
 from fedpriv.audit.formats import named
 from fedpriv.audit.images import figures
-from fedpriv.audit.images.attempts import SINGLES, attempt_on, until_decided
+from fedpriv.audit.images.attempts import SINGLES, all_found, attempt_on, until_decided
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
 from fedpriv.audit.progress import Say
@@ -52,6 +51,12 @@ class Attacked:
         """The attempt that recovered most; among equals, the one with the least median error."""
         made = [one for one in self.attempts if one.scores is not None]
         return max(made, key=_success, default=None)
+
+    @property
+    def all_recovered(self) -> bool:
+        """Whether an attempt recovered all of its images, more than guesses would count for."""
+        complete = [one for one in self.attempts if one.recovered is not None and one.recovered.share == 1]
+        return any(not self.target.guessed(one) for one in complete)
 
     def pictures(self) -> dict[str, Tensor]:
         """Originals and the reconstructions of each attacker, sorted by the error of the best attacker.
@@ -109,9 +114,7 @@ def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say)
 
 def on_target(target: Target, round: int, sender: int | str, seed: int, say: Say) -> Attacked:
     """Attack a message with every attacker whose controls cover as many images per message."""
-    tried = suited(target.masked)
-    attempts = [attempt_on(target, attacker, target.observe, seed, say) for attacker in tried]
-    attempts += _on_statistics(target, tried, seed, say)
+    attempts = [attempt_on(part, attacker, seed, say) for part, tried in _parts(target) for attacker in tried]
     return Attacked(target, "message", round, sender, attempts)
 
 
@@ -125,19 +128,18 @@ def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say
     images, labels = (torch.stack([getattr(truth[owner], what)[at] for owner, at in alone]) for what in ("images", "labels"))
     views = None if recorder is None else recorder.views(images)
     target = of_messages(evidence, title, messages, images, labels, views)
-    tried = suited(target.masked)
-    found = until_decided(target, tried, seed, say, most, workers)
-    return Attacked(target, "single image", round, client, [*found, *_on_statistics(target, tried, seed, say)])
+    found: list[Attempt] = []
+    for part, tried in _parts(target):
+        found += until_decided(part, tried, seed, say, most, workers, enough=all_found(found))
+    return Attacked(target, "single image", round, client, found)
 
 
-def _on_statistics(target: Target, tried: Sequence[Attacker], seed: int, say: Say) -> list[Attempt]:
-    """Attack statistics that are gradients, with closed forms that need no other layer."""
-    found = []
-    for what, observe in target.statistics.items():
-        for attacker in tried:
-            if not declared(attacker.attack).optimises:
-                found.append(attempt_on(target, OnStatistic(attacker.attack, attacker.threat, what), observe, seed, say))
-    return found
+def _parts(target: Target) -> Iterator[tuple[Target, list[Attacker]]]:
+    """What of the messages is attacked, each with all attackers that suit it: the model's change, and statistics that are
+    gradients."""
+    yield target, suited(target.masked)
+    for what, own in target.statistics.items():
+        yield replace(own, title=target.title), [OnStatistic(one.attack, one.threat, what) for one in suited(own.masked)]
 
 
 def _steps(target: Target) -> int | None:
@@ -154,6 +156,7 @@ def _described(one: Attempt) -> dict[str, Any]:
     """:func:`fedpriv.audit.images.figures.figures`, with the attacker's knowledge, budget and loss curve."""
     row = figures.figures(one) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
     row |= {"is_evidence": one.is_evidence, "no_evidence": one.no_evidence, "cut": one.cut}
+    row["statistic"] = one.attacker.what if isinstance(one.attacker, OnStatistic) else None
     row.pop("threat")
     if one.found is None:
         return row

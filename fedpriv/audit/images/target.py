@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
 from fedpriv.attacks.core.registry import MaliciousAttack
 from fedpriv.attacks.lab.attempts import Attacker, Attempt, observations
 from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one_step, explained
@@ -22,7 +22,7 @@ from fedpriv.attacks.scoring.baselines import baselines
 from fedpriv.attacks.scoring.scores import beyond, counts, mse, under
 from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
+from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, named, steps_behind
 from fedpriv.audit.fitting import unfit
 from fedpriv.audit.images.pairs import beside_texts, of_images
 from fedpriv.data.sources import load_dataset
@@ -46,7 +46,8 @@ class Target:
         masked: number of hidden fully connected layers at the end.
         observe: threat model -> the messages; together they stand for the ``n`` images, in order. Attackers who have public
             images get those of the baselines.
-        statistics: statistics that are gradients, by name, as messages like those of ``observe``.
+        statistics: statistics of the messages that are gradients, by name, each a target of its own: a defence of the model may
+            leave them as they are.
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
         note: a further remark; for pairs, on the texts.
         doubt: why attacks that simulate the clients' steps say nothing on these messages; ``None``: they explain them.
@@ -54,8 +55,8 @@ class Target:
         doubts_all: whether others say nothing then, either: where the steps and their loss are given, a message that they do not
             explain may be of other images.
         views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
-        on_same_net: the control of an attacker on the attacked net (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is
-            that of the controls, or is for pairs.
+        on_same_net: the control of an attacker on the attacked net, at the weights of the messages
+            (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is that of the controls, or is for pairs.
     """
 
     title: str
@@ -65,7 +66,7 @@ class Target:
     observe: Callable[[ThreatModel], list[Observation]]
     reference: Tensor | None = None
     reference_labels: Tensor | None = None
-    statistics: Mapping[str, Callable[[ThreatModel], list[Observation]]] = field(default_factory=dict)
+    statistics: Mapping[str, Target] = field(default_factory=dict)
     note: str | None = None
     views: Tensor | None = None
     doubt: Callable[[], str | None] = lambda: None
@@ -82,15 +83,14 @@ class Target:
         doubt = self.doubt() if self.doubts_all or says.simulates else None
         if doubt is None and says.one_step:
             doubt = self.doubt_of_one_step()
-        each = len(self.images) // len(made.found.loss)
-        asked = doubt is None and _is_asked(made, each) and (made.failed or self._guessed(made))
+        asked = doubt is None and _is_asked(made) and (made.failed or self.guessed(made))
         control = self.on_same_net(made.attacker) if asked else None
         if control is not None:
             made = replace(made, controls=(*made.controls, control))
             doubt = None if control.passed else control.sentence
         return made if doubt is None else replace(made, unlike=(*made.unlike, doubt))
 
-    def _guessed(self, made: Attempt) -> bool:
+    def guessed(self, made: Attempt) -> bool:
         """Whether an attempt recovered no more images than one of the baselines would count for."""
         if made.scores is None:
             return False
@@ -115,14 +115,13 @@ class Target:
         )
 
 
-def _is_asked(made: Attempt, each: int) -> bool:
-    """Whether an attempt on messages of so many images ``each`` is held against the control on the same net.
+def _is_asked(made: Attempt) -> bool:
+    """Whether an attempt is held against the control on the same net.
 
-    Closed forms need nothing of the net but what they check for one image; for several, neurons that few of them activate. A
-    malicious server aims at one class, which the control's images may not have.
+    Closed forms, too: below a last layer that is still zero, as many nets begin, no gradient shows anything, and later ones may
+    show all. A malicious server aims at one class, which the control's images may not have.
     """
-    attack = made.attacker.attack
-    return made.is_evidence and (declared(attack).optimises or each > 1) and not isinstance(attack, MaliciousAttack)
+    return made.is_evidence and not isinstance(made.attacker.attack, MaliciousAttack)
 
 
 def crops(count: int, masked: int, seed: int) -> Target:
@@ -210,55 +209,105 @@ def of_messages(
         UsageError: for pairs, see :func:`fedpriv.audit.images.pairs.of_images`.
     """
     whole = evidence.observation(found[0], ThreatModel())
-    seen = of_images(evidence, found[0], whole)
-    layers = sum(isinstance(module, nn.Linear) for module in seen.net.top.modules())
-    hidden = not any(name.startswith("top.") for name in seen.shared)
-    dataset = evidence.federation.dataset
+    masked = _hidden(of_images(evidence, found[0], whole))
+
+    def target(of: Seen, masked: int) -> Target:
+        return _of_seen(evidence, title, found, images, labels, masked, views, of)
+
+    statistics = {}
+    for what in gradient_like(found[0]):
+        own = of_statistic(evidence, found[0], what)
+        try:
+            of_own = _hidden(of_images(evidence, found[0], own.read(found[0], ThreatModel())))
+        except UsageError:  # every attack on it will say so
+            of_own = masked
+        statistics[what] = target(own, of_own)
+    change = Seen(evidence.observation, evidence.started)
+    return replace(target(change, masked), statistics=statistics, note=beside_texts(evidence, found[0], whole))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What of messages is attacked.
+
+    Attributes:
+        read: a message and a threat model -> what the attacker sees; :class:`UsageError` where it cannot be read.
+        started: a message -> the weights at which the client began, by the names of what is read, hidden ones too; ``None``: they
+            were not kept.
+        steps: the client's steps of whose gradients what is read is the mean; ``None``: it is no such mean.
+    """
+
+    read: Callable[[Message, ThreatModel], Observation]
+    started: Callable[[Message], Mapping[str, Tensor] | None]
+    steps: Schedule | None = None
+
+    @property
+    def of_several_steps(self) -> bool:
+        """Whether it is read as the gradient of one step, and is a mean of several."""
+        return self.steps is not None and self.steps.steps > 1
+
+
+def of_statistic(evidence: Evidence, first: Message, what: str) -> Seen:
+    """A statistic of messages like the first that is a gradient."""
+    return Seen(
+        lambda message, threat: as_gradient(evidence, message, what, threat),
+        lambda message: evidence.started(message, named(message.uploaded, what)),
+        steps_behind(evidence, first, what),
+    )
+
+
+def _of_seen(
+    evidence: Evidence, title: str, found: Sequence[Message], images: Tensor, labels: Tensor, masked: int, views: Tensor | None,
+    of: Seen,
+) -> Target:  # fmt: skip
+    """The model's change, or a statistic, of messages that stand for the same number of the images each."""
+    dataset, beside = evidence.federation.dataset, "text" in evidence.modalities
     reference = public_images(dataset.test_images, dataset.test_labels)
 
     def observe(threat: ThreatModel) -> list[Observation]:
-        return granted([of_images(evidence, one, evidence.observation(one, threat)) for one in found], reference)
-
-    def read(what: str, threat: ThreatModel) -> list[Observation]:
-        return granted([of_images(evidence, one, as_gradient(evidence, one, what, threat)) for one in found], reference)
+        return granted([of_images(evidence, one, of.read(one, threat)) for one in found], reference)
 
     @cache
-    def doubt(one_step: bool = False) -> str | None:
-        if "text" in evidence.modalities:
+    def doubt(one_step: bool) -> str | None:
+        if beside:
             return None
-        return _unexplained(evidence, found, images if views is None else views[:, -1], labels, one_step)
+        return _unexplained(of, found, images if views is None else views[:, -1], labels, one_step)
 
     @cache
     def control(attacker: Attacker) -> Control | None:
-        if "text" in evidence.modalities:
+        if beside:
             return None
         # In place of private layers that were not kept, those that every client began with: any are as good for this.
-        weights = evidence.started(found[0]) or evidence.started(replace(found[0], first_turn=True))
+        weights = of.started(found[0]) or of.started(replace(found[0], first_turn=True))
         if weights is None:
             return None
-        return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, evidence.config.seed)
+        return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, evidence.config.seed, of.steps)
 
     return Target(
-        title, images, labels, layers if hidden else 0, observe, *reference,
-        statistics={what: partial(read, what) for what in gradient_like(found[0])},
-        note=beside_texts(evidence, found[0], whole), doubt=doubt, doubt_of_one_step=partial(doubt, True), views=views,
-        on_same_net=control,
+        title, images, labels, masked, observe, *reference, views=views,
+        doubt=partial(doubt, of.of_several_steps), doubt_of_one_step=partial(doubt, True), on_same_net=control,
     )  # fmt: skip
 
 
-def _unexplained(evidence: Evidence, found: Sequence[Message], images: Tensor, labels: Tensor, one_step: bool) -> str | None:
+def _hidden(seen: Observation) -> int:
+    """The number of fully connected layers at the end that a message hides."""
+    shown = any(name.startswith("top.") for name in seen.shared)
+    return 0 if shown else sum(isinstance(module, nn.Linear) for module in seen.net.top.modules())
+
+
+def _unexplained(of: Seen, found: Sequence[Message], images: Tensor, labels: Tensor, one_step: bool) -> str | None:
     """Why attacks that simulate the clients' steps cannot succeed; ``None``: with the true images the steps give the messages, or
     noise hides whether they do. Of many messages, the first :data:`HELD_AGAINST`."""
     size, agreements = len(images) // len(found), list[Agreement]()
-    for message, own, of in zip(found[:HELD_AGAINST], torch.split(images, size), torch.split(labels, size), strict=False):
-        seen = evidence.observation(message, ThreatModel())
-        observation = as_one_step(seen) if one_step else seen
+    for message, own, true in zip(found[:HELD_AGAINST], torch.split(images, size), torch.split(labels, size), strict=False):
+        seen = of.read(message, ThreatModel())
+        observation = as_one_step(seen) if one_step and not of.of_several_steps else seen
         if observation is None:
             continue
-        weights = evidence.started(message)
+        weights = of.started(message)
         if weights is None:
             return "that its simulation gives the message cannot be told, as the client's private layers were not kept"
-        agreement = explained(observation, weights, own, of, one_step)
+        agreement = explained(observation, weights, own, true, one_step)
         agreements += [] if agreement is None else [agreement]
     what = ONE_STEP if one_step else SIMULATED
     doubts = [doubt for one in agreements if (doubt := one.doubt_of(what)) is not None]

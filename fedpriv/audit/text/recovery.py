@@ -72,7 +72,7 @@ def _read(target: TextTarget, kind: str, round: int, client: int | str, seed: in
     tried = [TextAttacker(text_attack(name)(**BUDGET.get(name, {}))) for name in ("tokens", *SEEKS)]
     if target.hidden:
         tried += [replace(one, threat=replace(one.threat, top="initial")) for one in tried if one.attack.name in SEEKS]
-    tried += [replace(tried[0], what=what) for what in target.statistics]
+    tried += [replace(one, what=what) for what in target.statistics for one in tried]
     attempts = []
     for attacker in tried:
         say(f"{target.title}: {attacker.name}")
@@ -83,6 +83,7 @@ def _read(target: TextTarget, kind: str, round: int, client: int | str, seed: in
 def _described(one: TextAttempt, target: TextTarget) -> dict[str, Any]:
     """:func:`fedpriv.audit.text.figures.text_figures`, with the attacker's knowledge and budget, and what is left in words."""
     row = text_figures(one, target) | {"knows": one.attacker.threat.sentences(images=False), "budget": _budget(one.attacker)}
+    row["statistic"] = one.attacker.what or None
     row.pop("threat")
     return {"inapplicable": None, "recovered": [], **row, "left_says": " ".join(left_of(one)) or None}
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, TextFacts, ThreatModel
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
+from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, steps_behind
 from fedpriv.audit.evidence.text_victim import opening, specials, text_victim
 from fedpriv.audit.fitting import unfit
 from fedpriv.audit.text.samples import CLASSES, requests
@@ -194,7 +194,10 @@ def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: T
         return (evidence.observation(one, threat) for one in found)
 
     def read(what: str, threat: ThreatModel) -> Iterator[Observation]:
-        return (as_gradient(evidence, one, what, threat) for one in found)
+        for one in found:
+            seen, steps = as_gradient(evidence, one, what, threat), steps_behind(evidence, one, what)
+            mean = () if steps is None or steps.steps == 1 else (f"it reads the mean of {steps.steps} steps' gradients as one",)
+            yield replace(seen, unlike=(*seen.unlike, *mean))
 
     return TextTarget(
         title, ids, labels, len(found), encoder, observe, evidence.public_texts(),
