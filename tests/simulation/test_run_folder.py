@@ -49,7 +49,7 @@ def test_a_folder_of_somebody_else(tmp_path: Path, mode: int) -> None:
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, fedpriv: Fedpriv) -> None:
     (tmp_path / "photos" / "cat").mkdir(parents=True)
-    result = fedpriv("train", *flags("local"), "--run-dir", tmp_path / "photos")
+    result = fedpriv("train", *flags("fedper"), "--run-dir", tmp_path / "photos")
     assert result.exit_code == 2 and "is no run, and holds cat" in result.stderr and "--run-dir" in result.stderr
     assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cat"]
     (tmp_path / "begun" / "checkpoints").mkdir(parents=True)  # a beginning that was broken off
@@ -60,13 +60,13 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, fedpriv: Fedpr
 def test_a_folder_that_holds_a_run_already(tmp_path: Path, fedpriv: Fedpriv) -> None:
     RunFolder.create(config("fedavg", run_dir=str(tmp_path / "run")), tmp_path)
     before = (tmp_path / "run" / "config.yaml").read_bytes()
-    result = fedpriv("train", *flags("local"), "--run-dir", tmp_path / "run")
+    result = fedpriv("train", *flags("fedper"), "--run-dir", tmp_path / "run")
     assert result.exit_code == 2
     assert "holds a run already" in result.stderr and "fedpriv resume" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
     assert (tmp_path / "run" / "config.yaml").read_bytes() == before
     RunFolder(tmp_path / "run").update_facts(deployed={})
-    assert "`fedpriv deploy resume " in fedpriv("train", *flags("local"), "--run-dir", tmp_path / "run").stderr
+    assert "`fedpriv deploy resume " in fedpriv("train", *flags("fedper"), "--run-dir", tmp_path / "run").stderr
 
 
 def test_an_empty_folder_is_fine(tmp_path: Path, fedpriv: Fedpriv) -> None:
@@ -122,7 +122,7 @@ def test_the_folder_of_a_run_is_its_own_from_the_moment_it_is_made(tmp_path: Pat
     wanted = config("fedavg", run_dir=str(tmp_path / "run"))
     with RunFolder.begin(wanted, tmp_path) as folder:
         before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
-        for command in (("train", *flags("local"), "--run-dir", folder.path), ("resume", folder.path)):
+        for command in (("train", *flags("fedper"), "--run-dir", folder.path), ("resume", folder.path)):
             result = fedpriv(*command)
             assert result.exit_code == 2
             assert f"process {os.getpid()} on" in result.stderr and len(result.stderr.strip().splitlines()) == 1
