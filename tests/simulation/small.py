@@ -40,7 +40,10 @@ QUICK: dict[str, dict[str, Any]] = {
 def settings(method: str, **overrides: Any) -> dict[str, Any]:
     """Dotted keys of a small run; ``overrides`` too. Other data than digits have their usual net, and all of it."""
     own = {"model.name": None, "data.limit": None} if "data.name" in overrides else {}
-    return {**SMALL, **own, "method.name": method, **QUICK.get(method, {}), **overrides}
+    found = {**SMALL, **own, "method.name": method, **QUICK.get(method, {}), **overrides}
+    if "method.epochs" in found:  # which is in its place
+        del found["train.local_epochs"]
+    return found
 
 
 def config(method: str, **overrides: Any) -> RunConfig:
