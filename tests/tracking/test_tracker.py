@@ -201,5 +201,5 @@ def test_a_tracker_that_cannot_be_right(config: dict[str, str], error: type[Exce
 
 def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.tracking.to_tensorboard.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'fedpriv\[tensorboard\]'"):
+    with pytest.raises(UsageError, match=r"uv sync --extra tensorboard"):
         check_tracking(TrackingConfig(name="tensorboard"))
