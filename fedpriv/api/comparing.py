@@ -156,10 +156,13 @@ def repeated(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[bo
         named: the :func:`labels` of the runs.
         rows: the :func:`figures` of each.
     """
-    keys = [
-        (label, row["seed"], row["partition_hash"], row["status"] == "finished") for label, row in zip(named, rows, strict=True)
-    ]
+    keys = list(map(_draw, named, rows))
     return [key in keys[:index] for index, key in enumerate(keys)]
+
+
+def _draw(label: str, row: Mapping[str, Any]) -> tuple[object, ...]:
+    """What runs have in common of which one repeats another."""
+    return label, row["seed"], row["partition_hash"], row["status"] == "finished"
 
 
 def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -169,7 +172,7 @@ def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> d
     found: dict[str, str] = {}
     for label, row in zip(named, rows, strict=True):
         if row["status"] == "finished":
-            one = first.setdefault((label, row["seed"], row["partition_hash"]), row)
+            one = first.setdefault(_draw(label, row), row)
             if any(one[key] != row[key] for key in ("accuracy", "worst_tenth", "bytes_up", "bytes_down")):
                 found.setdefault(
                     label,
@@ -181,8 +184,10 @@ def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> d
 
 def _own_code(facts: Mapping[str, Any]) -> str | None:
     """SHA-256 (hex) of the plug-ins and the net of the user's own by which a run was made; ``None``: there are none."""
-    parts = [part["plugins"] for part in (facts, *facts.get("continued", [])) if part.get("plugins")]
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest() if parts else None
+    from fedpriv.server.run_folder import code_of
+
+    code = code_of(facts)
+    return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest() if code else None
 
 
 def _tell_apart(name: str, configs: Sequence[dict[str, str]], rows: Sequence[Mapping[str, Any]]) -> None:

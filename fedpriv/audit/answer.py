@@ -181,21 +181,13 @@ def samples_not_known(run: Found) -> Iterator[str]:
     modalities = run.get("modalities", ["image"])
     images = [part_of(one, None) for one in run["attacks"]]
     texts = [part_of(one, None) for one in run.get("texts") or []]
-    not_tried = run.get("not_tried") or {}
-    if "image" in modalities:
-        rounds = _not_told(images, telling, "single image")
-        if not any(map(telling, images)) or target_cut(run, "images"):
-            yield "images can be recovered"
-        elif "single_images" in not_tried or rounds:
-            yield "single images can be recovered" + (_in_rounds(rounds, images, "single image") if rounds else "")
-    if was_cut(not_tried.get("centers")):
+    if "image" in modalities and (open_still := _not_told(run, "image", images, telling)):
+        yield open_still
+    if was_cut((run.get("not_tried") or {}).get("centers")):
         yield "class centres give images away"
     if "text" in modalities:
-        rounds = _not_told(texts, best_reading, "single text")
-        if not any(map(best_reading, texts)) or target_cut(run, "texts"):
-            yield "texts can be recovered"
-        elif "single_texts" in not_tried or rounds:
-            yield "single texts can be recovered" + (_in_rounds(rounds, texts, "single text") if rounds else "")
+        if open_still := _not_told(run, "text", texts, best_reading):
+            yield open_still
         elif any(map(sentences_not_known, texts)) or not any(map(seeks_sentences, texts)):
             yield "sentences can be recovered"
     yield from (f"{samples} can be recovered from {what}" for what, samples in statistics_not_known(run))
@@ -205,15 +197,22 @@ def samples_not_known(run: Found) -> Iterator[str]:
         yield f"what was sent as {', '.join(unknown)} gives samples away"
 
 
-def _not_told(targets: Sequence[Found], tells: Callable[[Found], Found | None], kind: str) -> list[int]:
-    """The rounds in which clients with one sample, the easiest case, were attacked, and no attempt on them is evidence."""
-    return [one.get("round", 0) for one in targets if one.get("kind") == kind and tells(one) is None]
+def _not_told(run: Found, sample: str, targets: Sequence[Found], tells: Callable[[Found], Found | None]) -> str:
+    """That samples can be recovered, where no attempt on them is evidence; that single ones can, where none on clients with one
+    sample is, the easiest case, with the rounds where these are not all in which they were attacked; empty: neither.
 
-
-def _in_rounds(rounds: Sequence[int], targets: Sequence[Found], kind: str) -> str:
-    """Which rounds, where that is not all in which they were attacked."""
-    every = len(rounds) == sum(one.get("kind") == kind for one in targets)
-    return "" if every else f" from messages of round {', '.join(map(str, rounds))}"
+    Args:
+        sample: ``image`` or ``text``.
+        tells: a target -> the attempt on it that is evidence.
+    """
+    if not any(map(tells, targets)) or target_cut(run, f"{sample}s"):
+        return f"{sample}s can be recovered"
+    singles = [one for one in targets if one.get("kind") == f"single {sample}"]
+    rounds = [str(one.get("round", 0)) for one in singles if tells(one) is None]
+    if not rounds and f"single_{sample}s" not in (run.get("not_tried") or {}):
+        return ""
+    where = f" from messages of round {', '.join(rounds)}" if 0 < len(rounds) < len(singles) else ""
+    return f"single {sample}s can be recovered{where}"
 
 
 def statistics_not_known(run: Found) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ import cmath
 import random
 import sys
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, NamedTuple
 
@@ -245,50 +245,35 @@ def interact(net: Net, training: bool = True) -> bool:
     is left as it is."""
     x = samples_for(net)
     beside = join([split(x, 1)[0], split(_unlike(net, 1), 1)[1]])
-    modes = _modes(net)
-    state = State(net.train(training))
-    try:
+    with unchanged(net):
+        net.train(training)
         perturb(net.parameters())
         moved = State(net)
         beside_one = _logits(net, x)[0]
         moved.restore()
         beside_other = _logits(net, beside)[0]
         return not torch.allclose(beside_one, beside_other, rtol=1e-4, atol=1e-5, equal_nan=True)
-    finally:
-        state.restore()
-        _set_modes(modes)
 
 
 @contextmanager
-def unchanged(net: Net) -> Iterator[None]:
-    """A block that leaves the net as it is: what it holds, and whether its modules are in training mode."""
-    state, modes = State(net), _modes(net)
+def unchanged(net: Net) -> Iterator[State]:
+    """A block that leaves the net as it is: what it holds, which it gets, and whether its modules are in training mode."""
+    state, modes = State(net), {module: module.training for module in net.modules()}
     try:
-        yield
+        yield state
     finally:
         state.restore()
-        _set_modes(modes)
-
-
-def _modes(net: Net) -> dict[nn.Module, bool]:
-    return {module: module.training for module in net.modules()}
-
-
-def _set_modes(modes: Mapping[nn.Module, bool]) -> None:
-    for module, training in modes.items():
-        module.training = training
+        for module, training in modes.items():
+            module.training = training
 
 
 def changed_by_data(net: Net) -> str | None:
     """The name of a buffer that a forward pass changes, such as running statistics; ``None``: there is none."""
     if not (buffers := dict(net.named_buffers())):
         return None
-    state = State(net)
-    try:
+    with unchanged(net) as state:
         _logits(net, samples_for(net))
         return next((name for name in state.changed() if name in buffers), None)
-    finally:
-        state.restore()
 
 
 def carried(net: Net, space: ParameterSpace) -> str | None:
@@ -300,8 +285,8 @@ def carried(net: Net, space: ParameterSpace) -> str | None:
     normalisation layers the next outputs tell, since a net may also store what is only looked at, such as attention weights. The
     counters of torch's own layers decide nothing where there is a momentum. The net is left as it is.
     """
-    x, modes, state = samples_for(net), _modes(net), State(net)
-    try:
+    x = samples_for(net)
+    with unchanged(net) as state:
         for moved in (True, False):  # of outputs that are zero at first, running means would stay zero
             if moved:
                 perturb(net.parameters())
@@ -309,9 +294,6 @@ def carried(net: Net, space: ParameterSpace) -> str | None:
                 return _carried(net, x, space)
             state.restore()
         return None
-    finally:
-        state.restore()
-        _set_modes(modes)
 
 
 def _carried(net: Net, x: Inputs, space: ParameterSpace) -> str | None:

@@ -294,10 +294,14 @@ def changed_code(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
     return [files.get(name, f"the module {name}") for name, content in now.items() if then.get(name, content) != content]
 
 
+def code_of(facts: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The hashes, by module, of plug-ins and of a net of the user's own: those that a run began with, and that continued it."""
+    return [part["plugins"] for part in (facts, *(facts.get("continued") or [])) if part.get("plugins")]
+
+
 def other_code(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
     """As :func:`changed_code`, of every part of a run: also of rounds by which it was continued."""
-    parts = [facts, *(part for part in facts.get("continued") or [] if "plugins" in part)]
-    return list(dict.fromkeys(name for part in parts for name in changed_code(part, config)))
+    return list(dict.fromkeys(name for code in code_of(facts) for name in changed_code({"plugins": code}, config)))
 
 
 @cache  # a process may start many runs, and each version is parsed out of its package's metadata

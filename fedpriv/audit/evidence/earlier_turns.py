@@ -10,7 +10,6 @@ from torch import Tensor
 from fedpriv.attacks.gradients.multistep import is_bias, response
 from fedpriv.errors import UsageError
 from fedpriv.objectives.base import Objective
-from fedpriv.wire.coding import is_model
 
 if TYPE_CHECKING:
     from fedpriv.audit.evidence.messages import Evidence, Message
@@ -70,7 +69,7 @@ def plain_change(evidence: Evidence, message: Message) -> PlainChange:
     SGD's steps are linear in the gradients, so what was added to these is subtracted exactly, up to rounding.
     """
     parameters = dict(evidence.federation.resident.net.named_parameters())
-    sent = [name for name in message.uploaded if is_model(name) and name in parameters and name in message.received]
+    sent = [name for name in message.of_model if name in parameters and name in message.received]
     change = {name: message.uploaded[name].float() - message.received[name] for name in sent}
     try:
         added = {name: tensor for name, tensor in _correction(evidence, message).items() if name in change and bool(tensor.any())}

@@ -68,6 +68,11 @@ class Message:
     parts: int = 1
     first_turn: bool = False
 
+    @property
+    def of_model(self) -> list[str]:
+        """Names of the tensors that it sent back of the model."""
+        return [name for name in self.uploaded if is_model(name)]
+
     def simulated(self, uploaded: Mapping[str, Tensor]) -> Message:
         """The message of a simulated client in its place; itself where that is what it uploaded."""
         return self if uploaded is self.uploaded else replace(self, uploaded=uploaded, first_turn=True)
@@ -314,20 +319,19 @@ class Evidence:
         """
         method, plain = self.federation.method, self.federation.method.objective.without_momentum(message.received)
         train = self.config.train if clipped else self.config.train.model_copy(update={"clip_grad_norm": None})
-        sent = [name for name in message.uploaded if is_model(name)]
-        return schedule_of(train, method, message.round, sent, num_examples, message.parts, plain)
+        return schedule_of(train, method, message.round, message.of_model, num_examples, message.parts, plain)
 
     def _idle(self, message: Message, num_examples: int) -> Callable[[Tensor], Tensor] | None:
         """What the client's steps do to weights that have no gradient, where :meth:`schedule` does not tell."""
         if self.config.privacy.level == "sample":  # noise moves them, too
             return None
-        sent = [name for name in message.uploaded if is_model(name)]
-        return idle_of(self.config.train, self.federation.method, message.round, sent, num_examples, message.parts)
+        return idle_of(self.config.train, self.federation.method, message.round, message.of_model, num_examples, message.parts)
 
     def _stands_still(self, message: Message, num_examples: int) -> bool:
         """See :func:`fedpriv.audit.evidence.local_steps.stands_still`."""
-        sent = [name for name in message.uploaded if is_model(name)]
-        return stands_still(self.config.train, self.federation.method, message.round, sent, num_examples, message.parts)
+        return stands_still(
+            self.config.train, self.federation.method, message.round, message.of_model, num_examples, message.parts
+        )
 
     def _once(self, message: Message) -> bool:
         """Whether each of the client's samples was in one local step, as one view of it."""
@@ -377,8 +381,7 @@ class Evidence:
             return replace(altered, rescaled=True)
         held = (message.num_examples or batch * message.parts) / message.parts
         of_step = (privacy.noise * privacy.clip / min(batch, held)) ** 2 / message.parts
-        sent = [name for name in message.uploaded if is_model(name)]
-        variance = {name: of_step * noise_gain(steps.of(name)) + altered.variance.get(name, 0.0) for name in sent}
+        variance = {name: of_step * noise_gain(steps.of(name)) + altered.variance.get(name, 0.0) for name in message.of_model}
         return replace(altered, rescaled=True, variance=variance)
 
     def started(self, message: Message, sent: Collection[str] | None = None) -> dict[str, Tensor] | None:

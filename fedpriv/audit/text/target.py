@@ -23,7 +23,6 @@ from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder, find_encoder
 from fedpriv.models.text import Tune, features, text_encoder
 from fedpriv.wire import Transform
-from fedpriv.wire.coding import is_model
 
 Observe = Callable[[ThreatModel], Iterator[Observation]]
 LONGEST = 128
@@ -212,7 +211,7 @@ def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: T
 def _trained_apart(evidence: Evidence, message: Message) -> bool:
     """In an earlier turn of the client, or in a phase of this one that changes nothing of what was sent."""
     federation = evidence.federation
-    sent = {name.partition(".")[0] for name in message.uploaded if is_model(name)}
+    sent = {name.partition(".")[0] for name in message.of_model}
     private = {entry.role for entry in federation.resident.space.entries if entry.name not in message.received} - sent
     phases = [one.trains for one in federation.method.phases(message.round) if one.trains & private]
     return bool(phases) and (not message.first_turn or any(not trains & sent for trains in phases))

@@ -61,7 +61,7 @@ def choose_features(table: Table, label: str | None, client: str | None) -> tupl
             continue
         values = table.column(name)
         reason = _no_feature(name, values, owners)
-        odd = no_number(values)
+        odd = no_number(values) if reason in (None, TEXTS) else None
         if reason == TEXTS and odd is not None:
             raise UsageError(
                 f"{table.origin}: column {name!r} holds numbers, but also {odd!r}; leave a cell empty where a number is missing, "
