@@ -77,6 +77,15 @@ def parts_of(config: RunConfig) -> list[NamedPart]:
     return parts
 
 
+def changed_options(config: RunConfig) -> dict[str, Any]:
+    """The options of the method and its halves that differ from their defaults: they tell runs of one method apart."""
+    changed: dict[str, Any] = {}
+    for part in parts_of(config):
+        defaults = {name: field.get_default(call_default_factory=True) for name, field in part.params.__pydantic_fields__.items()}
+        changed |= {name: value for name, value in asdict(part.params).items() if value != defaults[name]}
+    return changed
+
+
 def _check_participation(config: RunConfig, suggestions: Mapping[str, Any]) -> None:
     """Refuse a share of the clients, where what the config names wants them all in every round."""
     train = config.train

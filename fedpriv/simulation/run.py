@@ -21,6 +21,7 @@ from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.data.own.owners import owners_of
 from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.files import Damaged
+from fedpriv.methods.build import changed_options
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder, changed_code, continued, first_facts
 from fedpriv.simulation.executors.build import reach
@@ -170,7 +171,7 @@ def note_beginning(folder: RunFolder, config: RunConfig, hashes: Mapping[str, st
     """
     tracking = config.tracking
     uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
-    folder.update_facts(**first_facts(config, folder, hashes, uri) | facts)
+    folder.update_facts(**first_facts(config, folder, hashes, uri) | {"changed_options": changed_options(config)} | facts)
 
 
 def _save_partition(federation: Federation, folder: RunFolder) -> None:

@@ -42,6 +42,7 @@ class Facts(_Form):
     device: str | None = None
     processor: str | None = None
     plugins: dict[str, str] = {}
+    changed_options: dict[str, Any] = {}
     continued: list[dict[str, Any]] = []
     diverged: dict[str, int] | None = None
     tracking: _Tracking

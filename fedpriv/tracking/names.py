@@ -62,9 +62,11 @@ def client_table(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def run_name(facts: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """``mpfedcon · digits · s0``; with its defences, where there are some, as the legends of charts have nothing else."""
+    """``mpfedcon · digits · s0``; with changed options (``mpfedcon:mu=5``) and defences, as the legends of charts
+    have nothing else."""
     defended = defence(config)
-    parts = [facts["method"], dataset_name(facts), f"s{facts['seed']}", *([] if defended == "none" else [defended])]
+    method = _with_options(facts["method"], facts.get("changed_options") or {})
+    parts = [method, dataset_name(facts), f"s{facts['seed']}", *([] if defended == "none" else [defended])]
     return " · ".join(parts)
 
 
@@ -86,14 +88,17 @@ def defence(config: Mapping[str, Any]) -> str:
     wire, privacy = config.get("wire") or {}, config.get("privacy") or {}
     parts = []
     for one in wire.get("transforms") or ():
-        options = ",".join(f"{name}={value}" for name, value in one.items() if name != "name")
-        parts.append(f"{one['name']}{':' if options else ''}{options}")
+        parts.append(_with_options(one["name"], {name: value for name, value in one.items() if name != "name"}))
     if wire.get("secure_aggregation"):
         parts.append("secure-aggregation")
     if privacy.get("level", "none") != "none":
         much = "target_epsilon" if privacy.get("target_epsilon") is not None else "noise"
         parts.append(f"dp-{privacy['level']}:{much}={privacy.get(much)}")
     return "+".join(parts) or "none"
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> str:
+    return ":".join([name, *([",".join(f"{key}={value}" for key, value in options.items())] if options else [])])
 
 
 def summary_values(summary: dict[str, Any]) -> dict[str, float]:

@@ -55,6 +55,13 @@ def table_of(runs_dir: Path, run: str | None) -> list[list[float]]:
     return list(table["data"])
 
 
+def test_a_runs_name_has_what_tells_it_from_another_of_its_method(runs_dir: Path) -> None:
+    folder = make_run(runs_dir)
+    set_status(folder, "finished", changed_options={"mu": 5, "negative": "R2"})
+    name = client(runs_dir).get_run(sync(folder).mlflow_run_id).info.run_name
+    assert name == "mpfedcon:mu=5,negative=R2 · digits · s0 · clip:norm=1.0"
+
+
 def test_a_finished_run_arrives_whole(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=20, clients=12)
     report = sync(folder)
