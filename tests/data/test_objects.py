@@ -227,3 +227,15 @@ def test_a_run_on_objects_can_be_opened_later(tmp_path: Path) -> None:
         reopened(run.folder)
     name_of(clients)
     assert reopened(run.folder).dataset.hash == run.folder.facts["data_hash"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "why"),
+    [
+        (np.linspace(0, 1, 30), r"the given data \(train\): column 'label' holds 30 values in 30 rows"),
+        ([*"a" * 29, " "], r"the given data \(train\), row 29 \(from 0\): the label in column 'label' is empty"),
+    ],
+)
+def test_an_error_does_not_name_a_file_that_the_user_never_wrote(labels: Any, why: str) -> None:
+    with pytest.raises(UsageError, match=f"^{why}"):
+        loaded((pixels(30, 8, 8), labels))

@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,13 +36,21 @@ class Slow:
         return Frame({"error": "broken"}) if frame.head["n"] == "wrong" else Frame({"said": [len(self.asked)]})
 
 
+def listens(address: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as one, suppress(OSError):
+        one.connect(str(address))
+        return True
+    return False
+
+
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[tuple[Slow, Path]]:
     site, address = Slow(), tmp_path / "turns"
     threading.Thread(target=serve, args=(site, address), daemon=True).start()
     until = time.monotonic() + 60
-    while not address.exists():
+    while not listens(address):  # the file is there before anything listens on it
         assert time.monotonic() < until
+        time.sleep(0.01)
     yield site, address
     site.may.set()
 

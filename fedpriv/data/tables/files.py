@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,9 @@ from fedpriv.errors import FedprivError, UsageError, first_line
 if TYPE_CHECKING:
     import datasets
     import pyarrow as pa
+
+_OF_OBJECTS = re.compile(r"/objects/data-[0-9a-f]{16}/(?P<what>.+)\.parquet$")
+"""The files into which :func:`fedpriv.data.own.objects.name_of` writes data that are Python objects."""
 
 
 class Table(Protocol):
@@ -49,7 +53,7 @@ class ParquetTable:
 
     @property
     def origin(self) -> str:
-        return ", ".join(map(str, self.files))
+        return ", ".join(map(_shown, self.files))
 
     @cached_property
     def features(self) -> datasets.Features:
@@ -154,6 +158,12 @@ class CsvTable:
                     return begins
                 begins = reader.line_num + 1
         return row + 2
+
+
+def _shown(file: Path) -> str:
+    """A file, for messages; of data that were given in Python, which the user never saw as a file, their client and split."""
+    of_objects = _OF_OBJECTS.search(str(file))
+    return f"the given data ({of_objects['what']})" if of_objects else str(file)
 
 
 def from_zero(origin: str, row: int) -> str:
