@@ -36,6 +36,11 @@ class Entry:
     kind: Kind
 
 
+def layer_of(name: str) -> str:
+    """The layer of a parameter: the module that owns it, also where ``torch.nn.utils.parametrize`` keeps it in one of its own."""
+    return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
+
+
 class ParameterSpace:
     """The layout of a net's state in a row of ``size`` float entries.
 

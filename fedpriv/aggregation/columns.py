@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.aggregation.rows import Rows, pieces
-from fedpriv.parameters import ParameterSpace
+from fedpriv.parameters import ParameterSpace, layer_of
 
 GroupBy = Literal["model", "module", "array"]
 
@@ -53,7 +53,7 @@ def _groups(space: ParameterSpace, by: GroupBy, buffers: bool) -> list[Group]:
     for entry in space.entries:
         if (entry.kind == "buffer") != buffers:
             continue
-        name = {"model": "model", "module": entry.name.rpartition(".")[0], "array": entry.name}[by]
+        name = {"model": "model", "module": layer_of(entry.name), "array": entry.name}[by]
         parts = found.setdefault(name, [])
         if parts and parts[-1].stop == entry.start:
             parts[-1] = slice(parts[-1].start, entry.stop)

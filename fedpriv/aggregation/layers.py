@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Context
+from fedpriv.parameters import layer_of
 
 
 def layers_of(parameters: Sequence[str], uncounted: frozenset[str] = frozenset()) -> list[list[str]]:
@@ -18,7 +19,7 @@ def layers_of(parameters: Sequence[str], uncounted: frozenset[str] = frozenset()
     found: dict[str, list[str]] = {}
     for name in parameters:
         if name not in uncounted:
-            found.setdefault(name.rpartition(".")[0], []).append(name)
+            found.setdefault(layer_of(name), []).append(name)
     return list(found.values())
 
 

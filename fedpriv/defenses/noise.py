@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.defenses.change import changes, model_tensors
+from fedpriv.parameters import layer_of
 from fedpriv.wire import Payload, TransformContext
 from fedpriv.wire.coding import RUNNING_VAR
 
@@ -43,7 +44,7 @@ def report_snr(payload: Payload, context: TransformContext, variance: float) -> 
     """``10 log10(mean square of the layer's change / variance)`` in dB, weight and bias of a layer together."""
     power: dict[str, list[float]] = {}
     for name, change in changes(payload, context.received).items():
-        of_layer = power.setdefault(name.rpartition(".")[0] or name, [0.0, 0])
+        of_layer = power.setdefault(layer_of(name) or name, [0.0, 0])
         of_layer[0] += float(change.double().square().sum())
         of_layer[1] += change.numel()
     for layer, (total, count) in power.items():

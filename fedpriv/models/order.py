@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedpriv.models.net import Net
 from fedpriv.models.state import drawn_alike, samples_for, unchanged
+from fedpriv.parameters import layer_of
 
 
 @dataclass(frozen=True)
@@ -46,21 +47,17 @@ def order_of(net: Net) -> Order:
         places = _places(net, parameters)
     of_module: dict[str, int] = {}
     for name, place in places.items():
-        owner = _owner(name)
+        owner = layer_of(name)
         of_module[owner] = max(place, of_module.get(owner, 0))
     learn = [name for name, parameter in parameters.items() if parameter.requires_grad]
     apart = [name for name in learn if name not in places]
-    counted = sorted((name for name in learn if name in places), key=lambda name: of_module[_owner(name)])
+    counted = sorted((name for name in learn if name in places), key=lambda name: of_module[layer_of(name)])
     of_linear = {
         where: max(found)
         for where, module in net.named_modules()
         if isinstance(module, nn.Linear) and (found := [places[name] for name in _within(where, module) if name in places])
     }
     return Order((*apart, *counted), frozenset(apart), tuple(sorted(of_linear, key=of_linear.__getitem__)))
-
-
-def _owner(name: str) -> str:
-    return name.rpartition(".")[0]
 
 
 def _within(where: str, module: nn.Module) -> Iterable[str]:
