@@ -264,7 +264,7 @@ def attacked(folder: Path) -> dict[str, Any]:
 
     evidence = Evidence(folder)
     message = evidence.message(*evidence.messages()[0])
-    seen, truth = evidence.observation(message, ThreatModel()), evidence.truth(message.client)
+    seen, truth = evidence.attacker.observation(message, ThreatModel()), evidence.truth(message.client)
     tensors = {**seen.shared, **{f"weights {name}": one for name, one in seen.weights.items()}, "images": truth.images}
     return {name: digest(tensor) for name, tensor in {**tensors, "labels": truth.labels}.items()} | {"schedule": seen.schedule}
 

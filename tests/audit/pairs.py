@@ -86,7 +86,7 @@ def client(evidence: Evidence, lacking: str | None) -> int:
 
 
 def seen_of(evidence: Evidence, one: Message) -> Observation:
-    return of_images(evidence, one, evidence.observation(one, ThreatModel()))
+    return of_images(evidence, one, evidence.attacker.observation(one, ThreatModel()))
 
 
 def single(evidence: Evidence, lacking: str | None) -> Target:

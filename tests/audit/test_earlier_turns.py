@@ -64,7 +64,7 @@ def test_several_steps_with_momentum_are_undone_too(tmp_path: Path) -> None:
     steps = {"train.lr": 1e-3, "train.momentum": 0.5, "train.local_epochs": 2, "train.batch_size": 20, "train.rounds": 2}
     found = evidence(tmp_path / "run", "scaffold", **steps, **ALL)
     message = found.message(2, 1)
-    seen = found.observation(message, ThreatModel())
+    seen = found.attacker.observation(message, ThreatModel())
     assert seen.unlike == () and seen.schedule is not None and seen.schedule.steps > 2
     expected, mean = gradient_of_the_truth(found, 2, 1), as_gradient(seen).shared
     by_name = {cut.split(".", 1)[1].replace("_", ".", 1): tensor for cut, tensor in mean.items()}
@@ -86,7 +86,7 @@ def test_where_earlier_messages_were_not_kept_a_failure_is_no_evidence(tmp_path:
     for one in said:
         assert not one["applies"] and not one["exact"] and one["note"].startswith(one["open"])
         assert CORRECTED in one["open"] and "--keep-payloads all" in one["open"]
-    (clause,) = found.observation(found.message(*found.messages()[0]), ThreatModel()).unlike
+    (clause,) = found.attacker.observation(found.message(*found.messages()[0]), ThreatModel()).unlike
     assert clause == said[0]["open"]
     shadow = {"lacking": 40, "lacking_exact": 0, "wider": 0, "guess": 0.1, "p": 1.0}  # whose clients had no earlier turn either
     run = {"labels": said, "labels_over_rounds": [], "label_shadow": shadow, "not_tried": {}}
@@ -193,4 +193,4 @@ def test_an_objective_that_does_not_say_what_it_adds_is_not_read_as_plain_steps(
     for kind, known in ((Foreign, False), (Declared, True)):
         method.objective = kind(method.objective.params, method.context)
         assert (plain_change(found, message).open is None) == known
-    assert not found.observation(message, ThreatModel()).unlike
+    assert not found.attacker.observation(message, ThreatModel()).unlike

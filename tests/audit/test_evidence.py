@@ -40,7 +40,7 @@ def test_the_client_s_mode_is_that_of_its_messages(tmp_path: Path) -> None:
     net = {"data.limit": 60, "model.name": "resnet9_narrow", "model.projection": None, "train.participation": 0.1}
     found = evidence(tmp_path / "run", "fedavg", **ONE_STEP, **net)
     message = found.message(*found.messages()[0])
-    observation, truth = found.observation(message, ThreatModel()), found.truth(message.client)
+    observation, truth = found.attacker.observation(message, ThreatModel()), found.truth(message.client)
     images, mean, std = truth.images, *(torch.tensor(value).view(-1, 1, 1) for value in (observation.mean, observation.std))
     seen = as_gradient(observation).shared
 
@@ -49,7 +49,7 @@ def test_the_client_s_mode_is_that_of_its_messages(tmp_path: Path) -> None:
         targets = F.one_hot(truth.labels, observation.classes).float()
         return gradient_by_labels(victim, weights, list(seen), (images - mean) / std, targets)
 
-    by_batch, by_running = (gradient(found.observation(message, ThreatModel(), training=mode)) for mode in (True, False))
+    by_batch, by_running = (gradient(found.attacker.observation(message, ThreatModel(), training=mode)) for mode in (True, False))
     for name, tensor in seen.items():
         torch.testing.assert_close(by_batch[name], tensor, rtol=1e-3, atol=1e-4)
     away = [float((by_running[name] - tensor).norm() / tensor.norm()) for name, tensor in seen.items()]
@@ -62,9 +62,9 @@ def test_tensors_that_step_without_momentum_are_known(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "fedpvr", **{**ONE_STEP, **several})
     message = found.message(*found.messages()[0])
     observation, truth, weights = (
-        found.observation(message, ThreatModel()),
+        found.attacker.observation(message, ThreatModel()),
         found.truth(message.client),
-        found.started(replace(message, first_turn=True)),
+        found.attacker.started(replace(message, first_turn=True)),
     )
     assert observation.schedule is not None and weights is not None
     assert observation.schedule.no_momentum == {
@@ -93,7 +93,7 @@ def test_one_step_is_the_gradient_of_the_truth(tmp_path: Path, method: str) -> N
     found = evidence(tmp_path / "run", method, **ONE_STEP, **own)
     round, client = found.messages()[0]
     message, truth = found.message(round, client), found.truth(client)
-    observation = found.observation(message, ThreatModel())
+    observation = found.attacker.observation(message, ThreatModel())
     assert observation.num_examples == len(truth.labels) and observation.schedule is not None and observation.schedule.steps == 1
     expected = gradients_of(found, message, truth)
     seen = as_gradient(observation).shared
@@ -111,7 +111,7 @@ def test_views_are_what_the_client_trained_on(tmp_path: Path, augment: str) -> N
     views = found.views(round, client, truth.images)
     assert views is not None and views.shape == (len(truth.labels), 2, *truth.images.shape[1:])
     assert torch.equal(views[:, 0], truth.images) and not torch.equal(views[:, 1], truth.images)
-    seen = as_gradient(found.observation(message, ThreatModel())).shared
+    seen = as_gradient(found.attacker.observation(message, ThreatModel())).shared
     for name, gradient in gradients_of(found, message, Truth(views[:, 1], truth.labels)).items():
         torch.testing.assert_close(seen[name], gradient, rtol=1e-3, atol=1e-5)
     plain = gradients_of(found, message, truth)
@@ -122,18 +122,18 @@ def test_views_are_what_the_client_trained_on(tmp_path: Path, augment: str) -> N
 def test_hidden_layers_are_absent_and_known_only_where_the_threat_model_says_so(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "mpfedcon")
     message = found.message(*found.messages()[0])
-    unknown, initial = (found.observation(message, ThreatModel(top=top)) for top in ("unknown", "initial"))
+    unknown, initial = (found.attacker.observation(message, ThreatModel(top=top)) for top in ("unknown", "initial"))
     hidden = {f"top.{name}" for name, _ in unknown.net.top.named_parameters()}
     assert hidden and not hidden & unknown.shared.keys() and not hidden & unknown.weights.keys()
     assert hidden <= initial.weights.keys() and not hidden & initial.shared.keys()
     assert {"statistic.centers", "statistic.classes"} <= unknown.statistics.keys()
     with pytest.raises(UsageError, match="are never sent"):
-        found.observation(message, ThreatModel(top="current"))
+        found.attacker.observation(message, ThreatModel(top="current"))
 
 
 def test_who_does_not_know_the_number_of_samples_does_not_know_the_steps(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "fedavg")
-    observation = found.observation(found.message(*found.messages()[0]), ThreatModel(num_examples=False))
+    observation = found.attacker.observation(found.message(*found.messages()[0]), ThreatModel(num_examples=False))
     assert observation.num_examples is None and observation.schedule is None
 
 
@@ -141,7 +141,7 @@ def test_masked_and_compressed_messages(tmp_path: Path) -> None:
     transforms = [{"name": "mask", "last": 2}, {"name": "quantise", "bits": 8}]
     found = evidence(tmp_path / "run", "fedavg", **{"wire.transforms": transforms})
     message = found.message(*found.messages()[0])
-    observation = found.observation(message, ThreatModel(top="initial"))
+    observation = found.attacker.observation(message, ThreatModel(top="initial"))
     hidden = [name for name, _ in observation.net.top.named_parameters()]
     assert sum(name.endswith("weight") for name in hidden) == 2
     assert not any(name.startswith("top.") for name in observation.shared)
@@ -154,16 +154,16 @@ def test_a_client_with_one_image_sends_its_gradient_through_the_runs_defences(tm
     found = evidence(tmp_path / "plain", method)
     round, client = found.messages()[0]
     played = single_images(found, round, client, 2)
-    real = found.observation(found.message(round, client), ThreatModel())
+    real = found.attacker.observation(found.message(round, client), ThreatModel())
     for message, image in zip(played, found.truth(client).images, strict=False):
-        observation = found.observation(message, ThreatModel())
+        observation = found.attacker.observation(message, ThreatModel())
         assert observation.num_examples == 1 and observation.shared.keys() == real.shared.keys()
         made = image_attack("analytic")().run([observation]).images
         torch.testing.assert_close(made[0], image, rtol=0, atol=1e-3)
     noise = {"wire.transforms": [{"name": "gaussian", "variance": 1e-2}]}
     defended = evidence(tmp_path / "noisy", method, **noise)
     (message,) = single_images(defended, *defended.messages()[0], 1)
-    made = image_attack("analytic")().run([defended.observation(message, ThreatModel())]).images
+    made = image_attack("analytic")().run([defended.attacker.observation(message, ThreatModel())]).images
     assert float((made[0] - defended.truth(message.client).images[0]).square().mean()) > 1e-2
 
 
@@ -228,7 +228,7 @@ def test_who_holds_few_images_is_joined_by_others(tmp_path: Path) -> None:
     played = single_images(found, round, client, own + 2)
     assert len(played) == own + 2
     owner, at = alone[-1]
-    seen = found.observation(played[-1], ThreatModel())
+    seen = found.attacker.observation(played[-1], ThreatModel())
     made = image_attack("analytic")().run([seen]).images[0]
     torch.testing.assert_close(made, found.truth(owner).images[at], rtol=0, atol=2e-3)
     assert len(shared_out(found, client, 10**6)) == sum(len(found.labels(c)) for c in range(found.config.data.clients))

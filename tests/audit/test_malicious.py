@@ -84,7 +84,7 @@ def recovered_by(run: Path, imprint: Imprint) -> tuple[float, str | None]:
     truth = target.message(evidence, round, client)
     assert truth.reference is not None
     played = replay(evidence, round, client, imprint, truth.reference, 0)
-    found = imprint.run([evidence.observation(played.message, ThreatModel())]).images
+    found = imprint.run([evidence.attacker.observation(played.message, ThreatModel())]).images
     hits = mse(found[match_batches(found, truth.images, len(found))], truth.images) < 1e-2
     return float(hits.double().mean()), played.refusal
 

@@ -120,7 +120,7 @@ def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs
     (one,) = single_images(evidence, 1, who, 1)
     masked = replace(one, uploaded={name: tensor for name, tensor in one.uploaded.items() if not name.startswith("head.")})
     for hidden, why in ((evidence.message(1, who), MANY), (masked, NO_BIAS)):
-        said = beside_texts(evidence, hidden, evidence.observation(hidden, ThreatModel()))
+        said = beside_texts(evidence, hidden, evidence.attacker.observation(hidden, ThreatModel()))
         assert said is not None and why in said and "count as hidden" in said
         seen = seen_of(evidence, hidden)
         assert seen.shared and all(name.startswith("body.encoder.image.") for name in seen.shared)
@@ -174,5 +174,5 @@ def test_a_runon_images_is_seen_as_it_is(tmp_path: Path) -> None:
     play(tmp_path / "digits", "fedavg", **{"train.rounds": 1})
     evidence = Evidence(tmp_path / "digits")
     one = evidence.message(*evidence.messages()[0])
-    seen = evidence.observation(one, ThreatModel())
+    seen = evidence.attacker.observation(one, ThreatModel())
     assert of_images(evidence, one, seen) is seen and beside_texts(evidence, one, seen) is None

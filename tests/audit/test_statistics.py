@@ -94,7 +94,7 @@ def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pyt
     round, client = found.messages()[0]
     (one, *_), truth = single_images(found, round, client, 2), found.truth(client)
     attack = image_attack("analytic")()
-    missed = attack.run([found.observation(one, ThreatModel())]).images[0] - truth.images[0]
+    missed = attack.run([found.attacker.observation(one, ThreatModel())]).images[0] - truth.images[0]
     seen = statistics.as_gradient(found, one, "variate", ThreatModel())
     assert float(missed.square().mean()) > 1e-2
     torch.testing.assert_close(attack.run([seen]).images[0], truth.images[0], rtol=0, atol=2e-3)

@@ -43,7 +43,7 @@ def test_a_sum_of_single_steps_is_the_gradient_over_all_of_its_clients(folder: P
     assert message.parts == len(members) == 3 and found.sender(round, number) == "sum of 3"
     alone = HeldBack(folder)
     assert len(truth.labels) == message.num_examples == sum(len(alone.labels(client)) for client in members)
-    observation = found.observation(message, ThreatModel())
+    observation = found.attacker.observation(message, ThreatModel())
     assert observation.schedule is not None and observation.schedule.steps == 1
     seen = as_gradient(observation).shared
     for name, gradient in gradients_of(found, message, truth).items():

@@ -104,7 +104,7 @@ def test_one_step_is_the_gradient_of_the_texts(runs: Runs, tune: str) -> None:
     """What an attacker is given is what the true texts make, and all it needs to compute it again."""
     evidence = Evidence(runs(tune))
     round, client = evidence.messages()[0]
-    seen = evidence.observation(evidence.message(round, client), ThreatModel())
+    seen = evidence.attacker.observation(evidence.message(round, client), ThreatModel())
     assert seen.text is not None and (seen.text.words in seen.shared) == (tune == "full")
     net = seen.net.eval()
     parameters = dict(net.named_parameters())

@@ -124,7 +124,7 @@ def test_a_run_of_such_a_net_says_so(tmp_path: Path) -> None:
     for layers in ([], [Functional()]):
         evidence = Evidence(tmp_path / "run")
         evidence.federation.resident.net.encoder.extend(layers)
-        seen = evidence.observation(evidence.message(*evidence.messages()[0]), ThreatModel())
+        seen = evidence.attacker.observation(evidence.message(*evidence.messages()[0]), ThreatModel())
         assert ("draws at random" in " ".join(seen.unlike)) == bool(layers)
 
 

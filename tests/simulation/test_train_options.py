@@ -181,7 +181,7 @@ def test_an_attacker_is_told_no_schedule_that_was_not(tmp_path: Path, option: di
         play(tmp_path / str(number), "fedavg", **{"train.rounds": 1, **options})
         found = Evidence(tmp_path / str(number))
         message = found.message(*found.messages()[0])
-        schedules.append(found.schedule(message, message.num_examples or 0))
+        schedules.append(found.attacker.schedule(message, message.num_examples or 0))
     assert schedules[0] is not None and schedules[1] is None
 
 

@@ -77,7 +77,7 @@ def plain_change(evidence: Evidence, message: Message) -> PlainChange:
         return PlainChange(change, f"{CORRECTED}, and it cannot be computed, as {reason}", corrected=True)
     if not added:
         return PlainChange(change, _undeclared(evidence.federation.method.objective))
-    schedule = None if message.num_examples is None else evidence.schedule(message, message.num_examples, clipped=False)
+    schedule = None if message.num_examples is None else evidence.attacker.schedule(message, message.num_examples, clipped=False)
     if schedule is None:
         return PlainChange(change, f"{CORRECTED}, and what it did to the client's steps is not known", corrected=True)
     for name, tensor in added.items():

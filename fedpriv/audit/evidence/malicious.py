@@ -61,12 +61,12 @@ def replay(
     message, download = evidence.message(round, client), evidence.store.download(round)
     if evidence.summed or download is None:
         raise FedprivError(f"{attack.name} needs a run whose server sends weights and gets uploads one by one")
-    honest = evidence.observation(message, ThreatModel())
+    honest = evidence.attacker.observation(message, ThreatModel())
     try:
         made = attack.alter(honest, public, seed)
     except Inapplicable as reason:
         raise FedprivError(f"{attack.name} cannot be mounted: {reason}") from None
-    names = {cut: name for name, cut in evidence.victim(message).names.items()}
+    names = {cut: name for name, cut in evidence.attacker.victim(message).names.items()}
     altered = {names.get(name, name): tensor for name, tensor in made.items()}
     sent = seal(Payload({**download.tensors(), **altered}, round))
     federation, broadcast = evidence.federation, evidence.store.broadcast()

@@ -152,12 +152,12 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
         for name, tensor in gradients.items():
             decay = 0.0 if train.optimizer == "adamw" else train.weight_decay if tensor.ndim > 1 else train.weight_decay_bias
             gradients[name] = tensor - decay * message.received[name] if name in message.received else tensor
-    return evidence.observation(message, threat, gradients, training=MEANINGS[what].gradient == "change")
+    return evidence.attacker.observation(message, threat, gradients, training=MEANINGS[what].gradient == "change")
 
 
 def steps_behind(evidence: Evidence, message: Message, what: str) -> Schedule | None:
     """The client's steps of whose gradients a statistic is the mean; ``None``: it is of one, or no schedule describes them."""
-    return evidence.observation(message, ThreatModel()).schedule if MEANINGS[what].gradient == "change" else None
+    return evidence.attacker.observation(message, ThreatModel()).schedule if MEANINGS[what].gradient == "change" else None
 
 
 def named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:

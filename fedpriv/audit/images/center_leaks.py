@@ -98,7 +98,7 @@ def _as_uploaded(evidence: Evidence, message: Message) -> Observation:
 
     Centres are computed in evaluation mode at the end of a turn.
     """
-    seen, names = evidence.observation(message, ThreatModel(top="initial")), evidence.victim(message).names
+    seen, names = evidence.attacker.observation(message, ThreatModel(top="initial")), evidence.attacker.victim(message).names
     buffers = {names[name]: tensor for name, tensor in message.uploaded.items() if names.get(name, "") in seen.weights}
     return replace(seen, weights={**seen.weights, **{name: t for name, t in buffers.items() if name not in seen.shared}})
 

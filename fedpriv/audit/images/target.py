@@ -208,7 +208,7 @@ def of_messages(
     Raises:
         UsageError: for pairs, see :func:`fedpriv.audit.images.pairs.of_images`.
     """
-    whole = evidence.observation(found[0], ThreatModel())
+    whole = evidence.attacker.observation(found[0], ThreatModel())
     masked = _hidden(of_images(evidence, found[0], whole))
 
     def target(of: Seen, masked: int) -> Target:
@@ -222,7 +222,7 @@ def of_messages(
         except UsageError:  # every attack on it will say so
             of_own = masked
         statistics[what] = target(own, of_own)
-    change = Seen(evidence.observation, evidence.started)
+    change = Seen(evidence.attacker.observation, evidence.attacker.started)
     return replace(target(change, masked), statistics=statistics, note=beside_texts(evidence, found[0], whole))
 
 
@@ -251,7 +251,7 @@ def of_statistic(evidence: Evidence, first: Message, what: str) -> Seen:
     """A statistic of messages like the first that is a gradient."""
     return Seen(
         lambda message, threat: as_gradient(evidence, message, what, threat),
-        lambda message: evidence.started(message, named(message.uploaded, what)),
+        lambda message: evidence.attacker.started(message, named(message.uploaded, what)),
         steps_behind(evidence, first, what),
     )
 

@@ -64,7 +64,7 @@ class TracedCenters:
         return scores
 
     def _centers(self, uploaded: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        return read_centers(self._evidence.observation(self._message.simulated(uploaded), ThreatModel()))
+        return read_centers(self._evidence.attacker.observation(self._message.simulated(uploaded), ThreatModel()))
 
 
 def projections(resident: Resident, nets: Sequence[Tensor], uploaded: Mapping[str, Tensor], inputs: Inputs) -> Iterator[Tensor]:

@@ -121,7 +121,7 @@ def labels_over_rounds(messages: Sequence[Labels]) -> list[dict[str, Any]]:
 def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
     """Infer the client's labels from its message, by the first method that applies."""
     message = evidence.message(round, client)
-    observation = evidence.observation(message, ThreatModel())
+    observation = evidence.attacker.observation(message, ThreatModel())
     labels, classes = evidence.labels(client), len(evidence.federation.dataset.classes)
     true = torch.bincount(labels, minlength=classes)
     guess = None if evidence.summed else most_common_share(_label_sets(evidence, evidence.federation.data.nonempty))

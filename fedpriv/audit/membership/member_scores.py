@@ -100,9 +100,9 @@ def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statis
     """
 
     def seen(uploaded: Uploaded) -> Array:
-        return rows(evidence.observation(message.simulated(uploaded), ThreatModel()))
+        return rows(evidence.attacker.observation(message.simulated(uploaded), ThreatModel()))
 
-    first = evidence.observation(message, ThreatModel())
+    first = evidence.attacker.observation(message, ThreatModel())
     rows = RowDistance.of(first, split(_as(first, inputs), CHUNK))
     return Statistic("row distance", "", seen)
 

@@ -186,11 +186,11 @@ def message(evidence: Evidence, round: int, client: int) -> TextTarget:
 
 def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: Tensor, labels: Tensor) -> TextTarget:
     """Messages of a run, each of which stands for the same number of the texts ``(n, L)``."""
-    encoder, seen = evidence.federation.prepared.encoder, evidence.observation(found[0], ThreatModel())
+    encoder, seen = evidence.federation.prepared.encoder, evidence.attacker.observation(found[0], ThreatModel())
     assert encoder is not None
 
     def observe(threat: ThreatModel) -> Iterator[Observation]:
-        return (evidence.observation(one, threat) for one in found)
+        return (evidence.attacker.observation(one, threat) for one in found)
 
     def read(what: str, threat: ThreatModel) -> Iterator[Observation]:
         for one in found:

@@ -1,0 +1,206 @@
+"""The messages of a run as an attacker under a threat model sees them."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from fedpriv.attacks.core.altered import UNALTERED, Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, state_names
+from fedpriv.attacks.gradients.multistep import noise_gain
+from fedpriv.audit.evidence.earlier_turns import PlainChange, plain_change
+from fedpriv.audit.evidence.local_steps import idle_of, schedule_of, stands_still
+from fedpriv.audit.evidence.shadow_turns import initial_row
+from fedpriv.audit.evidence.text_victim import text_facts
+from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
+from fedpriv.audit.evidence.victim import Victim, cut
+from fedpriv.errors import UsageError
+from fedpriv.models.net import Net
+from fedpriv.wire import STATISTIC
+
+if TYPE_CHECKING:
+    from fedpriv.audit.evidence.messages import Evidence, Message
+
+STILL = "the client's only step had a learning rate of 0 (train.warmup_steps), so its message shows nothing of its samples"
+
+
+class AttackerView:
+    """What attackers see of the messages of a run, and know of how they were made.
+
+    Args:
+        evidence: the run's messages.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence, self._config, self._federation = evidence, evidence.config, evidence.federation
+        self._victims: dict[frozenset[str], Victim] = {}
+
+    def observation(
+        self, message: Message, threat: ThreatModel, gradient: Mapping[str, Tensor] | None = None, training: bool = True
+    ) -> Observation:
+        """The message as an attacker under that threat model sees it.
+
+        Shared are the changes of parameters that are sent in both directions. Hidden layers are known where the threat model says
+        ``initial``: as the server sent them in this round, or broadcast them in round 0.
+
+        Args:
+            gradient: tensors to attack instead of the changes, by the net's names.
+            training: whether the client computed them in training mode, and not in evaluation mode.
+
+        Raises:
+            UsageError: the threat model grants the present weights of layers that never left the client.
+        """
+        if threat.top == "current":
+            raise UsageError("the current private weights of a client are never sent, so a run can only be attacked without them")
+        federation = self._federation
+        plain = plain_change(self._evidence, message) if gradient is None else PlainChange(dict(gradient))
+        dataset, encoder = federation.dataset, federation.prepared.encoder
+        victim = self._victim(frozenset(plain.of))
+        net = victim.net if training else copy.deepcopy(victim.net).eval()
+        text = None if encoder is None else text_facts(victim.net, encoder)
+        shape = federation.resident.net.input_shape if text is None else (federation.config.data.max_tokens or text.length,)
+        known = message.num_examples if threat.num_examples else None
+        schedule = self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None
+        idle = self._idle(message, known) if threat.schedule and known is not None and gradient is None else None
+        observation = Observation(
+            shared={victim.names[name]: tensor for name, tensor in plain.of.items() if name in victim.names},
+            kind="change" if gradient is None else "gradient",
+            weights=self._weights(message, victim, threat),
+            net=net,
+            input_shape=shape,
+            classes=len(dataset.classes),
+            threat=threat,
+            mean=tuple(dataset.mean) or (0.0,),
+            std=tuple(dataset.std) or (1.0,),
+            num_examples=known,
+            schedule=None if schedule is None else schedule.renamed(victim.names),
+            statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
+            text=text,
+            altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
+            loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
+            idle=idle,
+            penalty=idle if self._config.train.optimizer == "sgd" else None,
+            unlike=(
+                *unlike_controls(
+                    self._config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
+                ),
+                *([] if plain.open is None else [plain.open]),
+                *([STILL] if gradient is None and known is not None and self._stands_still(message, known) else []),
+            ),
+        )
+        if not threat.labels:
+            return observation
+        return replace(observation, labels=self._evidence.labels(message.client))
+
+    def schedule(self, message: Message, num_examples: int, clipped: bool = True) -> Schedule | None:
+        """See :func:`fedpriv.audit.evidence.local_steps.schedule_of`.
+
+        Args:
+            clipped: ``False``: as if ``train.clip_grad_norm`` had not clipped a gradient.
+        """
+        method = self._federation.method
+        plain = method.objective.without_momentum(message.received)
+        train = self._config.train if clipped else self._config.train.model_copy(update={"clip_grad_norm": None})
+        return schedule_of(train, method, message.round, message.of_model, num_examples, message.parts, plain)
+
+    def _idle(self, message: Message, num_examples: int) -> Callable[[Tensor], Tensor] | None:
+        """What the client's steps do to weights that have no gradient, where :meth:`schedule` does not tell."""
+        if self._config.privacy.level == "sample":  # noise moves them, too
+            return None
+        return idle_of(self._config.train, self._federation.method, message.round, message.of_model, num_examples, message.parts)
+
+    def _stands_still(self, message: Message, num_examples: int) -> bool:
+        """See :func:`fedpriv.audit.evidence.local_steps.stands_still`."""
+        method = self._federation.method
+        return stands_still(self._config.train, method, message.round, message.of_model, num_examples, message.parts)
+
+    def _once(self, message: Message) -> bool:
+        """Whether each of the client's samples was in one local step, as one view of it."""
+        objective, n = self._federation.method.objective, message.num_examples
+        if n is None or self._config.privacy.level == "sample" or objective.views > 1:
+            return False
+        schedule = self.schedule(message, n)
+        return schedule is not None and schedule.steps <= math.ceil(n / schedule.batch_size)
+
+    def victim(self, message: Message) -> Victim:
+        """The net as an attacker on the message sees it."""
+        parameters = dict(self._federation.resident.net.named_parameters())
+        return self._victim(frozenset(name for name in message.uploaded if name in parameters and name in message.received))
+
+    def _victim(self, sent: frozenset[str]) -> Victim:
+        """The net, cut after the last layer that was sent. Cached: hundreds of messages send the same layers."""
+        if sent not in self._victims:
+            self._victims[sent] = cut(self._net, sent)
+        return self._victims[sent]
+
+    @cached_property
+    def _net(self) -> Net:
+        """The net where messages are read, on the processor."""
+        net = self._federation.resident.net
+        return net if self._federation.resident.device.type == "cpu" else copy.deepcopy(net).cpu()
+
+    @cached_property
+    def _otherwise(self) -> bool:
+        """Whether the net computes in training what attacks do not model; of pairs, dropout is seen by its layers alone."""
+        if len(self._evidence.modalities) > 1:
+            return False
+        net, encoder = copy.deepcopy(self._net).float().train(), self._federation.prepared.encoder
+        if encoder is None or text_facts(net, encoder) is None:
+            return trains_otherwise(net, made_up(net.input_shape))
+        _, client = self._evidence.messages()[0]
+        return trains_otherwise(net, self._evidence.texts(client)[:2])
+
+    def _altered(self, message: Message) -> Altered:
+        """The message's alteration, by the net's names, with DP-SGD's clipping and noise of every step, which are public options.
+
+        DP-SGD clips each sample's gradient. For one sample that is an unknown factor; several are treated as if it were one too.
+        """
+        privacy, altered = self._config.privacy, message.altered
+        if privacy.level != "sample":
+            return altered
+        batch = self._config.train.batch_size
+        steps = self.schedule(message, message.num_examples or batch)
+        if steps is None or privacy.noise is None:
+            return replace(altered, rescaled=True)
+        held = (message.num_examples or batch * message.parts) / message.parts
+        of_step = (privacy.noise * privacy.clip / min(batch, held)) ** 2 / message.parts
+        variance = {name: of_step * noise_gain(steps.of(name)) + altered.variance.get(name, 0.0) for name in message.of_model}
+        return replace(altered, rescaled=True, variance=variance)
+
+    def started(self, message: Message, sent: Collection[str] | None = None) -> dict[str, Tensor] | None:
+        """The weights at which the client began, by the names of :meth:`victim`, hidden ones too; attacks never get these.
+
+        Args:
+            sent: names of the tensors that are attacked, by the net's names, where those are not all of the model that were sent.
+
+        Returns:
+            ``None``: they were not kept; those of a first turn are the run's initial ones.
+        """
+        victim = self.victim(message) if sent is None else self._victim(frozenset(sent))
+        broadcast, space = self._evidence.store.broadcast(), self._federation.resident.space
+        initial = space.unpack(initial_row(self._federation, broadcast).cpu()) if message.first_turn else {}
+        known, wanted = {**initial, **self._public(), **message.received}, set(state_names(victim.net))
+        names = {name: cut_name for name, cut_name in victim.names.items() if cut_name in wanted}
+        return {cut_name: known[name] for name, cut_name in names.items()} if names.keys() <= known.keys() else None
+
+    def _public(self) -> dict[str, Tensor]:
+        """Constants that are never trained are public and not sent, so they are not part of the net's state."""
+        space, held = self._federation.resident.space, self._net.state_dict()
+        return {name: tensor for name, tensor in held.items() if name not in space and tensor.is_floating_point()}
+
+    def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
+        broadcast, public = self._evidence.store.broadcast(), self._public()
+        known = {**public, **({} if broadcast is None else broadcast.tensors()), **message.received}
+        hidden_too = threat.top == "initial"
+        found = {}
+        for name, cut_name in victim.names.items():
+            is_hidden = cut_name.startswith("top.") and name not in message.uploaded and name not in public
+            if name in known and (hidden_too or not is_hidden):
+                found[cut_name] = known[name].clone()
+        return found
