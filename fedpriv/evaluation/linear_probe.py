@@ -220,13 +220,14 @@ def fit(x: Tensor, labels: Tensor, classes: int, seed: int, protocol: Protocol) 
 
 
 def fit_on(
-    look: Callable[[Tensor], Tensor], width: int, labels: Tensor, classes: int, seed: int, protocol: Protocol
+    look: Callable[[Tensor], Tensor], width: int, labels: Tensor, classes: int, seed: int, protocol: Protocol, least: int = 1
 ) -> nn.Linear:
     """As :func:`fit`, on features that are computed when they are needed.
 
     Args:
         look: positions ``(B,)`` -> features ``(B, width)``.
         labels: ``(n,)``.
+        least: smaller batches are skipped.
     """
     with global_rng(seed, "probe", "classifier"):
         classifier = nn.Linear(width, classes)
@@ -236,6 +237,8 @@ def fit_on(
     draw = generator(seed, "probe", "shuffle")
     for _ in range(protocol.epochs):
         for index in torch.split(torch.randperm(len(labels), generator=draw).to(labels.device), protocol.batch_size):
+            if len(index) < least:
+                continue
             optimiser.zero_grad()
             F.cross_entropy(classifier(look(index)), labels[index]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()

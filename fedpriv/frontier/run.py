@@ -242,12 +242,15 @@ class _Frontier:
         return found
 
     def _climb(self, points: Sequence[Point]) -> None:
-        """Play strengths that held in a search, the weakest first, up to one that holds the whole target in a run of its own."""
+        """Play strengths that held in a search, the weakest first, up to one that holds the whole target in a run of its own.
+
+        More noise does not help a model that is at chance level already.
+        """
         for number, one in enumerate(points, start=1):
             self.play([one], self.plan.seed)
             self._stronger[one.label] = points[number:]
             made = self.trades.get((one.label, self.plan.seed))
-            if made is not None and made.holds:
+            if made is not None and (made.holds or made.at_chance):
                 return
 
     def _search(self, method: str, defence: Defence, bounds: tuple[float, float]) -> Strength | None:

@@ -50,6 +50,8 @@ class Method:
     """The server's half."""
     fixed_objective: ClassVar[str] = ""
     """Why its objective cannot be replaced; empty: it can."""
+    needs_labels: ClassVar[str] = ""
+    """Why its objective must learn from labels; empty: it need not."""
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Options of its own halves whose defaults the method changes."""
     suggests: ClassVar[Mapping[str, Any]] = {}

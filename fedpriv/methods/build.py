@@ -131,6 +131,8 @@ def _check(method: Method, config: RunConfig) -> None:
     objective, aggregation = method.halves
     if method.fixed_objective and not isinstance(objective, method.objective_class):
         raise UsageError(f"objective {objective.name}: method {method.name} needs its own, as {method.fixed_objective}")
+    if method.needs_labels and not objective.labels:
+        raise UsageError(f"objective {objective.name} uses no labels, which method {method.name} needs, as {method.needs_labels}")
     if config.aggregation is not None and not method.shared_names:
         raise UsageError(f"aggregation {aggregation.name}: method {method.name} sends nothing, so there is nothing to merge")
     pairs = (("objective", objective, "aggregation", aggregation), ("aggregation", aggregation, "objective", objective))

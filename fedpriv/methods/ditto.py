@@ -46,6 +46,7 @@ class Ditto(Method):
 
     paper = "Li et al., ICML 2021"
     Params = DittoParams
+    needs_labels = "its personal model is trained on them"
     keeps = "its personal model: p floats"
     no_dp = "the personal model is trained on the same samples in steps that the privacy accountant does not count"
 

@@ -37,6 +37,7 @@ class FineTuned(Method):
     """A mixin that precedes the method: ``class FedAvgFineTuned(FineTuned, FedAvg)``."""
 
     Params = FineTuneParams
+    needs_labels = "each client fine-tunes on them before it is tested"
 
     @classmethod
     def idle(cls, params: Any) -> dict[str, str]:

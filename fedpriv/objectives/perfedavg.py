@@ -88,8 +88,10 @@ class MetaGradient(CrossEntropy):
         return value
 
     def _parts(self, batch: Batch) -> Sequence[Batch]:
+        """A step's batches; the whole for each, where these would be smaller than a batch may be (``train.min_batch``)."""
         parts = batch.split(self.batches_per_step)
-        return parts if all(len(part.labels) for part in parts) else [batch] * len(parts)
+        enough = all(len(part.labels) >= self.context.config.train.min_batch for part in parts)
+        return parts if enough else [batch] * len(parts)
 
     def _moved(self, origin: Tensor, learner: Learner, by: float) -> Tensor:
         """The model ``(p,)`` moved along the learner's gradient; buffers and frozen roles stay."""

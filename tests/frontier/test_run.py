@@ -130,6 +130,24 @@ def test_a_strength_that_fails_in_a_real_run_gives_way_to_the_next_that_held_in_
     assert (best and best.label) == (chosen and f"fedavg-gaussian-variance={chosen:.3g}")
 
 
+def test_a_search_ends_at_a_model_that_is_at_chance_as_more_noise_does_not_help_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = conditions("recovered<=0.05", "--target")
+    plan = Plan({}, "test", ["fedavg"], [Defence.read("gaussian:variance=1e-5..1e-2")], target, AuditOptions(), 1, "test")
+    made, played = _Frontier(plan, tmp_path, lambda text: None), list[str]()
+
+    def play(points: Sequence[Point], seed: int) -> None:
+        for one in points:
+            played.append(one.label)
+            made.trades[one.label, seed] = a_trade(one.label, 0.1, 0.0, 1, at_chance=True)
+
+    monkeypatch.setattr(made, "play", play)
+    monkeypatch.setattr(made, "_search", lambda method, defence, bounds: Strength([1e-5, 1e-4, 1e-3, 1e-2], []))
+    made.strengths()
+    assert played == ["fedavg-gaussian-variance=1e-05"]
+
+
 def test_a_range_of_a_defence_that_the_run_cannot_have_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not said that no strength of it holds the target."""
 

@@ -48,9 +48,9 @@ def test_dp_sgd_is_replayed_from_a_run_that_trained_groups_and_attackers_know_it
     assert noise is not None and noise == replayed.federation.config.privacy.noise
     messages = [replayed.message(*one) for one in replayed.messages(round=2)]
     assert messages and all(one.first_turn for one in messages), "the clients have nothing left of their turns in the run"
-    altered = replayed.observation(messages[0], ThreatModel()).altered
+    altered = replayed.attacker.observation(messages[0], ThreatModel()).altered
     assert altered.rescaled and all(variance > 0 for variance in altered.variance.values())
-    assert altered.variance.keys() == replayed.observation(messages[0], ThreatModel()).shared.keys()
+    assert altered.variance.keys() == replayed.attacker.observation(messages[0], ThreatModel()).shared.keys()
 
 
 def test_what_a_replayed_client_trained_on_is_what_its_own_turn_made_of_its_images(tmp_path: Path) -> None:

@@ -425,6 +425,28 @@ def test_the_steps_run_with_other_methods_too(simulate: Simulate) -> None:
             simulate(name, play=False, **{"objective.name": "cross-entropy"})
 
 
+def test_an_objective_without_labels_does_not_fit_a_method_that_needs_them(simulate: Simulate) -> None:
+    for name, said in (("ditto", "personal model is trained"), ("fedavg-ft", "fine-tunes on them"), ("fedprox-ft", "fine-tunes")):
+        with pytest.raises(UsageError, match=f"objective simclr uses no labels, which method {name} needs, as .*{said}"):
+            simulate(name, play=False, **{"objective.name": "simclr", "train.batch_size": 8})
+
+
+@pytest.mark.parametrize("variant", ["first_order", "hessian_free"])
+def test_perfedavg_splits_no_batch_into_parts_below_min_batch(
+    simulate: Simulate, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be too small for BatchNorm; the whole batch is used for each, as of a client with one sample."""
+    some = {"train.participation": 1.0, "train.rounds": 1, "data.clients": 2, "data.partition.name": "iid"}
+    net = {"model.projector": "simclr", "model.projection": 16, "train.min_batch": 2}
+    simulation = simulate("perfedavg", play=False, **some, **net, **{"method.variant": variant})
+    x, y = simulation.federation.data.train(0)
+    monkeypatch.setattr(simulation.federation.data, "train", lambda client: Split(x[:3], y[:3]))
+    simulation.samples = {0: 3, 1: 3}
+    smooth(simulation)
+    assert torch.isfinite(simulation.server.row).all()
+    assert not torch.equal(simulation.server.row, simulation.federation.initial)
+
+
 def test_defaults_are_the_cards(simulate: Simulate) -> None:
     found = {name: simulate(name, play=False).config.method.params for name in ("perfedavg", "apfl", "ditto")}
     assert found["perfedavg"] == {

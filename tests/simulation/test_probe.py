@@ -194,6 +194,13 @@ def test_the_published_protocol_trains_with_the_batch_s_statistics_and_tests_wit
     assert found.accuracy > 0.9 and (found.accuracy_as_is, found.accuracy_logistic) == (None, None)
 
 
+def test_a_last_batch_of_one_sample_is_left_out_where_batchnorm_sees_a_single_pixel() -> None:
+    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    protocol = Protocol(epochs=1, drops=(), batch_size=20, nesterov=True)
+    (found,) = published_probe(net, planted(61), planted(50, seed=1), 4, seed=0, protocol=protocol)
+    assert 0 <= found.accuracy <= 1 and found.samples == 61
+
+
 def test_without_batchnorm_it_is_the_usual_probe_with_nesterov() -> None:
     train, test = planted(200), planted(100, seed=1)
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8))
