@@ -115,14 +115,24 @@ def random_text(
 
     Knowing the lengths makes the baseline stronger, which is the safe side.
     """
-    weight = torch.ones(words, dtype=torch.float64) if frequency is None else frequency.double().clone()
-    weight[[text.pad, *text.special]] = 0
+    weight = word_weights(torch.ones(words) if frequency is None else frequency, text)
     draw = torch.Generator().manual_seed(seed)
     rows = [weight.multinomial(max(1, len(row)), replacement=True, generator=draw) for row in plain(true, text)]
     ids = pad_sequence(rows, batch_first=True, padding_value=text.pad)
     counts = torch.stack([counts_of(part, words, text.pad) for part in torch.split(ids, len(true) // messages)])
     nothing = torch.full((len(true),), -1)
     return TextReconstruction(ids, counts, nothing, torch.full((messages,), torch.nan), ("random words",) * messages)
+
+
+def word_weights(frequency: Tensor, text: TextFacts) -> Tensor:
+    """How often to draw each word, by its frequency ``(V,)``: never padding or a special token; uniform where no word occurs."""
+    special = [text.pad, *text.special]
+    weight = frequency.double().clone()
+    weight[special] = 0
+    if not bool(weight.any()):
+        weight = torch.ones_like(weight)
+        weight[special] = 0
+    return weight
 
 
 def _without(counts: Tensor, text: TextFacts) -> Tensor:
