@@ -12,7 +12,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.rank import rank
 from fedpriv.attacks.scoring.text_scores import TextScores, score_text
-from fedpriv.attacks.text.descent import whole_sentences
+from fedpriv.attacks.text.descent import _reordered, whole_sentences
 from fedpriv.attacks.text.gradient_span import first_span, later_span, off_span
 from fedpriv.attacks.text.rank import lengths, longest, total_tokens
 from fedpriv.attacks.text.span import SpanAttack
@@ -94,6 +94,26 @@ def test_no_sentence_lies_in_a_random_span() -> None:
     hits = off_span(observation, first, 8) <= 0.01
     assert not whole_sentences(observation, random, hits, 6, 0.01, 5_000, 0).found
     assert len(whole_sentences(observation, later, hits, 6, 0.01, 5_000, 0).found) == 6
+
+
+def test_neighbours_have_two_words_swapped_or_one_moved_as_far_as_their_places_allow() -> None:
+    ids, every = torch.tensor([1, 5, 6, 7, 2]), torch.tensor([5, 6, 7])
+    free = [torch.tensor([1]), every, every, every, torch.tensor([2])]
+    swapped, moved = [(6, 5, 7), (7, 6, 5), (5, 7, 6)], [(6, 7, 5), (7, 5, 6)]
+    assert {tuple(one[1:-1].tolist()) for one in _reordered(ids, free)} == {*swapped, *moved}
+    assert not len(_reordered(ids, [ids[place, None] for place in range(5)]))
+
+
+def test_where_no_order_is_told_no_sentence_counts_as_found() -> None:
+    """Without positions every order of the words is as near to the span, and the first one met would look like the true one."""
+    ids, labels, net = sentences([7], 0, WIDE), torch.tensor([0]), small_bert(0, WIDE)
+    with torch.no_grad():
+        net.get_parameter(str(facts(WIDE).positions)).zero_()
+    observation = observe_text(net, ids, labels, facts(WIDE))
+    first, later = first_span(observation), later_span(observation)
+    assert later is not None
+    hits = off_span(observation, first, 7) <= 0.01
+    assert not whole_sentences(observation, later, hits, 1, 0.01, 5_000, 0).found
 
 
 def test_adapters_with_more_ranks_than_tokens_give_them_away() -> None:
