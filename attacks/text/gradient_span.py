@@ -20,7 +20,7 @@ from fedpriv.attacks.core.observation import Observation, TextFacts
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.text.case import facts_of
-from fedpriv.attacks.text.rank import stacked, tokens_in
+from fedpriv.attacks.text.rank import is_linear, is_transposed, stacked, tokens_in
 
 TOGETHER = 256
 """Words, or sentences, per forward pass."""
@@ -109,7 +109,9 @@ def _spans(observation: Observation, reads: Reads) -> list[Span]:
     shared, found = as_gradient(observation).shared, list[Span]()
     net = copy.deepcopy(observation.net).eval()
     groups = _groups(net, observation, text, reads)
-    sent = [(group, some) for group in groups if (some := {n: shared[n] for g in group if (n := f"{g}.weight") in shared})]
+    transposed = {f"{layer}.weight": is_transposed(net.get_submodule(layer)) for group in groups for layer in group}
+    by_rows = {name: shared[name].T if turned else shared[name] for name, turned in transposed.items() if name in shared}
+    sent = [(group, some) for group in groups if (some := {n: by_rows[n] for g in group if (n := f"{g}.weight") in by_rows})]
     for layers, gradients in sent if reads == "tokens" else sent[:LATER]:
         rows, noise = stacked(observation, gradients)
         if len(rows) > 1 and (r := tokens_in(rows, noise)):
@@ -131,7 +133,7 @@ def _groups(net: nn.Module, observation: Observation, text: TextFacts, reads: Re
     ids = torch.tensor([[words[0]] * 4, [words[0], words[0], words[1], words[0]]])
     found: list[tuple[Tensor, list[str]]] = []
     for name, module in net.named_modules():
-        fed = fed_to(net, name, observation, ids) if isinstance(module, nn.Linear) else None
+        fed = fed_to(net, name, observation, ids) if is_linear(module) else None
         if fed is None or fed.shape[:2] != ids.shape:
             continue
         same = (fed[0] == fed[1]).all(1).tolist()

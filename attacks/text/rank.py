@@ -34,9 +34,21 @@ def total_tokens(observation: Observation) -> int | None:
         weight = message.shared.get(f"{name}.weight")
         if f"{name}.weight" in message.altered.kept:  # pruning changes the rank
             continue
-        if isinstance(module, nn.Linear) and weight is not None and not name.startswith("top"):
+        if is_linear(module) and weight is not None and not name.startswith("top"):
             found.append(tokens_in(*stacked(observation, {f"{name}.weight": weight})))
     return max((each for each in found if each), default=None)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer, also one of GPT-2's, whose weight is transposed."""
+    return isinstance(module, nn.Linear) or is_transposed(module)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is a linear layer whose weight is ``(inputs, outputs)``."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, Conv1D)
 
 
 def stacked(observation: Observation, gradients: Mapping[str, Tensor]) -> tuple[Tensor, float]:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
 from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.text.gradient_span import first_span, off_span
+from fedpriv.attacks.text.rank import total_tokens
 from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, attempt_text
 from fedpriv.audit.text.recovery import BUDGET
 from fedpriv.audit.text.samples import requests
@@ -88,6 +90,26 @@ def test_no_control_begins_once_the_time_is_spent() -> None:
 
 def test_without_the_private_layers_there_is_no_control() -> None:
     assert "private layers were not kept" in str(failed(Fails(torch.nan), kept=False).no_evidence)
+
+
+@pytest.mark.slow
+def test_gpt2s_linear_layers_have_their_weights_transposed(tmp_path: Path) -> None:
+    import transformers
+
+    tokenizer, _ = tiny_encoder(requests()[0])
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), n_embd=48, n_layer=2, n_head=4, n_positions=64, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    target = made_up(Steps(2, 1, encoder=str(tmp_path), mask_embeddings=True))
+    for ids, observation in zip(target.ids, target.observe(ThreatModel()), strict=True):
+        length = int(ids.ne(target.facts.pad).sum())
+        span = first_span(observation)
+        assert span.basis.shape == (48, length) and total_tokens(observation) == length
+        assert float(off_span(observation, span, length)[ids[:length], torch.arange(length)].max()) < 1e-2
 
 
 @pytest.mark.slow
