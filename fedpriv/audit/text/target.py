@@ -66,7 +66,8 @@ class TextTarget:
     @cached_property
     def facts(self) -> TextFacts:
         """The special ids, for scoring; the knowledge of attacks is in their observations."""
-        return TextFacts("", None, self.encoder.pad, specials(self.encoder), self.encoder.length, opening(self.encoder))
+        encoder = self.encoder
+        return TextFacts("", None, encoder.pad, specials(encoder), encoder.length, opening(encoder), encoder.unknown)
 
     @property
     def words(self) -> int:
