@@ -6,7 +6,7 @@ sentences are made of them (:mod:`fedpriv.attacks.text.descent`), and the head's
 In small batches, what is not found so is sought by gradient matching.
 
 A masked or frozen embedding does not prevent this, nor do masks of some of the layers. Noise does, rounding of the weights does
-where their change is sent, and so do more tokens than three quarters of the layers' width
+where a small change is sent, and so do more tokens than three quarters of the layers' width
 (:data:`fedpriv.attacks.gradients.rank.MOST`), or of the sum of the adapters' ranks.
 """
 
