@@ -183,6 +183,7 @@ class TextFacts:
         special: ids that every sentence has, in order. Scores leave them out.
         length: the largest number of tokens that the encoder takes.
         opens: so many of the special ids are before the words, the others behind them.
+        unknown: the id of what the vocabulary lacks, which stands for no word; ``None`` where there is none.
     """
 
     words: str
@@ -191,6 +192,7 @@ class TextFacts:
     special: tuple[int, ...]
     length: int
     opens: int = 1
+    unknown: int | None = None
 
     @property
     def opening(self) -> tuple[int, ...]:
@@ -201,6 +203,11 @@ class TextFacts:
     def closing(self) -> tuple[int, ...]:
         """The ids with which every sentence ends; none in Gemma's, for example."""
         return self.special[self.opens :]
+
+    @property
+    def no_words(self) -> list[int]:
+        """The ids that stand for no word."""
+        return [self.pad, *self.special, *([] if self.unknown is None else [self.unknown])]
 
     @property
     def last(self) -> int | None:

@@ -25,6 +25,7 @@ def local_run(
     schedule: Schedule,
     loss: Loss = F.cross_entropy,
     shuffle: torch.Generator | None = None,
+    rounded: bool = True,
 ) -> dict[str, Tensor]:
     """The change of the ``trained`` weights over ``schedule.steps`` steps of SGD, differentiable in everything.
 
@@ -33,6 +34,7 @@ def local_run(
         inputs: ``(n, C, H, W)``, normalised.
         labels: ``(n, classes)`` probabilities.
         shuffle: draws the order of every epoch, as clients do; ``None``: consecutive batches, the same in every epoch.
+        rounded: whether the change is that of weights that were rounded after every step, as clients'; else the sum of the steps.
     """
 
     def batch_loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -42,6 +44,7 @@ def local_run(
     batches = _batches(inputs, labels, schedule.batch_size, shuffle)
     now = {name: start[name] for name in trained}
     velocity: dict[str, Tensor] = {}
+    moved = {name: torch.zeros_like(now[name]) for name in trained}
     for step in range(schedule.steps):
         gradient = slope(now, *next(batches))
         for name in trained:
@@ -49,7 +52,8 @@ def local_run(
             push = gradient[name] + decay * now[name] if decay else gradient[name]
             velocity[name] = schedule.of(name).momentum * velocity[name] + push if step else push
         now = {name: now[name] - schedule.lr * velocity[name] for name in trained}
-    return {name: now[name] - start[name] for name in trained}
+        moved = moved if rounded else {name: moved[name] - schedule.lr * velocity[name] for name in trained}
+    return {name: now[name] - start[name] for name in trained} if rounded else moved
 
 
 def _batches(inputs: Tensor, labels: Tensor, size: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -15,13 +15,15 @@ NOISY = 2.0
 """Singular values below so many times the norm of a random matrix of errors may be due to them."""
 
 
-def rank(matrix: Tensor, noise: float = 0.0) -> int | None:
+def rank(matrix: Tensor, noise: float = 0.0, clear: float = 1.0) -> int | None:
     """The numerical rank of ``(m, n)``: at the largest drop of the singular values to the level of rounding and errors.
 
     ``None`` where there is no such drop, as the rank is full or there is noise, and for a matrix of zeros.
 
     Args:
         noise: singular values below it may be due to errors beyond the rounding of the matrix itself (:func:`noise_of`).
+        clear: factor of a drop from which it counts. Those of errors alone fall slowly, and the least one that is below the level
+            would pass for the end of the signal, up to the largest rank that there may be.
     """
     precision = torch.finfo(matrix.dtype).eps
     values = torch.linalg.svdvals(matrix.double())
@@ -30,7 +32,7 @@ def rank(matrix: Tensor, noise: float = 0.0) -> int | None:
     share = (values / values[0]).clamp_min(precision / 8)
     level = max(ROUNDING * precision, noise / float(values[0]))
     falls = torch.where(share[1:] < level, share[:-1] / share[1:], 0)[: int(MOST * len(values))]
-    return int(falls.argmax()) + 1 if len(falls) and bool(falls.any()) else None
+    return int(falls.argmax()) + 1 if len(falls) and float(falls.max()) > clear else None
 
 
 def noise_of(error: float, shape: tuple[int, ...]) -> float:

@@ -136,23 +136,28 @@ def explained(
 def simulated(
     observation: Observation,
     weights: Mapping[str, Tensor],
-    images: Tensor,
+    samples: Tensor,
     labels: Tensor,
     shuffle: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
     """What a client with these samples would share, of the kind of the message and by its names, without a defence.
 
     Args:
+        samples: images ``(n, C, H, W)`` in [0, 1], or token ids ``(n, L)`` of a net that reads text.
         shuffle: see :func:`fedpriv.attacks.gradients.local_run.local_run`; the others: see :func:`explained`.
     """
     schedule = _schedule(observation, len(labels))
     sign = -1.0 if observation.kind == "gradient" else 1.0
     device, dtype = weight_dtype(observation)
-    inputs = from_picture(observation, images.to(device, dtype))
+    is_text = observation.text is not None
+    inputs = samples.to(device) if is_text else from_picture(observation, samples.to(device, dtype))
     targets = F.one_hot(labels.to(device), observation.classes).to(dtype)
     steps = replace(schedule, batch_size=min(schedule.batch_size, len(labels)))
     net = in_clients_mode(observation.net)
-    moved = local_run(net, weights, list(observation.shared), inputs, targets, steps, shuffle=shuffle)
+    # A gradient does not have the rounding of weights, which would hide what small entries show.
+    moved = local_run(
+        net, weights, list(observation.shared), inputs, targets, steps, shuffle=shuffle, rounded=observation.kind == "change"
+    )
     return {name: sign * change for name, change in moved.items()}
 
 

@@ -1,5 +1,7 @@
 """The control on the attacked net: an attack that recovers nothing from messages is tried on undefended ones of the same net.
 
+Of images; that of texts has its messages from here (:mod:`fedpriv.attacks.lab.same_net_texts`).
+
 An attack can pass its controls, which have small nets of one kind, and have no chance on another kind: the gradient of a net with
 ReLU is not smooth in the image, and that of a deep or well trained one says little. Its failure there is no evidence.
 """
@@ -25,8 +27,8 @@ from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.setting import HALF
 from fedpriv.attacks.scoring.scores import RECOVERED, errors, match_batches
 
-IMAGES = 4
-"""How many images at least."""
+SAMPLES = 4
+"""How many samples at least."""
 LARGEST = 64
 """Largest side of a crop, in pixels; for larger inputs it is scaled up."""
 
@@ -46,7 +48,7 @@ def on_same_net(
         steps: of a gradient that is the mean of those of several steps, these.
     """
     began, each = time.process_time(), observation.num_examples or 1
-    count = max(1, IMAGES // each) * each
+    count = samples_for(each)
     what, images, held = "photographs", photographs(count, observation.input_shape, seed), None
     if (public := observation.public) is not None:
         if len(public.images) < 2 * count:
@@ -56,11 +58,9 @@ def on_same_net(
         held = public.labels[:count]  # who has learned what images of a class look like is tried on images of their classes
         observation = replace(observation, public=Public(public.images[count:], public.labels[count:]))
     draw = torch.Generator().manual_seed(seed)
-    # Different labels within a message, as far as there are as many classes.
-    drawn = [torch.randperm(observation.classes, generator=draw).repeat(each)[:each] for _ in range(count // each)]
-    labels = torch.cat(drawn) if held is None else held
+    labels = labels_for(count, each, observation.classes, draw) if held is None else held
     pairs = zip(torch.split(images, each), torch.split(labels, each), strict=True)
-    messages = [_undefended(observation, weights, own, of, draw, steps) for own, of in pairs]
+    messages = [undefended(observation, weights, own, of, draw, steps) for own, of in pairs]
     try:
         with mounting():
             made = attack.run(messages, seed).raw.to(images)
@@ -85,15 +85,32 @@ def photographs(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     return images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1).contiguous()
 
 
-def _undefended(
-    observation: Observation, weights: Mapping[str, Tensor], images: Tensor, labels: Tensor, draw: torch.Generator,
-    steps: Schedule | None,
+def samples_for(each: int) -> int:
+    """How many samples a control has, with ``each`` behind a message."""
+    return max(1, SAMPLES // each) * each
+
+
+def labels_for(count: int, each: int, classes: int, draw: torch.Generator) -> Tensor:
+    """Labels ``(count,)``, different ones within each message as far as there are as many classes."""
+    return torch.cat([torch.randperm(classes, generator=draw).repeat(each)[:each] for _ in range(count // each)])
+
+
+def undefended(
+    observation: Observation, weights: Mapping[str, Tensor], samples: Tensor, labels: Tensor, draw: torch.Generator,
+    steps: Schedule | None = None,
 ) -> Observation:  # fmt: skip
+    """A message like that observed, of the same net, kind, schedule and tensors, on other samples and without a defence.
+
+    Args:
+        weights, steps: see :func:`on_same_net`.
+        samples, labels: see :func:`fedpriv.attacks.lab.explained.simulated`.
+        draw: of the order of batches.
+    """
     known = None if observation.labels is None else labels
     # Of an unknown schedule it has no weight decay, which attacks would otherwise undo.
-    plain = replace(observation, labels=known, statistics={}, altered=UNALTERED, unlike=(), penalty=None)
+    plain = replace(observation, labels=known, statistics={}, altered=UNALTERED, unlike=(), penalty=None, idle=None)
     taken = plain if steps is None else replace(plain, kind="change", weights=weights, schedule=steps)
-    shared = {name: moved.detach() for name, moved in simulated(taken, weights, images, labels, draw).items()}
+    shared = {name: moved.detach() for name, moved in simulated(taken, weights, samples, labels, draw).items()}
     return replace(plain, shared=shared if steps is None else as_gradient(replace(taken, shared=shared)).shared)
 
 

@@ -1,4 +1,5 @@
-"""Scores of reconstructed text, on token ids and without the special tokens, which every sentence has."""
+"""Scores of reconstructed text, on token ids and without those that are no words: special ones, which every sentence has, and the
+one for what the vocabulary lacks, which tells nothing. A sentence that is exact has the latter at its places, too."""
 
 from __future__ import annotations
 
@@ -55,8 +56,9 @@ def score_text(found: TextReconstruction, true: Tensor, labels: Tensor, text: Te
         made_ids, made_labels = match_sentences(found, true, text)
         found = replace(found, labels=made_labels)
         pairs = list(zip(plain(made_ids, text), plain(true, text), strict=True))
-        rouge = torch.tensor([rouge_l(a, b) for a, b in pairs])
-        exact = wilson(sum(a == b != [] for a, b in pairs), len(pairs))  # to find nothing in a text without words is no success
+        rouge = torch.tensor([rouge_l(words_of(a, text), words_of(b, text)) for a, b in pairs])
+        # To find nothing in a text without words is no success.
+        exact = wilson(sum(a == b and bool(words_of(b, text)) for a, b in pairs), len(pairs))
     if bool((found.labels >= 0).any()):
         right = wilson(_right_labels(found.labels, labels, size, ordered=found.ids is not None), len(labels))
     return TextScores(
@@ -89,6 +91,11 @@ def plain(ids: Tensor, text: TextFacts) -> list[list[int]]:
     return [[token for token in row if token not in dropped] for row in ids.tolist()]
 
 
+def words_of(sentence: Sequence[int], text: TextFacts) -> list[int]:
+    """The tokens that stand for words."""
+    return [token for token in sentence if token not in text.no_words]
+
+
 def match_sentences(found: TextReconstruction, true: Tensor, text: TextFacts) -> tuple[Tensor, Tensor]:
     """Ids and labels in the order of ``true``, within each message: with as many exact sentences as possible, and among these
     assignments the one with the greatest sum of ROUGE-L.
@@ -115,19 +122,29 @@ def random_text(
 
     Knowing the lengths makes the baseline stronger, which is the safe side.
     """
-    weight = torch.ones(words, dtype=torch.float64) if frequency is None else frequency.double().clone()
-    weight[[text.pad, *text.special]] = 0
+    weight = word_weights(torch.ones(words) if frequency is None else frequency, text)
     draw = torch.Generator().manual_seed(seed)
-    rows = [weight.multinomial(max(1, len(row)), replacement=True, generator=draw) for row in plain(true, text)]
+    lengths = [max(1, len(words_of(row, text))) for row in plain(true, text)]
+    rows = [weight.multinomial(length, replacement=True, generator=draw) for length in lengths]
     ids = pad_sequence(rows, batch_first=True, padding_value=text.pad)
     counts = torch.stack([counts_of(part, words, text.pad) for part in torch.split(ids, len(true) // messages)])
     nothing = torch.full((len(true),), -1)
     return TextReconstruction(ids, counts, nothing, torch.full((messages,), torch.nan), ("random words",) * messages)
 
 
+def word_weights(frequency: Tensor, text: TextFacts) -> Tensor:
+    """How often to draw each word, by its frequency ``(V,)``, and never what is no word; uniform where no word occurs."""
+    weight = frequency.double().clone()
+    weight[text.no_words] = 0
+    if not bool(weight.any()):
+        weight = torch.ones_like(weight)
+        weight[text.no_words] = 0
+    return weight
+
+
 def _without(counts: Tensor, text: TextFacts) -> Tensor:
     counts = counts.clone()
-    counts[:, [text.pad, *text.special]] = 0
+    counts[:, text.no_words] = 0
     return counts
 
 

@@ -2,9 +2,11 @@
 
 DAGER tests sentences of an encoder one by one, and there are as many as the product of the words at each place. Here a sentence
 of random words is improved: the distance from the span of all sentences that differ in one word is computed, and as many of the
-best changes are made at once as bring it closest. Next to a true sentence no other is nearly as close. Starts prefer words that
-no sentence found so far has at their places. In nets with random weights nearly every start reaches a sentence. In trained ones
-attention is sharper, and one word tells less of the rest: there it works where few words are possible at each place.
+best changes are made at once as bring it closest. Where none does, two words are swapped or one is moved, as far as the words
+possible at each place allow it: they do in encoders whose positions are relative. Next to a true sentence no other is nearly as
+close. Starts prefer words that no sentence found so far has at their places. In nets with random weights nearly every start
+reaches a sentence. In trained ones attention is sharper, and one word tells less of the rest: there it works where few words are
+possible at each place.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from fedpriv.attacks.text.case import facts_of
 from fedpriv.attacks.text.gradient_span import Span, sentences_off_span
 
 ALONE = 0.1
-"""A true sentence is closer to the span than this share of the distance of every sentence that differs in one word."""
+"""A true sentence is closer to the span than this share of the distance of every sentence that differs by one change."""
 CLOSER = 1e-4
 """Least relative gain for which a descent goes on; less is rounding."""
 
@@ -32,7 +34,8 @@ class Descent:
     Attributes:
         ids: ``(L,)``.
         off: mean distance of its places from the span.
-        nearest: the smallest of those of the sentences that differ in one word; infinite where there are none.
+        nearest: the smallest of those of the sentences that differ by one change; infinite where there are none, 0 where they
+            were too many to test.
     """
 
     ids: Tensor
@@ -70,7 +73,7 @@ def whole_sentences(
         for length in lengths:
             choices = list(_choices(hits[:, :length], text))
             start = torch.stack([_draw(words, covered[:, place], draw) for place, words in enumerate(choices)])
-            end, tests = descend(observation, span, start, choices)
+            end, tests = descend(observation, span, start, choices, budget - tested)
             tested += tests
             true = end.off <= tolerance and end.off <= ALONE * end.nearest
             if not true:
@@ -90,11 +93,12 @@ def ends(hits: Tensor, text: TextFacts) -> list[int]:
     return [n for n in range(1, most + 1) if closing is None or bool(hits[closing, n - 1])]
 
 
-def descend(observation: Observation, span: Span, ids: Tensor, choices: list[Tensor]) -> tuple[Descent, int]:
-    """From the sentence ``(L,)`` to one that no change of a word brings closer to the span, and the number of sentences tested.
+def descend(observation: Observation, span: Span, ids: Tensor, choices: list[Tensor], budget: int) -> tuple[Descent, int]:
+    """From the sentence ``(L,)`` to one that no change brings closer to the span, and the number of sentences tested.
 
     Args:
         choices: the words of each place.
+        budget: words are swapped and moved as long as it allows to test all such sentences.
     """
 
     def off(sentences: Tensor) -> Tensor:
@@ -111,10 +115,21 @@ def descend(observation: Observation, span: Span, ids: Tensor, choices: list[Ten
             together[row:, free[which]] = choices[free[which]][distances[which].argmin()]
         reached = off(together)
         tested += sum(map(len, changed)) + len(together)
-        if not float(reached.min()) < (1 - CLOSER) * least:
-            other = [some[choices[place] != ids[place]].min() for place, some in zip(free, distances, strict=True)]
-            return Descent(ids, least, float(torch.stack(other).min())), tested
-        ids, least = together[reached.argmin()], float(reached.min())
+        if float(reached.min()) < (1 - CLOSER) * least:
+            ids, least = together[reached.argmin()], float(reached.min())
+            continue
+        other = [some[choices[place] != ids[place]].min() for place, some in zip(free, distances, strict=True)]
+        nearest, orders = float(torch.stack(other).min()), _reordered(ids, choices)
+        if tested + len(orders) > budget:
+            return Descent(ids, least, 0.0), tested  # whether another order is as near is not known
+        if len(orders):
+            of_orders = off(orders)
+            tested += len(orders)
+            if float(of_orders.min()) < (1 - CLOSER) * least:
+                ids, least = orders[of_orders.argmin()], float(of_orders.min())
+                continue
+            nearest = min(nearest, float(of_orders.min()))
+        return Descent(ids, least, nearest), tested
     return Descent(ids, least, torch.inf), tested
 
 
@@ -126,6 +141,20 @@ def _choices(hits: Tensor, text: TextFacts) -> Iterator[Tensor]:
         if closing is not None:
             words = words[(words == closing) == (place == hits.shape[1] - 1)]
         yield words
+
+
+def _reordered(ids: Tensor, choices: list[Tensor]) -> Tensor:
+    """The sentences ``(n, L)`` that differ from ``(L,)`` by two words swapped or one moved, of words possible at their places."""
+    possible = [set(words.tolist()) for words in choices]
+    was, found = ids.tolist(), set[tuple[int, ...]]()
+    for i in range(len(was)):
+        for j in range(len(was)):
+            swapped, moved = list(was), list(was)
+            swapped[i], swapped[j] = was[j], was[i]
+            moved.insert(j, moved.pop(i))
+            found |= {tuple(swapped), tuple(moved)}
+    fits = [one for one in sorted(found - {tuple(was)}) if all(word in some for word, some in zip(one, possible, strict=True))]
+    return torch.tensor(fits, dtype=ids.dtype).view(-1, len(was))
 
 
 def _draw(words: Tensor, covered: Tensor, draw: torch.Generator) -> Tensor:

@@ -19,8 +19,8 @@ from torch.func import functional_call
 from fedpriv.attacks.core.observation import Observation, TextFacts
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.attacks.gradients.rank import rank
 from fedpriv.attacks.text.case import facts_of
+from fedpriv.attacks.text.rank import is_linear, is_transposed, stacked, tokens_in
 
 TOGETHER = 256
 """Words, or sentences, per forward pass."""
@@ -62,12 +62,12 @@ def first_span(observation: Observation) -> Span:
     """The span at the shared layers whose inputs depend on single tokens.
 
     Raises:
-        Inapplicable: no such layer was shared, its input is not known, or the span is full: noise, or too many tokens.
+        Inapplicable: no such layer was shared, its input is not known, or the span is full: noise, rounding, or too many tokens.
     """
     found = _spans(observation, "tokens")
     if not found:
         raise Inapplicable(
-            "no shared layer has single tokens as inputs and a gradient below full rank (noise, or too many tokens)"
+            "no shared layer has single tokens as inputs and a gradient below full rank (noise, rounding, or too many tokens)"
         )
     return max(found, key=lambda span: span.basis.shape[1])
 
@@ -109,10 +109,12 @@ def _spans(observation: Observation, reads: Reads) -> list[Span]:
     shared, found = as_gradient(observation).shared, list[Span]()
     net = copy.deepcopy(observation.net).eval()
     groups = _groups(net, observation, text, reads)
-    sent = [(group, some) for group in groups if (some := [shared[n] for layer in group if (n := f"{layer}.weight") in shared])]
-    for layers, weights in sent if reads == "tokens" else sent[:LATER]:
-        rows = torch.cat([weight / weight.norm() for weight in weights if bool(weight.any())] or [torch.zeros(1, 1)])
-        if len(rows) > 1 and (r := rank(rows)):
+    transposed = {f"{layer}.weight": is_transposed(net.get_submodule(layer)) for group in groups for layer in group}
+    by_rows = {name: shared[name].T if turned else shared[name] for name, turned in transposed.items() if name in shared}
+    sent = [(group, some) for group in groups if (some := {n: by_rows[n] for g in group if (n := f"{g}.weight") in by_rows})]
+    for layers, gradients in sent if reads == "tokens" else sent[:LATER]:
+        rows, noise = stacked(observation, gradients)
+        if len(rows) > 1 and (r := tokens_in(rows, noise)):
             found.append(Span(net, layers, torch.linalg.svd(rows.double(), full_matrices=False).Vh[:r].T))
     return found
 
@@ -131,7 +133,7 @@ def _groups(net: nn.Module, observation: Observation, text: TextFacts, reads: Re
     ids = torch.tensor([[words[0]] * 4, [words[0], words[0], words[1], words[0]]])
     found: list[tuple[Tensor, list[str]]] = []
     for name, module in net.named_modules():
-        fed = fed_to(net, name, observation, ids) if isinstance(module, nn.Linear) else None
+        fed = fed_to(net, name, observation, ids) if is_linear(module) else None
         if fed is None or fed.shape[:2] != ids.shape:
             continue
         same = (fed[0] == fed[1]).all(1).tolist()

@@ -121,6 +121,15 @@ class Match:
         return share + alpha * off.abs().sum() / self.sums[name] if alpha else share
 
 
+def unexplained(case: TextCase, ids: Tensor, labels: Tensor) -> float:
+    """The share of the gradient that sentences ``(B, L)`` with labels ``(B,)`` do not explain."""
+    words, chosen = torch.unique(ids, return_inverse=True)
+    there = ids != case.text.pad
+    match = Match(case, Places(words, F.one_hot(chosen, len(words)).bool() & there[..., None]), 0.0)
+    targets = F.one_hot(labels, case.classes).to(case.table)
+    return float(match.of_words(chosen[None], targets[None]))
+
+
 @dataclass(frozen=True)
 class Mixed:
     """The result of several starts: indices of words ``(starts, B, L)``, distributions over labels ``(starts, B, C)``, and the

@@ -1,23 +1,31 @@
 """The number of tokens in a message: of its longest sentence from the position embedding, in total from the rank of a gradient.
 
 The weight gradient of a linear layer is a sum of one outer product per token, so its rank is the number of tokens as long as that
-is below the layer's width (the observation behind DAGER, Petrov et al. 2024). With noise on the gradient the rank is full.
+is below the layer's width (the observation behind DAGER, Petrov et al. 2024). With noise on the gradient the rank is full; where
+rounding of weights hides some tokens, the rank of the others counts only where it ends in a clear drop.
 """
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.attacks.gradients.rank import rank
+from fedpriv.attacks.gradients.multistep import as_gradient, rounding
+from fedpriv.attacks.gradients.rank import noise_of, rank
 from fedpriv.attacks.text.rows import used_rows
+
+CLEAR = 3.0
+"""Factor by which singular values must fall at the rank. Where tokens are lost in rounding they fall by about 2 at a time."""
 
 
 def total_tokens(observation: Observation) -> int | None:
     """Tokens of all sentences together: the greatest rank among the shared linear layers that are not the head.
 
-    Exact for one noiseless gradient; ``None`` where no rank is below its layer's width. Where only low-rank adapters are shared,
+    Exact for one noiseless gradient of a net with absolute positions: in others, a word that is repeated may count once. ``None``
+    where no rank is below its layer's width, or rounding hides where the tokens end. Where only low-rank adapters are shared,
     there must be fewer tokens than their rank.
     """
     message = as_gradient(observation)
@@ -26,9 +34,43 @@ def total_tokens(observation: Observation) -> int | None:
         weight = message.shared.get(f"{name}.weight")
         if f"{name}.weight" in message.altered.kept:  # pruning changes the rank
             continue
-        if isinstance(module, nn.Linear) and weight is not None and not name.startswith("top"):
-            found.append(rank(weight))
+        if is_linear(module) and weight is not None and not name.startswith("top"):
+            found.append(tokens_in(*stacked(observation, {f"{name}.weight": weight})))
     return max((each for each in found if each), default=None)
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Whether it is a linear layer, also one of GPT-2's, whose weight is transposed."""
+    return isinstance(module, nn.Linear) or is_transposed(module)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is a linear layer whose weight is ``(inputs, outputs)``."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, Conv1D)
+
+
+def stacked(observation: Observation, gradients: Mapping[str, Tensor]) -> tuple[Tensor, float]:
+    """The rows of the gradients ``(m_i, d)`` of linear layers with the same input, ``(m, d)``, and the largest singular value
+    that rounding may make of it (:func:`fedpriv.attacks.gradients.rank.noise_of`).
+
+    Each is in units of its length or, in a change, of its error: else a layer of small gradients would bring more error to what
+    another one shows.
+    """
+    there = {name: weight for name, weight in gradients.items() if bool(weight.any())}
+    if not there:
+        return torch.zeros(1, 1), 0.0
+    errors = {name: rounding(observation, name) for name in there}
+    if not all(errors.values()):
+        return torch.cat([weight / weight.norm() for weight in there.values()]), 0.0
+    rows = torch.cat([weight / errors[name] for name, weight in there.items()])
+    return rows, noise_of(1.0, tuple(rows.shape))
+
+
+def tokens_in(rows: Tensor, noise: float) -> int | None:
+    """The rank of :func:`stacked`; ``None`` where none is clear."""
+    return rank(rows, noise, CLEAR)
 
 
 def longest(observation: Observation) -> int | None:

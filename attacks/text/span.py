@@ -6,7 +6,7 @@ sentences are made of them (:mod:`fedpriv.attacks.text.descent`), and the head's
 In small batches, what is not found so is sought by gradient matching.
 
 A masked or frozen embedding does not prevent this, nor do masks of some of the layers. Noise does, rounding of the weights does
-where their change is sent, and so do more tokens than three quarters of the layers' width
+where a small change is sent, and so do more tokens than three quarters of the layers' width
 (:data:`fedpriv.attacks.gradients.rank.MOST`), or of the sum of the adapters' ranks.
 """
 
@@ -19,7 +19,6 @@ from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from fedpriv.attacks.core.observation import Observation, TextFacts
@@ -27,10 +26,10 @@ from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.core.text_registry import register
-from fedpriv.attacks.text.case import TextCase, text_case
+from fedpriv.attacks.text.case import text_case
 from fedpriv.attacks.text.descent import Whole, ends, whole_sentences
 from fedpriv.attacks.text.gradient_span import first_span, later_span, off_span
-from fedpriv.attacks.text.mixture import Match, Places
+from fedpriv.attacks.text.mixture import Places, unexplained
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.repeats import repeated
 from fedpriv.attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
@@ -69,7 +68,7 @@ class SpanAttack(SearchOptions):
             note += f"; {len(whole.found)} sentences in that of {later.layers[0]!r}, whose rank is {later.basis.shape[1]}"
         with suppress(Inapplicable):
             ids, labels = repeated(case, whole.found)
-            return Sought(ids, labels, _unexplained(case, ids, labels), note)
+            return Sought(ids, labels, unexplained(case, ids, labels), note)
         if case.samples <= self.matched:
             places = _places(hits, case.text, case.samples, total_tokens(observation), whole.found)
             return seek(self, case, places, known_labels(observation), note, seed)
@@ -83,15 +82,6 @@ class SpanAttack(SearchOptions):
         rows += [rows[0].new_tensor(case.text.special)] * (case.samples - len(rows))
         ids = pad_sequence(rows, batch_first=True, padding_value=case.text.pad)
         return Sought(ids, torch.full((case.samples,), -1), torch.nan, note)
-
-
-def _unexplained(case: TextCase, ids: Tensor, labels: Tensor) -> float:
-    """The share of the gradient that sentences ``(B, L)`` with labels ``(B,)`` do not explain."""
-    words, chosen = torch.unique(ids, return_inverse=True)
-    there = ids != case.text.pad
-    match = Match(case, Places(words, F.one_hot(chosen, len(words)).bool() & there[..., None]), 0.0)
-    targets = F.one_hot(labels, case.classes).to(case.table)
-    return float(match.of_words(chosen[None], targets[None]))
 
 
 def _check(hits: Tensor, text: TextFacts) -> None:

@@ -108,7 +108,8 @@ def what_is_left(observation: Observation) -> str:
     if most := longest(observation):
         left.append(f"the longest sentence has {most} tokens (from the position embedding)")
     if total := total_tokens(observation):
-        left.append(f"all together have {total} (from the rank of a linear layer's gradient)")
+        least = "" if observation.text is not None and observation.text.positions else "at least "
+        left.append(f"all together have {least}{total} (from the rank of a linear layer's gradient)")
     with suppress(Inapplicable):
         left.append(f"the labels are {batch_labels(observation).tolist()}")
     return f"what is left: {'; '.join(left)}" if left else "nothing else is left of it: not its length, not its labels"

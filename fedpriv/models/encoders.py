@@ -60,18 +60,25 @@ class Encoder:
     def length(self) -> int:
         """Maximum number of tokens: its number of positions or, without positions, the limit of its tokenizer."""
         stated = min(int(self.tokenizer.model_max_length), UNLIMITED)  # 1e30 where there is no limit
-        if getattr(self.config, "max_position_embeddings", None) is None:
+        positions = getattr(self.config, "max_position_embeddings", None)
+        if positions is None or int(positions) < 1:  # XLNet's -1 is no limit
             return stated
         with torch.device("meta"):
             modules = _new_model(self.config).named_modules()
         # RoBERTa and similar encoders number positions from after the padding id.
         taken = [m.padding_idx + 1 for name, m in modules if "position" in name and getattr(m, "padding_idx", None) is not None]
-        return min(int(self.config.max_position_embeddings) - max(taken, default=0), stated)
+        return min(int(positions) - max(taken, default=0), stated)
 
     @property
     def pad(self) -> int:
         """The id of the padding token."""
         return int(self.tokenizer.pad_token_id)
+
+    @property
+    def unknown(self) -> int | None:
+        """The id of the token for what the vocabulary lacks; ``None`` where there is none."""
+        unknown = self.tokenizer.unk_token_id
+        return None if unknown is None else int(unknown)
 
     def model(self) -> PreTrainedModel:
         """A new model in float32: with the stored weights, or drawn from torch's global generator.
@@ -211,3 +218,12 @@ def _check(source: str, tokenizer: Any, config: Any) -> None:
         raise UsageError(f"{source}: its tokenizer has {words:,} tokens and its encoder {rows:,}; they do not fit each other")
     if tokenizer.pad_token_id is None:
         raise UsageError(f"{source}: its tokenizer has no padding token, which batches of texts need")
+    with torch.device("meta"):
+        skipped = getattr(_new_model(config).get_input_embeddings(), "padding_idx", None)
+    if skipped in (None, tokenizer.pad_token_id) or skipped in tokenizer.all_special_ids or skipped >= words:
+        return
+    word, pad = tokenizer.convert_ids_to_tokens(skipped), tokenizer.pad_token_id
+    raise UsageError(
+        f"{source}: its encoder takes the word {word!r} (id {skipped}) for padding and never trains it; "
+        f"set pad_token_id in its config.json to the tokenizer's {pad}"
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -32,6 +34,17 @@ def test_precision_and_recall_as_sets_and_as_multisets_leave_special_tokens_out(
     assert float(found.precision) == pytest.approx(1 / 3) and float(found.recall) == pytest.approx(1 / 2)
     assert float(found.multiset_precision) == pytest.approx(1 / 3) and float(found.multiset_recall) == pytest.approx(1 / 3)
     assert found.labels is not None and found.labels.share == 1
+
+
+def test_what_the_vocabulary_lacks_is_no_word_that_is_found() -> None:
+    text, labels = replace(TEXT, unknown=3), torch.tensor([0, 0])
+    true = torch.tensor([[1, 3, 3, 2], [1, 5, 3, 2]])
+    found = score_text(made(true, [0, 0], 2), true, labels, text)
+    assert found.exact is not None and found.exact.successes == 1, "of the first, nothing is known"
+    assert found.recall.tolist() == [0, 1] and found.named is not None and found.named.n == 1
+    elsewhere = score_text(made(true[:, [0, 2, 1, 3]], [0, 0], 2), true, labels, text)
+    assert elsewhere.exact is not None and elsewhere.exact.successes == 0 and elsewhere.rouge is not None
+    assert float(elsewhere.rouge[1]) == 1, "of the words, the order is right"
 
 
 def test_sentences_are_matched_within_their_message() -> None:

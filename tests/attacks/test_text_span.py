@@ -12,9 +12,9 @@ from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.rank import rank
 from fedpriv.attacks.scoring.text_scores import TextScores, score_text
-from fedpriv.attacks.text.descent import whole_sentences
+from fedpriv.attacks.text.descent import _reordered, whole_sentences
 from fedpriv.attacks.text.gradient_span import first_span, later_span, off_span
-from fedpriv.attacks.text.rank import lengths, longest, total_tokens
+from fedpriv.attacks.text.rank import CLEAR, lengths, longest, total_tokens
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.victims import PAD, Size, facts, observe_text, sentences, small_bert
 from tests.attacks.text_client import adapted, message, noised, scores, trained, without
@@ -96,6 +96,26 @@ def test_no_sentence_lies_in_a_random_span() -> None:
     assert len(whole_sentences(observation, later, hits, 6, 0.01, 5_000, 0).found) == 6
 
 
+def test_neighbours_have_two_words_swapped_or_one_moved_as_far_as_their_places_allow() -> None:
+    ids, every = torch.tensor([1, 5, 6, 7, 2]), torch.tensor([5, 6, 7])
+    free = [torch.tensor([1]), every, every, every, torch.tensor([2])]
+    swapped, moved = [(6, 5, 7), (7, 6, 5), (5, 7, 6)], [(6, 7, 5), (7, 5, 6)]
+    assert {tuple(one[1:-1].tolist()) for one in _reordered(ids, free)} == {*swapped, *moved}
+    assert not len(_reordered(ids, [ids[place, None] for place in range(5)]))
+
+
+def test_where_no_order_is_told_no_sentence_counts_as_found() -> None:
+    """Without positions every order of the words is as near to the span, and the first one met would look like the true one."""
+    ids, labels, net = sentences([7], 0, WIDE), torch.tensor([0]), small_bert(0, WIDE)
+    with torch.no_grad():
+        net.get_parameter(str(facts(WIDE).positions)).zero_()
+    observation = observe_text(net, ids, labels, facts(WIDE))
+    first, later = first_span(observation), later_span(observation)
+    assert later is not None
+    hits = off_span(observation, first, 7) <= 0.01
+    assert not whole_sentences(observation, later, hits, 1, 0.01, 5_000, 0).found
+
+
 def test_adapters_with_more_ranks_than_tokens_give_them_away() -> None:
     observation, ids, labels = message([6], net=adapted(0, rank=12))
     found = scores(SpanAttack(), observation, ids, labels)
@@ -104,9 +124,18 @@ def test_adapters_with_more_ranks_than_tokens_give_them_away() -> None:
         first_span(message([6], net=adapted(0, rank=2))[0])
 
 
-def test_the_rounding_of_a_change_ends_it() -> None:
-    observation, _, _ = trained([8], Schedule(lr=0.01))
-    with pytest.raises(Inapplicable, match="full rank"):
+@pytest.mark.parametrize("lr", [0.01, 0.5])
+def test_the_rounding_of_a_change_is_known(lr: float) -> None:
+    """Queries and keys have small gradients in nets with random weights; their rounding does not hide what values show."""
+    observation, ids, _ = trained([8], Schedule(lr=lr))
+    span = first_span(without(observation, HIDDEN))
+    assert span.basis.shape[1] == total_tokens(observation) == 8
+    assert float(off_span(observation, span, 8)[ids[0], torch.arange(8)].max()) < 0.01
+
+
+def test_the_rounding_of_a_small_change_ends_it() -> None:
+    observation, _, _ = trained([8], Schedule(lr=1e-4))
+    with pytest.raises(Inapplicable, match="rounding"):
         first_span(without(observation, HIDDEN))
 
 
@@ -133,3 +162,9 @@ def test_rank_of_a_sum_of_outer_products(dtype: torch.dtype) -> None:
     low = torch.randn(30, 7, dtype=dtype) @ torch.randn(7, 20, dtype=dtype)
     assert rank(low) == 7
     assert rank(torch.randn(30, 20, dtype=dtype)) is None and rank(torch.zeros(4, 4, dtype=dtype)) is None
+
+
+def test_errors_alone_have_no_clear_rank() -> None:
+    noise = torch.diag(torch.logspace(0, -7.5, 20))  # passes the level of rounding by chance
+    assert rank(noise) is not None and rank(noise, clear=CLEAR) is None
+    assert rank(torch.diag(torch.cat([torch.ones(7), torch.full((13,), 1e-7)])), clear=CLEAR) == 7

@@ -56,7 +56,7 @@ def test_a_text_without_words_is_not_recovered_by_finding_nothing() -> None:
 def test_a_failure_on_more_than_an_attack_finds_undefended_is_no_evidence() -> None:
     tag = text_attack("tag")(**BUDGET["tag"])
     assert positive_control(tag).passed
-    beyond = sized_control(tag, 2, 20, width=48)
+    beyond = sized_control(replace(tag, steps=1, sweeps=0), 2, 20, width=48)
     assert not beyond.passed and "of 2 sentences of 20 tokens" in beyond.sentence
     assert sized_control(text_attack("span")(**BUDGET["span"]), 2, 20, width=384).passed
 

@@ -61,6 +61,9 @@ def test_what_the_controls_do_not_have_is_named() -> None:
     (stepped,) = reasons(**{"train.optimizer": "adam"})
     assert "the client's steps were adam's" in stepped
     assert reasons(steps=False, **{"train.optimizer": "adam"}) == (), "a gradient that was sent took no step"
+    for steps in (True, False):
+        (halved,) = reasons(steps=steps, **{"train.precision": "bfloat16"})
+        assert halved == "the client computed in bfloat16 (train.precision), and attacks compute in float32"
     (dropped,) = reasons(net=nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.0)))
     assert "trained with dropout of 0.5, whose random masks" in dropped
     assert reasons(net=nn.Dropout(0.5).eval()) == ()

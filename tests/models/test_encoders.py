@@ -170,6 +170,27 @@ def test_a_tokenizer_without_padding(tmp_path: Path) -> None:
     refused(path, "its tokenizer has no padding token, which batches of texts need")
 
 
+def test_a_word_that_the_encoder_takes_for_padding(tmp_path: Path) -> None:
+    """It would never be trained, and attacks would never name it."""
+    tokenizer = words()
+    word = tokenizer.convert_tokens_to_ids("card")
+    path = folder(tmp_path / "own")
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "pad_token_id": word}))
+    refused(path, f"its encoder takes the word 'card' .id {word}. for padding and never trains it; set pad_token_id in")
+    special = next(one for one in tokenizer.all_special_ids if one != tokenizer.pad_token_id)
+    (path / "config.json").write_text(json.dumps({**config, "pad_token_id": special}))
+    assert find_encoder(str(path), TEXTS).pad == tokenizer.pad_token_id
+
+
+def test_an_encoder_without_a_limit() -> None:
+    """XLNet's config has -1."""
+    without = encoder("Bert")
+    without.config.max_position_embeddings = -1
+    without.tokenizer.model_max_length = int(1e30)
+    assert without.length == encoders.UNLIMITED
+
+
 def test_no_model_in_the_folder(tmp_path: Path) -> None:
     refused(tmp_path, "cannot get the text encoder .*; give a folder that holds a transformers model")
     (tmp_path / "config.json").write_text("{ no json")

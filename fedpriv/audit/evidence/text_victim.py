@@ -39,6 +39,7 @@ def text_facts(net: nn.Module, encoder: Encoder) -> TextFacts | None:
         special=specials(encoder),
         length=encoder.length,
         opens=opening(encoder),
+        unknown=encoder.unknown,
     )
 
 

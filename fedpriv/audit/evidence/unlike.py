@@ -37,6 +37,8 @@ def unlike_controls(
         found.append(f"{altered}, and attacks look for one image behind all of its steps")
     if steps and config.train.optimizer != "sgd":
         found.append(f"attacks read a change as that of SGD, and the client's steps were {config.train.optimizer}'s")
+    if config.train.precision != "float32":
+        found.append(f"the client computed in {config.train.precision} (train.precision), and attacks compute in float32")
     found += in_training(net, otherwise)
     if undeclared := [str(transform) for transform in transforms if not _declares(transform)]:
         names = ", ".join(undeclared)

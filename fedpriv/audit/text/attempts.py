@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -16,11 +16,14 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.core.text_registry import MaliciousTextAttack, TextAttack
 from fedpriv.attacks.inference.labels import batch_labels
+from fedpriv.attacks.lab.same_net_texts import sentences_on_same_net
 from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
+from fedpriv.attacks.text.case import text_case
 from fedpriv.attacks.text.controls import sized_control
+from fedpriv.attacks.text.mixture import unexplained
 from fedpriv.attacks.text.rank import longest, total_tokens
-from fedpriv.attacks.text.rows import unexplained
+from fedpriv.attacks.text.rows import unexplained as unexplained_rows
 from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
 from fedpriv.seeding import kept_rng
@@ -29,6 +32,8 @@ SEEKS = ("tag", "span")
 """Attacks that search for whole sentences, all of a message at once."""
 MOST = {"tag": 4}
 """Largest number of sentences per message on which they are tried; ``span`` has its own budget."""
+COMPUTED = 1e-10
+"""Unexplained share of a gradient that may differ because it is computed again: an error of 1e-5 of each tensor."""
 
 
 @dataclass(frozen=True)
@@ -88,25 +93,32 @@ class TextAttempt:
     @property
     def no_evidence(self) -> str | None:
         """Why it is no evidence that it found no sentence, or without an order not all tokens; ``None``: it is, or it did."""
-        scores = self.scores
-        if scores is None:
-            return None
-        found = bool(scores.exact.successes) if scores.exact is not None else bool(scores.recall.eq(1).all())
-        return None if found else "; ".join(self.unlike) or None
+        return None if self.scores is None or _succeeded(self.scores) else "; ".join(self.unlike) or None
 
 
-def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextAttempt:
-    """Mount the attack on each message, and score all results together."""
+def attempt_text(
+    attacker: TextAttacker, target: TextTarget, seed: int, cut: Callable[[], str | None] = lambda: None
+) -> TextAttempt:
+    """Mount the attack on each message, and score all results together; if it failed, look whether that is evidence.
+
+    Args:
+        cut: why no further step may begin; ``None``: one may.
+    """
     observe = target.statistics[attacker.what] if attacker.what else target.observe
     if target.unreadable:
         return TextAttempt(attacker, inapplicable=target.unreadable, left=what_is_left(observe, target))
     if attacker.attack.name in SEEKS and (reason := _not_tried(attacker.attack.name, target)):
         return TextAttempt(attacker, inapplicable=reason)
-    found: list[TextReconstruction | str] = []
+    found, astray, first = list[TextReconstruction | str](), list[str](), None
     unlike: tuple[str, ...] = ()
+    size = len(target.ids) // target.messages
     try:
-        for observation in observe(attacker.threat):
+        for own, true, observation in zip(
+            torch.split(target.ids, size), torch.split(target.labels, size), observe(attacker.threat), strict=True
+        ):
+            first = first or observation
             found.append(_one(attacker.attack, observation, seed))
+            astray += _astray(attacker.attack, found[-1], observation, own, true)
             matches = attacker.attack.name in SEEKS or isinstance(attacker.attack, MaliciousTextAttack)
             unlike = _unlike(attacker, target, observation) if matches else _estimated(observation)
     except UsageError as error:  # earlier messages that a statistic needs were not kept
@@ -114,14 +126,20 @@ def attempt_text(attacker: TextAttacker, target: TextTarget, seed: int) -> TextA
     made = [one for one in found if isinstance(one, TextReconstruction)]
     if not made:
         return TextAttempt(attacker, inapplicable=str(found[0]), left=what_is_left(observe, target))
-    whole = _joined(found, made[0], len(target.ids) // target.messages, target.facts.pad)
+    whole = _joined(found, made[0], size, target.facts.pad)
     scores = score_text(whole, target.ids, target.labels, target.facts)
-    if scores.exact is not None and not scores.exact.successes and not unlike and attacker.attack.name in SEEKS:
-        unlike = _beyond_its_control(attacker.attack, target, seed)
     if refusals := [one for one in found if isinstance(one, str)]:
         unlike = (*unlike, f"it could not be mounted on {len(refusals)} of {len(found)} messages ({refusals[0]})")
+    if not unlike and not _succeeded(scores):
+        assert first is not None
+        unlike = tuple(astray[:1]) or _beyond_its_controls(attacker, target, first, seed, cut)
     ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
     return TextAttempt(attacker, whole, scores, ids, refused=len(refusals), unlike=unlike)
+
+
+def _succeeded(scores: TextScores) -> bool:
+    """Whether a sentence was found, or without an order all tokens."""
+    return bool(scores.exact.successes) if scores.exact is not None else bool(scores.recall.eq(1).all())
 
 
 def what_is_left(observe: Observe, target: TextTarget) -> Left:
@@ -155,14 +173,47 @@ def _unlike(attacker: TextAttacker, target: TextTarget, observation: Observation
 
 def _estimated(observation: Observation) -> tuple[str, ...]:
     """Why words may be missing among those that the word embedding names: a clause, if any."""
-    why = None if observation.text is None else unexplained(observation, observation.text.words)
+    why = None if observation.text is None else unexplained_rows(observation, observation.text.words)
     return (why,) if why else ()
 
 
-def _beyond_its_control(attack: TextAttack, target: TextTarget, seed: int) -> tuple[str, ...]:
-    """A clause where the attack, with its budget, does not find so many undefended sentences of that length either."""
-    most = int(target.ids.ne(target.facts.pad).sum(1).max())
-    control = sized_control(attack, len(target.ids) // target.messages, most, int(target.encoder.config.hidden_size), seed)
+def _astray(
+    attack: TextAttack, made: TextReconstruction | str, observation: Observation, ids: Tensor, labels: Tensor
+) -> list[str]:
+    """A clause where a search did not converge: the true sentences ``(B, L)`` with labels ``(B,)``, which no attack sees, explain
+    a message without noise better than those at which it ended. Then the search failed, and no defence held."""
+    if attack.name not in SEEKS or isinstance(made, str) or observation.altered.variance:
+        return []
+    left = float(made.loss)
+    if not left > COMPUTED:  # nor where it minimises nothing
+        return []
+    of_truth = unexplained(text_case(observation), ids, labels)
+    if left <= of_truth + COMPUTED:
+        return []
+    return [
+        f"its search did not converge: it left {left:.2g} of the gradient unexplained, and the true text leaves {of_truth:.2g}"
+    ]
+
+
+def _beyond_its_controls(
+    attacker: TextAttacker, target: TextTarget, first: Observation, seed: int, cut: Callable[[], str | None]
+) -> tuple[str, ...]:
+    """A clause where the attack, with its budget, finds no undefended sentences of that number and length either: through the
+    small net of its controls or, if it does, through the attacked one."""
+    attack, lengths = attacker.attack, target.ids.ne(target.facts.pad).sum(1).tolist()
+    steps = 1 if first.kind == "gradient" else None if first.schedule is None else first.schedule.steps
+    if isinstance(attack, MaliciousTextAttack) or steps != 1:  # who reads more steps as one has been told so
+        return ()
+    if attack.name in SEEKS:
+        width = int(target.encoder.config.hidden_size)
+        control = sized_control(attack, len(lengths) // target.messages, max(lengths), width, seed)
+        if not control.passed:
+            return (control.sentence,)
+    if (weights := target.started(attacker.what)) is None:
+        return ("the client's private layers were not kept, so that it could not be tried on undefended messages of this net",)
+    if (over := cut()) is not None:
+        return (f"it was not tried on undefended messages of this net ({over})",)
+    control = sentences_on_same_net(attack, first, weights, lengths, target.frequency, seed)
     return () if control.passed else (control.sentence,)
 
 

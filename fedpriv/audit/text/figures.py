@@ -68,7 +68,7 @@ def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:
 
     ``None``: none was named.
     """
-    special, right, named = [target.facts.pad, *target.facts.special], 0, 0
+    special, right, named = target.facts.no_words, 0, 0
     often = target.frequency.clone()
     often[special] = -1
     order = often.argsort(descending=True, stable=True)
@@ -159,6 +159,6 @@ def _words(found: TextReconstruction | None, number: int, target: TextTarget) ->
     """The tokens of a message in alphabetical order."""
     assert found is not None
     named = found.counts[number].clone()
-    named[[target.facts.pad, *target.facts.special]] = 0
+    named[target.facts.no_words] = 0
     words = target.encoder.tokenizer.convert_ids_to_tokens(named.nonzero().flatten().tolist())
     return " · ".join(sorted(words))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -10,11 +9,10 @@ from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.formats import named
+from fedpriv.audit.progress import Say, spent
 from fedpriv.audit.text.attempts import SEEKS, TextAttacker, TextAttempt, attempt_text
 from fedpriv.audit.text.figures import guess, left_of, score_figures, text_figures
 from fedpriv.audit.text.target import TextTarget, message, of_messages
-
-Say = Callable[[str], object]
 
 EASIEST = 4
 """Number of texts of the easiest case."""
@@ -76,7 +74,7 @@ def _read(target: TextTarget, kind: str, round: int, client: int | str, seed: in
     attempts = []
     for attacker in tried:
         say(f"{target.title}: {attacker.name}")
-        attempts.append(attempt_text(attacker, target, seed))
+        attempts.append(attempt_text(attacker, target, seed, lambda: spent(say)))
     return Read(target, kind, round, client, attempts, seed)
 
 

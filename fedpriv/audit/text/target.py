@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, TextFacts, ThreatModel
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, steps_behind
+from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, named, steps_behind
 from fedpriv.audit.evidence.text_victim import opening, specials, text_victim
 from fedpriv.audit.fitting import unfit
 from fedpriv.audit.text.samples import CLASSES, requests
@@ -45,6 +45,8 @@ class TextTarget:
         unreadable: why no attack can recover sentences from the messages.
         beside: further inputs of the net besides a text.
         statistics: statistics that are gradients, by name, as messages like those of ``observe``.
+        started: such a statistic, or empty for what ``observe`` gives -> the weights at which the client of the first message
+            began, by the names of the message, hidden ones too; ``None``: they were not kept. Attacks never get these.
     """
 
     title: str
@@ -59,11 +61,13 @@ class TextTarget:
     unreadable: str | None = None
     beside: str | None = None
     statistics: Mapping[str, Observe] = field(default_factory=dict)
+    started: Callable[[str], Mapping[str, Tensor] | None] = lambda what: None
 
     @cached_property
     def facts(self) -> TextFacts:
         """The special ids, for scoring; the knowledge of attacks is in their observations."""
-        return TextFacts("", None, self.encoder.pad, specials(self.encoder), self.encoder.length, opening(self.encoder))
+        encoder = self.encoder
+        return TextFacts("", None, encoder.pad, specials(encoder), encoder.length, opening(encoder), encoder.unknown)
 
     @property
     def words(self) -> int:
@@ -156,8 +160,11 @@ def _steps(what: str, public: Sequence[str], texts: Sequence[str], labels: Tenso
 
     each = "one step each" if steps.size == 1 else f"one step on each {steps.size}"
     title = f"{wanted} {what}, {each}, through {encoder.name}: {steps.description}"
-    hidden = bool(steps.masked)
-    return TextTarget(title, ids, true, steps.count, encoder, observe, known, hidden, unreadable=_unreadable(victim.facts))
+    weights = {name: parameter.detach() for name, parameter in victim.net.named_parameters()}
+    return TextTarget(
+        title, ids, true, steps.count, encoder, observe, known, hidden=bool(steps.masked),
+        unreadable=_unreadable(victim.facts), started=lambda what: weights,
+    )  # fmt: skip
 
 
 def _unreadable(facts: TextFacts | None) -> str | None:
@@ -198,6 +205,11 @@ def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: T
             mean = () if steps is None or steps.steps == 1 else (f"it reads the mean of {steps.steps} steps' gradients as one",)
             yield replace(seen, unlike=(*seen.unlike, *mean))
 
+    def started(what: str) -> Mapping[str, Tensor] | None:
+        # In place of private layers that were not kept, those that every client began with: any are as good for a control.
+        turns = (found[0], replace(found[0], first_turn=True))
+        return next((made for one in turns if (made := evidence.attacker.started(one, _sent(one, what))) is not None), None)
+
     return TextTarget(
         title, ids, labels, len(found), encoder, observe, evidence.public_texts(),
         hidden=not any(name.startswith("top.") for name in seen.shared),
@@ -205,7 +217,13 @@ def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: T
         unreadable=_unreadable(seen.text),
         beside="an image" if "image" in evidence.modalities else None,
         statistics={what: partial(read, what) for what in gradient_like(found[0])},
+        started=started,
     )  # fmt: skip
+
+
+def _sent(message: Message, what: str) -> Mapping[str, Tensor] | None:
+    """The tensors of a statistic by the net's names; ``None`` for the model."""
+    return named(message.uploaded, what) if what else None
 
 
 def _trained_apart(evidence: Evidence, message: Message) -> bool:

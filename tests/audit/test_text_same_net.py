@@ -1,0 +1,133 @@
+"""When an attack that finds no sentence is held against the true ones, and against the net that it attacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
+from fedpriv.attacks.core.text_registry import text_attack
+from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.text.gradient_span import first_span, off_span
+from fedpriv.attacks.text.rank import total_tokens
+from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, attempt_text
+from fedpriv.audit.text.recovery import BUDGET
+from fedpriv.audit.text.samples import requests
+from fedpriv.audit.text.target import Steps, made_up
+from fedpriv.models.tiny_encoder import tiny_encoder
+
+CUT = "cut: the audit's budget of 1 s was spent"
+
+
+class Fails:
+    """A search that ends at a sentence of one word, with a loss of its own choice."""
+
+    name = "span"
+
+    def __init__(self, loss: float) -> None:
+        self.loss, self.met = loss, 0
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+        self.met += len(observations)
+        text = observations[0].text
+        assert text is not None
+        ids = torch.tensor([[*text.opening, 7, *text.closing]])
+        counts = counts_of(ids, len(observations[0].weights[text.words]), text.pad)[None]
+        return TextReconstruction(ids, counts, torch.tensor([0]), torch.tensor([self.loss]), ("",))
+
+
+@pytest.fixture(autouse=True)
+def easy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the small net of its controls, every attack succeeds."""
+    monkeypatch.setattr("fedpriv.audit.text.attempts.sized_control", lambda *asked: Control("positive", True, "found", None))
+
+
+def failed(attack: Fails, noise: float = 0.0, cut: str | None = None, kept: bool = True) -> TextAttempt:
+    target = made_up(Steps(2, 1, noise=noise))
+    target = target if kept else replace(target, started=lambda what: None)
+    return attempt_text(TextAttacker(attack), target, 0, lambda: cut)
+
+
+def test_a_search_that_the_true_text_beats_did_not_converge() -> None:
+    attack = Fails(1e-6)
+    said = str(failed(attack).no_evidence)
+    assert said.startswith("its search did not converge: it left 1e-06 of the gradient unexplained, and the true text leaves ")
+    assert attack.met == 2, "that needs no further control"
+
+
+@pytest.mark.parametrize(("loss", "noise"), [(torch.nan, 0.0), (1e-14, 0.0), (0.5, 1e-2)])
+def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(loss: float, noise: float) -> None:
+    """Also where nothing is minimised, the message does not tell sentences apart, or noise hides how well they fit."""
+    attack = Fails(loss)
+    said = str(failed(attack, noise).no_evidence)
+    assert said == "from undefended messages of this net, span finds 0 of 3 made-up sentences (2 of 4 needed)"
+    assert attack.met == 2 + 3
+
+
+def test_who_finds_undefended_sentences_of_the_net_shows_that_a_defence_holds() -> None:
+    span = text_attack("span")(**BUDGET["span"])
+
+    class Hidden(Fails):
+        """Finds sentences, but not those behind the two messages."""
+
+        def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+            return super().run(observations, seed) if self.met < 2 else span.run(observations, seed)
+
+    attempt = failed(Hidden(torch.nan))
+    assert attempt.no_evidence is None and attempt.scores is not None
+
+
+def test_no_control_begins_once_the_time_is_spent() -> None:
+    attack = Fails(torch.nan)
+    assert failed(attack, cut=CUT).no_evidence == f"it was not tried on undefended messages of this net ({CUT})"
+    assert attack.met == 2
+
+
+def test_without_the_private_layers_there_is_no_control() -> None:
+    assert "private layers were not kept" in str(failed(Fails(torch.nan), kept=False).no_evidence)
+
+
+@pytest.mark.slow
+def test_gpt2s_linear_layers_have_their_weights_transposed(tmp_path: Path) -> None:
+    import transformers
+
+    tokenizer, _ = tiny_encoder(requests()[0])
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), n_embd=48, n_layer=2, n_head=4, n_positions=64, pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    target = made_up(Steps(2, 1, encoder=str(tmp_path), mask_embeddings=True))
+    for ids, observation in zip(target.ids, target.observe(ThreatModel()), strict=True):
+        length = int(ids.ne(target.facts.pad).sum())
+        span = first_span(observation)
+        assert span.basis.shape == (48, length) and total_tokens(observation) == length
+        assert float(off_span(observation, span, length)[ids[:length], torch.arange(length)].max()) < 1e-2
+
+
+@pytest.mark.slow
+def test_words_without_their_order_are_no_evidence_where_positions_are_relative(tmp_path: Path) -> None:
+    """The first layers of such an encoder show words without their places, which the controls' BERT shows."""
+    import transformers
+
+    tokenizer, _ = tiny_encoder(requests()[0])
+    config = transformers.ModernBertConfig(
+        vocab_size=len(tokenizer), hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96,
+        max_position_embeddings=64, pad_token_id=tokenizer.pad_token_id, bos_token_id=2, eos_token_id=3, cls_token_id=2,
+        sep_token_id=3,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    target = made_up(Steps(2, 1, encoder=str(tmp_path), mask_embeddings=True))
+    few = TextAttacker(text_attack("span")(steps=2, starts=1, sweeps=0, budget=10))
+    attempt = attempt_text(few, target, 0)
+    assert attempt.scores is not None and attempt.scores.exact is not None
+    assert attempt.scores.exact.successes or attempt.no_evidence is not None
