@@ -16,10 +16,10 @@ from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.matching import gradient_by_labels
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.explained import explained
+from fedpriv.audit.evidence.attacker_view import cut
 from fedpriv.audit.evidence.local_steps import idle_of, schedule_of
 from fedpriv.audit.evidence.messages import Evidence, Truth
 from fedpriv.audit.evidence.single_images import shared_out, single_images
-from fedpriv.audit.evidence.victim import cut
 from fedpriv.errors import UsageError
 from fedpriv.models.registry import build_model
 from fedpriv.simulation import run

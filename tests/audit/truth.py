@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.audit.evidence.attacker_view import cut
 from fedpriv.audit.evidence.messages import Evidence, Message, Truth
-from fedpriv.audit.evidence.victim import cut
 
 
 def gradients_of(found: Evidence, message: Message, truth: Truth) -> dict[str, Tensor]:
