@@ -82,6 +82,11 @@ def check_run(agreement: Agreement, participants: int) -> None:
         raise UsageError(
             f"wire.secure_aggregation: a round of {participants} clients; {FEWEST} to {MOST} are needed (train.participation)"
         )
+    if (least := agreement.config.train.min_uploads) > participants:
+        raise UsageError(
+            f"train.min_uploads: a round of {participants} clients has no {least} uploads, so it would have no sum; "
+            f"at most {participants}"
+        )
 
 
 def check_summed(records: Sequence[Mapping[str, Any]]) -> None:
@@ -94,7 +99,7 @@ def check_summed(records: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         FedprivError: none had.
     """
-    if not any("summed" in record for record in records):
+    if not any("summed" in record and "not_finite" not in record["metrics"] for record in records):
         raise FedprivError(
             f"none of the {len(records) - 1} rounds had a sum of the clients' uploads, so the model is still the initial one; "
             "the warning of each round says why"

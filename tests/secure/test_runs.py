@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
@@ -22,12 +23,13 @@ from fedpriv.secure import messages
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.secure_sum import SecureSum
+from fedpriv.simulation.run import start
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, Sealed, seal, unseal
 from fedpriv.wire.message import Refused
 from tests.deploy.apart import go_on, hashes, play_apart, sites
 from tests.marks import slow_but
-from tests.simulation.small import config, play, resume, simulation
+from tests.simulation.small import SILENT, config, play, resume, simulation
 
 SMALL = {"data.clients": 5, "data.limit": 200, "model.projection": 8, "train.participation": 0.8, "executor.name": "sequential"}
 SETTINGS = {**SMALL, "train.rounds": 2, "wire.keep_payloads": "all"}
@@ -155,6 +157,10 @@ def test_the_record_and_the_folder_have_the_sum(tmp_path: Path) -> None:
 # --- with clients apart ---------------------------------------------------------------------------------------------------
 
 
+class Killed(Exception):
+    """Ends the server."""
+
+
 class Losing(Loopback):
     """A loopback that spoils what clients answer in a step of a round's sum, or to its turn."""
 
@@ -249,6 +255,66 @@ def participants(folder: Path) -> list[int]:
     return run.participants(1)
 
 
+def test_of_fewer_than_min_uploads_no_sum_is_opened(tmp_path: Path) -> None:
+    """The next round sends the same model, and the difference of two sums would be an upload of client 4."""
+    said: dict[int, set[str]] = {0: set(), 1: set(), 2: set()}
+
+    def lose(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        said[round] |= set(kinds)
+        return without_client_4(kinds, round, client, answer)
+
+    options, warnings = {**EVERY, "train.min_uploads": 5}, list[str]()
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, Losing(tmp_path / "clients", lose, "fedavg", **options), **options)
+    first, second = RunFolder.open(folder).records()[1:]
+    assert "masked" in said[1] and not said[1] & {"confirmed", "shares"} and {"confirmed", "shares"} <= said[2]
+    assert not first.keys() & {"summed", "opened"} and first["metrics"]["too_few_uploads"] == 1
+    assert second["summed"] == [0, 1, 2, 3, 4]
+    assert PayloadStore.of(RunFolder.open(folder)).mean(1) is None
+    (warning,) = (text for text in warnings if "the model stays as it is" in text)
+    assert warning.endswith("4 of 5 clients are left for the sum; 5 are needed (train.min_uploads)")
+
+
+SCHEDULE = [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]]
+STANDING = {**ON, "train.rounds": 4, "train.participation": 1.0, "train.selection": "schedule", "train.schedule": SCHEDULE}
+
+
+@pytest.mark.parametrize("fault", ["not finite", "no upload"])
+def test_over_a_model_that_stands_still_a_second_sum_is_of_the_same_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Also where the server was started again in between."""
+
+    def no_upload(*of: Any) -> Any:
+        raise Refused("it is none")
+
+    def ended(record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            raise Killed
+
+    chosen = config("fedavg", **STANDING, run_dir=str(tmp_path / "run"))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        if fault == "not finite":
+            patch.setattr("fedpriv.server.next_state.not_finite", lambda state: "the model")
+        else:
+            patch.setattr(SecureSum, "_mean", no_upload)
+        start(chosen, tmp_path, SILENT[0], ended, SILENT[2])
+    resume(tmp_path / "run")
+    records = RunFolder.open(tmp_path / "run").records()[1:]
+    kept = [0, 1, 2] if fault == "not finite" else None
+    assert [one.get("summed") for one in records] == [kept, None, [0, 1, 2], [0, 1, 2, 3]]
+    assert [one.get("opened") for one in records] == [[0, 1, 2], [0, 1, 2], None, None]
+    # And an audit has all of the sums that the server kept, with the clients in them.
+    found = evidence_of(tmp_path / "run")
+    assert [round for round, _ in found.messages()] == [round for round, one in enumerate(records, 1) if "summed" in one]
+    assert all(found.message(*one).parts == len(records[one[0] - 1]["summed"]) for one in found.messages())
+
+
+def test_a_run_whose_sums_all_spoil_the_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.server.next_state.not_finite", lambda state: "the model")
+    with pytest.raises(FedprivError, match=UNTRAINED):
+        play(tmp_path / "run", "fedavg", **ON)
+
+
 def test_without_a_majority_the_model_stays(tmp_path: Path) -> None:
     def spoil(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
         return [] if "masked" in kinds and round == 1 and client != 0 else [answer]
@@ -281,10 +347,6 @@ def test_frames_that_are_sent_again_change_nothing(tmp_path: Path) -> None:
     play_apart(tmp_path / "run", "mpfedcon", warnings, grid, **ON)
     play(tmp_path / "whole", "mpfedcon", **ON)
     assert not warnings and hashes(tmp_path / "run", "weights/*") == hashes(tmp_path / "whole", "weights/*")
-
-
-class Killed(Exception):
-    """Ends the server."""
 
 
 def killed_in_a_sum(tmp_path: Path, step: str) -> Losing:
