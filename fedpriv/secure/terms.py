@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,11 +56,20 @@ def check_linear(method: Method) -> None:
         raise UsageError(f"method {method.name} keeps what single uploads say, so a sum is not enough; use fedavg")
 
 
-def check_run(agreement: Agreement, participants: int) -> None:
+def takes_a_step(agreement: Agreement, samples: int) -> bool:
+    """Whether a client with so many training samples trains at all: it skips smaller batches, and uploads what it received."""
+    train, objective = agreement.config.train, agreement.method.objective
+    if agreement.config.privacy.level == "sample":  # DP-SGD takes a step on every batch
+        return True
+    return min(samples, train.batch_size * objective.batches_per_step) >= max(train.min_batch, objective.smallest_batch)
+
+
+def check_run(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapping[int, int]) -> None:
     """Check that the rounds of a run can be secure sums.
 
     Args:
-        participants: the least number of clients in a round.
+        rounds: the clients of each.
+        sizes: client -> its number of training samples, as far as they are known here.
 
     Raises:
         UsageError: they cannot; the message says why.
@@ -78,6 +87,8 @@ def check_run(agreement: Agreement, participants: int) -> None:
         raise UsageError(
             f"wire.secure_aggregation: every client must send the same tensors, and client {client} has no {what} samples"
         )
+    rounds = list(rounds)
+    participants = min(map(len, rounds))
     if not FEWEST <= participants <= MOST:
         raise UsageError(
             f"wire.secure_aggregation: a round of {participants} clients; {FEWEST} to {MOST} are needed (train.participation)"
@@ -87,6 +98,23 @@ def check_run(agreement: Agreement, participants: int) -> None:
             f"train.min_uploads: a round of {participants} clients has no {least} uploads, so it would have no sum; "
             f"at most {participants}"
         )
+    _check_trained(agreement, rounds, sizes)
+
+
+def _check_trained(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapping[int, int]) -> None:
+    """Check that in each round enough clients train: the uploads of the others are known, so the sum would show that of the rest.
+
+    Raises:
+        UsageError: too few do in one of them.
+    """
+    idle = {client for client, size in sizes.items() if not takes_a_step(agreement, size)}
+    for round, clients in enumerate(rounds, 1):
+        if (trained := len(set(clients) - idle)) < FEWEST:
+            raise UsageError(
+                f"wire.secure_aggregation: in round {round}, {trained} of {len(clients)} clients have a batch that is large enough "
+                f"to train on, and {FEWEST} are needed: the others send back what they received, so the sum would show single "
+                "uploads (train.min_batch, train.batch_size, or objectives that need two samples)"
+            )
 
 
 def check_summed(records: Sequence[Mapping[str, Any]]) -> None:

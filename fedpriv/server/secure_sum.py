@@ -12,7 +12,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.secure import messages
 from fedpriv.secure.layout import Layout, Sums
 from fedpriv.secure.protocol import PublicKeys, majority, unmasked
-from fedpriv.secure.terms import expected_mean
+from fedpriv.secure.terms import FEWEST, expected_mean, takes_a_step
 from fedpriv.server.clients import Clients
 from fedpriv.wire import Kind, Payload, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
@@ -78,7 +78,7 @@ class SecureSum:
         uploads = self._ask(questions, lambda one, answer: messages.words_of(answer, self.round, one, layout.size))
         dropped = letters.keys() - uploads.keys()
         active = tuple(sorted(uploads))
-        self._check_members(active, len(keys))
+        self._check_members(active, len(keys), examples)
         lists = {one: messages.members(self.round, one, uploads.keys(), dropped) for one in uploads}
         confirmed = self._ask(lists, lambda one, answer: messages.rows_of(answer, "confirmed", self.round, one))
         carried = {to: {of: sent[to] for of, sent in confirmed.items() if to in sent} for to in confirmed}
@@ -95,20 +95,26 @@ class SecureSum:
         sums = layout.sums(unmasked(uploads, letters, keys, shares, self.label))
         return Summed(active, sums.loss, self._mean(sums, len(active), sum(examples[one] for one in active)))
 
-    def _check_members(self, active: tuple[int, ...], asked: int) -> None:
+    def _check_members(self, active: tuple[int, ...], asked: int, examples: Mapping[int, int]) -> None:
         """Refuse a sum before it is opened: one of which no model would come, or that would tell more beside an earlier one.
 
         Args:
             active: the clients that sent a masked upload.
             asked: how many began.
+            examples: the clients' numbers of training samples.
         """
         if len(active) < (needed := majority(asked)):
             raise Refused(f"{len(active)} of {asked} clients are left for the sum; {needed} are needed")
         if len(active) < (least := self.agreement.config.train.min_uploads):
             raise Refused(f"{len(active)} of {asked} clients are left for the sum; {least} are needed (train.min_uploads)")
+        if (trained := sum(takes_a_step(self.agreement, examples[one]) for one in active)) < FEWEST:
+            raise Refused(
+                f"of the {len(active)} clients that are left for the sum, {trained} have a batch that is large enough to train on; "
+                f"{FEWEST} are needed"
+            )
         if self.opened not in (None, active):
             raise Refused(
-                "an earlier round opened a sum over the same model and other clients, and the two together may show single uploads"
+                "an earlier round opened a sum over the same model and other clients; both together may show single uploads"
             )
 
     def _different(self, keys: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:

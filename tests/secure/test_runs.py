@@ -292,12 +292,13 @@ def test_over_a_model_that_stands_still_a_second_sum_is_of_the_same_clients(
             raise Killed
 
     chosen = config("fedavg", **STANDING, run_dir=str(tmp_path / "run"))
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         if fault == "not finite":
             patch.setattr("fedpriv.server.next_state.not_finite", lambda state: "the model")
         else:
             patch.setattr(SecureSum, "_mean", no_upload)
-        start(chosen, tmp_path, SILENT[0], ended, SILENT[2])
+        with pytest.raises(Killed):
+            start(chosen, tmp_path, SILENT[0], ended, SILENT[2])
     resume(tmp_path / "run")
     records = RunFolder.open(tmp_path / "run").records()[1:]
     kept = [0, 1, 2] if fault == "not finite" else None

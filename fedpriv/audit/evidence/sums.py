@@ -16,7 +16,7 @@ from torch import Tensor
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
-from fedpriv.secure.terms import expected_mean
+from fedpriv.secure.terms import FEWEST, expected_mean, takes_a_step
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation
@@ -52,13 +52,28 @@ class Sums(Evidence):
         return store
 
     def sender(self, round: int, client: int) -> int | str:
-        return f"sum of {len(self._clients[round])}"
+        clients, trained = len(self._members(round)), self._trained(round)
+        return f"sum of {clients}" + (f" (only {trained} trained)" if trained < clients else "")
+
+    def of_sums(self) -> list[str]:
+        few = [round for round in self.store.rounds() if self._trained(round) < FEWEST]
+        server = ["learns the sum of a round's uploads behind masks" + ("" if few else ", and no single upload")]
+        return server + [
+            f"knows that of the {len(self._members(round))} clients in the sum of round {round} only {self._trained(round)} trained: "
+            "the others sent back what they had received, so the sum shows the uploads of so few"
+            for round in few
+        ]
+
+    def _trained(self, round: int) -> int:
+        """How many clients of a sum had a batch to train on."""
+        data, agreement = self.federation.data, self.federation.agreement
+        return sum(takes_a_step(agreement, data.size(client)) for client in self._members(round))
 
     def number(self, round: int, client: int) -> int:
         return self.federation.config.data.clients + round
 
     def behind(self, round: int, client: int) -> list[int]:
-        return self._clients[round]
+        return self._members(round)
 
     @cached_property
     def federation(self) -> Federation:
@@ -69,7 +84,7 @@ class Sums(Evidence):
         return replace(federation, data=federation.data.with_unions(unions))
 
     def message(self, round: int, client: int) -> Message:
-        download, sealed, count = self.store.download(round), self.store.upload(round, client), len(self._clients[round])
+        download, sealed, count = self.store.download(round), self.store.upload(round, client), len(self._members(round))
         received = {} if download is None else download.tensors()
         try:
             expected_mean(self.federation.agreement, round, received, count).check(sealed)
@@ -78,9 +93,17 @@ class Sums(Evidence):
         return self.read(round, client, sealed, received, sealed.num_examples)
 
     def read(self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None) -> Message:
-        message, count = super().read(round, client, sealed, received, num_examples), len(self._clients[round])
+        message, count = super().read(round, client, sealed, received, num_examples), len(self._members(round))
         variance = {name: value / count for name, value in message.altered.variance.items()}  # of a mean
         return replace(message, parts=count, altered=replace(message.altered, variance=variance))
+
+    def _members(self, round: int) -> list[int]:
+        if (clients := self._clients.get(round)) is None:
+            raise Damaged(
+                f"{self.folder.path}: the record of round {round} does not say whose uploads are in its sum; earlier versions left "
+                "this out where the sum was left out"
+            )
+        return clients
 
     @cached_property
     def _clients(self) -> dict[int, list[int]]:
