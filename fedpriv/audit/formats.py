@@ -17,7 +17,8 @@ def named(sender: int | str) -> str:
 
 
 def message_of(found: Mapping[str, Any]) -> str:
-    """``client 3's message of round 1``, or ``the sum of 10 clients' uploads of round 1``, with what its sender adds in brackets."""
+    """``client 3's message of round 1``, or ``the sum of 10 clients' uploads of round 1``, with what the sum's name has in
+    brackets."""
     sender, round = found["client"], found["round"]
     if isinstance(sender, int):
         return f"client {sender}'s message of round {round}"

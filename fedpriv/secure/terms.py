@@ -35,7 +35,12 @@ def expected_mean(agreement: Agreement, round: int, received: Mapping[str, Tenso
         for name, form in expected.tensors.items()
     }
     examples = expected.examples and (1, count * expected.examples[1])
-    return replace(expected, client=None, tensors=forms, examples=examples)
+    return replace(expected, client=None, tensors=agreement.method.mean_forms(forms, count), examples=examples)
+
+
+def as_sent(tensors: Mapping[str, Tensor], expected: Expected) -> dict[str, Tensor]:
+    """Tensors of a mean with the dtypes of its message."""
+    return {name: tensor.to(expected.tensors[name].dtype or expected.dtype) for name, tensor in tensors.items()}
 
 
 def check_linear(method: Method) -> None:
@@ -111,9 +116,9 @@ def _check_trained(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes:
     for round, clients in enumerate(rounds, 1):
         if (trained := len(set(clients) - idle)) < FEWEST:
             raise UsageError(
-                f"wire.secure_aggregation: in round {round}, {trained} of {len(clients)} clients have a batch that is large enough "
-                f"to train on, and {FEWEST} are needed: the others send back what they received, so the sum would show single "
-                "uploads (train.min_batch, train.batch_size, or objectives that need two samples)"
+                f"wire.secure_aggregation: in round {round}, {trained} of {len(clients)} clients have a batch that is large "
+                f"enough to train on, and {FEWEST} are needed: the others send back what they received, so the sum would show "
+                "single uploads (train.min_batch, train.batch_size, or objectives that need two samples)"
             )
 
 

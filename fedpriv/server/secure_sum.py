@@ -12,7 +12,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.secure import messages
 from fedpriv.secure.layout import Layout, Sums
 from fedpriv.secure.protocol import PublicKeys, majority, unmasked
-from fedpriv.secure.terms import FEWEST, expected_mean, takes_a_step
+from fedpriv.secure.terms import FEWEST, as_sent, expected_mean, takes_a_step
 from fedpriv.server.clients import Clients
 from fedpriv.wire import Kind, Payload, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
@@ -109,7 +109,7 @@ class SecureSum:
             raise Refused(f"{len(active)} of {asked} clients are left for the sum; {least} are needed (train.min_uploads)")
         if (trained := sum(takes_a_step(self.agreement, examples[one]) for one in active)) < FEWEST:
             raise Refused(
-                f"of the {len(active)} clients that are left for the sum, {trained} have a batch that is large enough to train on; "
+                f"{len(active)} clients are left for the sum, of whom {trained} have a batch that is large enough to train on; "
                 f"{FEWEST} are needed"
             )
         if self.opened not in (None, active):
@@ -134,7 +134,7 @@ class SecureSum:
         """What the sum stands for, checked as an upload is."""
         tensors = self.agreement.method.mean_upload(sums.tensors, self.received, sums.weight, count)
         expected = expected_mean(self.agreement, self.round, self.received, count)
-        rounded = {name: tensor.to(expected.tensors[name].dtype or expected.dtype) for name, tensor in tensors.items()}
+        rounded = as_sent(tensors, expected)
         sealed = seal(Payload(rounded, self.round, None, "weights", expected.examples and examples, expected.transforms))
         expected.check(sealed)
         return sealed

@@ -12,14 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedpriv.audit.evidence.leaving import knowledge
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.errors import FedprivError
 from fedpriv.files import save_json
-from fedpriv.methods.mpfedcon import COUNTS
+from fedpriv.methods.mpfedcon import CLASSES, COUNTS, HOLDERS
 from fedpriv.secure import messages
+from fedpriv.secure.terms import expected_mean
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.secure_sum import SecureSum
@@ -94,6 +96,36 @@ def test_centres_by_counts_are_summed_as_they_are_merged(tmp_path: Path, hidden:
     if not hidden:
         assert int(mean.tensors()[COUNTS].sum()) == mean.num_examples
     assert (COUNTS in mean.names) is not bool(hidden)
+
+
+def test_a_sum_of_centres_is_kept_with_the_number_of_holders_of_each(tmp_path: Path) -> None:
+    """The centre of a class with one holder is that client's, so an audit must know it, as the server does."""
+    few = {"data.clients": 3, "train.participation": 1.0, "train.rounds": 1, "data.partition.name": "classes"}
+    play(tmp_path / "run", "mpfedcon", **{**ON, **few, "data.partition.classes_per_client": 4})
+    found = evidence_of(tmp_path / "run")
+    assert any("the sum shows that client's centre" in text for text in found.federation.prepared.said)
+    ((round, number),) = found.messages()
+    mean = found.message(round, number).uploaded
+    held = [set(found.federation.data.train(client).labels.tolist()) for client in range(3)]
+    holders = {label: sum(label in one for one in held) for one in held for label in one}
+    assert dict(zip(mean[CLASSES].tolist(), mean[HOLDERS].tolist(), strict=True)) == holders
+    alone = sum(count == 1 for count in holders.values())
+    assert 0 < alone < len(holders)
+    (known,) = (text for text in knowledge(found)["server"] if text.startswith("knows class centres of single clients"))
+    assert known.endswith(f"in 1 of 1 kept rounds, at most {alone} of {len(holders)} (round 1)")
+    # Runs of earlier versions kept no holders, and can be audited, too.
+    sealed = unseal((tmp_path / "run" / "payloads" / "round-0001" / "sum.safetensors").read_bytes())
+    without = {name: tensor for name, tensor in sealed.tensors().items() if name != HOLDERS}
+    expected = expected_mean(found.federation.agreement, 1, found.message(round, number).received, 3)
+    expected.check(seal(Payload(without, 1, None, num_examples=sealed.num_examples)))
+
+
+@pytest.mark.parametrize("hidden", ["centers", "classes"])
+def test_without_their_classes_no_centres_are_summed(tmp_path: Path, hidden: str) -> None:
+    masked = {"wire.transforms": [{"name": "mask", "names": [f"statistic.{hidden}"]}], "train.rounds": 1}
+    play(tmp_path / "run", "mpfedcon", **{**ON, **masked})
+    mean = unseal((tmp_path / "run" / "payloads" / "round-0001" / "sum.safetensors").read_bytes())
+    assert not any(name.startswith("statistic.") for name in mean.names)
 
 
 def test_a_run_without_a_single_sum_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
