@@ -44,7 +44,9 @@ def test_a_sum_of_single_steps_is_the_gradient_over_all_of_its_clients(folder: P
     assert message.parts == len(members) == 3 and found.sender(round, number) == "sum of 3"
     alone = HeldBack(folder)
     one = alone.store.upload(round, members[0])
-    assert found.simulated(round, number, one, message.received, one.num_examples).parts == 1, "of one client, as it was simulated"
+    assert found.simulated(round, number, one, message.received, one.num_examples).parts == 1, (
+        "of one client, as it was simulated"
+    )
     assert len(truth.labels) == message.num_examples == sum(len(alone.labels(client)) for client in members)
     observation = found.attacker.observation(message, ThreatModel())
     assert observation.schedule is not None and observation.schedule.steps == 1

@@ -33,6 +33,7 @@ UNEVEN |= {"train.participation": 1.0, "train.batch_size": 600, "train.min_batch
         ("fedavg", {"wire.transforms": [{"name": "prune", "fraction": 0.1}]}, "through prune.* compressed one by one"),
         ("fedavg", {"wire.transforms": [{"name": "quantise", "bits": 4}]}, "through quantise.* compressed one by one"),
         ("fedavg", {"train.participation": 0.2}, "a round of 2 clients; 3 to 1024 are needed"),
+        ("fedavg", {"wire.transforms": [{"name": "cast", "dtype": "bfloat16"}]}, "cast saves nothing"),
         ("fedavg", UNEVEN, "in round 1, 1 of 3 clients have a batch that is large enough to train on, and 3 are needed"),
         ("fedavg", {"train.min_uploads": 4}, "a round of 3 clients has no 4 uploads"),
         ("fedavg", {"privacy.level": "client", "privacy.noise": 1.0}, "clips single uploads"),
