@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedpriv.aggregation import aggregations
@@ -87,7 +88,7 @@ def check_run(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapp
     expected = agreement.expected(0, 0, agreement.space.unpack(agreement.initial))
     if expected.kind != "weights":
         raise UsageError(f"uploads through {expected.transforms[-1]} are compressed one by one and have no sum; leave it out")
-    if any(form.floating and form.dtype not in (None, expected.dtype) for form in expected.tensors.values()):
+    if any(form.dtype in (torch.float16, torch.bfloat16) for form in expected.tensors.values()):
         raise UsageError(
             "wire.secure_aggregation: masked uploads are words of 64 bits, so cast saves nothing, and the mean would be rounded "
             "to 16 bits; leave it out"
