@@ -17,10 +17,13 @@ def named(sender: int | str) -> str:
 
 
 def message_of(found: Mapping[str, Any]) -> str:
-    """``client 3's message of round 1``, or ``the sum of 10 clients' uploads of round 1``."""
-    sender = found["client"]
-    whose = f"client {sender}'s message" if isinstance(sender, int) else f"the {sender} clients' uploads"
-    return f"{whose} of round {found['round']}"
+    """``client 3's message of round 1``, or ``the sum of 10 clients' uploads of round 1``, with what the sum's name has in
+    brackets."""
+    sender, round = found["client"], found["round"]
+    if isinstance(sender, int):
+        return f"client {sender}'s message of round {round}"
+    whose, *added = sender.split(" (")
+    return " (".join([f"the {whose} clients' uploads of round {round}", *added])
 
 
 def percent(share: float | None) -> str:

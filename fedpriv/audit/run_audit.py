@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -254,7 +255,7 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
 
 
 def _slug(sender: int | str) -> str:
-    return named(sender).replace(" ", "-")
+    return re.sub(r"\W+", "-", named(sender)).strip("-")
 
 
 def _without_sums(run_dir: Path, options: AuditOptions, findings: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:

@@ -74,7 +74,8 @@ class Masking:
         self.row, self._round = layout.row(tensors, report.num_examples, report.loss), report.round
         self._model = checksum({name: tensor for name, tensor in tensors.items() if is_model(name)})
         self._upload = answer.upload.digest
-        self._member = Participant(self.number, label_of(self.run, report.round), told)
+        least = self.agreement.config.train.min_uploads
+        self._member = Participant(self.number, label_of(self.run, report.round), told, least)
         own = {self.number: messages.public(self._member.advertise())}
         keys = messages.table("keys", report.round, self.number, own)
         return Answer(self.number, keys, replace(report, loss=None, numbers={}).seal())

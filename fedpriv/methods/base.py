@@ -186,6 +186,10 @@ class Method:
         """The upload of which ``count`` copies merge as the uploads behind the sums do; by default the aggregation's."""
         return self.aggregation.mean_upload(sums, received, weight, count)
 
+    def mean_forms(self, forms: Mapping[str, Form], count: int) -> Mapping[str, Form]:
+        """The forms of :meth:`mean_upload`, given those of an upload; by default the same."""
+        return forms
+
     # --- the client's side -------------------------------------------------------------------------------------------
 
     def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:

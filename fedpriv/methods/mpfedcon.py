@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -68,14 +68,20 @@ class MpFedcon(FedRep):
 
     @property
     def remarks(self) -> Sequence[str]:
+        return (*super().remarks, *self._of_centers())
+
+    def _of_centers(self) -> Iterator[str]:
         hidden = any(map(self.context.hides, (CENTERS, CLASSES)))
-        if not hidden or self.params.center_init != "mask" or not self.params.mu:
-            return super().remarks
-        return (
-            *super().remarks,
-            "method mpfedcon: no class centres are sent, so no class ever has one and mu and tau have no effect: it trains as "
-            "fedrep does; method.center_init=random_unit or zeros has centres that are not sent",
-        )
+        if not hidden and self.context.config.wire.secure_aggregation:
+            yield (
+                "method mpfedcon: of a class that a single client of the round holds, the sum shows that client's centre; the "
+                "audit says how many there are"
+            )
+        if hidden and self.params.center_init == "mask" and self.params.mu:
+            yield (
+                "method mpfedcon: no class centres are sent, so no class ever has one and mu and tau have no effect: it trains "
+                "as fedrep does; method.center_init=random_unit or zeros has centres that are not sent"
+            )
 
     @classmethod
     def idle(cls, params: Any) -> dict[str, str]:
@@ -183,9 +189,17 @@ class MpFedcon(FedRep):
             return found
         weights = sums[COUNTS if COUNTS in sums else HOLDERS].round()  # of whole numbers
         held = weights.nonzero().squeeze(1)
-        found |= {CENTERS: sums[CENTERS][held] / weights[held, None], CLASSES: held}
-        # The counts are those of all clients together: as every copy has the same, they merge alike.
-        return {**found, COUNTS: weights[held]} if COUNTS in sums else found
+        # Counts and holders are those of all clients together: as every copy has the same, they merge alike.
+        how_many = COUNTS if COUNTS in sums else HOLDERS
+        return {**found, CENTERS: sums[CENTERS][held] / weights[held, None], CLASSES: held, how_many: weights[held]}
+
+    def mean_forms(self, forms: Mapping[str, Form], count: int) -> Mapping[str, Form]:
+        """With the number of clients behind each centre: where that is one, the sum has the centre of that client."""
+        if not {CENTERS, CLASSES} <= forms.keys():  # one is masked, so neither is added up
+            return {name: form for name, form in forms.items() if name not in (CENTERS, CLASSES, COUNTS)}
+        if COUNTS in forms:
+            return forms
+        return {**forms, HOLDERS: Form(("classes",), torch.int16, least=1, most=count, optional=True)}
 
     def _weighted(self, statistics: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, Tensor]:
         """The sums of the clients' centres ``(C, k)``, each times its weight, and of the weights ``(C,)``."""

@@ -46,6 +46,11 @@ def threshold(clients: int) -> int:
     return clients // 2 + 1
 
 
+def majority(clients: int) -> int:
+    """How many of a round's clients must have a part in its sum, and help to open it."""
+    return max(FEWEST, threshold(clients))
+
+
 @dataclass
 class Participant:
     """A client in one round of one run. Its secrets are new in every round.
@@ -54,11 +59,14 @@ class Participant:
         number: of the client, from 0.
         label: names run and round; keys and letters of another are worth nothing.
         told: what the server must have sent all alike: terms and model. Letters of one that was sent others do not open.
+        least: the least number of clients of a sum, by the terms of the run (``train.min_uploads``): of fewer nothing would come,
+            the model would stand still, and the next round's sum would be over the same one.
     """
 
     number: int
     label: bytes
     told: bytes = b""
+    least: int = 1
     _letters: bytes = field(default_factory=new_private, repr=False)
     _masks: bytes = field(default_factory=new_private, repr=False)
     _own: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
@@ -169,8 +177,8 @@ class Participant:
             raise Refused("the masks are asked for before the lists of active and dropped clients are known")
         active = self._said[0]
         agree = 1 + sum(self._confirms(who, text) for who, text in confirmed.items() if who in active - {self.number})
-        if agree < self._fewest():
-            raise Refused(f"{agree} clients confirm the lists of active and dropped ones; {self._fewest()} are needed")
+        if agree < (needed := majority(len(self._keys))):
+            raise Refused(f"{agree} clients confirm the lists of active and dropped ones; {needed} are needed")
         return {who: self._kept[who][:SHARE] if who in active else self._kept[who][SHARE:] for who in self._kept}
 
     def _confirms(self, sender: int, text: bytes) -> bool:
@@ -181,7 +189,7 @@ class Participant:
             return False
 
     def _fewest(self) -> int:
-        return max(FEWEST, threshold(len(self._keys)))
+        return max(majority(len(self._keys)), self.least)
 
     def _about(self, sender: int, receiver: int, lists: tuple[frozenset[int], frozenset[int]] | None = None) -> bytes:
         """What a letter stands and falls with: whose it is, all public keys of the round, what all were told, and the lists that
@@ -217,7 +225,7 @@ def unmasked(
     Raises:
         Refused: too few clients answered, or their shares do not give the secrets.
     """
-    needed = max(FEWEST, threshold(len(keys)))
+    needed = majority(len(keys))
     if min(len(uploads), len(revealed)) < needed:
         raise Refused(f"{len(revealed)} of {len(uploads)} clients revealed shares; {needed} are needed")
     size = len(next(iter(uploads.values())))

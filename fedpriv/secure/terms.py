@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedpriv.aggregation import aggregations
@@ -35,7 +36,12 @@ def expected_mean(agreement: Agreement, round: int, received: Mapping[str, Tenso
         for name, form in expected.tensors.items()
     }
     examples = expected.examples and (1, count * expected.examples[1])
-    return replace(expected, client=None, tensors=forms, examples=examples)
+    return replace(expected, client=None, tensors=agreement.method.mean_forms(forms, count), examples=examples)
+
+
+def as_sent(tensors: Mapping[str, Tensor], expected: Expected) -> dict[str, Tensor]:
+    """Tensors of a mean with the dtypes of its message."""
+    return {name: tensor.to(expected.tensors[name].dtype or expected.dtype) for name, tensor in tensors.items()}
 
 
 def check_linear(method: Method) -> None:
@@ -56,11 +62,20 @@ def check_linear(method: Method) -> None:
         raise UsageError(f"method {method.name} keeps what single uploads say, so a sum is not enough; use fedavg")
 
 
-def check_run(agreement: Agreement, participants: int) -> None:
+def takes_a_step(agreement: Agreement, samples: int) -> bool:
+    """Whether a client with so many training samples trains at all: it skips smaller batches, and uploads what it received."""
+    train, objective = agreement.config.train, agreement.method.objective
+    if agreement.config.privacy.level == "sample":  # DP-SGD takes a step on every batch
+        return True
+    return min(samples, train.batch_size * objective.batches_per_step) >= max(train.min_batch, objective.smallest_batch)
+
+
+def check_run(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapping[int, int]) -> None:
     """Check that the rounds of a run can be secure sums.
 
     Args:
-        participants: the least number of clients in a round.
+        rounds: the clients of each.
+        sizes: client -> its number of training samples, as far as they are known here.
 
     Raises:
         UsageError: they cannot; the message says why.
@@ -73,15 +88,44 @@ def check_run(agreement: Agreement, participants: int) -> None:
     expected = agreement.expected(0, 0, agreement.space.unpack(agreement.initial))
     if expected.kind != "weights":
         raise UsageError(f"uploads through {expected.transforms[-1]} are compressed one by one and have no sum; leave it out")
+    if any(form.dtype in (torch.float16, torch.bfloat16) for form in expected.tensors.values()):
+        raise UsageError(
+            "wire.secure_aggregation: masked uploads are words of 64 bits, so cast saves nothing, and the mean would be rounded "
+            "to 16 bits; leave it out"
+        )
     if lacking := agreement.declared.lacks:
         client, what = min(lacking.items())
         raise UsageError(
             f"wire.secure_aggregation: every client must send the same tensors, and client {client} has no {what} samples"
         )
+    rounds = list(rounds)
+    participants = min(map(len, rounds))
     if not FEWEST <= participants <= MOST:
         raise UsageError(
             f"wire.secure_aggregation: a round of {participants} clients; {FEWEST} to {MOST} are needed (train.participation)"
         )
+    if (least := agreement.config.train.min_uploads) > participants:
+        raise UsageError(
+            f"train.min_uploads: a round of {participants} clients has no {least} uploads, so it would have no sum; "
+            f"at most {participants}"
+        )
+    _check_trained(agreement, rounds, sizes)
+
+
+def _check_trained(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapping[int, int]) -> None:
+    """Check that in each round enough clients train: the uploads of the others are known, so the sum would show that of the rest.
+
+    Raises:
+        UsageError: too few do in one of them.
+    """
+    idle = {client for client, size in sizes.items() if not takes_a_step(agreement, size)}
+    for round, clients in enumerate(rounds, 1):
+        if (trained := len(set(clients) - idle)) < FEWEST:
+            raise UsageError(
+                f"wire.secure_aggregation: in round {round}, {trained} of {len(clients)} clients have a batch that is large "
+                f"enough to train on, and {FEWEST} are needed: the others send back what they received, so the sum would show "
+                "single uploads (train.min_batch, train.batch_size, or objectives that need two samples)"
+            )
 
 
 def check_summed(records: Sequence[Mapping[str, Any]]) -> None:
@@ -94,7 +138,7 @@ def check_summed(records: Sequence[Mapping[str, Any]]) -> None:
     Raises:
         FedprivError: none had.
     """
-    if not any("summed" in record for record in records):
+    if not any("summed" in record and "not_finite" not in record["metrics"] for record in records):
         raise FedprivError(
             f"none of the {len(records) - 1} rounds had a sum of the clients' uploads, so the model is still the initial one; "
             "the warning of each round says why"

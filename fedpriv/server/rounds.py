@@ -85,6 +85,8 @@ class Server:
         self.canaries = self._merger.canaries
         self._secure = self.config.wire.secure_aggregation
         self.server = ServerState(agreement.initial)
+        self._opened: tuple[int, ...] | None = None
+        """The clients of a sum over the present model that was opened, where no other model came of it."""
         self.stop_requested = False
 
     def start(self) -> None:
@@ -126,6 +128,8 @@ class Server:
         self.server = ServerState(self.agreement.space.pack(model, torch.empty_like(self.agreement.initial)), memory)
         if self.canaries is not None:
             self.canaries.scores = stored[_CANARIES]
+        opened = self.progress.record.get("opened")
+        self._opened = None if opened is None else tuple(opened)
         with self.folder.writing("metrics.jsonl"):
             self.folder.mend_records(self.progress.round)
         PayloadStore.of(self.folder).verify()
@@ -150,9 +154,8 @@ class Server:
         with self.profile("aggregation"):
             outcome = self._merger.next(round, self.server, turns)
         self._go_on(round, outcome, turns.reports)
-        summed = turns.summed if outcome.left_out is None else None
         missing = self.clients.missing()
-        metrics = {"participants": len(chosen), **_numbers(arrivals, turns.reports, summed)}
+        metrics = {"participants": len(chosen), **_numbers(arrivals, turns.reports, turns.summed)}
         if missing:
             metrics["missing"] = len(missing)
         if outcome.left_out is not None:
@@ -178,8 +181,10 @@ class Server:
         }
         if diverged := sorted(one for one, report in arrivals.reports.items() if report.diverged):
             facts["diverged"] = diverged
-        if summed is not None:
-            facts["summed"] = list(summed.clients)
+        if turns.summed is not None:
+            facts["summed"] = list(turns.summed.clients)
+        if self._opened is not None:
+            facts["opened"] = list(self._opened)
         merged = {report.client for report in turns.reports} if outcome.left_out is None else set()
         if (lost := sorted(set(chosen) - merged)) or arrivals.refused:  # an answer that is refused may have been a second one
             facts["without_effect"] = lost
@@ -278,7 +283,8 @@ class Server:
 
         examples = {client: report.num_examples for client, report in arrivals.reports.items()}
         label = label_of(self.folder.path.name, round)
-        secure = SecureSum(self.agreement, self.clients, label, round, arrivals.sent, self._crossed, self.warn)
+        sent, crossed = arrivals.sent, self._crossed
+        secure = SecureSum(self.agreement, self.clients, label, round, sent, crossed, self.warn, self._opens, self._opened)
         try:
             with self.profile("aggregation"):
                 summed = secure.sum(arrivals.keys, examples)
@@ -288,11 +294,16 @@ class Server:
         self._keep("sum", summed.mean)
         return summed
 
+    def _opens(self, clients: tuple[int, ...]) -> None:
+        """Take down whose sum over the present model is opened."""
+        self._opened = clients
+
     def _go_on(self, round: int, outcome: Outcome, reports: Sequence[Report]) -> None:
         """Take over a round's outcome; what the clients keep counts where their uploads do."""
         self.server = outcome.state
         keepers = [report.client for report in reports if report.keeps]
         if outcome.left_out is None:
+            self._opened = None
             self.progress.clients |= dict.fromkeys(keepers, round)
         else:
             self.clients.forget((client, round) for client in keepers)

@@ -11,8 +11,8 @@ from torch import Tensor
 from fedpriv.agreement import Agreement
 from fedpriv.secure import messages
 from fedpriv.secure.layout import Layout, Sums
-from fedpriv.secure.protocol import PublicKeys, threshold, unmasked
-from fedpriv.secure.terms import expected_mean
+from fedpriv.secure.protocol import PublicKeys, majority, unmasked
+from fedpriv.secure.terms import FEWEST, as_sent, expected_mean, takes_a_step
 from fedpriv.server.clients import Clients
 from fedpriv.wire import Kind, Payload, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
@@ -44,6 +44,9 @@ class SecureSum:
         received: what every client had been sent, by name.
         crossed: called with every message that crosses.
         warn: called with a line for each client that drops out.
+        opens: called with the clients of a sum once enough shares have come for the server to know it, whatever becomes of it.
+        opened: those of a sum over the same model that was opened in an earlier round; ``None``: there is none. The difference of
+            two such sums over other clients may show single uploads.
     """
 
     agreement: Agreement
@@ -53,6 +56,8 @@ class SecureSum:
     received: Mapping[str, Tensor]
     crossed: Tap
     warn: Callable[[str], None]
+    opens: Callable[[tuple[int, ...]], None]
+    opened: tuple[int, ...] | None = None
 
     def sum(self, keys: Mapping[int, PublicKeys], examples: Mapping[int, int]) -> Summed:
         """Sum the uploads that clients hold.
@@ -62,7 +67,7 @@ class SecureSum:
             examples: their numbers of training samples.
 
         Raises:
-            Refused: too few clients are left for a sum, or their mean is no upload of this run.
+            Refused: no sum may be opened (:meth:`_check_members`), it does not open, or their mean is no upload of this run.
         """
         keys = self._different(keys)
         layout, all_keys = Layout(self.agreement, self.received), {one: messages.public(found) for one, found in keys.items()}
@@ -72,16 +77,45 @@ class SecureSum:
         questions = {to: messages.table("letters", self.round, to, rows) for to, rows in carried.items()}
         uploads = self._ask(questions, lambda one, answer: messages.words_of(answer, self.round, one, layout.size))
         dropped = letters.keys() - uploads.keys()
-        if len(uploads) < threshold(len(keys)):
-            raise Refused(f"{len(uploads)} of {len(keys)} clients are left for the sum; a majority is needed")
+        active = tuple(sorted(uploads))
+        self._check_members(active, len(keys), examples)
         lists = {one: messages.members(self.round, one, uploads.keys(), dropped) for one in uploads}
         confirmed = self._ask(lists, lambda one, answer: messages.rows_of(answer, "confirmed", self.round, one))
         carried = {to: {of: sent[to] for of, sent in confirmed.items() if to in sent} for to in confirmed}
         questions = {to: messages.table("confirmed", self.round, to, rows) for to, rows in carried.items()}
-        shares = self._ask(questions, lambda one, answer: self._rows(answer, "shares", one, letters.keys()))
+        came = list[int]()
+
+        def read(one: int, answer: Sealed) -> dict[int, bytes]:
+            came.append(one)
+            return self._rows(answer, "shares", one, letters.keys())
+
+        shares = self._ask(questions, read)
+        if len(came) >= majority(len(keys)):  # a table that is refused has shares, too
+            self.opens(active)
         sums = layout.sums(unmasked(uploads, letters, keys, shares, self.label))
-        active = tuple(sorted(uploads))
         return Summed(active, sums.loss, self._mean(sums, len(active), sum(examples[one] for one in active)))
+
+    def _check_members(self, active: tuple[int, ...], asked: int, examples: Mapping[int, int]) -> None:
+        """Refuse a sum before it is opened: one of which no model would come, or that would tell more beside an earlier one.
+
+        Args:
+            active: the clients that sent a masked upload.
+            asked: how many began.
+            examples: the clients' numbers of training samples.
+        """
+        if len(active) < (needed := majority(asked)):
+            raise Refused(f"{len(active)} of {asked} clients are left for the sum; {needed} are needed")
+        if len(active) < (least := self.agreement.config.train.min_uploads):
+            raise Refused(f"{len(active)} of {asked} clients are left for the sum; {least} are needed (train.min_uploads)")
+        if (trained := sum(takes_a_step(self.agreement, examples[one]) for one in active)) < FEWEST:
+            raise Refused(
+                f"{len(active)} clients are left for the sum, of whom {trained} have a batch that is large enough to train on; "
+                f"{FEWEST} are needed"
+            )
+        if self.opened not in (None, active):
+            raise Refused(
+                "an earlier round opened a sum over the same model and other clients; both together may show single uploads"
+            )
 
     def _different(self, keys: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
         """The keys without those of clients that repeat a key of another, with which every client would refuse the sum."""
@@ -100,7 +134,7 @@ class SecureSum:
         """What the sum stands for, checked as an upload is."""
         tensors = self.agreement.method.mean_upload(sums.tensors, self.received, sums.weight, count)
         expected = expected_mean(self.agreement, self.round, self.received, count)
-        rounded = {name: tensor.to(expected.tensors[name].dtype or expected.dtype) for name, tensor in tensors.items()}
+        rounded = as_sent(tensors, expected)
         sealed = seal(Payload(rounded, self.round, None, "weights", expected.examples and examples, expected.transforms))
         expected.check(sealed)
         return sealed

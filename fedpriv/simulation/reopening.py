@@ -34,7 +34,7 @@ def reopened(folder: RunFolder, config: RunConfig | None = None) -> Federation:
             f"{folder.path}: not scored: its clients' data are on their own machines, and the server has no originals to compare "
             "with; what crossed is in its folder payloads/"
         )
-    federation = build(config or folder.config())
+    federation = build(config or folder.config(), begun=True)
     for name, now in hashes(federation).items():
         if (then := facts.get(name, now)) != now:
             what = name.removesuffix("_hash")

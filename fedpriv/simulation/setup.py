@@ -101,8 +101,11 @@ def _strange(dataset: Dataset) -> str:
     return f": its labels ({other}) are none of those of the training data ({seen})"
 
 
-def build(config: RunConfig) -> Federation:
+def build(config: RunConfig, begun: bool = False) -> Federation:
     """Load, partition and initialise; the returned config has every suggestion filled in.
+
+    Args:
+        begun: as for :func:`settle`.
 
     Raises:
         UsageError: a name or a value that cannot be right, before anything is written.
@@ -117,7 +120,7 @@ def build(config: RunConfig) -> Federation:
     declared = Declared(
         len(loaded.dataset.classes), data.nonempty, sum(sizes) / len(sizes), max(sizes), lacking_modalities(config)
     )
-    agreement, net = settle(config, prepared.build, declared, data.sizes, data.partition, loaded.device)
+    agreement, net = settle(config, prepared.build, declared, data.sizes, data.partition, loaded.device, begun)
     resident = Resident(net, agreement.space, loaded.device)
     if agreement.method.objective.labels:
         loaded.dataset.check_classes()

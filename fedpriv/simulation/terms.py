@@ -27,6 +27,7 @@ def settle(
     sizes: Mapping[int, int],
     shares: Shares,
     device: torch.device,
+    begun: bool = False,
 ) -> tuple[Agreement, Net]:
     """The agreement of a run, and the initial model as a net on the device.
 
@@ -34,6 +35,7 @@ def settle(
         config: with nothing left open but the noise of a private run.
         sizes: client -> its number of training samples, of those that hold some, as far as they are known here.
         shares: who holds the same sample.
+        begun: whether it is that of a run that is only looked at, which an earlier version may have let have other secure sums.
 
     Raises:
         UsageError: a schedule, a mask, a privacy setting or a secure sum that cannot be right.
@@ -44,9 +46,9 @@ def settle(
     transforms = build_transforms(config.wire.transforms)
     agreement, net = agree(config, new_net, declared, transforms, device)
     _ = agreement.sent_names  # refuses a mask that cannot be right
-    if config.wire.secure_aggregation:
-        rounds = range(1, len(schedule) + 1) if schedule else [1]
-        check_run(agreement, min(len(participants(agreement, round)) for round in rounds))
+    if config.wire.secure_aggregation and not begun:
+        rounds = range(1, len(schedule or range(config.train.rounds)) + 1)
+        check_run(agreement, (participants(agreement, round) for round in rounds), sizes)
     if config.privacy.level != "none":
         server = agreement.method.start(agreement.initial.clone())
         check(config, agreement.method, server, net, transforms, shares)

@@ -26,6 +26,7 @@ class Form:
         or_zero: whether they may be zero too, below the least.
         rising: whether each number of a list must be greater than the one before.
         adds: whether in a secure sum its numbers are those of all clients together, not of one on average.
+        optional: whether it may be missing, as what earlier versions did not keep.
     """
 
     shape: tuple[int | str, ...]
@@ -35,6 +36,7 @@ class Form:
     or_zero: bool = False
     rising: bool = False
     adds: bool = False
+    optional: bool = False
 
     @property
     def floating(self) -> bool:
@@ -117,8 +119,9 @@ class Expected:
             raise Refused(f"it says {number} samples, not {self.examples[0]} to {self.examples[1]}")
 
     def _check_forms(self, schema: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
-        if schema.keys() != self.tensors.keys():
-            unknown, missing = sorted(schema.keys() - self.tensors.keys()), sorted(self.tensors.keys() - schema.keys())
+        needed = {name for name, form in self.tensors.items() if not form.optional}
+        unknown, missing = sorted(schema.keys() - self.tensors.keys()), sorted(needed - schema.keys())
+        if unknown or missing:
             raise Refused(f"{unknown[0]} is nothing that it should send" if unknown else f"{missing[0]} is missing")
         sizes: dict[str, int] = {}
         for name, (code, shape) in schema.items():

@@ -9,6 +9,7 @@ import torch
 
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.audit.evidence.leaving import knowledge
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.sums import HeldBack, Sums, evidence_of
@@ -18,7 +19,7 @@ from fedpriv.audit.report import audit
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.audit.sums import compared
 from fedpriv.data.federated import Split
-from fedpriv.errors import UsageError
+from fedpriv.errors import FedprivError, UsageError
 from tests.audit.truth import gradients_of
 from tests.simulation.small import play
 
@@ -42,6 +43,10 @@ def test_a_sum_of_single_steps_is_the_gradient_over_all_of_its_clients(folder: P
     members = next(iter(record["summed"] for record in found.folder.records() if "summed" in record))
     assert message.parts == len(members) == 3 and found.sender(round, number) == "sum of 3"
     alone = HeldBack(folder)
+    one = alone.store.upload(round, members[0])
+    assert found.simulated(round, number, one, message.received, one.num_examples).parts == 1, (
+        "of one client, as it was simulated"
+    )
     assert len(truth.labels) == message.num_examples == sum(len(alone.labels(client)) for client in members)
     observation = found.attacker.observation(message, ThreatModel())
     assert observation.schedule is not None and observation.schedule.steps == 1
@@ -81,10 +86,30 @@ def test_a_shadow_of_a_sum_is_the_mean_of_turns(folder: Path) -> None:
         torch.testing.assert_close(tensor.double(), by_hand, rtol=1e-6, atol=1e-7)
 
 
+def test_a_sum_in_which_few_clients_trained_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a run of an earlier version: now there is none."""
+    sizes = {"data.clients": 3, "data.limit": 300, "data.partition.name": "dirichlet", "data.partition.seed": 3}
+    options = {**ON, **ONE_STEP, **sizes, "train.participation": 1.0, "train.min_batch": 110}
+    with monkeypatch.context() as patch:
+        patch.setattr("fedpriv.secure.terms._check_trained", lambda *of: None)
+        with pytest.raises(FedprivError, match="none of the 1 rounds had a sum"):
+            play(tmp_path / "none", "fedavg", **options)  # nor does the server open one
+        patch.setattr("fedpriv.server.secure_sum.takes_a_step", lambda *of: True)
+        play(tmp_path / "run", "fedavg", **options)
+    found = evidence_of(tmp_path / "run")
+    ((round, number),) = found.messages()
+    large = [client for client in range(3) if found.federation.data.size(client) >= 110]
+    assert len(large) == 1 and found.sender(round, number) == "sum of 3 (only 1 trained)"
+    known = " ".join(knowledge(found)["server"])
+    assert "no single upload" not in known and "the 3 clients in the sum of round 1 only 1 trained: the others" in known
+
+
 def test_its_sentences_name_the_sum() -> None:
     assert (named(3), named("sum of 4")) == ("client 3", "sum of 4")
     assert message_of({"client": 3, "round": 1}) == "client 3's message of round 1"
     assert message_of({"client": "sum of 4", "round": 1}) == "the sum of 4 clients' uploads of round 1"
+    few = {"client": "sum of 4 (only 1 trained)", "round": 1}
+    assert message_of(few) == "the sum of 4 clients' uploads of round 1 (only 1 trained)"
 
 
 def test_attacks_are_pooled_over_messages_and_paired_by_name() -> None:

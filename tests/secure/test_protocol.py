@@ -85,6 +85,18 @@ def test_too_many_dropouts_are_refused_by_clients_and_server() -> None:
         Round(6, absent=(0, 1, 2))
 
 
+def test_a_client_helps_to_open_no_sum_of_fewer_clients_than_the_terms_say() -> None:
+    made = Round(5, dropped=(4,))
+    for member in made.members.values():
+        member.least = 5
+    with pytest.raises(Refused, match="a sum of 4 clients; 5 are needed"):
+        made.members[0].confirm(range(4), [4])
+    for member in made.members.values():
+        member.least = 4
+    confirmed = {number: made.members[number].confirm(range(4), [4]) for number in range(4)}
+    assert made.members[0].reveal({of: confirmed[of][0] for of in (1, 2)}), "a majority of the five is enough to confirm it"
+
+
 @pytest.mark.parametrize(
     ("active", "dropped", "reason"),
     [

@@ -12,22 +12,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedpriv.audit.evidence.leaving import knowledge
+from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.errors import FedprivError
 from fedpriv.files import save_json
-from fedpriv.methods.mpfedcon import COUNTS
+from fedpriv.methods.mpfedcon import CLASSES, COUNTS, HOLDERS
 from fedpriv.secure import messages
+from fedpriv.secure.terms import expected_mean
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.secure_sum import SecureSum
+from fedpriv.simulation.run import start
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, Sealed, seal, unseal
 from fedpriv.wire.message import Refused
 from tests.deploy.apart import go_on, hashes, play_apart, sites
 from tests.marks import slow_but
-from tests.simulation.small import config, play, resume, simulation
+from tests.simulation.small import SILENT, config, play, resume, simulation
 
 SMALL = {"data.clients": 5, "data.limit": 200, "model.projection": 8, "train.participation": 0.8, "executor.name": "sequential"}
 SETTINGS = {**SMALL, "train.rounds": 2, "wire.keep_payloads": "all"}
@@ -45,6 +49,11 @@ OTHERS = "sent the same model before, to a sum over other clients or with other 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
     return [record["metrics"] for record in RunFolder.open(folder).records()]
+
+
+def of_rounds(warnings: Sequence[str]) -> list[str]:
+    """Without the remarks on the run."""
+    return [text for text in warnings if text.startswith("round ")]
 
 
 def weights(folder: Path) -> torch.Tensor:
@@ -92,6 +101,36 @@ def test_centres_by_counts_are_summed_as_they_are_merged(tmp_path: Path, hidden:
     if not hidden:
         assert int(mean.tensors()[COUNTS].sum()) == mean.num_examples
     assert (COUNTS in mean.names) is not bool(hidden)
+
+
+def test_a_sum_of_centres_is_kept_with_the_number_of_holders_of_each(tmp_path: Path) -> None:
+    """The centre of a class with one holder is that client's, so an audit must know it, as the server does."""
+    few = {"data.clients": 3, "train.participation": 1.0, "train.rounds": 1, "data.partition.name": "classes"}
+    play(tmp_path / "run", "mpfedcon", **{**ON, **few, "data.partition.classes_per_client": 4})
+    found = evidence_of(tmp_path / "run")
+    assert any("the sum shows that client's centre" in text for text in found.federation.prepared.said)
+    ((round, number),) = found.messages()
+    mean = found.message(round, number).uploaded
+    held = [set(found.federation.data.train(client).labels.tolist()) for client in range(3)]
+    holders = {label: sum(label in one for one in held) for one in held for label in one}
+    assert dict(zip(mean[CLASSES].tolist(), mean[HOLDERS].tolist(), strict=True)) == holders
+    alone = sum(count == 1 for count in holders.values())
+    assert 0 < alone < len(holders)
+    (known,) = (text for text in knowledge(found)["server"] if text.startswith("knows class centres of single clients"))
+    assert known.endswith(f"in 1 of 1 kept rounds, at most {alone} of {len(holders)} (round 1)")
+    # Runs of earlier versions kept no holders, and can be audited, too.
+    sealed = unseal((tmp_path / "run" / "payloads" / "round-0001" / "sum.safetensors").read_bytes())
+    without = {name: tensor for name, tensor in sealed.tensors().items() if name != HOLDERS}
+    expected = expected_mean(found.federation.agreement, 1, found.message(round, number).received, 3)
+    expected.check(seal(Payload(without, 1, None, num_examples=sealed.num_examples)))
+
+
+@pytest.mark.parametrize("hidden", ["centers", "classes"])
+def test_without_their_classes_no_centres_are_summed(tmp_path: Path, hidden: str) -> None:
+    masked = {"wire.transforms": [{"name": "mask", "names": [f"statistic.{hidden}"]}], "train.rounds": 1}
+    play(tmp_path / "run", "mpfedcon", **{**ON, **masked})
+    mean = unseal((tmp_path / "run" / "payloads" / "round-0001" / "sum.safetensors").read_bytes())
+    assert not any(name.startswith("statistic.") for name in mean.names)
 
 
 def test_a_run_without_a_single_sum_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,6 +192,10 @@ def test_the_record_and_the_folder_have_the_sum(tmp_path: Path) -> None:
 
 
 # --- with clients apart ---------------------------------------------------------------------------------------------------
+
+
+class Killed(Exception):
+    """Ends the server."""
 
 
 class Losing(Loopback):
@@ -218,7 +261,8 @@ def test_a_client_with_bad_keys_is_not_in_the_sum(tmp_path: Path, bad: str) -> N
     records, lost = list(RunFolder.open(folder).records()), max(rows)
     assert sorted(records[1]["summed"]) == sorted(set(participants(folder)) - {lost})
     assert len(records[2]["summed"]) == 4
-    assert len(warnings) == 1 and f"client {lost} " in warnings[0] and "refused" in warnings[0]
+    (warning,) = of_rounds(warnings)
+    assert f"client {lost} " in warning and "refused" in warning
 
 
 @pytest.mark.parametrize("step", ["letters", "shares"])
@@ -238,7 +282,8 @@ def test_a_table_with_too_few_rows_costs_no_other_client_its_part(tmp_path: Path
     folder = play_apart(tmp_path / "run", "mpfedcon", warnings, Losing(tmp_path / "run-clients", spoil), **ON)
     lost = short if step == "letters" else []
     assert sorted(RunFolder.open(folder).records()[1]["summed"]) == sorted(set(participants(folder)) - set(lost))
-    assert len(warnings) == 1 and f"what client {short[0]} sent for the sum is refused: its {step} have no row" in warnings[0]
+    (warning,) = of_rounds(warnings)
+    assert f"what client {short[0]} sent for the sum is refused: its {step} have no row" in warning
 
 
 def participants(folder: Path) -> list[int]:
@@ -247,6 +292,67 @@ def participants(folder: Path) -> list[int]:
     run = simulation(folder.parent / "again", "mpfedcon", **ON, **{"train.on_nan": "drop"})  # as deployments do
     assert asked.fingerprint() == run.config.fingerprint() and stored
     return run.participants(1)
+
+
+def test_of_fewer_than_min_uploads_no_sum_is_opened(tmp_path: Path) -> None:
+    """The next round sends the same model, and the difference of two sums would be an upload of client 4."""
+    said: dict[int, set[str]] = {0: set(), 1: set(), 2: set()}
+
+    def lose(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
+        said[round] |= set(kinds)
+        return without_client_4(kinds, round, client, answer)
+
+    options, warnings = {**EVERY, "train.min_uploads": 5}, list[str]()
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, Losing(tmp_path / "clients", lose, "fedavg", **options), **options)
+    first, second = RunFolder.open(folder).records()[1:]
+    assert "masked" in said[1] and not said[1] & {"confirmed", "shares"} and {"confirmed", "shares"} <= said[2]
+    assert not first.keys() & {"summed", "opened"} and first["metrics"]["too_few_uploads"] == 1
+    assert second["summed"] == [0, 1, 2, 3, 4]
+    assert PayloadStore.of(RunFolder.open(folder)).mean(1) is None
+    (warning,) = (text for text in warnings if "the model stays as it is" in text)
+    assert warning.endswith("4 of 5 clients are left for the sum; 5 are needed (train.min_uploads)")
+
+
+SCHEDULE = [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2], [0, 1, 2, 3]]
+STANDING = {**ON, "train.rounds": 4, "train.participation": 1.0, "train.selection": "schedule", "train.schedule": SCHEDULE}
+
+
+@pytest.mark.parametrize("fault", ["not finite", "no upload"])
+def test_over_a_model_that_stands_still_a_second_sum_is_of_the_same_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Also where the server was started again in between."""
+
+    def no_upload(*of: Any) -> Any:
+        raise Refused("it is none")
+
+    def ended(record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            raise Killed
+
+    chosen = config("fedavg", **STANDING, run_dir=str(tmp_path / "run"))
+    with monkeypatch.context() as patch:
+        if fault == "not finite":
+            patch.setattr("fedpriv.server.next_state.not_finite", lambda state: "the model")
+        else:
+            patch.setattr(SecureSum, "_mean", no_upload)
+        with pytest.raises(Killed):
+            start(chosen, tmp_path, SILENT[0], ended, SILENT[2])
+    resume(tmp_path / "run")
+    records = RunFolder.open(tmp_path / "run").records()[1:]
+    kept = [0, 1, 2] if fault == "not finite" else None
+    assert [one.get("summed") for one in records] == [kept, None, [0, 1, 2], [0, 1, 2, 3]]
+    assert [one.get("opened") for one in records] == [[0, 1, 2], [0, 1, 2], None, None]
+    # And an audit has all of the sums that the server kept, with the clients in them.
+    found = evidence_of(tmp_path / "run")
+    assert [round for round, _ in found.messages()] == [round for round, one in enumerate(records, 1) if "summed" in one]
+    assert all(found.message(*one).parts == len(records[one[0] - 1]["summed"]) for one in found.messages())
+
+
+def test_a_run_whose_sums_all_spoil_the_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.server.next_state.not_finite", lambda state: "the model")
+    with pytest.raises(FedprivError, match=UNTRAINED):
+        play(tmp_path / "run", "fedavg", **ON)
 
 
 def test_without_a_majority_the_model_stays(tmp_path: Path) -> None:
@@ -280,11 +386,7 @@ def test_frames_that_are_sent_again_change_nothing(tmp_path: Path) -> None:
     warnings: list[str] = []
     play_apart(tmp_path / "run", "mpfedcon", warnings, grid, **ON)
     play(tmp_path / "whole", "mpfedcon", **ON)
-    assert not warnings and hashes(tmp_path / "run", "weights/*") == hashes(tmp_path / "whole", "weights/*")
-
-
-class Killed(Exception):
-    """Ends the server."""
+    assert not of_rounds(warnings) and hashes(tmp_path / "run", "weights/*") == hashes(tmp_path / "whole", "weights/*")
 
 
 def killed_in_a_sum(tmp_path: Path, step: str) -> Losing:

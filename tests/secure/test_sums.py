@@ -21,6 +21,8 @@ from fedpriv.wire import Payload, seal
 from fedpriv.wire.message import Refused
 
 ON = {"wire.secure_aggregation": True}
+UNEVEN = {"data.clients": 3, "data.partition.name": "dirichlet", "data.partition.alpha": 0.3, "data.partition.seed": 3}
+UNEVEN |= {"train.participation": 1.0, "train.batch_size": 600, "train.min_batch": 200}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +33,9 @@ ON = {"wire.secure_aggregation": True}
         ("fedavg", {"wire.transforms": [{"name": "prune", "fraction": 0.1}]}, "through prune.* compressed one by one"),
         ("fedavg", {"wire.transforms": [{"name": "quantise", "bits": 4}]}, "through quantise.* compressed one by one"),
         ("fedavg", {"train.participation": 0.2}, "a round of 2 clients; 3 to 1024 are needed"),
+        ("fedavg", {"wire.transforms": [{"name": "cast", "dtype": "bfloat16"}]}, "cast saves nothing"),
+        ("fedavg", UNEVEN, "in round 1, 1 of 3 clients have a batch that is large enough to train on, and 3 are needed"),
+        ("fedavg", {"train.min_uploads": 4}, "a round of 3 clients has no 4 uploads"),
         ("fedavg", {"privacy.level": "client", "privacy.noise": 1.0}, "clips single uploads"),
     ],
 )
@@ -49,7 +54,7 @@ def test_pairs_of_which_a_client_lacks_the_texts_are_refused(simulate: Callable[
 
     agreement.declared = replace(agreement.declared, lacks={4: "text"})
     with pytest.raises(UsageError, match="client 4 has no text samples"):
-        check_run(agreement, 5)
+        check_run(agreement, [range(5)], {})
 
 
 def test_a_row_is_weighted_and_its_sum_is_read_back(simulate: Callable[..., Simulation]) -> None:

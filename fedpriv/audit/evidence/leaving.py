@@ -63,8 +63,7 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
         server.append("receives each client's number of training samples")
     if (report := evidence.store.report(*evidence.messages()[0])) is not None:
         server.append(f"receives a report beside each upload: {', '.join(_contents(report))}")
-    if evidence.summed:
-        server.append("learns the sum of a round's uploads behind masks, and no single upload")
+    server += evidence.of_sums()
     if statistics := kinds(sealed.schema):
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:

@@ -105,6 +105,10 @@ class Evidence:
         """Whose message it is: the client's number; behind a secure sum, a name of it."""
         return client
 
+    def of_sums(self) -> list[str]:
+        """What the server learns by sums behind masks, in sentences; none without sums."""
+        return []
+
     @cached_property
     def attacker(self) -> AttackerView:
         """The messages as attackers see them."""

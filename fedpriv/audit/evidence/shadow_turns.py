@@ -13,6 +13,7 @@ from torch import Tensor
 from fedpriv.data.federated import FederatedData, Split
 from fedpriv.samples import Modality, lacking
 from fedpriv.secure.layout import Layout
+from fedpriv.secure.terms import as_sent, expected_mean
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.build import in_this_process
 from fedpriv.simulation.setup import Federation
@@ -115,6 +116,6 @@ class ShadowTurns:
         rows = [layout.row(turn.uploaded, turn.sealed.num_examples or 0, None) for turn in turns]
         sums = layout.sums(np.sum(rows, axis=0))
         mean = method.mean_upload(sums.tensors, self.received, sums.weight, len(turns))
-        uploaded = {name: tensor.to(turns[0].uploaded[name].dtype) for name, tensor in mean.items()}
+        uploaded = as_sent(mean, expected_mean(self.federation.agreement, self.round, self.received, len(turns)))
         sealed = seal(Payload(uploaded, self.round, transforms=turns[0].sealed.transforms))
         return ShadowResult(uploaded, torch.stack([turn.model for turn in turns]).mean(0), sealed)

@@ -55,6 +55,7 @@ MEANINGS = {
     "moved": Meaning("how far the client's model moved"),
     "centers": Meaning("means of the client's embeddings by class", otherwise="inverted; for membership"),
     "classes": Meaning("the classes that the client holds, in clear", otherwise="read"),
+    "holders": Meaning("how many of the clients in a sum hold each class, in clear: a centre of one holder is that client's"),
     "counts": Meaning("how many samples of each class the client holds, in clear", otherwise="read"),
 }
 """By kind of statistic."""

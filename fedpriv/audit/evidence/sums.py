@@ -6,22 +6,22 @@ counted from the number of clients.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from torch import Tensor
-
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
-from fedpriv.secure.terms import expected_mean
+from fedpriv.secure.terms import FEWEST, expected_mean, takes_a_step
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation
-from fedpriv.wire import Sealed
+from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.message import Refused
+
+HOLDERS = STATISTIC + "holders"
+"""Of each class centre in a sum, how many clients hold the class."""
 
 
 def evidence_of(run_dir: Path) -> Evidence:
@@ -52,13 +52,45 @@ class Sums(Evidence):
         return store
 
     def sender(self, round: int, client: int) -> int | str:
-        return f"sum of {len(self._clients[round])}"
+        clients, trained = len(self._members(round)), self._trained(round)
+        return f"sum of {clients}" + (f" (only {trained} trained)" if trained < clients else "")
+
+    def of_sums(self) -> list[str]:
+        few = [round for round in self.store.rounds() if self._trained(round) < FEWEST]
+        server = ["learns the sum of a round's uploads behind masks" + ("" if few else ", and no single upload")]
+        server += self._single_centers()
+        return server + [
+            f"knows that of the {len(self._members(round))} clients in the sum of round {round} only {self._trained(round)} "
+            "trained: the others sent back what they had received, so the sum shows the uploads of so few"
+            for round in few
+        ]
+
+    def _single_centers(self) -> list[str]:
+        """Of which class centres the server knows that they are those of one client, where clients send some."""
+        of_one, rounds = {}, self.store.rounds()
+        for round, client in self.messages():
+            holders = self.store.upload(round, client).tensors().get(HOLDERS)
+            if holders is not None and (alone := int((holders == 1).sum())):
+                of_one[round] = (alone, len(holders))
+        if not of_one:
+            return []
+        most = max(of_one, key=lambda round: of_one[round])
+        alone, centers = of_one[most]
+        return [
+            f"knows class centres of single clients, of classes that no other client in the sum holds: in {len(of_one)} of "
+            f"{len(rounds)} kept rounds, at most {alone} of {centers} (round {most})"
+        ]
+
+    def _trained(self, round: int) -> int:
+        """How many clients of a sum had a batch to train on."""
+        data, agreement = self.federation.data, self.federation.agreement
+        return sum(takes_a_step(agreement, data.size(client)) for client in self._members(round))
 
     def number(self, round: int, client: int) -> int:
         return self.federation.config.data.clients + round
 
     def behind(self, round: int, client: int) -> list[int]:
-        return self._clients[round]
+        return self._members(round)
 
     @cached_property
     def federation(self) -> Federation:
@@ -69,18 +101,23 @@ class Sums(Evidence):
         return replace(federation, data=federation.data.with_unions(unions))
 
     def message(self, round: int, client: int) -> Message:
-        download, sealed, count = self.store.download(round), self.store.upload(round, client), len(self._clients[round])
+        download, sealed, count = self.store.download(round), self.store.upload(round, client), len(self._members(round))
         received = {} if download is None else download.tensors()
         try:
             expected_mean(self.federation.agreement, round, received, count).check(sealed)
         except Refused as reason:
             raise Damaged(f"{self.folder.path}: the sum of round {round} does not fit the run: {reason}") from None
-        return self.read(round, client, sealed, received, sealed.num_examples)
-
-    def read(self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None) -> Message:
-        message, count = super().read(round, client, sealed, received, num_examples), len(self._clients[round])
+        message = self.read(round, client, sealed, received, sealed.num_examples)
         variance = {name: value / count for name, value in message.altered.variance.items()}  # of a mean
         return replace(message, parts=count, altered=replace(message.altered, variance=variance))
+
+    def _members(self, round: int) -> list[int]:
+        if (clients := self._clients.get(round)) is None:
+            raise Damaged(
+                f"{self.folder.path}: the record of round {round} does not say whose uploads are in its sum; earlier versions "
+                "did not write this where the sum was left out"
+            )
+        return clients
 
     @cached_property
     def _clients(self) -> dict[int, list[int]]:
