@@ -213,7 +213,7 @@ def _compared(folder: Path) -> dict[str, str]:
     from fedpriv.server.run_folder import RunFolder
     from fedpriv.tracking import flatten
 
-    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads")
+    storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads", "wire.check_downloads")
     ignored: tuple[str, ...] = ("seed", "device", "threads", "executor.", "method.name", "data.partition.seed", *storage)
     config = RunFolder(folder).config_as_data()
     if config.privacy.target_epsilon is not None:

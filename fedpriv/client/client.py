@@ -73,7 +73,7 @@ class Received:
     message: Sealed | None = None
 
 
-def receive(agreement: Agreement, round: int, download: Sealed | None, initial: Tensor) -> Received:
+def receive(agreement: Agreement, round: int, download: Sealed | None, initial: Tensor, draw: torch.Generator) -> Received:
     """Read what the server sent.
 
     What a client keeps never overrides what it receives; what it neither keeps nor receives is as it was initially.
@@ -81,10 +81,11 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
     Args:
         download: ``None``: the method does not communicate.
         initial: ``(p,)``, on the device.
+        draw: of the rows that the check for marks looks at.
 
     Raises:
         FedprivError: the message is not what the server of this run may send in this round.
-        SuspiciousDownload: it has marks of an attack (``wire.check_downloads``).
+        SuspiciousDownload: it has marks of an attack, and ``wire.check_downloads`` is set.
     """
     if download is not None:
         try:
@@ -93,7 +94,7 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
             raise FedprivError(f"what the server sent for round {round} is refused: {reason}") from None
     tensors = {name: tensor.to(initial.device) for name, tensor in download.tensors().items()} if download else {}
     if agreement.config.wire.check_downloads:
-        check_for_marks(agreement, round, tensors)
+        check_for_marks(agreement, round, tensors, draw)
     return Received(round, tensors, initial, agreement.space.pack(tensors, initial.clone()), download)
 
 

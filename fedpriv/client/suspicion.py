@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fedpriv.agreement import Agreement
 from fedpriv.errors import SuspiciousDownload
+from fedpriv.seeding import generator
 
 ROWS = 256
-"""Of a layer with more rows or columns, so many are looked at, drawn for every download so that a server cannot know them."""
+"""Of a layer with more rows or columns, so many are looked at, drawn anew for every download."""
 FEWEST = 16
 """Layers with fewer rows or columns are not looked at: few or short vectors are alike by chance."""
 MOST = 1e6
@@ -41,30 +42,47 @@ class Mark:
     value: float
     limit: float
 
+    def __str__(self) -> str:
+        return f"{self.tensor}: {self.says.format(f'{self.value:.3g}')} (limit {self.limit:g})"
 
-def check_for_marks(agreement: Agreement, round: int, tensors: Mapping[str, Tensor]) -> None:
+
+def secret_draw() -> torch.Generator:
+    """Of the machine's entropy: a server cannot know which rows a client will look at."""
+    draw = torch.Generator()
+    draw.seed()
+    return draw
+
+
+def draw_of_run(agreement: Agreement, round: int) -> torch.Generator:
+    """Of the run's seed, for simulations: whether one warns or ends is a function of its config."""
+    return generator(agreement.config.seed, round, "check of downloads")
+
+
+def check_for_marks(agreement: Agreement, round: int, tensors: Mapping[str, Tensor], draw: torch.Generator) -> None:
     """Check a download for marks of an attack.
 
     Args:
         tensors: what was sent, by name.
+        draw: of the rows that are looked at.
 
     Raises:
         SuspiciousDownload: it has one; the message names the first.
     """
-    for mark in marks(agreement, tensors):
-        if mark.value > mark.limit:
-            figure = mark.says.format(f"{mark.value:.3g}")
-            raise SuspiciousDownload(
-                f"what the server sent for round {round} is refused as an attack on the client's data (check_downloads): "
-                f"{mark.tensor}: {figure} (limit {mark.limit:g})"
-            )
+    if (mark := first_of_attack(agreement, tensors, draw)) is not None:
+        raise SuspiciousDownload(
+            f"what the server sent for round {round} is refused as an attack on the client's data (check_downloads): {mark}"
+        )
+
+
+def first_of_attack(agreement: Agreement, tensors: Mapping[str, Tensor], draw: torch.Generator) -> Mark | None:
+    """The first figure of a download that is above its limit; ``None``: no figure is."""
+    return next((mark for mark in marks(agreement, tensors, draw) if mark.value > mark.limit), None)
 
 
 @torch.no_grad()
-def marks(agreement: Agreement, tensors: Mapping[str, Tensor]) -> Iterator[Mark]:
+def marks(agreement: Agreement, tensors: Mapping[str, Tensor], draw: torch.Generator) -> Iterator[Mark]:
     """All figures of a download, layer by layer."""
-    space, draw = agreement.space, torch.Generator()
-    draw.seed()  # of the machine's entropy: neither predictable nor a draw of the run
+    space = agreement.space
     # Single samples are read from a linear layer that gets the image. In other nets honest training may make rows alike: in
     # attention (a mean squared cosine of 0.28 was seen), and in projectors whose embeddings collapse.
     by_linear = not any(len(entry.shape) == 4 or TRANSFORMER in entry.name for entry in space.entries)

@@ -157,6 +157,10 @@ class RunConfig(Section):
         share = self.train.participation
         return min(USUAL_PARTICIPANTS, available) if share is None else max(1, int(share * available + 1e-9))
 
+    def with_check(self, check: bool) -> RunConfig:
+        """The same with clients that refuse downloads with marks of an attack, or take them unseen."""
+        return self.model_copy(update={"wire": self.wire.model_copy(update={"check_downloads": check})})
+
     def to_yaml(self) -> str:
         """All keys as YAML, for a config with nothing left open: read back, each of them counts as chosen."""
         return plain_yaml.dump(self.model_dump(mode="json"))

@@ -17,8 +17,10 @@ class WireConfig(Section):
         False,
         description="the server learns only the sum of a round's uploads; not for aggregations that need single uploads",
     )
-    check_downloads: bool = Field(
-        True, description="clients refuse weights with patterns of an attack on their data; see docs/malicious-server.md"
+    check_downloads: bool | None = Field(
+        None,
+        description="clients refuse weights with patterns of an attack on their data; null: a simulation warns of them once and "
+        "goes on (in deployments each client's own file decides); see docs/malicious-server.md",
     )
     keep_payloads: Literal["none", "default", "all"] | tuple[PositiveInt, ...] = Field(
         "default",

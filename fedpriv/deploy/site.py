@@ -260,7 +260,7 @@ class Site:
                 )
             config = config_of(terms)
             self.requires.check(config)
-            config = config.model_copy(update={"wire": config.wire.model_copy(update={"check_downloads": self.check_downloads})})
+            config = config.with_check(self.check_downloads)
             declared = told_by_server(terms.get("declared"))
             if len(declared.trainable) > config.data.clients:
                 raise UsageError(f"the server declares {len(declared.trainable)} clients of a run of {config.data.clients}")

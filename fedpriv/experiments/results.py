@@ -239,7 +239,8 @@ def rounded(value: Any, small: bool = True) -> Any:
 def _portable(config: RunConfig) -> dict[str, Any]:
     values = config.model_dump(mode="json", exclude={"run_dir", "tracking"})
     values["data"].pop("dir")
-    values["wire"].pop("keep_payloads")
+    for key in ("keep_payloads", "check_downloads"):  # on which no number depends
+        values["wire"].pop(key)
     return values
 
 

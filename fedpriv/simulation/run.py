@@ -208,7 +208,7 @@ def _run(
     def results() -> dict[str, Any]:
         with_names = partial(_confusion, simulation)
         export = partial(export_model, simulation, warn) if federation.config.tracking.log_model else None
-        return write_results(simulation, federation.prepared.said, with_names, export)
+        return write_results(simulation, simulation.notes(), with_names, export)
 
     report = None
     try:

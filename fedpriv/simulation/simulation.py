@@ -13,6 +13,7 @@ from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.executors.build import executor_of
 from fedpriv.simulation.scoring import AllClientsScorer
 from fedpriv.simulation.setup import Federation
+from fedpriv.simulation.watched_downloads import WatchedDownloads
 from fedpriv.spans import UNTIMED, Spans
 
 
@@ -40,6 +41,9 @@ class Simulation(Server):
         sizes = federation.data.sizes
         super().__init__(federation.agreement, folder, clients, scorer, warn, holders, profile, samples=sizes)
         self.scorer: AllClientsScorer = scorer
+        self._watched = WatchedDownloads(federation.agreement, folder, warn)
+        if federation.config.wire.check_downloads is None:
+            self.taps.append(profile.timed("serialisation", self._watched))
 
     def restore(self) -> None:
         """As :meth:`Server.restore`; also ``Damaged`` where a client does not know any more what it spent."""
@@ -47,6 +51,11 @@ class Simulation(Server):
         if self.federation.config.privacy.level == "sample":
             for account, charges in self.progress.privacy.items():
                 self.store.check_spent(int(account), sum(round(steps) for *_, steps in charges))
+
+    def notes(self) -> list[str]:
+        """What the user should know of the run, a line each."""
+        warning = self._watched.warning
+        return [*self.federation.prepared.said, *([] if warning is None else [warning])]
 
     def private(self, client: int) -> Private:
         """What a client keeps at present; before its first turn, what it begins with."""

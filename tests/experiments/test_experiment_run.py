@@ -275,6 +275,21 @@ def test_a_result_has_the_other_models_that_were_tested(tmp_path: Path) -> None:
     assert curve == pytest.approx([record["metrics"]["global_accuracy_mean"] for record in records[1:]], abs=1e-6)
 
 
+@pytest.mark.parametrize("check", [True, False])
+def test_a_result_counts_whether_or_not_clients_checked_downloads(
+    tmp_path: Path, in_process: Callable[[str], None], check: bool
+) -> None:
+    """Results that were stored when the check was on by default in simulations need not be made again."""
+    stored = write_result(write_yaml(tmp_path, runs=RUNS), "fedavg", 0, {19: 0.5, 20: 0.5})
+    assert "check_downloads" not in stored.read_text()
+    found = json.loads(stored.read_text())
+    found["config"]["wire"]["check_downloads"] = check
+    stored.write_text(json.dumps(found))
+    in_process("raise SystemExit('fedpriv: it did start')")
+    outcomes = run(read(write_yaml(tmp_path, runs=RUNS)), tmp_path / "runs", labels=["fedavg"])
+    assert [outcome.state for outcome in outcomes] == ["done"]
+
+
 @pytest.mark.slow
 def test_what_a_run_keeps_of_its_payloads_decides_nothing(tmp_path: Path, in_process: Callable[[str], None]) -> None:
     """Nor do results that were stored before runs kept any have to be made again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.client import client as client_half
-from fedpriv.client.suspicion import Mark, check_for_marks, marks
+from fedpriv.client.suspicion import Mark, check_for_marks, draw_of_run, marks, secret_draw
 from fedpriv.errors import SuspiciousDownload
 from fedpriv.methods import registry
 from fedpriv.models.registry import build_model, list_models
 from fedpriv.parameters import ParameterSpace
+from fedpriv.simulation import run
 from fedpriv.simulation.simulation import Simulation
 from tests.marks import slow_but
 from tests.simulation.malicious import malicious_in
-from tests.simulation.small import play
+from tests.simulation.small import SILENT, config, facts, play, resume
 
 Simulate = Callable[..., Simulation]
 
@@ -43,15 +45,19 @@ def test_initial_nets_have_no_marks(name: str) -> None:
     spec = next(spec for spec in list_models() if spec.name == name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        found = list(marks(*of(build_model(name, spec.input_shape, spec.classes, predictor=True))))
+        found = list(marks(*of(build_model(name, spec.input_shape, spec.classes, predictor=True)), secret_draw()))
     assert found and nearest(found) < 0.9
 
 
 @pytest.mark.parametrize("method", slow_but(["fedavg", "mpfedcon"], sorted(registry.all())))
 def test_trained_nets_have_no_marks(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = list[Mark]()
-    monkeypatch.setattr(client_half, "check_for_marks", lambda agreement, round, sent: found.extend(marks(agreement, sent)))
-    play(tmp_path / "run", method, **{"train.lr": 0.1, "train.rounds": 2, "eval.last": 1})
+
+    def collect(agreement: Any, round: int, sent: Mapping[str, Tensor], draw: torch.Generator) -> None:
+        found.extend(marks(agreement, sent, draw))
+
+    monkeypatch.setattr(client_half, "check_for_marks", collect)
+    play(tmp_path / "run", method, **{"train.lr": 0.1, "train.rounds": 2, "eval.last": 1, "wire.check_downloads": True})
     assert method == "local" or (found and nearest(found) < 0.6)
 
 
@@ -62,7 +68,7 @@ def test_the_length_of_a_class_centre_is_no_mark(simulate: Simulate) -> None:
     assert sent is not None
     centers = sent.tensors["statistic.centers"]
     centers[0] = 1e4 * centers.abs().max()
-    check_for_marks(simulation.federation.agreement, 2, {**sent.tensors, "statistic.centers": centers})
+    check_for_marks(simulation.federation.agreement, 2, {**sent.tensors, "statistic.centers": centers}, secret_draw())
 
 
 def imprinted(sent: Mapping[str, Tensor], noise: float = 0.0) -> dict[str, Tensor]:
@@ -103,22 +109,22 @@ ALTERED: dict[str, tuple[Callable[[Mapping[str, Tensor]], dict[str, Tensor]], st
 def test_marks_are_refused(how: str) -> None:
     agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
     alter, says = ALTERED[how]
-    check_for_marks(agreement, 1, state)
+    check_for_marks(agreement, 1, state, secret_draw())
     with pytest.raises(SuspiciousDownload, match=says):
-        check_for_marks(agreement, 1, {**state, **alter(state)})
+        check_for_marks(agreement, 1, {**state, **alter(state)}, secret_draw())
 
 
 def test_a_bias_is_looked_at_also_where_the_weights_are_not_sent() -> None:
     agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
     with pytest.raises(SuspiciousDownload, match=r"head\.bias: one class is .* logits away"):
-        check_for_marks(agreement, 1, {"head.bias": state["head.bias"] - 30 * torch.eye(10)[0]})
+        check_for_marks(agreement, 1, {"head.bias": state["head.bias"] - 30 * torch.eye(10)[0]}, secret_draw())
 
 
 def test_layers_that_begin_at_zero_are_not_looked_at() -> None:
     """LoRA's second factors: what training adds to them first is nearly one direction."""
     agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
     agreement.space.pack({"encoder.fc1.weight": torch.zeros(512, 64)}, agreement.initial)
-    check_for_marks(agreement, 1, {**state, **imprinted(state)})
+    check_for_marks(agreement, 1, {**state, **imprinted(state)}, secret_draw())
 
 
 def test_a_kernel_that_copies_is_refused() -> None:
@@ -126,11 +132,11 @@ def test_a_kernel_that_copies_is_refused() -> None:
     kernels = state["encoder.conv1.weight"]
     kernels[:3] = torch.eye(3)[:, :, None, None] * torch.eye(25)[12].view(5, 5)
     with pytest.raises(SuspiciousDownload, match=r"encoder\.conv1\.weight: a share of 1 of a kernel is a single entry"):
-        check_for_marks(agreement, 1, state)
+        check_for_marks(agreement, 1, state, secret_draw())
 
 
 def test_a_run_ends_where_its_server_turns_malicious(simulate: Simulate) -> None:
-    simulation = simulate("fedavg", play=False)
+    simulation = simulate("fedavg", play=False, **{"wire.check_downloads": True})
     malicious_in(simulation, 2, imprinted)
     simulation.run_round()
     with pytest.raises(SuspiciousDownload, match=r"round 2 is refused.*encoder\.fc1\.weight: its rows") as refused:
@@ -145,6 +151,82 @@ def test_without_the_check_it_goes_on(simulate: Simulate) -> None:
 
 
 def test_it_draws_nothing_of_the_run(simulate: Simulate) -> None:
-    on, off = (simulate("fedavg", **{"train.rounds": 1, "wire.check_downloads": check}) for check in (True, False))
-    assert torch.equal(on.server.row, off.server.row)
-    assert on.federation.config.fingerprint() == off.federation.config.fingerprint()
+    on, off, unset = (simulate("fedavg", **{"train.rounds": 1, "wire.check_downloads": check}) for check in (True, False, None))
+    assert torch.equal(on.server.row, off.server.row) and torch.equal(on.server.row, unset.server.row)
+    assert len({one.federation.config.fingerprint() for one in (on, off, unset)}) == 1
+
+
+# --- where it is not set: an unusual run is the user's own, and goes on ---------------------------------------------------
+
+TOO_FAST = {"method.rule": "adam", "method.server_lr": 10.0, "train.rounds": 4, "data.limit": 200}
+"""A server whose learning rate makes the rows of its layers alike, without any attack."""
+WARNING = r"round \d: in a deployment, clients would refuse .* encoder\.fc2\.weight: .* \(limit .*wire.check_downloads=true"
+
+
+@pytest.mark.parametrize("workers", slow_but([1], [1, 2]))
+def test_a_simulation_warns_once_and_goes_on(tmp_path: Path, workers: int) -> None:
+    warned: list[str] = []
+    settings = {**TOO_FAST, "executor.workers": workers, "run_dir": str(tmp_path / "run")}
+    outcome = run.start(config("fedopt", **settings), tmp_path, SILENT[0], SILENT[1], warned.append)
+    assert outcome.summary is not None and outcome.rounds_done == 4
+    (warning,) = [text for text in warned if "deployment" in text]
+    assert re.match(WARNING, warning) and len(warning.splitlines()) == 1
+    assert warning in outcome.summary["notes"] and facts(tmp_path / "run")["suspicious_download"] == warning
+
+
+def test_a_resumed_run_does_not_warn_again_and_keeps_the_note(tmp_path: Path) -> None:
+    class Stopped(Exception):
+        pass
+
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 3:
+            raise Stopped
+
+    first: list[str] = []
+    with pytest.raises(Stopped):
+        run.start(config("fedopt", **TOO_FAST, run_dir=str(tmp_path / "run")), tmp_path, SILENT[0], stop, first.append)
+    assert any(re.match(WARNING, text) for text in first)
+    again: list[str] = []
+    summary = resume(tmp_path / "run", again).summary
+    assert summary is not None and set(summary["notes"]) & set(first) and not any(re.match(WARNING, text) for text in again)
+
+
+def test_where_it_is_set_the_same_run_ends(tmp_path: Path) -> None:
+    with pytest.raises(SuspiciousDownload, match=r"is refused as an attack .*encoder\.fc2\.weight"):
+        play(tmp_path / "run", "fedopt", **TOO_FAST, **{"wire.check_downloads": True})
+
+
+def test_where_it_is_off_nothing_is_said(tmp_path: Path) -> None:
+    warned: list[str] = []
+    off = config("fedopt", **TOO_FAST, **{"wire.check_downloads": False}, run_dir=str(tmp_path / "run"))
+    run.start(off, tmp_path, SILENT[0], SILENT[1], warned.append)
+    assert not any(re.match(WARNING, text) for text in warned)
+
+
+def test_the_rows_of_a_simulation_are_drawn_of_its_seed_and_round() -> None:
+    """Whether a run ends is a function of its config; in deployments a server cannot know the rows."""
+    agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
+
+    def figures(draw: torch.Generator) -> list[float]:
+        return [mark.value for mark in marks(agreement, state, draw)]
+
+    def seeded(seed: int, round: int) -> list[float]:
+        agreement.config = SimpleNamespace(seed=seed)
+        return figures(draw_of_run(agreement, round))
+
+    assert seeded(0, 1) == seeded(0, 1)
+    assert seeded(0, 1) != seeded(0, 2) and seeded(0, 1) != seeded(1, 1)
+    assert figures(secret_draw()) != figures(secret_draw())
+
+
+def test_the_clients_of_a_simulation_draw_so(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+
+    def look(agreement: Any, round: int, sent: Any, draw: torch.Generator) -> None:
+        seen.append(draw.get_state().numpy().tobytes())
+
+    monkeypatch.setattr(client_half, "check_for_marks", look)
+    for _ in range(2):
+        simulate("fedavg", **{"train.rounds": 1, "wire.check_downloads": True})
+    half = len(seen) // 2
+    assert half and seen[:half] == seen[half:]

@@ -156,6 +156,7 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
     from fedpriv.client.client import Client, receive
     from fedpriv.client.resident import Resident
     from fedpriv.client.store import ClientStore
+    from fedpriv.client.suspicion import secret_draw
     from fedpriv.data.federated import ClientData, FederatedData
     from fedpriv.data.partitions.partition import make_partition
     from fedpriv.data.pools import Images
@@ -180,13 +181,13 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
             return
         if said["do"] == "welcome":
             assert messages[0] is not None
-            initial = receive(agreement, 0, messages[0], initial).start
+            initial = receive(agreement, 0, messages[0], initial, secret_draw()).start
         elif said["do"] == "forget":
             store.forget(map(tuple, said["states"]))
         else:
             message = messages[0]
             client, round = clients[said["client"]], message.round if message else 0
-            received = receive(agreement, round, message, initial)
+            received = receive(agreement, round, message, initial, secret_draw())
             turn = (client.train if said["do"] == "train" else client.test)(resident, received, said["last"])
             pipe.send({}, turn.upload, turn.report)
 

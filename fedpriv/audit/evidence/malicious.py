@@ -14,6 +14,7 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.views import Recorder, recorded
 from fedpriv.client.client import receive
+from fedpriv.client.suspicion import draw_of_run
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, SuspiciousDownload
 from fedpriv.wire import Payload, Sealed, seal
@@ -70,22 +71,26 @@ def replay(
     altered = {names.get(name, name): tensor for name, tensor in made.items()}
     sent = seal(Payload({**download.tensors(), **altered}, round))
     federation, broadcast = evidence.federation, evidence.store.broadcast()
-    unchecked = federation.config.model_copy(
-        update={"wire": federation.config.wire.model_copy(update={"check_downloads": False})}
-    )
-    open_to_all, recorder = recorded(replace(federation, agreement=replace(federation.agreement, config=unchecked)))
+    unchecked = replace(federation.agreement, config=federation.config.with_check(False))
+    open_to_all, recorder = recorded(replace(federation, agreement=unchecked))
     data: Split = federation.data.train(client)
     answer = next(ShadowTurns(open_to_all, round, sent, broadcast).run(lambda number: data, [0]))
     if answer is None:
         raise FedprivError(f"client {client} diverged on what {attack.name} sent")
     found = evidence.simulated(round, client, answer.sealed, sent.tensors(), answer.sealed.num_examples)
-    return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent), evidence.config.wire.check_downloads, recorder)
+    checked = evidence.config.wire.check_downloads is not False
+    return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent) if checked else None, checked, recorder)
 
 
 def refused(evidence: Evidence, round: int, download: Sealed) -> str | None:
-    """What a client of the run says when it refuses a download; ``None``: it takes it."""
+    """What a client of the run says when it refuses a download; ``None``: it takes it.
+
+    Where the config leaves the check open, as a client of a deployment does, although the simulation would only warn.
+    """
+    federation = evidence.federation
+    checks = replace(federation.agreement, config=federation.config.with_check(True))
     try:
-        receive(evidence.federation.agreement, round, download, evidence.federation.initial)
+        receive(checks, round, download, federation.initial, draw_of_run(checks, round))
     except SuspiciousDownload as reason:
         return str(reason)
     return None

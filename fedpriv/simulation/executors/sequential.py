@@ -10,6 +10,7 @@ from torch import Tensor
 from fedpriv.client.client import Received, receive
 from fedpriv.client.model import ClientModel
 from fedpriv.client.store import ClientStore
+from fedpriv.client.suspicion import draw_of_run
 from fedpriv.server.clients import Clients, Instruction
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.requests import SampleCount
@@ -36,7 +37,8 @@ class Executor(Clients):
         self.profile: Spans = UNTIMED
 
     def welcome(self, broadcast: Sealed) -> None:
-        self.initial = receive(self.federation.agreement, 0, broadcast, self.initial).start
+        agreement = self.federation.agreement
+        self.initial = receive(agreement, 0, broadcast, self.initial, draw_of_run(agreement, 0)).start
 
     def damaged(self, states: Mapping[int, int]) -> str | None:
         return self.store.damaged(states) if self.store else None
@@ -90,8 +92,9 @@ class LocalExecutor(Executor):
         return client.train(model, received, instruction.last.get(number), self.profile), model.row
 
     def _received(self, instruction: Instruction) -> Received:
+        agreement, round = self.federation.agreement, instruction.round
         with self.profile("serialisation"):
-            return receive(self.federation.agreement, instruction.round, instruction.message, self.initial)
+            return receive(agreement, round, instruction.message, self.initial, draw_of_run(agreement, round))
 
 
 class SequentialExecutor(LocalExecutor):
