@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.client.client import receive
+from fedpriv.client.suspicion import secret_draw
 from fedpriv.errors import FedprivError
 from fedpriv.methods import methods
 from fedpriv.methods.base import ServerState
@@ -414,9 +415,9 @@ def test_a_client_refuses_what_the_server_should_not_send(
     run = simulate("mpfedcon", play=False, **SIX)
     draft = run.federation.method.download(run.server, 2)
     assert draft is not None
-    receive(run.agreement, 2, seal(draft), run.agreement.initial)
+    receive(run.agreement, 2, seal(draft), run.agreement.initial, secret_draw())
     with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: .*{re.escape(reason)}"):
-        receive(run.agreement, 2, seal(change(draft)), run.agreement.initial)
+        receive(run.agreement, 2, seal(change(draft)), run.agreement.initial, secret_draw())
 
 
 def test_a_running_variance_below_zero_is_refused_on_both_sides(simulate: Simulate) -> None:
@@ -437,6 +438,6 @@ def test_a_running_variance_below_zero_is_refused_on_both_sides(simulate: Simula
     assert [one["client"] for one in refused] == [0] and refused[0]["reason"].startswith(why)
     download = run.agreement.method.download(run.server, 2)
     assert download is not None
-    receive(run.agreement, 2, seal(download), run.agreement.initial)
+    receive(run.agreement, 2, seal(download), run.agreement.initial, secret_draw())
     with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: {why}"):
-        receive(run.agreement, 2, lowered(seal(download)), run.agreement.initial)
+        receive(run.agreement, 2, lowered(seal(download)), run.agreement.initial, secret_draw())
