@@ -13,15 +13,13 @@ from pathlib import Path
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
+from fedpriv.methods.mpfedcon import HOLDERS
 from fedpriv.secure.terms import FEWEST, expected_mean, takes_a_step
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation
-from fedpriv.wire import STATISTIC, Sealed
+from fedpriv.wire import Sealed
 from fedpriv.wire.message import Refused
-
-HOLDERS = STATISTIC + "holders"
-"""Of each class centre in a sum, how many clients hold the class."""
 
 
 def evidence_of(run_dir: Path) -> Evidence:
