@@ -110,6 +110,48 @@ def _count(outcomes: Sequence[Outcome | CellOutcome]) -> str:
     return f"{len(outcomes)} runs: " + ", ".join(f"{count} {words[state]}" for state, count in counts.items() if count)
 
 
+@command(experiment, "reproduce")
+@click.argument("path", type=_PATH, metavar="FILE|FOLDER")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Only N results, picked at random.")
+@click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Processes at a time.")
+@_ONLY
+@_SEEDS
+@_DATA_DIR
+@_RUNS_DIR
+def reproduce(
+    path: Path,
+    sample: int | None,
+    jobs: int,
+    labels: tuple[str, ...],
+    seeds: tuple[int, ...],
+    data_dir: Path | None,
+    runs_dir: Path,
+) -> dict[str, Any]:
+    """Run stored results again, and compare every number with the stored one.
+
+    FILE is an experiment's YAML; of a FOLDER, all are meant. Accuracies, curves, bytes, what merges reported, partition and data
+    must be the same to the last stored digit, the seconds need not. On another kind of processor the last digits differ, so
+    --sample picks among the results from this kind, if there are any. The stored results stay as they are. The same command
+    resumes interrupted runs, unless it picks others. Exit code 1: a number differs.
+
+    \b
+    Example: fedpriv experiment reproduce experiments/mpfedcon --sample 2
+             fedpriv experiment reproduce experiments/simprox/banking77.yaml --only simprox --seed 0
+    """
+    loading()
+    from fedpriv.errors import FedprivError
+    from fedpriv.experiments import reproduce as run_again
+
+    out = console()
+    found = run_again(path, runs_dir, jobs, labels, seeds, sample, data_dir, lambda text: out.print(text, soft_wrap=True))
+    if any(one.state in ("interrupted", "left") for one in found):
+        out.print("Interrupted; with --only and --seed of the runs that were picked, it goes on.", soft_wrap=True)
+        sys.exit(130)
+    if wrong := [one.run for one in found if one.state != "same"]:
+        raise FedprivError(f"{len(wrong)} of {len(found)} results were not reproduced: {', '.join(wrong)}")
+    return {"results": [one.as_data() for one in found]}
+
+
 @command(experiment, "plan")
 @click.argument("path", type=_PATH, metavar="FILE|FOLDER")
 @click.option("--measure", is_flag=True, help="Where no run with a label is done, train four rounds to know what one costs.")

@@ -32,6 +32,12 @@ def refuse_changes(experiment: Path) -> None:
         )
 
 
+def commit_of(experiment: Path) -> str | None:
+    """The commit of the git checkout that holds an experiment's YAML; ``None`` outside one."""
+    found = _git(experiment, "rev-parse", "HEAD")
+    return found[0] if found else None
+
+
 def _git(experiment: Path, *command: str) -> list[str] | None:
     """What git prints in the folder, by line; ``None`` outside a checkout, before its first commit, or without git."""
     try:

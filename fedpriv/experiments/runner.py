@@ -101,7 +101,20 @@ def run(
     Raises:
         UsageError: the experiment has no such label or seed, or lies in a checkout with such changes.
     """
-    waiting = deque(experiment.select(labels, seeds))
+    return run_each(experiment, experiment.select(labels, seeds), runs_dir, workers, data_dir, say, allow_dirty)
+
+
+def run_each(
+    experiment: Experiment,
+    runs: Sequence[tuple[str, int]],
+    runs_dir: Path,
+    workers: int = 1,
+    data_dir: Path | None = None,
+    say: Say = lambda text: None,
+    allow_dirty: bool = False,
+) -> list[Outcome]:
+    """As :func:`run`, of these runs (label, seed)."""
+    waiting = deque(runs)
     if workers and not allow_dirty:
         refuse_changes(experiment.path)
     jobs: list[_Job] = []

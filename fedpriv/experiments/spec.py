@@ -115,6 +115,7 @@ class Experiment:
         target: the run whose final accuracy is the target of "rounds to target"; ``None``: no such table.
         meaning: interpretation of the results, written by hand.
         notes: differences from the paper.
+        results: the folder of the results, if not ``results/<stem>`` beside the YAML.
     """
 
     path: Path
@@ -126,6 +127,7 @@ class Experiment:
     claims: tuple[Claim, ...]
     meaning: tuple[str, ...]
     notes: tuple[str, ...]
+    results: Path | None = None
 
     def config(self, label: str, seed: int) -> RunConfig:
         """The config of one run, as ``fedpriv train --config`` takes it."""
@@ -137,7 +139,7 @@ class Experiment:
 
     def result_file(self, label: str, seed: int) -> Path:
         """The committed result: ``results/<stem>/<label>-s<seed>.json`` beside the YAML."""
-        return self.path.parent / "results" / self.path.stem / f"{label}-s{seed}.json"
+        return (self.results or self.path.parent / "results" / self.path.stem) / f"{label}-s{seed}.json"
 
     def divergence_file(self, label: str, seed: int) -> Path:
         """Beside the results: that the run has none, since a client diverged."""
