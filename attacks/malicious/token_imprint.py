@@ -10,6 +10,7 @@ also where there are more tokens than the layer is wide. Which sentence has whic
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.observation import Observation, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.core.text_registry import register
@@ -77,7 +78,7 @@ class TokenImprint:
             f"{block.norm}.bias": torch.zeros_like(weights[f"{block.norm}.bias"]),
         }
         known = replace(observation, weights={**weights, **altered})
-        fed = fed_to(observation.net.eval(), block.first, known, public.long())
+        fed = fed_to(_at_rest(observation), block.first, known, public.long())
         assert fed is not None, "block_of names a layer of the net"
         tokens = torch.unique(fed[public != facts_of(observation).pad].double(), dim=0)
         direction = torch.randn(width, generator=draw, dtype=torch.float64)
@@ -128,7 +129,7 @@ class TokenImprint:
         values, bases = torch.linalg.svd(near, full_matrices=False)[1:]
         noise = max(noise, noise_of(rounding(observation, name) * 2**0.5, (window, steps.shape[1])))
         bases = bases * (values > noise)[..., None]
-        net, most, hits = observation.net.eval(), observation.input_shape[0], []
+        net, most, hits = _at_rest(observation), observation.input_shape[0], []
         for words in torch.split(torch.arange(len(observation.weights[text.words])), TOGETHER):
             fed = fed_to(net, block.first, observation, words[:, None].expand(-1, most))
             assert fed is not None, "block_of names a layer of the net"
@@ -141,13 +142,19 @@ class TokenImprint:
         return found
 
 
+def _at_rest(observation: Observation) -> SplitNet:
+    """The net in evaluation mode, a copy: that of the observation says by its mode whether the client trained with dropout."""
+    return copy.deepcopy(observation.net).eval()
+
+
 def block_of(observation: Observation) -> Block:
     """The layers of the first block.
 
     Raises:
-        Inapplicable: the net has none of a BERT's, or they are not sent.
+        Inapplicable: the net has none of a BERT's, or adds no positions to words, or they are not sent.
     """
-    facts_of(observation)
+    if facts_of(observation).positions is None:
+        raise Inapplicable("the net adds no position to a word, and an imprint tells words at one position from those at another")
     inner = ".attention.output.dense.weight"
     begins = next((name.removesuffix(inner) for name in observation.weights if name.endswith(inner)), None)
     if begins is None:

@@ -91,6 +91,10 @@ def _altered(
     from fedpriv.tracking import find_run
 
     evidence = evidence_of(find_run(run_name, chosen["runs_dir"]))
+    if honest.beside:
+        raise UsageError(
+            f"{attack.name} is for nets on texts alone; that of {run_name} also takes {honest.beside} with each text"
+        )
     round_, client = evidence.messages(chosen["round_"], chosen["client"])[0]
     played = replay(evidence, round_, client, attack, honest.public, seed)
     title = f"{honest.title}; download altered by {attack.name}"

@@ -65,6 +65,39 @@ def test_that_it_finds_no_token_is_no_evidence_where_the_message_is_unlike_its_c
     assert made.unlike == tuple(said.split("; ")) and made.no_evidence == (None if tolerance else said)
 
 
+def test_that_it_finds_no_token_is_no_evidence_where_it_finds_none_without_a_defence_either() -> None:
+    seen, _ = answered(1)
+
+    def failed(attack: TokenImprint, sent: Observation) -> str | None:
+        target = SimpleNamespace(
+            ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None, beside=None,
+            observe=lambda threat: iter([sent]), started=lambda what: dict(seen.weights), frequency=torch.ones(SMALL.words),
+        )  # fmt: skip
+        made = attempt_text(TextAttacker(attack), target, 0)  # type: ignore[arg-type]
+        assert made.scores is not None and not bool(made.scores.recall.eq(1).all())
+        return made.no_evidence
+
+    assert "from undefended messages of this net, token-imprint finds 0 of " in (failed(TokenImprint(tolerance=0.0), seen) or "")
+    draw = torch.Generator().manual_seed(0)
+    noisy = {name: one + one.std() * torch.randn(one.shape, generator=draw) for name, one in seen.shared.items()}
+    assert failed(ATTACK, replace(seen, shared=noisy)) is None  # without noise it finds the words on this net
+
+
+def test_that_the_client_trained_with_dropout_is_still_seen_after_it() -> None:
+    seen, _ = answered(1)
+    seen.net.train()
+    ATTACK.alter(seen, sentences([8] * 200, 5))
+    ATTACK.find(seen)
+    assert all(module.training for module in seen.net.modules())
+
+
+def test_a_net_without_positions_is_none_for_it() -> None:
+    seen, _ = answered(1)
+    assert seen.text is not None
+    with pytest.raises(Inapplicable, match="adds no position to a word"):
+        ATTACK.find(replace(seen, text=replace(seen.text, positions=None)))
+
+
 def test_what_an_honest_server_sends_has_no_bins() -> None:
     with pytest.raises(Inapplicable, match="as an honest server sends it"):
         ATTACK.run([answered(1, altered=False)[0]])

@@ -82,7 +82,7 @@ def test_nothing_but_the_image_is_unknown_of_one_sample(runs: Runs, lacking: str
         return max(float((shared[name] - one).norm() / shared[name].norm()) for name, one in gradient.items())
 
     weights = dict(seen.weights)
-    assert missed(sent(weights)) < 0.01
+    assert missed(sent(weights)) < 0.01 and target.doubt() is None
     beside = weights["body.encoder.beside.text"]
     assert bool(beside.any()) == (lacking is None)
     assert missed(sent({**weights, "body.encoder.beside.text": beside + 1})) > 0.1
@@ -93,6 +93,28 @@ def test_a_single_image_is_recovered_beside_a_text_and_without(runs: Runs, lacki
     """The positive control, from a real turn with its dropout; five times nearer than any guess."""
     target = single(runs("smooth"), lacking)
     assert error(target, "analytic-features", adam=100, lbfgs=8) < min(0.01, nearest_guess(target) / 5)
+
+
+@pytest.mark.parametrize("lacking", [None, "text"])
+def test_an_attack_is_tried_on_undefended_messages_of_this_net(runs: Runs, lacking: str | None) -> None:
+    target = single(runs("smooth"), lacking)
+
+    def tried(name: str, **options: Any) -> Control:
+        control = target.on_same_net(attackers(name, target.masked, options)[0])
+        assert control is not None
+        return control
+
+    assert tried("analytic-features", adam=100, lbfgs=8).passed
+    assert "dlg recovers 0 of 4 photographs" in tried("dlg", steps=2, restarts=0).sentence
+    assert "even with the true images" in (target.doubt() or "")  # dropout of the image branch
+
+
+def test_so_it_is_where_nothing_is_known_of_the_texts(runs: Runs) -> None:
+    evidence = runs("perceptron")
+    target = message(evidence, 1, client(evidence, None))
+    control = target.on_same_net(attackers("analytic", target.masked)[0])
+    assert control is not None and "undefended messages of this net" in control.sentence
+    assert target.doubt() is None
 
 
 @pytest.mark.parametrize("lacking", [None, "text"])

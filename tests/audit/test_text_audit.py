@@ -308,3 +308,5 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens, *others = run["texts"][0]["attempts"]
     assert tokens["recall"] > run["texts"][0]["baseline"]["recall"]
     assert all("an image with each text" in one["inapplicable"] for one in others)
+    refused = CliRunner().invoke(main, ["attack", "token-imprint", "--threat", "malicious", "--run", str(runs("pairs"))])
+    assert refused.exit_code == 2 and "is for nets on texts alone" in refused.stderr and refused.stderr.count("\n") <= 2

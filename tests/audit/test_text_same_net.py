@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -47,10 +48,10 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.audit.text.attempts.sized_control", lambda *asked: Control("positive", True, "found", None))
 
 
-def failed(attack: Fails, noise: float = 0.0, cut: str | None = None, kept: bool = True) -> TextAttempt:
-    target = made_up(Steps(2, 1, noise=noise))
-    target = target if kept else replace(target, started=lambda what: None)
-    return attempt_text(TextAttacker(attack), target, 0, lambda: cut)
+def failed(attack: Fails, noise: float = 0.0, cut: str | None = None, **of_target: Any) -> TextAttempt:
+    """The attempt; ``cut`` is why nothing further may begin once the attack has."""
+    target = replace(made_up(Steps(2, 1, noise=noise)), **of_target)
+    return attempt_text(TextAttacker(attack), target, 0, lambda: cut if attack.met else None)
 
 
 def test_a_search_that_the_true_text_beats_did_not_converge() -> None:
@@ -88,8 +89,22 @@ def test_no_control_begins_once_the_time_is_spent() -> None:
     assert attack.met == 2
 
 
+def test_no_attack_begins_once_the_time_is_spent() -> None:
+    attack = Fails(torch.nan)
+    made = attempt_text(TextAttacker(attack), made_up(Steps(2, 1)), 0, lambda: CUT)
+    assert (made.inapplicable, attack.met) == (CUT, 0)
+
+
+def test_beside_an_image_there_is_no_control() -> None:
+    class Tokens(Fails):
+        name = "any"
+
+    said = str(failed(Tokens(torch.nan), beside="an image").no_evidence)
+    assert said == "it was not tried on undefended messages of this net, which also takes an image with each text"
+
+
 def test_without_the_private_layers_there_is_no_control() -> None:
-    assert "private layers were not kept" in str(failed(Fails(torch.nan), kept=False).no_evidence)
+    assert "private layers were not kept" in str(failed(Fails(torch.nan), started=lambda what: None).no_evidence)
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.errors import UsageError
 from fedpriv.models.fusion import WIDTH, Fusion
 
-_FUSION, _IMAGE, _BESIDE = "body.encoder.", "body.encoder.image.", "body.encoder.beside.text"
+_FUSION, _IMAGE = "body.encoder.", "body.encoder.image."
+_BESIDE, _UNKNOWN = "body.encoder.beside.text", "top.beside.text"
+"""The text's features where they are known, and where they are not."""
 MANY = "several pairs are behind one message, and their features are mixed"
 UNCOUNTED = "how many pairs are behind the message is not known"
 NO_BIAS = "the first layer above was not sent with its bias"
@@ -86,6 +88,27 @@ def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observ
         input_shape=evidence.federation.resident.net.input_shape,
         text=None,
     )
+
+
+def knows_texts(seen: Observation) -> bool:
+    """Whether nothing but images is unknown of the net that :func:`of_images` made; so it is for a run on images."""
+    return _UNKNOWN not in seen.net.state_dict()
+
+
+def begun(seen: Observation, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The weights that a client began with, by the names of the net on images alone that :func:`of_images` made.
+
+    Args:
+        seen: what it made of the client's message; unchanged for a run on images.
+        weights: those by the names of the run's net. The features of the text are those that the attacker knows; where it knows
+            none, they are zeros.
+    """
+    own = seen.net.state_dict()
+    if not any(name.endswith("beside.text") for name in own):
+        return dict(weights)
+    named = weights if _BESIDE in own else {_above(name): tensor for name, tensor in weights.items()}
+    text = {_BESIDE: seen.weights[_BESIDE]} if _BESIDE in own else {_UNKNOWN: own[_UNKNOWN]}
+    return {name: tensor for name, tensor in named.items() if name in own} | text
 
 
 def beside_texts(evidence: Evidence, message: Message, seen: Observation) -> str | None:

@@ -24,7 +24,7 @@ from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, named, steps_behind
 from fedpriv.audit.fitting import unfit
-from fedpriv.audit.images.pairs import beside_texts, of_images
+from fedpriv.audit.images.pairs import begun, beside_texts, knows_texts, of_images
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError, first_line
 
@@ -56,7 +56,7 @@ class Target:
             explain may be of other images.
         views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
         on_same_net: the control of an attacker on the attacked net, at the weights of the messages
-            (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is that of the controls, or is for pairs.
+            (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is that of the controls.
     """
 
     title: str
@@ -208,21 +208,20 @@ def of_messages(
     Raises:
         UsageError: for pairs, see :func:`fedpriv.audit.images.pairs.of_images`.
     """
-    whole = evidence.attacker.observation(found[0], ThreatModel())
-    masked = _hidden(of_images(evidence, found[0], whole))
 
     def target(of: Seen, masked: int) -> Target:
         return _of_seen(evidence, title, found, images, labels, masked, views, of)
 
-    statistics = {}
+    change = _on_images(evidence, Seen(evidence.attacker.observation, evidence.attacker.started))
+    masked, statistics = _hidden(change.read(found[0], ThreatModel())), {}
     for what in gradient_like(found[0]):
-        own = of_statistic(evidence, found[0], what)
+        own = _on_images(evidence, of_statistic(evidence, found[0], what))
         try:
-            of_own = _hidden(of_images(evidence, found[0], own.read(found[0], ThreatModel())))
+            of_own = _hidden(own.read(found[0], ThreatModel()))
         except UsageError:  # every attack on it will say so
             of_own = masked
         statistics[what] = target(own, of_own)
-    change = Seen(evidence.attacker.observation, evidence.attacker.started)
+    whole = evidence.attacker.observation(found[0], ThreatModel())
     return replace(target(change, masked), statistics=statistics, note=beside_texts(evidence, found[0], whole))
 
 
@@ -256,27 +255,38 @@ def of_statistic(evidence: Evidence, first: Message, what: str) -> Seen:
     )
 
 
+def _on_images(evidence: Evidence, of: Seen) -> Seen:
+    """The same for the net on images alone, where a run is of pairs (:mod:`fedpriv.audit.images.pairs`)."""
+
+    def read(message: Message, threat: ThreatModel) -> Observation:
+        return of_images(evidence, message, of.read(message, threat))
+
+    def started(message: Message) -> Mapping[str, Tensor] | None:
+        weights = of.started(message)
+        return None if weights is None else begun(read(message, ThreatModel()), weights)
+
+    return replace(of, read=read, started=started)
+
+
 def _of_seen(
     evidence: Evidence, title: str, found: Sequence[Message], images: Tensor, labels: Tensor, masked: int, views: Tensor | None,
     of: Seen,
 ) -> Target:  # fmt: skip
     """The model's change, or a statistic, of messages that stand for the same number of the images each."""
-    dataset, beside = evidence.federation.dataset, "text" in evidence.modalities
+    dataset = evidence.federation.dataset
     reference = public_images(dataset.test_images, dataset.test_labels)
 
     def observe(threat: ThreatModel) -> list[Observation]:
-        return granted([of_images(evidence, one, of.read(one, threat)) for one in found], reference)
+        return granted([of.read(one, threat) for one in found], reference)
 
     @cache
     def doubt(one_step: bool) -> str | None:
-        if beside:
+        if not knows_texts(of.read(found[0], ThreatModel())):  # the net that it is given stands for none
             return None
         return _unexplained(of, found, images if views is None else views[:, -1], labels, one_step)
 
     @cache
     def control(attacker: Attacker) -> Control | None:
-        if beside:
-            return None
         # In place of private layers that were not kept, those that every client began with: any are as good for this.
         weights = of.started(found[0]) or of.started(replace(found[0], first_turn=True))
         if weights is None:

@@ -104,6 +104,8 @@ def attempt_text(
     Args:
         cut: why no further step may begin; ``None``: one may.
     """
+    if (over := cut()) is not None:
+        return TextAttempt(attacker, inapplicable=over)
     observe = target.statistics[attacker.what] if attacker.what else target.observe
     if target.unreadable:
         return TextAttempt(attacker, inapplicable=target.unreadable, left=what_is_left(observe, target))
@@ -199,11 +201,16 @@ def _beyond_its_controls(
     attacker: TextAttacker, target: TextTarget, first: Observation, seed: int, cut: Callable[[], str | None]
 ) -> tuple[str, ...]:
     """A clause where the attack, with its budget, finds no undefended sentences of that number and length either: through the
-    small net of its controls or, if it does, through the attacked one."""
+    small net of its controls or, if it does, through the attacked one.
+
+    That a malicious server altered the net is no exception: its weights are those of the download.
+    """
     attack, lengths = attacker.attack, target.ids.ne(target.facts.pad).sum(1).tolist()
     steps = 1 if first.kind == "gradient" else None if first.schedule is None else first.schedule.steps
-    if isinstance(attack, MaliciousTextAttack) or steps != 1:  # who reads more steps as one has been told so
+    if steps != 1:  # who reads more steps as one has been told so
         return ()
+    if target.beside:
+        return (f"it was not tried on undefended messages of this net, which also takes {target.beside} with each text",)
     if attack.name in SEEKS:
         width = int(target.encoder.config.hidden_size)
         control = sized_control(attack, len(lengths) // target.messages, max(lengths), width, seed)
