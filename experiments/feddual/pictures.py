@@ -22,8 +22,8 @@ import torch
 from matplotlib.figure import Figure
 from safetensors.torch import load_file
 
-from fedpriv.experiments.gradient_norms import gradient_norms
-from fedpriv.experiments.landscape import SampleLoss, filter_direction, rises, surface, top_eigenvalue
+from fedpriv.experiments.pictures.gradient_norms import gradient_norms
+from fedpriv.experiments.pictures.landscape import SampleLoss, filter_direction, rises, surface, top_eigenvalue
 from fedpriv.methods.base import ServerState
 from fedpriv.plots import PALETTE, save
 from fedpriv.seeding import generator

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fedpriv.client.turn import Turn
-from fedpriv.experiments.gradient_norms import gradient_norms
-from fedpriv.experiments.landscape import SampleLoss, filter_direction, rises, surface, top_eigenvalue
+from fedpriv.experiments.pictures.gradient_norms import gradient_norms
+from fedpriv.experiments.pictures.landscape import SampleLoss, filter_direction, rises, surface, top_eigenvalue
 from fedpriv.simulation.simulation import Simulation
 
 Simulate = Callable[..., Simulation]
