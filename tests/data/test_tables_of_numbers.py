@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from fedpriv.cli import main
 from fedpriv.config import DataConfig
-from fedpriv.data.sources import load_data
+from fedpriv.data.sources import load_data, load_labels
 from fedpriv.errors import UsageError
 
 
@@ -78,11 +78,31 @@ def test_numbers_of_which_some_cannot_be_read_are_no_texts(odd: str, tmp_path: P
         load_data(alone)
 
 
-def test_a_test_file_that_lacks_a_column_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "d" / "train.csv", "age,bp,label", "1,2,0", "2,3,1")
-    write(tmp_path / "d" / "test.csv", "age,label", "3,0")
-    with pytest.raises(UsageError, match=r"test.csv lacks the column 'bp' of .*train.csv"):
-        load_data(DataConfig(name=str(tmp_path / "d")))
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("train", "test", "lacks"),
+    [
+        ("age,bp,label", "age,label", "bp"),
+        ("text,label", "sentence,label", "text"),
+        ("text,label", "id,text", "label"),
+        ("text,category", "text,label", "category"),
+    ],
+)
+def test_a_test_file_that_lacks_a_column_is_named(train: str, test: str, lacks: str, suffix: str, tmp_path: Path) -> None:
+    """Before any sample is read, so that `fedpriv data show` says so, too."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as pq
+
+    for split, header in (("train", train), ("test", test)):
+        values = {"text": ["good", "bad"], "sentence": ["good", "bad"], "age": [1.5, 2.5], "bp": [7.5, 9.5]}
+        columns = {name: values.get(name, [0, 1]) for name in header.split(",")}
+        file = tmp_path / f"{split}.{suffix}"
+        csv.write_csv(pa.table(columns), file) if suffix == "csv" else pq.write_table(pa.table(columns), file)
+    expected = rf"/test\.{suffix} lacks the column '{lacks}' of .*/train\.{suffix}; its columns are: {test.replace(',', ', ')}"
+    with pytest.raises(UsageError, match=expected) as refused:
+        load_labels(str(tmp_path))
+    assert ("leave out a test split that has no labels" in str(refused.value)) == (lacks in ("label", "category"))
 
 
 def test_a_suffix_says_what_a_file_is(tmp_path: Path) -> None:

@@ -33,6 +33,11 @@ class Columns:
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    @property
+    def read(self) -> tuple[str, ...]:
+        """All columns that are read of every row."""
+        return tuple(name for name in (self.image, self.text, self.label, *self.features) if name is not None)
+
 
 def find_columns(table: Table, label: str | None = None, client: str | None = None) -> Columns:
     """The columns of image, text and label, found by Hugging Face type where it is stated, otherwise by common names. Without
