@@ -278,8 +278,31 @@ def test_images_that_are_not_read_are_said(layout: str, tmp_path: Path) -> None:
 def test_a_test_split_alone_is_refused(tmp_path: Path) -> None:
     rows(tmp_path / "data.parquet", 10)
     rows(tmp_path / "test.parquet", 10)
-    with pytest.raises(UsageError, match=r"holds data\.parquet, test\.parquet and no train split; name one of them"):
+    with pytest.raises(UsageError, match=r"holds data\.parquet, test\.parquet and no train split; rename one, or give it as"):
         load_dataset(str(tmp_path))
+    (tmp_path / "data.parquet").unlink()
+    with pytest.raises(UsageError, match=r"holds test\.parquet and no train split; rename one, or give it as the data set"):
+        load_dataset(str(tmp_path))
+    assert len(load_dataset(str(tmp_path / "test.parquet")).train_labels) == 8
+    (tmp_path / "test.parquet").unlink()
+    (tmp_path / "valid.csv").write_text("x,label\n" + "1.5,a\n2.5,b\n" * 5)
+    with pytest.raises(UsageError, match=r"holds valid\.csv and no train\.csv; "):
+        load_dataset(str(tmp_path))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_folders_of_a_test_split_alone_are_refused(pairs: bool, tmp_path: Path) -> None:
+    """It was an image set with a class `test`, also of pairs."""
+    folder = photos(tmp_path / "all" / "Test", 10)
+    for cls in folder.iterdir() if pairs else ():
+        (cls / "images").mkdir()
+        (cls / "text").mkdir()
+        for image in cls.glob("*.png"):
+            image.rename(cls / "images" / image.name)
+            (cls / "text" / f"{image.stem}.txt").write_text(image.stem)
+    with pytest.raises(UsageError, match=r"all holds test and no train; rename one, or give .*all/Test as the data set"):
+        load_dataset(str(tmp_path / "all"))
+    assert load_dataset(str(folder)).classes == ("benign", "malignant")
 
 
 def test_folders_of_splits_in_capital_letters(tmp_path: Path) -> None:
