@@ -66,6 +66,28 @@ def test_names_and_texts_are_the_same_classes(tmp_path: Path) -> None:
     assert found.classes == ("a", "b") and found.test_labels.tolist() == [0, 0, 1]
 
 
+def test_numbers_with_leading_zeros_are_names(tmp_path: Path) -> None:
+    def write(name: str, *labels: str) -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x,label\n" + "".join(f"{i % 7}.5,{label}\n" for i, label in enumerate(labels * 6)))
+        return file
+
+    assert load_dataset(str(write("mixed.csv", "01", "1", "2"))).classes == ("01", "1", "2")
+    assert load_dataset(str(write("plain.csv", "0", " 1", "10", "2"))).classes == tuple(map(str, range(11)))
+    assert load_dataset(str(write("floats.csv", "0.5", "0.0"))).classes == ("0.0", "0.5")
+    write("splits/train.csv", "01", "02", "10")
+    write("splits/test.csv", "10")  # which alone would be a number
+    found = load_dataset(str(tmp_path / "splits"))
+    assert found.classes == ("01", "02", "10") and set(found.test_labels.tolist()) == {2}
+    write("clients/north/train.csv", "01", "10")
+    write("clients/south/train.csv", "10", "11")
+    assert load_dataset(str(tmp_path / "clients")).classes == ("01", "10", "11")
+    write("splits/test.csv", "1")
+    with pytest.raises(UsageError, match=r"test\.csv, line 2: label 1 in column 'label' is none of the 3 classes: 01, 02, 10$"):
+        load_dataset(str(tmp_path / "splits"))
+
+
 def test_files_of_one_split_with_other_classes_are_refused(tmp_path: Path) -> None:
     named(["a", "b"], ["a", "b"] * 6).to_parquet(tmp_path / "one.parquet")
     named(["b", "a"], ["a", "b"] * 6).to_parquet(tmp_path / "two.parquet")
