@@ -37,7 +37,9 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     raw = [_column(table, column) for table in tables]
     given = class_names(tables[0], column)
     values = [_values(table, array, column, given) for table, array in zip(tables, raw, strict=True)]
-    numbered = given is None and all(np.issubdtype(array.dtype, np.integer) for array in values)
+    # pandas writes whole numbers as floats where one of them is missing: beside a table of integers, floats are ids, too.
+    numbers = given is None and all(np.issubdtype(array.dtype, np.number) for array in values)
+    numbered = numbers and any(np.issubdtype(array.dtype, np.integer) for array in values)
     if given is not None:
         classes = given
     elif (found := _no_classes(raw[0], values[0])) is not None:

@@ -88,6 +88,22 @@ def test_numbers_with_leading_zeros_are_names(tmp_path: Path) -> None:
         load_dataset(str(tmp_path / "splits"))
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("floats", ["train", "test"])
+def test_whole_floats_beside_integers_are_the_same_classes(floats: str, suffix: str, tmp_path: Path) -> None:
+    def write(split: str, *labels: float) -> None:
+        rows = datasets.Dataset.from_dict({"x": [i + 0.5 for i in range(len(labels))], "label": labels})
+        rows.to_csv(tmp_path / f"{split}.csv") if suffix == "csv" else rows.to_parquet(tmp_path / f"{split}.parquet")
+
+    for split in ("train", "test"):
+        write(split, *(float(label) if split == floats else label for label in (2, 0, 1, 0)))
+    found = load_dataset(str(tmp_path))
+    assert found.classes == ("0", "1", "2") and found.train_labels.tolist() == found.test_labels.tolist() == [2, 0, 1, 0]
+    write(floats, 0.0, 1.5, 2.0)
+    with pytest.raises(UsageError, match=rf"{floats}\.{suffix}, .*: label 1\.5 in column .* is none of the 3 classes: 0, 1, 2$"):
+        load_dataset(str(tmp_path))
+
+
 def test_files_of_one_split_with_other_classes_are_refused(tmp_path: Path) -> None:
     named(["a", "b"], ["a", "b"] * 6).to_parquet(tmp_path / "one.parquet")
     named(["b", "a"], ["a", "b"] * 6).to_parquet(tmp_path / "two.parquet")
