@@ -143,6 +143,17 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert "id (row numbers)" in line and "name (text" in line and "day (date32[day])" in line
 
 
+def test_how_to_name_one_of_several_texts_is_said(tmp_path: Path) -> None:
+    rows = [f"about {i},what is {i}?,{i % 3},{i % 2}" for i in range(60)]
+    numbers = load_data(write(tmp_path / "a.csv", "title,body,stars,label", *rows))
+    assert numbers.input_shape == (1,)
+    said = "the samples are the numbers and categories of stars; to train on texts, name their column 'text'"
+    assert said in numbers.said
+    assert load_data(write(tmp_path / "b.csv", "title,text,stars,label", *rows)).texts is not None
+    with pytest.raises(UsageError, match=r"no recognisable image or text column.* body \(string\).*; name the one with"):
+        load_data(write(tmp_path / "c.csv", "title,body,label", *(f"about {i},what is {i}?,{i % 2}" for i in range(20))))
+
+
 def test_texts_stay_texts(tmp_path: Path) -> None:
     """A single column of distinct strings is a text, beside numbers too; one of few values is a category."""
     body = write(tmp_path / "a.csv", "score,body,label", *(f"{i % 3},what is {i},{i % 2}" for i in range(20)))
