@@ -50,7 +50,7 @@ def assemble(
         mode: grey or colour; ``None``: grey where all images are.
 
     Raises:
-        UsageError: nothing is left, a label is missing or invalid, or a text is empty.
+        UsageError: the test table lacks a column, nothing is left, a label is missing or invalid, or a text is empty.
     """
     import datasets
 
@@ -58,6 +58,7 @@ def assemble(
     from fedpriv.data.own.owners import Owners, column_values
 
     choice = choice or SampleChoice()
+    _check_test_columns(tables, columns)
     labels, classes = read_labels(tables, columns.label)
     notes = list(columns.notes)
     numbered = not isinstance(tables[0].features[columns.label], datasets.ClassLabel)
@@ -155,6 +156,16 @@ def assemble(
         owners=Owners(joined[0].names, owners[0][kept[0]], owners[1][kept[1]]) if joined else None,
         notes=notes,
     )
+
+
+def _check_test_columns(tables: Sequence[Table], columns: Columns) -> None:
+    """Refuse a test table without a column that is read; the column of the clients is none of these, and may be missing."""
+    for table in tables[1:]:
+        for name in columns.read:
+            if name not in table.features:
+                there = f"its columns are: {', '.join(table.features)}"
+                hint = "; leave out a test split that has no labels" if name == columns.label else ""
+                raise UsageError(f"{table.origin} lacks the column {name!r} of {tables[0].origin}; {there}{hint}")
 
 
 def _like_missing(values: Sequence[Any], column: str, read_as: str, missing: str) -> Iterator[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -108,13 +109,17 @@ def open_pairs(folder: Path, mode: Mode | None = None) -> Opened:
     train = _pair_up(root, classes)
     tables: list[Table]
     test = next((folder / name for name in _TEST if divided and (folder / name).is_dir()), None)
+    notes: tuple[str, ...] = ()
     if test is None:
-        tables = [*_divide(train)]
+        published = _is_published(train)
+        tables = [*_divide(train, published)]
+        share = "the published number of pairs" if published else "a fixed tenth"
+        notes = (f"there is no test split: {share} of each class is held out",)
     elif unknown := set(_class_folders(test)) - set(classes):
         raise UsageError(f"{test / min(unknown)}: {root} has no class of that name")
     else:
         tables = [train, _pair_up(test, classes)]
-    return assemble(folder.name, tables, _COLUMNS, mode)
+    return assemble(folder.name, tables, replace(_COLUMNS, notes=notes), mode)
 
 
 def open_disaster(data_dir: Path | None) -> Opened:
@@ -181,10 +186,13 @@ def _listed(root: Path, files: list[Path], one: str, many: str) -> str:
     return f"{what} ({names}{', ...' if len(files) > _SHOWN else ''})"
 
 
-def _divide(table: PairTable) -> Iterator[PairTable]:
+def _is_published(table: PairTable) -> bool:
+    """Whether a table has the classes of :data:`PUBLISHED`, with as many pairs of each."""
+    return Counter(table.classes[pair.label] for pair in table.pairs) == {cls: sum(parts) for cls, parts in PUBLISHED.items()}
+
+
+def _divide(table: PairTable, published: bool) -> Iterator[PairTable]:
     labels = np.array([pair.label for pair in table.pairs], dtype=np.int64)
-    sizes = np.bincount(labels, minlength=len(table.classes))
-    published = dict(zip(table.classes, sizes.tolist(), strict=True)) == {cls: sum(parts) for cls, parts in PUBLISHED.items()}
     tested = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.tables.files import class_names
+from fedpriv.data.tables.files import CsvTable, class_names
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -20,20 +20,26 @@ FEW = 20
 NEARLY_ALL = 0.9
 """Share of the samples: with more distinct labels than that, they are names of samples."""
 
+_SHOWN = 5
+"""How many classes an error names."""
+_LEADING_ZERO = r"^\s*[-+]?0[0-9]"
+
 
 def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64]], tuple[str, ...]]:
     """Class ids ``(N,)`` per table, and the classes' names: those of the first table's type, else its sorted values.
 
     Tables that number the same classes in another way are read by the classes' names. Spaces around a name do not count. Numbers
-    without names are ids.
+    without names are ids, but in CSV those with leading zeros are names.
 
     Raises:
         UsageError: a table has no rows, the column holds no classes, or a row has no label or one that is none of the classes.
     """
-    raw = [table.column(column) for table in tables]
+    raw = [_column(table, column) for table in tables]
     given = class_names(tables[0], column)
     values = [_values(table, array, column, given) for table, array in zip(tables, raw, strict=True)]
-    numbered = given is None and all(np.issubdtype(array.dtype, np.integer) for array in values)
+    # pandas writes whole numbers as floats where one of them is missing: beside a table of integers, floats are ids, too.
+    numbers = given is None and all(np.issubdtype(array.dtype, np.number) for array in values)
+    numbered = numbers and any(np.issubdtype(array.dtype, np.integer) for array in values)
     if given is not None:
         classes = given
     elif (found := _no_classes(raw[0], values[0])) is not None:
@@ -48,6 +54,23 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     return [
         _ids(table, array, column, classes, numbered or given is not None) for table, array in zip(tables, values, strict=True)
     ], classes
+
+
+def _column(table: Table, name: str) -> pa.ChunkedArray:
+    """A column of labels; of CSV files, as written where a number has a leading zero, since ``01`` and ``1`` are two names."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.types as kinds
+
+    from fedpriv.data.own.clients import Joined
+
+    column = table.column(name)
+    parts = table.tables if isinstance(table, Joined) else (table,)
+    files = [part for part in parts if isinstance(part, CsvTable)]
+    if len(files) < len(parts) or not (kinds.is_integer(column.type) or kinds.is_floating(column.type)):
+        return column
+    written = pa.chunked_array([chunk for file in files for chunk in file.written(name).chunks], type=pa.string())
+    return written if pc.any(pc.match_substring_regex(written, _LEADING_ZERO)).as_py() else column
 
 
 def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, ...] | None) -> NDArray[Any]:
@@ -99,7 +122,9 @@ def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ..
     outside = np.flatnonzero((ids < 0) | (ids >= len(classes)))
     if len(outside):
         shown = values[outside].tolist()[0]
-        raise UsageError(f"{table.at(outside[0])}: label {shown!r} in column {column!r} is none of the {len(classes)} classes")
+        names = ", ".join([*classes[:_SHOWN], *["..."] * (len(classes) > _SHOWN)])
+        told = f"label {shown!r} in column {column!r} is none of the {len(classes)} classes"
+        raise UsageError(f"{table.at(outside[0])}: {told}: {names}")
     return ids
 
 

@@ -278,10 +278,10 @@ def hub_source(
             )
             tables = open_hub(hub_id, name, splits, hint)
         found = columns or find_columns(tables[0])
-        for table in tables:
-            for column in (found.image, found.text, found.label):
-                if column is not None and column not in table.features:
-                    raise UsageError(f"{table.origin} has no column {column!r}; its columns are: {', '.join(table.features)}")
+        there = tables[0].features
+        for column in found.read:
+            if column not in there:
+                raise UsageError(f"{tables[0].origin} has no column {column!r}; its columns are: {', '.join(there)}")
         return assemble(name, tables, found, mode, choice)
 
     return open_

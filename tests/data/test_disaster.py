@@ -63,6 +63,7 @@ def test_the_published_counts_give_the_published_split(tmp_path: Path) -> None:
     assert opened.classes == tuple(sorted(PUBLISHED))
     assert len(opened.train_labels) == 5247 and len(opened.test_labels) == 584
     assert [*zip(np.bincount(opened.train_labels), np.bincount(opened.test_labels), strict=True)] == [*PUBLISHED.values()]
+    assert opened.notes == ["there is no test split: the published number of pairs of each class is held out"]
     by_path = load_labels(str(tmp_path / "disaster"))
     assert np.array_equal(by_path.test_labels, opened.test_labels)
     # Another number of pairs is another data set: a tenth of each class.
@@ -77,7 +78,7 @@ def test_splits_of_their_own(tmp_path: Path, name: str) -> None:
     write_pairs(tmp_path / name, {"calm": 1, "storm": 2}, seed=1)  # no flood: the other classes keep their numbers
     opened = load_labels(str(tmp_path))
     assert opened.train_labels.tolist() == [0] * 4 + [1] * 3 + [2] * 5 and opened.test_labels.tolist() == [0, 2, 2]
-    assert opened.texts is not None and opened.texts()[1] == ("calm 0 ☂", "storm 0 ☂", "storm 1 ☂")
+    assert opened.notes == [] and opened.texts is not None and opened.texts()[1] == ("calm 0 ☂", "storm 0 ☂", "storm 1 ☂")
     write_pairs(tmp_path / name, {"quake": 1})
     with pytest.raises(UsageError, match=rf"{name}/quake: .*train"):
         load_labels(str(tmp_path))
@@ -87,6 +88,7 @@ def test_a_training_split_alone_is_divided(tmp_path: Path) -> None:
     write_pairs(tmp_path / "train", {"calm": 20, "storm": 10})
     opened = load_labels(str(tmp_path))
     assert np.bincount(opened.train_labels).tolist() == [18, 9] and np.bincount(opened.test_labels).tolist() == [2, 1]
+    assert opened.notes == ["there is no test split: a fixed tenth of each class is held out"]
 
 
 def test_files_without_their_other_half_are_named(tmp_path: Path) -> None:

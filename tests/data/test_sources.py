@@ -324,6 +324,12 @@ def test_broken_image_is_named(tmp_path: Path) -> None:
         load_dataset(str(tmp_path))
 
 
+def test_bytes_that_are_no_image_are_named(tmp_path: Path) -> None:
+    file = plain_parquet(tmp_path / "a.parquet", text=[b"good", b"bad"] * 5, label=[0, 1] * 5)
+    with pytest.raises(FedprivError, match=r"a\.parquet, row \d+ \(from 0\): column 'text' holds bytes that are no image"):
+        load_dataset(str(file))
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
 def test_truncated_parquet_is_named(tmp_path: Path, share: float) -> None:
     cifar10(tmp_path)

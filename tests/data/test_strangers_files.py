@@ -66,6 +66,44 @@ def test_names_and_texts_are_the_same_classes(tmp_path: Path) -> None:
     assert found.classes == ("a", "b") and found.test_labels.tolist() == [0, 0, 1]
 
 
+def test_numbers_with_leading_zeros_are_names(tmp_path: Path) -> None:
+    def write(name: str, *labels: str) -> Path:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("x,label\n" + "".join(f"{i % 7}.5,{label}\n" for i, label in enumerate(labels * 6)))
+        return file
+
+    assert load_dataset(str(write("mixed.csv", "01", "1", "2"))).classes == ("01", "1", "2")
+    assert load_dataset(str(write("plain.csv", "0", " 1", "10", "2"))).classes == tuple(map(str, range(11)))
+    assert load_dataset(str(write("floats.csv", "0.5", "0.0"))).classes == ("0.0", "0.5")
+    write("splits/train.csv", "01", "02", "10")
+    write("splits/test.csv", "10")  # which alone would be a number
+    found = load_dataset(str(tmp_path / "splits"))
+    assert found.classes == ("01", "02", "10") and set(found.test_labels.tolist()) == {2}
+    write("clients/north/train.csv", "01", "10")
+    write("clients/south/train.csv", "10", "11")
+    assert load_dataset(str(tmp_path / "clients")).classes == ("01", "10", "11")
+    write("splits/test.csv", "1")
+    with pytest.raises(UsageError, match=r"test\.csv, line 2: label 1 in column 'label' is none of the 3 classes: 01, 02, 10$"):
+        load_dataset(str(tmp_path / "splits"))
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize("floats", ["train", "test"])
+def test_whole_floats_beside_integers_are_the_same_classes(floats: str, suffix: str, tmp_path: Path) -> None:
+    def write(split: str, *labels: float) -> None:
+        rows = datasets.Dataset.from_dict({"x": [i + 0.5 for i in range(len(labels))], "label": labels})
+        rows.to_csv(tmp_path / f"{split}.csv") if suffix == "csv" else rows.to_parquet(tmp_path / f"{split}.parquet")
+
+    for split in ("train", "test"):
+        write(split, *(float(label) if split == floats else label for label in (2, 0, 1, 0)))
+    found = load_dataset(str(tmp_path))
+    assert found.classes == ("0", "1", "2") and found.train_labels.tolist() == found.test_labels.tolist() == [2, 0, 1, 0]
+    write(floats, 0.0, 1.5, 2.0)
+    with pytest.raises(UsageError, match=rf"{floats}\.{suffix}, .*: label 1\.5 in column .* is none of the 3 classes: 0, 1, 2$"):
+        load_dataset(str(tmp_path))
+
+
 def test_files_of_one_split_with_other_classes_are_refused(tmp_path: Path) -> None:
     named(["a", "b"], ["a", "b"] * 6).to_parquet(tmp_path / "one.parquet")
     named(["b", "a"], ["a", "b"] * 6).to_parquet(tmp_path / "two.parquet")
@@ -278,8 +316,31 @@ def test_images_that_are_not_read_are_said(layout: str, tmp_path: Path) -> None:
 def test_a_test_split_alone_is_refused(tmp_path: Path) -> None:
     rows(tmp_path / "data.parquet", 10)
     rows(tmp_path / "test.parquet", 10)
-    with pytest.raises(UsageError, match=r"holds data\.parquet, test\.parquet and no train split; name one of them"):
+    with pytest.raises(UsageError, match=r"holds data\.parquet, test\.parquet and no train split; rename one, or give it as"):
         load_dataset(str(tmp_path))
+    (tmp_path / "data.parquet").unlink()
+    with pytest.raises(UsageError, match=r"holds test\.parquet and no train split; rename one, or give it as the data set"):
+        load_dataset(str(tmp_path))
+    assert len(load_dataset(str(tmp_path / "test.parquet")).train_labels) == 8
+    (tmp_path / "test.parquet").unlink()
+    (tmp_path / "valid.csv").write_text("x,label\n" + "1.5,a\n2.5,b\n" * 5)
+    with pytest.raises(UsageError, match=r"holds valid\.csv and no train\.csv; "):
+        load_dataset(str(tmp_path))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_folders_of_a_test_split_alone_are_refused(pairs: bool, tmp_path: Path) -> None:
+    """It was an image set with a class `test`, also of pairs."""
+    folder = photos(tmp_path / "all" / "Test", 10)
+    for cls in folder.iterdir() if pairs else ():
+        (cls / "images").mkdir()
+        (cls / "text").mkdir()
+        for image in cls.glob("*.png"):
+            image.rename(cls / "images" / image.name)
+            (cls / "text" / f"{image.stem}.txt").write_text(image.stem)
+    with pytest.raises(UsageError, match=r"all holds test and no train; rename one, or give .*all/Test as the data set"):
+        load_dataset(str(tmp_path / "all"))
+    assert load_dataset(str(folder)).classes == ("benign", "malignant")
 
 
 def test_folders_of_splits_in_capital_letters(tmp_path: Path) -> None:

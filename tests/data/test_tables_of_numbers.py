@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from fedpriv.cli import main
 from fedpriv.config import DataConfig
-from fedpriv.data.sources import load_data
+from fedpriv.data.sources import load_data, load_labels
 from fedpriv.errors import UsageError
 
 
@@ -78,11 +78,31 @@ def test_numbers_of_which_some_cannot_be_read_are_no_texts(odd: str, tmp_path: P
         load_data(alone)
 
 
-def test_a_test_file_that_lacks_a_column_is_named(tmp_path: Path) -> None:
-    write(tmp_path / "d" / "train.csv", "age,bp,label", "1,2,0", "2,3,1")
-    write(tmp_path / "d" / "test.csv", "age,label", "3,0")
-    with pytest.raises(UsageError, match=r"test.csv lacks the column 'bp' of .*train.csv"):
-        load_data(DataConfig(name=str(tmp_path / "d")))
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("train", "test", "lacks"),
+    [
+        ("age,bp,label", "age,label", "bp"),
+        ("text,label", "sentence,label", "text"),
+        ("text,label", "id,text", "label"),
+        ("text,category", "text,label", "category"),
+    ],
+)
+def test_a_test_file_that_lacks_a_column_is_named(train: str, test: str, lacks: str, suffix: str, tmp_path: Path) -> None:
+    """Before any sample is read, so that `fedpriv data show` says so, too."""
+    import pyarrow as pa
+    import pyarrow.csv as csv
+    import pyarrow.parquet as pq
+
+    for split, header in (("train", train), ("test", test)):
+        values = {"text": ["good", "bad"], "sentence": ["good", "bad"], "age": [1.5, 2.5], "bp": [7.5, 9.5]}
+        columns = {name: values.get(name, [0, 1]) for name in header.split(",")}
+        file = tmp_path / f"{split}.{suffix}"
+        csv.write_csv(pa.table(columns), file) if suffix == "csv" else pq.write_table(pa.table(columns), file)
+    expected = rf"/test\.{suffix} lacks the column '{lacks}' of .*/train\.{suffix}; its columns are: {test.replace(',', ', ')}"
+    with pytest.raises(UsageError, match=expected) as refused:
+        load_labels(str(tmp_path))
+    assert ("leave out a test split that has no labels" in str(refused.value)) == (lacks in ("label", "category"))
 
 
 def test_a_suffix_says_what_a_file_is(tmp_path: Path) -> None:
@@ -121,6 +141,17 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     assert found.input_shape == (3 + 1,)
     (line,) = [one for one in found.said if one.startswith("columns that are no features")]
     assert "id (row numbers)" in line and "name (text" in line and "day (date32[day])" in line
+
+
+def test_how_to_name_one_of_several_texts_is_said(tmp_path: Path) -> None:
+    rows = [f"about {i},what is {i}?,{i % 3},{i % 2}" for i in range(60)]
+    numbers = load_data(write(tmp_path / "a.csv", "title,body,stars,label", *rows))
+    assert numbers.input_shape == (1,)
+    said = "the samples are the numbers and categories of stars; to train on texts, name their column 'text'"
+    assert said in numbers.said
+    assert load_data(write(tmp_path / "b.csv", "title,text,stars,label", *rows)).texts is not None
+    with pytest.raises(UsageError, match=r"no recognisable image or text column.* body \(string\).*; name the one with"):
+        load_data(write(tmp_path / "c.csv", "title,body,label", *(f"about {i},what is {i}?,{i % 2}" for i in range(20))))
 
 
 def test_texts_stay_texts(tmp_path: Path) -> None:

@@ -112,8 +112,6 @@ def vectors(train: Rows, test: Rows, features: Sequence[str]) -> tuple[Tensor, T
     """
     parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     for name in features:
-        if name not in test[0].features:
-            raise UsageError(f"{test[0].origin} lacks the column {name!r} of {train[0].origin}")
         (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
         numeric = _is_number(seen)
         if numeric != _is_number(unseen) and unseen.null_count < len(unseen):

@@ -17,6 +17,9 @@ IMAGE_COLUMNS = ("image", "img", "images", "picture")
 TEXT_COLUMNS = ("text", "sentence", "tweet_text", "tweet", "utterance", "question", "query", "review", "content")
 LABEL_COLUMNS = ("label", "labels", "fine_label", "character", "class", "category", "intent", "target", "y")
 
+_SHOWN = 5
+"""How many features a line names."""
+
 
 @dataclass(frozen=True)
 class Columns:
@@ -32,6 +35,11 @@ class Columns:
     text: str | None = None
     features: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """All columns that are read of every row."""
+        return tuple(name for name in (self.image, self.text, self.label, *self.features) if name is not None)
 
 
 def find_columns(table: Table, label: str | None = None, client: str | None = None) -> Columns:
@@ -67,6 +75,9 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
         is_only_one = set(features) <= {strings[0], label}
         text = strings[0] if (is_only_one or is_text(values)) and no_number(values) is None else None
     vector, notes = choose_features(table, label, client) if image is None and text is None else ((), ())
+    if vector and any(is_text(table.column(name)) for name in strings):
+        shown = ", ".join([*vector[:_SHOWN], *["..."] * (len(vector) > _SHOWN)])
+        notes = (*notes, f"the samples are the numbers and categories of {shown}; to train on texts, name their column 'text'")
     if text is not None and image is None and (unused := sorted(set(features) - {text, label})):
         notes = (f"the samples are the texts of column {text}; not used: {', '.join(unused)}",)
     if vector and label is not None:
@@ -78,7 +89,9 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
         if not len(table.column(next(iter(table.features)))):
             raise UsageError(f"{table.origin} has no rows")
         columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in table.features.items())
-        hint = "; --set data.label=NAME says which it is" if missing == "label" else ""
+        hint = "; name the one with the texts 'text'" if strings else ""
+        if missing == "label":
+            hint = "; --set data.label=NAME says which it is"
         raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}{hint}")
     return Columns(label, image, text, vector, notes)
 

@@ -46,7 +46,7 @@ def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side:
     values = table.column(column).take(rows)
     images: NDArray[np.uint8] | None = None
     for place, value in enumerate(values):
-        with _open(value.as_py(), table, int(rows[place])) as image:
+        with _open(value.as_py(), table, column, int(rows[place])) as image:
             try:
                 flat = _flat(image).convert(mode)
                 pixels = np.asarray(flat if side is None else flat.resize((side, side), _SMOOTH))
@@ -74,7 +74,7 @@ def sizes(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) -> NDA
     found = []
     for table, rows in tables:
         for place, value in enumerate(table.column(column).take(rows)):
-            with _open(value.as_py(), table, int(rows[place])) as image:
+            with _open(value.as_py(), table, column, int(rows[place])) as image:
                 found.append(image.size)
     return np.array(found, dtype=np.int64)
 
@@ -89,12 +89,12 @@ def common_mode(tables: Sequence[tuple[Table, NDArray[np.int64]]], column: str) 
     grey = True
     for table, rows in tables:
         for place, value in enumerate(table.column(column).take(rows)):
-            with _open(value.as_py(), table, int(rows[place])) as image:
+            with _open(value.as_py(), table, column, int(rows[place])) as image:
                 grey = grey and image.mode in _GREY
     return "L" if grey else "RGB"
 
 
-def _open(value: object, table: Table, row: int) -> Image:
+def _open(value: object, table: Table, column: str, row: int) -> Image:
     import PIL.Image
 
     try:
@@ -102,6 +102,9 @@ def _open(value: object, table: Table, row: int) -> Image:
             value = value["bytes"] if value.get("bytes") is not None else value["path"]
         image = PIL.Image.open(io.BytesIO(value) if isinstance(value, bytes) else str(value))
     except Exception as error:
+        if isinstance(value, bytes) and isinstance(error, PIL.UnidentifiedImageError):  # which says where in memory they are
+            told = f"column {column!r} holds bytes that are no image; write texts as strings"
+            raise FedprivError(f"{table.at(row)}: {told}") from None
         raise _undecodable(table, value, row, error) from None
     if is_deep(image):
         raise UsageError(f"{_where(table, value, row)} has more than 8 bits a channel; convert it to 8 bits first")

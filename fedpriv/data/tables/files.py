@@ -144,6 +144,19 @@ class CsvTable:
     def column(self, name: str) -> pa.ChunkedArray:
         return self._rows.column(name)
 
+    def written(self, name: str) -> pa.ChunkedArray:
+        """One column as texts, as they are in the file; of numbers, :meth:`column` has no leading zeros."""
+        import pyarrow as pa
+        from pyarrow import csv as arrow
+
+        with _readable(self.file):
+            rows = arrow.read_csv(
+                self.file,
+                parse_options=arrow.ParseOptions(newlines_in_values=True),
+                convert_options=arrow.ConvertOptions(include_columns=[name], column_types={name: pa.string()}),
+            )
+        return rows.column(name)
+
     def at(self, row: int) -> str:
         return f"{self.file}, line {self._line(row)}"
 

@@ -144,14 +144,19 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
         test = _test_split(splits)
         if "train" not in splits:
             found = [file for file in found if _kind(file) == ".parquet"] or found
-            if len(found) > 1 and (test is not None or _kind(found[0]) == ".csv"):
+            alone = test is not None and found == splits[test]
+            if alone or (len(found) > 1 and (test is not None or _kind(found[0]) == ".csv")):
                 missing = "train.csv" if _kind(found[0]) == ".csv" else "train split"
-                raise UsageError(f"{folder} holds {', '.join(file.name for file in found)} and no {missing}; name one of them")
+                names = ", ".join(file.name for file in found)
+                raise UsageError(f"{folder} holds {names} and no {missing}; rename one, or give it as the data set")
             return _open_files(found), None
         return _open_files(splits["train"]), _open_files(splits[test]) if test else None
     if _is_saved(folder):
         return open_saved(folder)
     folders = by_split(folders_in(folder))
+    if folders and folders.keys() <= set(SPLITS):
+        found = next(iter(folders.values()))
+        raise UsageError(f"{folder} holds {', '.join(folders)} and no train; rename one, or give {found[0]} as the data set")
     if "train" not in folders:
         return _image_folder(folder, classes), None
     test = _test_split(folders)
