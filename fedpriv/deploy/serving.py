@@ -167,7 +167,7 @@ def _run(
         warn(remark)
     terms = {"config": _public(agreement.config), "declared": told_to_clients(agreement.declared), "code": code_version()}
     heard = _Heard(grid)
-    clients = FarClients(heard, folder.path.name, terms, [one.client for one in facts], seconds, warn)
+    clients = FarClients(heard, folder.path.name, terms, {one.client: one.samples for one in facts}, seconds, warn)
     if not any(folder.checkpoints.glob("round-*.json")):
         try:
             _check_agreed(agreement, clients.agree(), clients.missing(), facts)

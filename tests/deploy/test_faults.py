@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ from fedpriv.files import Damaged, save_json
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Report
+from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, go_on, hashes, play_apart, sites
 from tests.marks import quick_first, slow_but
 from tests.simulation.small import config, play
@@ -226,8 +228,6 @@ def test_a_client_that_is_started_again_between_rounds_goes_on(tmp_path: Path) -
 
 
 def test_a_client_that_has_lost_its_disk_gets_the_terms_again(tmp_path: Path) -> None:
-    import shutil
-
     def lose(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         if (asked, round, client) == ("test", 1, 0):
             shutil.rmtree(tmp_path / "c" / "client-0" / "runs")
@@ -453,6 +453,44 @@ def test_under_sample_level_dp_a_client_reports_the_samples_that_it_declared(tmp
     assert summary is not None and 0 < summary["privacy"]["epsilon_per_client"][1] <= 2.0, "its upload was seen nevertheless"
 
 
+@pytest.mark.parametrize("when", ["before the agreement", "between rounds", "with the loss of its disk"])
+def test_a_client_whose_data_have_changed_takes_no_turn(tmp_path: Path, when: str) -> None:
+    """Rate and steps of sample-level DP depend on how many they are, and the server accounts for those that were declared."""
+    private = {"privacy.level": "sample", "privacy.noise": 4.0, "model.name": "mlp_lineage", "model.projection": 8}
+    own = {"data.limit": None, "data.pixels": "unit", "data.partition.name": "iid", "data.name": str(tmp_path / "photos")}
+    settings = {**SETTINGS, **private, **own, "data.clients": 2, "train.rounds": 2}
+    for number in range(2):
+        write_folder(tmp_path / f"photos-{number}", list(pixels(40, 8, 8)), [0, 1] * 20)
+
+    def clients() -> dict[int, Site]:
+        return {one: Site(one, Source(str(tmp_path / f"photos-{one}")), tmp_path / f"client-{one}") for one in range(2)}
+
+    class Shrinking(Loopback):
+        def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+            asked = frames[0].said[-1]["do"]
+            if (asked, round) == (("agree", 0) if when == "before the agreement" else ("train", 2)):
+                for file in sorted((tmp_path / "photos-0").glob("*/*"))[::2]:
+                    file.unlink()
+                if when == "with the loss of its disk":
+                    shutil.rmtree(tmp_path / "client-0" / "runs")
+                self.sites = clients()
+            yield from super().exchange(frames, seconds, round)
+
+    told = r"client 0 declared 32 training and 8 test samples for run run and has 16 and 4 now"
+    grid = Shrinking(clients())
+    if when == "before the agreement":
+        with pytest.raises(FedprivError, match=f"client 0 did not agree to the run: {told}"):
+            play_apart(tmp_path / "run", "fedavg", grid=grid, **settings)
+        return
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, grid, **settings)
+    assert any(re.search(told, text) for text in warnings)
+    assert [one.get("missing") for one in metrics(folder)] == [None, None, 1]
+    assert not list((folder / "payloads" / "round-0002").glob("client-0000*"))
+    summary = RunFolder.open(folder).summary()
+    assert summary is not None and summary["privacy"]["epsilon_per_client"][0] >= summary["privacy"]["epsilon_per_client"][1]
+
+
 @pytest.mark.slow
 def test_two_runs_with_secure_sums_at_once(tmp_path: Path) -> None:
     """The steps of one come between those of the other, and no client loses the upload that it holds."""
@@ -515,7 +553,7 @@ def test_terms_do_not_change(tmp_path: Path) -> None:
     terms = json.loads((tmp_path / "c" / "client-0" / "runs" / "run" / "terms.json").read_text())
     warnings: list[str] = []
     changed = {**terms, "config": {**terms["config"], "seed": 7}}
-    clients = FarClients(Loopback(here), "run", changed, [0], 10, warnings.append)
+    clients = FarClients(Loopback(here), "run", changed, {0: {"train": 50, "test": 50}}, 10, warnings.append)
     assert not clients.agree() and "differ from those" in warnings[0]
 
 
@@ -523,15 +561,19 @@ def test_terms_do_not_change(tmp_path: Path) -> None:
 
 
 class Telling(Loopback):
-    """A loopback in which a client declares something else."""
+    """A loopback in which a client declares something else, and trains with what it has."""
 
     def __init__(self, folder: Path, client: int, facts: dict[str, Any]) -> None:
         super().__init__(sites(folder, config("fedavg", **SETTINGS)))
         self.client, self.facts = client, facts
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        if self.client in frames and (first := frames[self.client].said[0])["do"] == "agree":
+            honest = replace(frames[self.client], head={**frames[self.client].head, "said": [{**first, "samples": self.has}]})
+            frames = {**frames, self.client: honest}
         for client, answer in super().exchange(frames, seconds, round):
             if client == self.client and isinstance(answer, Frame) and "code" in answer.head["said"][0]:
+                self.has = {name: answer.said[0][name] for name in ("train", "test")}
                 answer = Frame({"said": [{**answer.head["said"][0], **self.facts}]})
             yield client, answer
 
