@@ -224,7 +224,7 @@ class FarScorer:
         for answer in self.clients.test(Instruction(round, tested, message, states)):
             self.meter("report", answer.report)
             try:
-                accuracies[answer.client] = _accuracy(answer, round)
+                accuracies[answer.client] = _accuracy(answer, round, self.facts[answer.client].test)
             except Refused as reason:
                 refused[answer.client] = line_of(reason)
                 self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {refused[answer.client]}")
@@ -252,10 +252,12 @@ def _answer(client: int, frame: Frame) -> Answer:
     return Answer(client, upload, report)
 
 
-def _accuracy(answer: Answer, round: int) -> float | None:
+def _accuracy(answer: Answer, round: int, samples: int) -> float | None:
     report = Report.of(answer.report)
     if (report.round, report.client) != (round, answer.client):
         raise Refused(f"it is of client {report.client} in round {report.round}")
+    if report.num_examples != samples:  # by which it is weighted
+        raise Refused(f"it reports {report.num_examples} test samples and declared {samples}")
     if report.accuracy is not None and not 0 <= report.accuracy <= 1:
         raise Refused(f"an accuracy of {report.accuracy:g}")
     return report.accuracy

@@ -656,7 +656,18 @@ def test_a_client_that_outweighs_all_others_in_the_weighted_accuracy_is_named(tm
     warnings: list[str] = []
     grid = Telling(tmp_path / "c", 2, {"test": 10**9})
     play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "train.rounds": 1})
-    assert len(warnings) == 1 and "client 2 declares 1000000000 of all" in warnings[0] and "test samples" in warnings[0]
+    assert "client 2 declares 1000000000 of all" in warnings[0] and "test samples" in warnings[0]
+
+
+def test_a_test_on_other_samples_than_were_declared_does_not_count(tmp_path: Path) -> None:
+    settings, warnings = {**SETTINGS, "train.rounds": 1}, list[str]()
+    grid = Telling(tmp_path / "c", 2, {"test": 10**6})
+    record = RunFolder.open(play_apart(tmp_path / "run", "fedavg", warnings, grid, **settings)).records()[1]
+    (refused,) = record["untested"]
+    assert refused["client"] == 2 and re.fullmatch(r"it reports \d+ test samples and declared 1000000", refused["reason"])
+    assert any(f"the test of client 2 is refused: {refused['reason']}" in told for told in warnings)
+    tested = [one for one in record["per_client"]["accuracy"] if one is not None]
+    assert len(tested) == 3 and record["metrics"]["accuracy"] == pytest.approx(sum(tested) / 3)
 
 
 def test_clients_of_about_the_same_size_are_not(tmp_path: Path) -> None:
