@@ -19,7 +19,7 @@ from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.site import Site
 from fedpriv.deploy.source import Source
-from fedpriv.files import load_json
+from fedpriv.files import load_json, save_json
 from fedpriv.server.clients import Instruction
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.message import Refused
@@ -211,6 +211,40 @@ def test_a_repeated_turn_that_is_broken_off_leaves_the_account_whole(tmp_path: P
     assert len(before[2]) == 2, "head, then encoder"
     client._spend(2, [], before[2][0])  # and no more
     assert client.store.spent(0) == before
+
+
+@pytest.mark.parametrize("lost", ["whole", "a round"])
+def test_a_client_that_has_lost_its_account_takes_no_turn(tmp_path: Path, lost: str) -> None:
+    grid = played(tmp_path, "fedper", **PRIVATE)
+    file = tmp_path / "clients" / "client-0" / "runs" / "run" / "states" / "spent-000000.json"
+    whole = load_json(file)
+    if lost == "whole":
+        file.unlink()
+    else:  # as from a copy that is older
+        save_json(file, {"2": whole["2"]})
+    grid.sites = sites(tmp_path / "clients", config("fedper", **PRIVATE))
+    error = str(grid.train(last=1).error)
+    assert error.startswith("a file does not have what client 0 spent on privacy in round 1, so it takes no turn in run run")
+    save_json(file, whole)
+    assert grid.train(last=1).error is None
+
+
+def test_a_client_that_is_killed_before_it_books_has_not_lost_its_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_of: object) -> None:
+        raise KeyboardInterrupt
+
+    grid = played(tmp_path, "fedper", **{**PRIVATE, "train.rounds": 1})
+    opened = grid.sites[0]._of("run")
+    for file in ("asked.json", "states/spent-000000.json"):
+        (opened.store.folder.parent / file).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(opened.client, "_spend", killed)
+        with pytest.raises(KeyboardInterrupt):
+            grid.train(last=None)
+    assert opened.store.spent(0) == {1: []}
+    assert grid.train(last=None, again=True).error is None and opened.store.spent(0)[1]
 
 
 # --- tests: accuracies on models of a server's choice tell of single samples ---------------------------------------------
