@@ -40,6 +40,8 @@ _RUN = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
 ANYTHING = Requires()
 MOST_AT_ONCE = 8
 """Runs whose last answer and upload a client holds in memory."""
+MOST_ASKED = 64
+"""Things that one frame asks for; a server needs a handful. Meanwhile a client answers no other frame."""
 UNKNOWN_RUN = "unknown run"
 """How a client begins its answer where it has not the terms of the run; the server then sends them again."""
 
@@ -103,6 +105,8 @@ class Site:
             asked, run = frame.head.get("said"), frame.head.get("run")
             if not isinstance(asked, list) or not isinstance(run, str) or not _RUN.fullmatch(run):
                 raise Refused("a frame that asks for nothing in no run")
+            if len(asked) > MOST_ASKED:
+                raise Refused(f"a frame that asks for {len(asked)} things; at most {MOST_ASKED} are possible")
             for one in asked:
                 if not isinstance(one, dict) or (act := self._acts.get(one.get("do"))) is None:
                     raise Refused("a frame that asks for what no client does")

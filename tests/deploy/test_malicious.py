@@ -331,6 +331,14 @@ def test_what_would_occupy_a_client_for_ever_is_refused(asked: dict[str, Any], t
         config_of(said)
 
 
+def test_a_frame_that_asks_for_many_things_is_refused(tmp_path: Path) -> None:
+    site = Site(0, Source("digits"), tmp_path / "client")
+    asked = [{"do": "describe", "config": config("fedavg", **SETTINGS).model_dump(mode="json")}]
+    assert site.answer(Frame({"run": "handshake", "said": asked * 2})).error is None
+    error = site.answer(Frame({"run": "handshake", "said": asked * 2000})).error
+    assert error == "a frame that asks for 2000 things; at most 64 are possible"
+
+
 def test_more_clients_than_a_run_has_are_refused(tmp_path: Path) -> None:
     """A client would draw from them all in every round."""
     grid = played(tmp_path, "fedavg", **SETTINGS)
