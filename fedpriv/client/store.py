@@ -27,10 +27,11 @@ class ClientStore:
     Args:
         folder: made when the first state is kept.
         memory: bytes of states that may be cached in memory.
+        hint: what to do where it cannot be written.
     """
 
-    def __init__(self, folder: Path, memory: int = CACHE) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, memory: int = CACHE, hint: str = "make room, then `fedpriv resume`") -> None:
+        self.folder, self.hint = folder, hint
         self._cache: OrderedDict[Path, dict[str, Tensor]] = OrderedDict()
         self._room = memory
 
@@ -129,8 +130,7 @@ class ClientStore:
             yield
         except OSError as error:
             raise FedprivError(
-                f"cannot write {what} in {self.folder}: {error.strerror}; what was written before is whole: "
-                "make room, then `fedpriv resume`"
+                f"cannot write {what} in {self.folder}: {error.strerror}; what was written before is whole: {self.hint}"
             ) from None
 
     def _remember(self, path: Path, state: dict[str, Tensor]) -> None:

@@ -283,7 +283,8 @@ class Site:
                     f"client {self.number} declared {samples.get('train')} training and {samples.get('test')} test samples for "
                     f"run {run} and has {now['train']} and {now['test']} now; the run needs the data that it began with"
                 )
-            store, digest = ClientStore(self._folder(run) / "states"), hashlib.sha256(json.dumps(terms, sort_keys=True).encode())
+            store = ClientStore(self._folder(run) / "states", hint="make room; until then the run goes on without this client")
+            digest = hashlib.sha256(json.dumps(terms, sort_keys=True).encode())
             opened = AgreedRun(run, self.number, config, declared, loaded, store, self._secret(run), digest.hexdigest())
             self.requires.check_tests(opened.agreement.method)
             if (kept := self._kept_broadcast(run)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fedpriv.client import store
 from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
@@ -358,6 +360,18 @@ def test_errors_cross_without_paths(tmp_path: Path) -> None:
     object.__setattr__(missing.source, "name", str(tmp_path / "secret-place" / "x.csv"))
     told = missing.answer(letter.frame(run="one")).head["error"]
     assert "\n" not in told and "secret-place" not in told and str(tmp_path) not in told
+
+
+def test_a_client_whose_disk_is_full_is_told_what_it_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_of: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "save_tensors", full)
+    warnings: list[str] = []
+    grid = Loopback(sites(tmp_path / "c", config("fedper", **SETTINGS)))
+    play_apart(tmp_path / "run", "fedper", warnings, grid, **{**SETTINGS, "train.rounds": 1})
+    told = next(text for text in warnings if "client 0" in text)
+    assert "No space left on device" in told and told.endswith("make room; until then the run goes on without this client")
 
 
 def test_a_clients_folder_with_spaces_does_not_cross(tmp_path: Path) -> None:
