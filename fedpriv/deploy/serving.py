@@ -236,6 +236,8 @@ def _check_agreed(
 
 
 def _check_possible(config: RunConfig) -> None:
+    if config.run_dir is not None and config.run_dir.name == HANDSHAKE:
+        raise UsageError(f"--run-dir {config.run_dir}: {HANDSHAKE} is what clients call the time before a run; another name")
     if is_own(config.model.name):
         raise UsageError(
             f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"

@@ -162,6 +162,8 @@ class Site:
 
     def _agree(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
         """Take the terms of a run, and how many samples it has declared: they do not change any more."""
+        if run == HANDSHAKE:  # whose answers are not kept
+            raise Refused(f"a run that is called {HANDSHAKE}")
         folder = self._folder(run)
         terms = {"run": run, "config": asked.get("config"), "declared": asked.get("declared"), "code": asked.get("code")}
         samples = asked.get("samples")

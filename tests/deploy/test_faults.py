@@ -24,7 +24,7 @@ from fedpriv.deploy.serving import DECLARED, STOP
 from fedpriv.deploy.site import Site, _pathless
 from fedpriv.deploy.source import Source
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
-from fedpriv.files import Damaged, save_json
+from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Report
@@ -724,6 +724,37 @@ def test_a_client_without_its_data_is_named(tmp_path: Path) -> None:
     object.__setattr__(grid.sites[1].source, "name", str(tmp_path / "nothing"))
     with pytest.raises(FedprivError, match="client 1 cannot take part: its data cannot be read"):
         play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
+
+
+def test_a_run_does_not_have_the_name_of_the_handshake(tmp_path: Path) -> None:
+    """Else its answers would not be kept for a frame that comes again."""
+    with pytest.raises(UsageError, match="handshake is what clients call the time before a run"):
+        play_apart(tmp_path / HANDSHAKE, "fedavg", **SETTINGS)
+    site = Site(0, Source("digits"), tmp_path / "client")
+    frame = Frame({"run": HANDSHAKE, "said": [{"do": "agree", "samples": {}}]})
+    assert site.answer(frame).error == "a run that is called handshake"
+
+
+def test_terms_that_could_not_be_saved_are_not_agreed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client would answer other terms of that name from these, and after its next start not know them."""
+    of = sites(tmp_path / "c", config("fedavg", **SETTINGS))
+    play_apart(tmp_path / "run", "fedavg", grid=Loopback(of), **{**SETTINGS, "train.rounds": 1})
+    kept = tmp_path / "c" / "client-0" / "runs" / "run"
+    terms, samples = (load_json(kept / f"{name}.json") for name in ("terms", "samples"))
+
+    def agrees(seed: int) -> Frame:
+        changed = {**terms, "config": {**terms["config"], "seed": seed}, "samples": samples, "do": "agree"}
+        return of[0].answer(Frame({"run": "other", "said": [changed]}))
+
+    def full(*_of: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedpriv.deploy.site.save_json", full)
+        assert "No space left" in str(agrees(7).error)
+    answers = [agrees(seed) for seed in (8, 7)]
+    assert answers[0].error is None and "differ from those" in str(answers[1].error)
+    assert of[0]._of("other").agreement.config.seed == 8
 
 
 @pytest.mark.parametrize(
