@@ -132,6 +132,9 @@ def test_resume_takes_back_a_stop_that_was_not_honoured(
     assert ended.exit_code == 2 and "ended before it could begin" in ended.stderr
     (folder.path / DECLARED).touch()
     (folder.path / STOP).touch()
+    assert fedpriv("deploy", "resume", folder.path).exit_code == 1, "no server"
+    assert (folder.path / STOP).exists() and not any(home.requests.iterdir())
+    monkeypatch.setattr("fedpriv.cli.deploy._link", lambda home: None)
     monkeypatch.setattr("fedpriv.cli.deploy._conduct", lambda *of: None)
     assert fedpriv("deploy", "resume", folder.path).exit_code == 0 and not (folder.path / STOP).exists()
 
@@ -172,6 +175,13 @@ def test_who_follows_a_run_is_told_that_its_app_ended_unless_another_has_taken_i
 
 
 @needs_flower
+def test_no_request_is_left_where_no_server_answers(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+    home = make(tmp_path / "d", 1, "localhost", inner_port=machines.free_port())
+    ended = fedpriv("deploy", "run", home.path)
+    assert ended.exit_code == 1 and "no server answers on" in ended.stderr and not any(home.requests.iterdir())
+
+
+@needs_flower
 def test_what_is_no_run_of_a_deployment_is_named_before_its_server_is_asked(
     made: Home, tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,12 +217,11 @@ def test_a_run_says_once_that_its_server_is_away(made: Home, tmp_path: Path, mon
     monkeypatch.setattr("fedpriv.cli.deploy.say", lambda text, err: said.append(text))
     answers = iter([True, False, False, True, False])
     link = SimpleNamespace(start=lambda path: 1, nodes=list, check=lambda number: next(answers))
-    monkeypatch.setattr("fedpriv.cli.deploy._link", lambda home: link)
     monkeypatch.setattr("fedpriv.cli.deploy.console", lambda: SimpleNamespace(print=lambda *shown, **options: None))
     folder = RunFolder.create(load_config(None, {"run_dir": str(tmp_path / "run")}), tmp_path)
     monkeypatch.setattr("time.monotonic", count(0, 6).__next__)
     follow = lambda alive, *of: [alive() for _ in range(5)] != []  # noqa: E731
-    _conduct(made, SimpleNamespace(run_dir=folder.path, path=folder.path, follow=follow), detach=False)
+    _conduct(made, link, SimpleNamespace(run_dir=folder.path, path=folder.path, follow=follow), detach=False)
     assert len(said) == 2 and all("the server does not answer any more" in text for text in said)
 
 
