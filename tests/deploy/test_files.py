@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from fedpriv.cli.deploy import _conduct, _say_who_is_awaited
 from fedpriv.config import load_config
-from fedpriv.deploy.flower import certificates, machines, needed
+from fedpriv.deploy.flower import certificates, machines, needed, tls
 from fedpriv.deploy.flower.home import ClientFile, Home, make, read_client
 from fedpriv.deploy.handshake import code_version
 from fedpriv.deploy.serving import DECLARED, STOP
@@ -125,7 +125,7 @@ def test_init_writes_into_no_folder_that_holds_something_else(tmp_path: Path, fe
 def test_resume_takes_back_a_stop_that_was_not_honoured(
     tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = make(tmp_path / "d", 1, "localhost")
+    home = make(tmp_path / "d", 1, "localhost", inner_port=machines.free_port())
     folder = RunFolder.create(load_config(None, {"run_dir": str(home.runs / "killed")}), home.runs)
     folder.update_facts(status="running", deployed={"code": code_version()})
     ended = fedpriv("deploy", "resume", folder.path)
@@ -389,6 +389,64 @@ def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pyt
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     with pytest.raises(machines.Unreachable, match="cannot be reached: Connection refused"):
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{machines.free_port()}"}))
+
+
+@contextmanager
+def speaking(certificate: Path, key: Path, tls: bool = True) -> Iterator[int]:
+    """A server that begins an answer and goes on with it byte by byte, with TLS or without; its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def speak() -> None:
+        with suppress(OSError):
+            while True:
+                one = listening.accept()[0]
+                with suppress(OSError), context.wrap_socket(one, server_side=True) if tls else one as asked:
+                    asked.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                    while True:
+                        asked.sendall(b"x")
+                        time.sleep(0.02)
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def test_a_client_does_not_wait_for_ever_for_an_answer_that_never_ends(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "ANSWER", 0.5)
+    read = read_client(made.client_file(0))
+    with (
+        speaking(made.certificate, made.key) as port,
+        pytest.raises(machines.Unreachable, match=r"cannot be reached: .*(more|timed)"),
+    ):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    with speaking(made.certificate, made.key, tls=False) as port, pytest.raises(UsageError, match="does not speak TLS"):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+
+
+@needs_flower
+def test_an_operator_does_not_wait_for_ever_and_is_told_what_is_wrong_with_a_server(
+    made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedpriv.deploy.flower.control import SuperLink
+
+    monkeypatch.setattr(tls, "ANSWER", 0.5)
+    with speaking(made.certificate, made.key) as port:
+        assert not SuperLink(f"127.0.0.1:{port}", made.authority).answers()
+    with speaking(made.certificate, made.key, tls=False) as port, pytest.raises(UsageError, match="does not speak TLS"):
+        SuperLink(f"127.0.0.1:{port}", made.authority).answers()
+    monkeypatch.setattr(tls, "ANSWER", 30.0)
+    foreign = make(tmp_path / "foreign", 1, "server.example.org")
+    with (
+        answering(foreign.certificate, foreign.key, time.time()) as port,
+        pytest.raises(UsageError, match="does not hold: unable"),
+    ):
+        SuperLink(f"127.0.0.1:{port}", made.authority).answers()
+    assert not SuperLink(f"127.0.0.1:{machines.free_port()}", made.authority).answers()
 
 
 @needs_flower

@@ -9,7 +9,6 @@ import math
 import secrets
 import shutil
 import socket
-import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from fedpriv.deploy.flower.home import ClientFile, Home, host_port, read_client
 from fedpriv.deploy.flower.keeper import Keeper
 from fedpriv.deploy.flower.needed import require_flower
+from fedpriv.deploy.flower.tls import trusting, wrong_server
 from fedpriv.errors import FedprivError, UsageError
 
 BEHIND, AHEAD = 300.0, 5.0
@@ -154,9 +154,9 @@ def check_server(settings: ClientFile) -> None:
 
     Raises:
         UsageError: its certificate does not hold here, or the clocks differ.
-        Unreachable: it does not answer.
+        Unreachable: it does not answer, or not within :data:`~fedpriv.deploy.flower.tls.ANSWER` seconds.
     """
-    context = ssl.create_default_context(cafile=str(settings.certificate))
+    context = trusting(settings.certificate)
     host, _, port = settings.server.rpartition(":")
     connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=20, context=context)
     asked = time.time()
@@ -164,9 +164,9 @@ def check_server(settings: ClientFile) -> None:
         connection.request("GET", "/v1/fleet/")
         answer = connection.getresponse()
         date = answer.getheader("Date")
-    except ssl.SSLCertVerificationError as error:
-        raise UsageError(f"the certificate of {settings.server} does not hold: {error.verify_message}") from None
     except (OSError, http.client.HTTPException) as error:
+        if (wrong := wrong_server(settings.server, error)) is not None:
+            raise wrong from None
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unreachable(f"the server {settings.server} cannot be reached: {why}") from None
     finally:
