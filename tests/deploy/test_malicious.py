@@ -345,5 +345,5 @@ def test_more_clients_than_a_run_has_are_refused(tmp_path: Path) -> None:
     terms = load_json(tmp_path / "clients" / "client-0" / "runs" / "run" / "terms.json")
     letter = Letter()
     declared = {**terms["declared"], "trainable": list(range(3))}
-    letter.say({"do": "agree", "config": terms["config"], "declared": declared, "code": terms["code"]})
+    letter.say({"do": "agree", "config": terms["config"], "declared": declared, "code": terms["code"], "samples": {}})
     assert grid.sites[0].answer(letter.frame(run="other")).error == "the server declares 3 clients of a run of 2"
