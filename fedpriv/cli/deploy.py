@@ -97,6 +97,21 @@ def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[
     return {"dir": str(home.path), "clients": clients, "host": host, "port": port}
 
 
+@command(deploy, "renew")
+@_DIR
+def renew(folder: Path) -> dict[str, Any]:
+    """Make a new certificate of the server, for another 825 days; clients need nothing new.
+
+    \b
+    Example: fedpriv deploy renew DIR
+    """
+    from fedpriv.deploy.flower import home as files
+
+    files.renew(home := files.Home.open(folder))
+    console().print(f"{home.certificate} is new: start the server again, and nginx where it is used", soft_wrap=True)
+    return {"certificate": str(home.certificate)}
+
+
 @command(deploy, "server")
 @_DIR
 def server(folder: Path) -> None:

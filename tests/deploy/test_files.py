@@ -317,6 +317,29 @@ def test_a_certificate_that_does_not_hold(made: Home, tmp_path: Path, monkeypatc
         certificates.check_server_certificate(old, "localhost")
 
 
+def test_a_certificate_that_has_expired_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedpriv: Callable[..., Result]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "SERVER_DAYS", -0.02)
+        home = make(tmp_path / "d", 1, "server.example.org")
+    before = {path: path.read_bytes() for path in home.path.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=f"expired on .*; `fedpriv deploy renew {home.path}` makes a new one"):
+        certificates.check_server_certificate(home.certificate, "server.example.org")
+    ended = fedpriv("deploy", "renew", home.path)
+    assert ended.exit_code == 0, ended.output
+    certificates.check_server_certificate(home.certificate, "server.example.org")
+    for host in ("server.example.org", "localhost", "127.0.0.1"):
+        certificates.check_handshake(home.certificate, home.key, home.authority, host)
+    after = {path: path.read_bytes() for path in home.path.rglob("*") if path.is_file()}
+    assert after.keys() == before.keys()
+    assert {path for path in after if after[path] != before[path]} == {home.certificate, home.key}
+    assert home.key.stat().st_mode & 0o777 == 0o600
+    home.authority_key.unlink()
+    ended = fedpriv("deploy", "renew", home.path)
+    assert ended.exit_code == 2 and "ca.key does not exist" in " ".join(ended.stderr.split())
+
+
 def test_a_port_that_is_taken(made: Home) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

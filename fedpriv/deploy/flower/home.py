@@ -138,7 +138,9 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
     inner = inner_port or (INNER_PORT if listen == LOOPBACK else port)
     home = Home(path)
     if home.server_file.exists():
-        raise UsageError(f"{path} holds a deployment already; another folder, or remove it")
+        raise UsageError(
+            f"{path} holds a deployment already; another folder, or remove it (`fedpriv deploy renew` makes a new certificate)"
+        )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} is not empty; name a new folder")
     try:
@@ -162,6 +164,23 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
     except OSError as error:
         raise UsageError(f"cannot write the deployment {path}: {error.strerror}") from None
     return home
+
+
+def renew(home: Home) -> None:
+    """Sign another certificate for the server, by its authority and for the same host; nothing else changes.
+
+    Raises:
+        UsageError: the authority's key is not there, its own certificate has expired, or the files cannot be written.
+    """
+    from fedpriv.deploy.flower.certificates import check_authority, make_server_certificate
+
+    check_authority(home.authority, home.authority_key)
+    settings = home.settings()
+    try:
+        hosts = _hosts(settings.host, settings.listen)
+        make_server_certificate(home.authority, home.authority_key, hosts, home.certificate, home.key)
+    except OSError as error:
+        raise UsageError(f"cannot write {home.certificate}: {error.strerror}") from None
 
 
 def _is_address(host: str) -> bool:
