@@ -248,14 +248,14 @@ def test_the_status_of_a_run_is_not_that_of_a_request(
     assert ended.exit_code == 2 and "is killed, not running; `fedpriv deploy resume" in ended.stderr
 
 
-@pytest.mark.parametrize("host", ["", "two words", "-x", "a/b", "server.example.org:8443"])
+@pytest.mark.parametrize("host", ["", "two words", "-x", "a/b", "server.example.org:8443", "a..b"])
 def test_a_host_that_is_none_is_refused(tmp_path: Path, fedpriv: Callable[..., Result], host: str) -> None:
     ended = fedpriv("deploy", "init", tmp_path / "d", "--clients", 1, "--host", host)
     assert ended.exit_code == 2 and "--host" in ended.output and not (tmp_path / "d").exists()
 
 
 def test_a_certificate_of_another_authority_is_named_at_once(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the server would be awaited for two minutes."""
+    """Else the server would be awaited for minutes."""
     certificates.check_handshake(made.certificate, made.key, made.authority, "127.0.0.1")
     with monkeypatch.context() as patch:  # as in Python 3.13 and later
         context = ssl.create_default_context(cafile=str(made.authority))
@@ -289,6 +289,11 @@ def test_a_folder_without_a_deployment(tmp_path: Path) -> None:
         ("client: 0", "client: many", "client = 'many'"),
         ("share: own", "share: all", "data.share"),
         ("server: server.example.org:8443", "server: server.example.org", "expected host:port"),
+        ("server: server.example.org:8443", "server: localhost:99999", "expected host:port"),
+        ("server: server.example.org:8443", "server: localhost:0", "expected host:port"),
+        ("server: server.example.org:8443", "server: a..b:8443", "expected host:port"),
+        ("server: server.example.org:8443", f"server: {'a' * 64}.org:8443", "expected host:port"),
+        ("server: server.example.org:8443", "server: '[1:2]:8443'", "expected host:port"),
         ("key: client-0/key", "key: client-0/no-key", "does not exist"),
         ("poll: 1", "pol: 1", "did you mean 'poll'"),
     ],
@@ -437,6 +442,20 @@ def speaking(certificate: Path, key: Path, tls: bool = True) -> Iterator[int]:
     finally:
         listening.shutdown(socket.SHUT_RDWR)
         listening.close()
+
+
+def test_what_a_client_cannot_read_of_its_server_is_named(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = read_client(made.client_file(0))
+    junk = tmp_path / "junk.crt"
+    junk.write_text("junk")
+    with pytest.raises(UsageError, match=r"junk\.crt holds no certificate that can be read"):
+        machines.check_server(read.model_copy(update={"certificate": junk}))
+    monkeypatch.setattr(email.utils, "formatdate", lambda *of, **how: "yesterday")
+    with (
+        answering(made.certificate, made.key, 0) as port,
+        pytest.raises(UsageError, match=f"127.0.0.1:{port} says no time that can be read: Date: yesterday"),
+    ):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
 
 
 def test_a_client_does_not_wait_for_ever_for_an_answer_that_never_ends(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,7 +105,7 @@ def host_port(host: str, port: int) -> str:
 def read_client(path: Path) -> ClientFile:
     """A client's file, its paths absolute; :class:`UsageError` where it is not one."""
     found = parse(ClientFile, read_yaml(path), str(path))
-    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:]+):\d{1,5}", found.server):
+    if not _is_server(found.server):
         raise UsageError(f"{path}: server = {found.server!r}: expected host:port, such as server.example.org:{PORT}")
     base = path.absolute().parent
     paths = {name: base / getattr(found, name).expanduser() for name in ("certificate", "key", "folder")}
@@ -133,7 +133,9 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
     """
     from fedpriv.deploy.flower.certificates import make_authority, make_client_key, make_server_certificate, write_secret
 
-    if not (re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host) or _is_address(host)):
+    if not (
+        (re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host) and _can_be_looked_up(host)) or _is_address(host)
+    ):
         raise UsageError(f"--host {host!r}: expected a name such as server.example.org, or an address, without a port (--port)")
     inner = inner_port or (INNER_PORT if listen == LOOPBACK else port)
     home = Home(path)
@@ -181,6 +183,24 @@ def renew(home: Home) -> None:
         make_server_certificate(home.authority, home.authority_key, hosts, home.certificate, home.key)
     except OSError as error:
         raise UsageError(f"cannot write {home.certificate}: {error.strerror}") from None
+
+
+def _is_server(text: str) -> bool:
+    """Whether it is host:port, an IPv6 address in brackets."""
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 1 <= int(port) <= 65535:
+        return False
+    if host.startswith("[") and host.endswith("]"):
+        return _is_address(host[1:-1])
+    return re.fullmatch(r"[^\s:]+", host) is not None and _can_be_looked_up(host)
+
+
+def _can_be_looked_up(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:  # a part of it is empty, or has more than 63 letters
+        return False
+    return True
 
 
 def _is_address(host: str) -> bool:

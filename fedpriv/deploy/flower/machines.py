@@ -19,6 +19,7 @@ from fedpriv.deploy.flower.home import ClientFile, Home, host_port, read_client
 from fedpriv.deploy.flower.keeper import Keeper
 from fedpriv.deploy.flower.needed import require_flower
 from fedpriv.deploy.flower.tls import trusting, wrong_server
+from fedpriv.deploy.frames import line_of
 from fedpriv.errors import FedprivError, UsageError
 
 BEHIND, AHEAD = 300.0, 5.0
@@ -174,7 +175,10 @@ def check_server(settings: ClientFile) -> None:
     if answer.status in _AWAY:
         raise Unreachable(f"the server {settings.server} cannot be reached: its proxy answers {answer.status} {answer.reason}")
     answered = time.time()
-    there = email.utils.parsedate_to_datetime(date).timestamp() if date else answered
+    try:
+        there = email.utils.parsedate_to_datetime(date).timestamp() if date else answered
+    except (ValueError, OverflowError):
+        raise UsageError(f"{settings.server} says no time that can be read: Date: {line_of(date)}") from None
     # A busy server says the time at some moment between the question and its answer.
     if not -AHEAD <= (behind := there - min(max(there, asked), answered)) <= BEHIND:
         raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")
