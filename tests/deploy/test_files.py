@@ -458,6 +458,23 @@ def test_what_a_client_cannot_read_of_its_server_is_named(made: Home, tmp_path: 
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
 
 
+@pytest.mark.parametrize(("said", "why"), [("", "it has logged nothing; is this machine busy"), ("reason", "log.txt says why")])
+def test_a_server_that_does_not_answer_in_time_is_sought_in_a_log_that_says_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, why: str
+) -> None:
+    monkeypatch.setattr(machines, "START", 0.0)
+    log = tmp_path / "log.txt"
+    log.write_text("of an earlier start\n")
+
+    def answers() -> bool:
+        log.write_text(log.read_text() + said)
+        return False
+
+    keeper: Any = SimpleNamespace(log=log, look=lambda: None)
+    with pytest.raises(FedprivError, match=why):
+        machines._await_answer(answers, keeper)
+
+
 def test_a_client_does_not_wait_for_ever_for_an_answer_that_never_ends(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "ANSWER", 0.5)
     read = read_client(made.client_file(0))

@@ -24,8 +24,8 @@ from fedpriv.errors import FedprivError, UsageError
 
 BEHIND, AHEAD = 300.0, 5.0
 """Seconds by which a client's clock may be behind its server's, or ahead of it: Flower takes no signature from the future."""
-START = 120.0
-"""Seconds in which a server must answer."""
+START = 600.0
+"""Seconds in which a server must answer, as long as it lives: a busy machine takes minutes to import Flower."""
 _AWAY = (502, 503, 504)
 """What a proxy answers while the server behind it is not running."""
 RETRY = 5.0
@@ -63,11 +63,7 @@ def server(home: Home) -> Iterator[Keeper]:
             "--superexec-auth-secret-file", home.secret,
         )  # fmt: skip
         link = SuperLink(address, home.authority)
-        until = time.monotonic() + START
-        while not link.answers():
-            keeper.look()
-            if time.monotonic() > until:
-                raise FedprivError(f"the server does not answer within {START:g} s; {home.log} says why")
+        _await_answer(link.answers, keeper)
         for request in Request.broken_off(home.requests):  # at once: who follows such a run asks the SuperLink for its app
             link.start(request.path)
         link.admit({f"client-{number}": home.public_key(number) for number in range(settings.clients)})
@@ -197,6 +193,20 @@ def _await_server(settings: ClientFile, tell: Callable[[str], None], patience: f
                 told = str(error)
                 tell(f"{told}; trying again every {RETRY:g} s")
         time.sleep(RETRY)
+
+
+def _await_answer(answers: Callable[[], bool], keeper: Keeper) -> None:
+    """Wait for a server that was just started."""
+    until, before = time.monotonic() + START, _size(keeper.log)
+    while not answers():
+        keeper.look()
+        if time.monotonic() > until:
+            why = f"{keeper.log} says why" if _size(keeper.log) > before else "it has logged nothing; is this machine busy?"
+            raise FedprivError(f"the server does not answer within {START:g} s; {why}")
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def free_port() -> int:
