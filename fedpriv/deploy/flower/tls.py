@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import time
 from pathlib import Path
+from typing import Any
 
 from fedpriv.errors import UsageError
 
@@ -29,7 +30,7 @@ def trusting(authority: Path) -> ssl.SSLContext:
     until = time.monotonic() + ANSWER
 
     class Within(ssl.SSLSocket):
-        def read(self, len: int = 1024, buffer: bytearray | None = None) -> bytes:
+        def read(self, len: int = 1024, buffer: Any = None) -> bytes:
             if (left := until - time.monotonic()) <= 0:
                 raise TimeoutError(f"its answer takes more than {ANSWER:g} s")
             self.settimeout(left)
