@@ -97,6 +97,21 @@ def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[
     return {"dir": str(home.path), "clients": clients, "host": host, "port": port}
 
 
+@command(deploy, "renew")
+@_DIR
+def renew(folder: Path) -> dict[str, Any]:
+    """Make a new certificate of the server, for another 825 days; clients need nothing new.
+
+    \b
+    Example: fedpriv deploy renew DIR
+    """
+    from fedpriv.deploy.flower import home as files
+
+    files.renew(home := files.Home.open(folder))
+    console().print(f"{home.certificate} is new: start the server again, and nginx where it is used", soft_wrap=True)
+    return {"certificate": str(home.certificate)}
+
+
 @command(deploy, "server")
 @_DIR
 def server(folder: Path) -> None:
@@ -175,8 +190,8 @@ def run(
     RunFolder(run_dir).check_new()  # before its clients are asked
     if run_dir.resolve().parent != home.runs.resolve():
         raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {home.runs}, for `deploy resume`")
-    request = Request.write(home.requests, run_dir, config, settings.clients, settings.answer_within)
-    return _conduct(home, request, detach)
+    link = _link(home)  # no request is left where no server takes it
+    return _conduct(home, link, Request.write(home.requests, run_dir, config, settings.clients, settings.answer_within), detach)
 
 
 @command(deploy, "resume")
@@ -202,10 +217,10 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
         raise UsageError(f"{run_dir} is a deployment; name one of its runs, in {run_dir / 'runs'}")
     folder = to_resume(run_dir)
     home = Home.open(folder.path.parent.parent)
-    settings = home.settings()
+    settings, link = home.settings(), _link(home)
     (folder.path / STOP).unlink(missing_ok=True)  # of a run that was killed before it could stop
     request = Request.write(home.requests, folder.path, None, settings.clients, settings.answer_within)
-    return _conduct(home, request, detach)
+    return _conduct(home, link, request, detach)
 
 
 @command(deploy, "status")
@@ -298,7 +313,7 @@ def _warn_of_readable(*secrets: Path) -> None:
         say(f"warning: other users of this machine may read {path}; chmod 600 {path}", err=True)
 
 
-def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
+def _conduct(home: Any, link: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     """Have a request played, and show the rounds of its run."""
     import os
     import time
@@ -308,7 +323,7 @@ def _conduct(home: Any, request: Any, detach: bool) -> dict[str, Any] | None:
     from fedpriv.errors import FedprivError
     from fedpriv.server.run_folder import RunFolder
 
-    link, run_dir = _link(home), request.run_dir
+    run_dir = request.run_dir
     records = RunFolder(run_dir).records()
     done = records[-1]["round"] if records else -1  # which a run that is resumed does not show again
     number, looked, answered = link.start(request.path), time.monotonic(), True

@@ -27,10 +27,11 @@ class ClientStore:
     Args:
         folder: made when the first state is kept.
         memory: bytes of states that may be cached in memory.
+        hint: what to do where it cannot be written.
     """
 
-    def __init__(self, folder: Path, memory: int = CACHE) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, memory: int = CACHE, hint: str = "make room, then `fedpriv resume`") -> None:
+        self.folder, self.hint = folder, hint
         self._cache: OrderedDict[Path, dict[str, Tensor]] = OrderedDict()
         self._room = memory
 
@@ -80,7 +81,7 @@ class ClientStore:
 
     def export(self, client: int, round: int | None) -> dict[str, bytes]:
         """The files of a client, by name, for a store elsewhere: its state after a round, if it kept one, and what it spent."""
-        paths = [self._ledger_file(client), *([] if round is None else [self._state_file(client, round)])]
+        paths = [self.ledger_file(client), *([] if round is None else [self._state_file(client, round)])]
         return {path.name: path.read_bytes() for path in paths if path.exists()}
 
     def take(self, files: Mapping[str, bytes]) -> None:
@@ -97,16 +98,20 @@ class ClientStore:
 
     # --- sample-level DP ---------------------------------------------------------------------------------------------
 
+    def ledger_file(self, client: int) -> Path:
+        """Where it books what a client spends."""
+        return self.folder / f"spent-{client:06d}.json"
+
     def spent(self, client: int) -> dict[int, list[Charge]]:
         """What the client spent, by round: (sampling rate, steps) of each stretch of DP-SGD, whether or not the turn counted."""
-        path = self._ledger_file(client)
+        path = self.ledger_file(client)
         stored = load_json(path) if path.exists() else {}
         return {int(round): [(rate, int(steps)) for rate, steps in charges] for round, charges in stored.items()}
 
     def check_spent(self, client: int, steps: int) -> None:
         """Raise :class:`Damaged` where less is booked than these steps of DP-SGD, which a server knows of."""
         if sum(number for charges in self.spent(client).values() for _, number in charges) < steps:
-            path = self._ledger_file(client)
+            path = self.ledger_file(client)
             raise Damaged(
                 f"{path} is damaged: it does not have all that client {client} spent" if path.exists() else f"{path} is missing"
             )
@@ -114,7 +119,7 @@ class ClientStore:
     def book(self, client: int, round: int, charges: Sequence[Charge]) -> None:
         """Book what a turn spends; a repeated turn is the same draw and spends nothing more."""
         with self._writing(f"what client {client} spent"):
-            save_json(self._ledger_file(client), {**self.spent(client), round: list(charges)})
+            save_json(self.ledger_file(client), {**self.spent(client), round: list(charges)})
 
     # -----------------------------------------------------------------------------------------------------------------
 
@@ -125,8 +130,7 @@ class ClientStore:
             yield
         except OSError as error:
             raise FedprivError(
-                f"cannot write {what} in {self.folder}: {error.strerror}; what was written before is whole: "
-                "make room, then `fedpriv resume`"
+                f"cannot write {what} in {self.folder}: {error.strerror}; what was written before is whole: {self.hint}"
             ) from None
 
     def _remember(self, path: Path, state: dict[str, Tensor]) -> None:
@@ -147,9 +151,6 @@ class ClientStore:
 
     def _state_file(self, client: int, round: int) -> Path:
         return self.folder / f"client-{client:06d}-{round:06d}.safetensors"
-
-    def _ledger_file(self, client: int) -> Path:
-        return self.folder / f"spent-{client:06d}.json"
 
 
 def _size(state: Mapping[str, Tensor]) -> int:

@@ -18,7 +18,7 @@ from fedpriv.data.augmentation.augment import augmentation
 from fedpriv.data.federated import ClientData
 from fedpriv.deploy.handshake import Apart
 from fedpriv.errors import FedprivError
-from fedpriv.files import remembered
+from fedpriv.files import Damaged, load_json, remembered
 from fedpriv.simulation.setup import Loaded
 from fedpriv.simulation.terms import settle
 from fedpriv.wire import Sealed
@@ -88,6 +88,7 @@ class AgreedRun:
 
         Raises:
             FedprivError: the round was played with another message, from another state, or on other samples.
+            Damaged: the ledger does not know of a turn any more.
             Untested: it was tested so.
         """
         folder, other = self.store.folder.parent, "with another message, from another state or on other data"
@@ -95,10 +96,27 @@ class AgreedRun:
             if not remembered(folder / "tested.json", str(round), started):
                 raise Untested(f"client {self._number} was tested in round {round} {other}, and is tested once a round")
             return
-        if self.agreement.config.privacy.level != "sample" and not self.agreement.transforms:
+        private = self.agreement.config.privacy.level == "sample"
+        if not private and not self.agreement.transforms:
             return
+        if private:
+            self._check_ledger(round, folder / "asked.json")
         if not remembered(folder / "asked.json", str(round), started):
             raise FedprivError(f"client {self._number} has played round {round} {other}: it adds noise to one turn a round")
+
+    def _check_ledger(self, round: int, asked: Path) -> None:
+        """Refuse to begin again at zero where the ledger is lost.
+
+        A round is in the ledger before it is in ``asked``, so a kill between the two is no loss.
+        """
+        spent = self.store.spent(self._number)
+        if lost := sorted(int(one) for one in (load_json(asked) if asked.exists() else {}) if int(one) not in spent):
+            raise Damaged(
+                f"{self.store.ledger_file(self._number)} does not have what client {self._number} spent on privacy in round "
+                f"{lost[0]}, so it takes no turn in run {self.name} until that file is put back"
+            )
+        if round not in spent:
+            self.store.book(self._number, round, [])
 
     def told(self, message: Sealed | None) -> bytes:
         """What the server has sent the client for a round, and before the first one, by checksums."""

@@ -58,16 +58,24 @@ class FarClients(Clients):
     Args:
         run: the run's name, under which clients keep what is theirs.
         terms: what every client has to agree to, for one that has lost it.
+        samples: client -> how many it has declared, by what they are for; it takes part with as many.
         seconds: how long an answer may take.
         warn: called with warnings of one line.
     """
 
     def __init__(
-        self, grid: Grid, run: str, terms: Mapping[str, Any], numbers: Sequence[int], seconds: float, warn: Warn
+        self,
+        grid: Grid,
+        run: str,
+        terms: Mapping[str, Any],
+        samples: Mapping[int, Mapping[str, int]],
+        seconds: float,
+        warn: Warn,
     ) -> None:
         self.grid, self.run, self.seconds, self.warn = grid, run, seconds, warn
-        self._terms, self._welcome = _Task({"do": "agree", **terms}), list[_Task]()
-        self._waiting: dict[int, list[_Task]] = {number: [] for number in numbers}
+        self._terms = {client: _Task({"do": "agree", **terms, "samples": known}) for client, known in samples.items()}
+        self._welcome = list[_Task]()
+        self._waiting: dict[int, list[_Task]] = {client: [] for client in samples}
         self._missing = dict[int, str]()
         self._last_said, self._declined = dict[int, str](), dict[int, str]()
         self._not_sent = set[int]()
@@ -122,7 +130,7 @@ class FarClients(Clients):
     def agree(self) -> dict[int, dict[str, Any]]:
         """Have every client take the terms; what each answers, by client. One that does not is missing."""
         found = {}
-        for client, frame in self._exchange({client: [self._terms] for client in self._waiting}, 0):
+        for client, frame in self._exchange({client: [terms] for client, terms in self._terms.items()}, 0):
             if frame.said and isinstance(frame.said[-1], dict):
                 found[client] = frame.said[-1]
         return found
@@ -163,7 +171,7 @@ class FarClients(Clients):
                 if frame == NOT_SENT:
                     self._not_sent.add(client)
                 if self._missing[client].startswith(UNKNOWN_RUN):
-                    self._waiting[client] = [self._terms, *self._welcome]
+                    self._waiting[client] = [self._terms[client], *self._welcome]
                 continue
             assert isinstance(frame, Frame)
             self._waiting[client] = []
@@ -216,7 +224,7 @@ class FarScorer:
         for answer in self.clients.test(Instruction(round, tested, message, states)):
             self.meter("report", answer.report)
             try:
-                accuracies[answer.client] = _accuracy(answer, round)
+                accuracies[answer.client] = _accuracy(answer, round, self.facts[answer.client].test)
             except Refused as reason:
                 refused[answer.client] = line_of(reason)
                 self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {refused[answer.client]}")
@@ -244,10 +252,12 @@ def _answer(client: int, frame: Frame) -> Answer:
     return Answer(client, upload, report)
 
 
-def _accuracy(answer: Answer, round: int) -> float | None:
+def _accuracy(answer: Answer, round: int, samples: int) -> float | None:
     report = Report.of(answer.report)
     if (report.round, report.client) != (round, answer.client):
         raise Refused(f"it is of client {report.client} in round {report.round}")
+    if report.num_examples != samples:  # by which it is weighted
+        raise Refused(f"it reports {report.num_examples} test samples and declared {samples}")
     if report.accuracy is not None and not 0 <= report.accuracy <= 1:
         raise Refused(f"an accuracy of {report.accuracy:g}")
     return report.accuracy

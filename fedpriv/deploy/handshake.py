@@ -61,6 +61,11 @@ class Facts:
     suggests: Mapping[str, Any] = field(default_factory=dict)
     dealt: str | None = None
 
+    @property
+    def samples(self) -> dict[str, int]:
+        """How many it has to train on and to be tested on."""
+        return {"train": self.train, "test": self.test}
+
     def told(self) -> dict[str, Any]:
         """As JSON."""
         return asdict(self)

@@ -167,7 +167,7 @@ def _run(
         warn(remark)
     terms = {"config": _public(agreement.config), "declared": told_to_clients(agreement.declared), "code": code_version()}
     heard = _Heard(grid)
-    clients = FarClients(heard, folder.path.name, terms, [one.client for one in facts], seconds, warn)
+    clients = FarClients(heard, folder.path.name, terms, {one.client: one.samples for one in facts}, seconds, warn)
     if not any(folder.checkpoints.glob("round-*.json")):
         try:
             _check_agreed(agreement, clients.agree(), clients.missing(), facts)
@@ -236,6 +236,8 @@ def _check_agreed(
 
 
 def _check_possible(config: RunConfig) -> None:
+    if config.run_dir is not None and config.run_dir.name == HANDSHAKE:
+        raise UsageError(f"--run-dir {config.run_dir}: {HANDSHAKE} is what clients call the time before a run; another name")
     if is_own(config.model.name):
         raise UsageError(
             f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"

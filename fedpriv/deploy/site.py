@@ -40,6 +40,8 @@ _RUN = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
 ANYTHING = Requires()
 MOST_AT_ONCE = 8
 """Runs whose last answer and upload a client holds in memory."""
+MOST_ASKED = 64
+"""Things that one frame asks for; a server needs a handful. Meanwhile a client answers no other frame."""
 UNKNOWN_RUN = "unknown run"
 """How a client begins its answer where it has not the terms of the run; the server then sends them again."""
 
@@ -103,6 +105,8 @@ class Site:
             asked, run = frame.head.get("said"), frame.head.get("run")
             if not isinstance(asked, list) or not isinstance(run, str) or not _RUN.fullmatch(run):
                 raise Refused("a frame that asks for nothing in no run")
+            if len(asked) > MOST_ASKED:
+                raise Refused(f"a frame that asks for {len(asked)} things; at most {MOST_ASKED} are possible")
             for one in asked:
                 if not isinstance(one, dict) or (act := self._acts.get(one.get("do"))) is None:
                     raise Refused("a frame that asks for what no client does")
@@ -148,27 +152,34 @@ class Site:
             time.time(),
             SampleForm.of(dataset, loaded.prepared.encoder),
             dataset.classes,
-            data.size(self.number),
-            len(data.indices(loaded.config.eval.split, self.number)),
-            dataset.default_model,
-            data.lacking(self.number),
-            dict(dataset.suggests),
-            data.partition.hash() if self.source.share == "dealt" else None,
+            **self._samples(loaded),
+            usual_model=dataset.default_model,
+            lacks=data.lacking(self.number),
+            suggests=dict(dataset.suggests),
+            dealt=data.partition.hash() if self.source.share == "dealt" else None,
         )
         letter.say(facts.told())
 
     def _agree(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
-        """Take the terms of a run: they do not change any more."""
+        """Take the terms of a run, and how many samples it has declared: they do not change any more."""
+        if run == HANDSHAKE:  # whose answers are not kept
+            raise Refused(f"a run that is called {HANDSHAKE}")
         folder = self._folder(run)
         terms = {"run": run, "config": asked.get("config"), "declared": asked.get("declared"), "code": asked.get("code")}
+        samples = asked.get("samples")
         if (folder / "terms.json").exists():
             known = load_json(folder / "terms.json")
             if known != terms:
                 raise FedprivError(f"the terms of run {run} differ from those that this client has agreed to")
-        opened = self._opened(run, terms)
+            samples = load_json(folder / "samples.json")
+        if not isinstance(samples, dict):
+            raise Refused("terms that do not say how many samples the client has declared")
+        opened = self._opened(run, terms, samples)
         if not (folder / "terms.json").exists():
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            save_json(folder / "samples.json", samples)
             save_json(folder / "terms.json", terms)
+        self._open = opened
         letter.say({"initial": opened.initial_digest, "config": opened.agreement_fingerprint})
 
     def _welcome(self, run: str, asked: Mapping[str, Any], frame: Frame, letter: Letter) -> None:
@@ -250,9 +261,10 @@ class Site:
         terms = load_json(path) if path.exists() else {}
         if terms.get("run") != run:  # the folder may be that of another, where a file system ignores case
             raise Refused(f"{UNKNOWN_RUN} {run}")
-        return self._opened(run, terms)
+        self._open = self._opened(run, terms, load_json(self._folder(run) / "samples.json"))
+        return self._open
 
-    def _opened(self, run: str, terms: Mapping[str, Any]) -> AgreedRun:
+    def _opened(self, run: str, terms: Mapping[str, Any], samples: Mapping[str, Any]) -> AgreedRun:
         if self._open is None or self._open.name != run:
             if terms.get("code") != code_version():
                 raise UsageError(
@@ -268,7 +280,13 @@ class Site:
             here = _as_in(config, loaded.config)
             if here.fingerprint() != config.fingerprint():
                 raise UsageError(f"the config differs: {differing(config, here)}")
-            store, digest = ClientStore(self._folder(run) / "states"), hashlib.sha256(json.dumps(terms, sort_keys=True).encode())
+            if samples != (now := self._samples(loaded)):  # by these the server accounts for privacy, and weights what it gets
+                raise UsageError(
+                    f"client {self.number} declared {samples.get('train')} training and {samples.get('test')} test samples for "
+                    f"run {run} and has {now['train']} and {now['test']} now; the run needs the data that it began with"
+                )
+            store = ClientStore(self._folder(run) / "states", hint="make room; until then the run goes on without this client")
+            digest = hashlib.sha256(json.dumps(terms, sort_keys=True).encode())
             opened = AgreedRun(run, self.number, config, declared, loaded, store, self._secret(run), digest.hexdigest())
             self.requires.check_tests(opened.agreement.method)
             if (kept := self._kept_broadcast(run)) is not None:
@@ -276,7 +294,7 @@ class Site:
             if opened.masking is not None:
                 opened.masking = self._held.get(run, opened.masking)
                 _keep_latest(self._held, run, opened.masking)
-            self._open = opened
+            return opened
         return self._open
 
     def _kept_broadcast(self, run: str) -> Sealed | None:
@@ -292,6 +310,11 @@ class Site:
                 raise Refused(f"{UNKNOWN_RUN} {run}: the initial model that client {self.number} has kept of it is damaged")
             return unseal(data)
         return None
+
+    def _samples(self, loaded: Loaded) -> dict[str, int]:
+        """How many it has to train on and to be tested on."""
+        data = loaded.data
+        return {"train": data.size(self.number), "test": len(data.indices(loaded.config.eval.split, self.number))}
 
     def _load(self, config: RunConfig) -> Loaded:
         """Its data, prepared for a config; those of the last one are kept."""

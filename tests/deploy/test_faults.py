@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fedpriv.client import store
 from fedpriv.deploy.courier import NOT_SENT
 from fedpriv.deploy.far_clients import FarClients
 from fedpriv.deploy.frames import Frame, Letter
@@ -21,10 +24,11 @@ from fedpriv.deploy.serving import DECLARED, STOP
 from fedpriv.deploy.site import Site, _pathless
 from fedpriv.deploy.source import Source
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
-from fedpriv.files import Damaged, save_json
+from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Report
+from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, go_on, hashes, play_apart, sites
 from tests.marks import quick_first, slow_but
 from tests.simulation.small import config, play
@@ -226,8 +230,6 @@ def test_a_client_that_is_started_again_between_rounds_goes_on(tmp_path: Path) -
 
 
 def test_a_client_that_has_lost_its_disk_gets_the_terms_again(tmp_path: Path) -> None:
-    import shutil
-
     def lose(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         if (asked, round, client) == ("test", 1, 0):
             shutil.rmtree(tmp_path / "c" / "client-0" / "runs")
@@ -360,6 +362,18 @@ def test_errors_cross_without_paths(tmp_path: Path) -> None:
     assert "\n" not in told and "secret-place" not in told and str(tmp_path) not in told
 
 
+def test_a_client_whose_disk_is_full_is_told_what_it_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_of: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "save_tensors", full)
+    warnings: list[str] = []
+    grid = Loopback(sites(tmp_path / "c", config("fedper", **SETTINGS)))
+    play_apart(tmp_path / "run", "fedper", warnings, grid, **{**SETTINGS, "train.rounds": 1})
+    told = next(text for text in warnings if "client 0" in text)
+    assert "No space left on device" in told and told.endswith("make room; until then the run goes on without this client")
+
+
 def test_a_clients_folder_with_spaces_does_not_cross(tmp_path: Path) -> None:
     site = sites(tmp_path / "Jane Doe" / "c", config("fedavg", **SETTINGS))[0]
     folder = site.folder / "runs" / "run"
@@ -453,6 +467,44 @@ def test_under_sample_level_dp_a_client_reports_the_samples_that_it_declared(tmp
     assert summary is not None and 0 < summary["privacy"]["epsilon_per_client"][1] <= 2.0, "its upload was seen nevertheless"
 
 
+@pytest.mark.parametrize("when", ["before the agreement", "between rounds", "with the loss of its disk"])
+def test_a_client_whose_data_have_changed_takes_no_turn(tmp_path: Path, when: str) -> None:
+    """Rate and steps of sample-level DP depend on how many they are, and the server accounts for those that were declared."""
+    private = {"privacy.level": "sample", "privacy.noise": 4.0, "model.name": "mlp_lineage", "model.projection": 8}
+    own = {"data.limit": None, "data.pixels": "unit", "data.partition.name": "iid", "data.name": str(tmp_path / "photos")}
+    settings = {**SETTINGS, **private, **own, "data.clients": 2, "train.rounds": 2}
+    for number in range(2):
+        write_folder(tmp_path / f"photos-{number}", list(pixels(40, 8, 8)), [0, 1] * 20)
+
+    def clients() -> dict[int, Site]:
+        return {one: Site(one, Source(str(tmp_path / f"photos-{one}")), tmp_path / f"client-{one}") for one in range(2)}
+
+    class Shrinking(Loopback):
+        def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+            asked = frames[0].said[-1]["do"]
+            if (asked, round) == (("agree", 0) if when == "before the agreement" else ("train", 2)):
+                for file in sorted((tmp_path / "photos-0").glob("*/*"))[::2]:
+                    file.unlink()
+                if when == "with the loss of its disk":
+                    shutil.rmtree(tmp_path / "client-0" / "runs")
+                self.sites = clients()
+            yield from super().exchange(frames, seconds, round)
+
+    told = r"client 0 declared 32 training and 8 test samples for run run and has 16 and 4 now"
+    grid = Shrinking(clients())
+    if when == "before the agreement":
+        with pytest.raises(FedprivError, match=f"client 0 did not agree to the run: {told}"):
+            play_apart(tmp_path / "run", "fedavg", grid=grid, **settings)
+        return
+    warnings: list[str] = []
+    folder = play_apart(tmp_path / "run", "fedavg", warnings, grid, **settings)
+    assert any(re.search(told, text) for text in warnings)
+    assert [one.get("missing") for one in metrics(folder)] == [None, None, 1]
+    assert not list((folder / "payloads" / "round-0002").glob("client-0000*"))
+    summary = RunFolder.open(folder).summary()
+    assert summary is not None and summary["privacy"]["epsilon_per_client"][0] >= summary["privacy"]["epsilon_per_client"][1]
+
+
 @pytest.mark.slow
 def test_two_runs_with_secure_sums_at_once(tmp_path: Path) -> None:
     """The steps of one come between those of the other, and no client loses the upload that it holds."""
@@ -515,7 +567,7 @@ def test_terms_do_not_change(tmp_path: Path) -> None:
     terms = json.loads((tmp_path / "c" / "client-0" / "runs" / "run" / "terms.json").read_text())
     warnings: list[str] = []
     changed = {**terms, "config": {**terms["config"], "seed": 7}}
-    clients = FarClients(Loopback(here), "run", changed, [0], 10, warnings.append)
+    clients = FarClients(Loopback(here), "run", changed, {0: {"train": 50, "test": 50}}, 10, warnings.append)
     assert not clients.agree() and "differ from those" in warnings[0]
 
 
@@ -523,15 +575,19 @@ def test_terms_do_not_change(tmp_path: Path) -> None:
 
 
 class Telling(Loopback):
-    """A loopback in which a client declares something else."""
+    """A loopback in which a client declares something else, and trains with what it has."""
 
     def __init__(self, folder: Path, client: int, facts: dict[str, Any]) -> None:
         super().__init__(sites(folder, config("fedavg", **SETTINGS)))
         self.client, self.facts = client, facts
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
+        if self.client in frames and (first := frames[self.client].said[0])["do"] == "agree":
+            honest = replace(frames[self.client], head={**frames[self.client].head, "said": [{**first, "samples": self.has}]})
+            frames = {**frames, self.client: honest}
         for client, answer in super().exchange(frames, seconds, round):
             if client == self.client and isinstance(answer, Frame) and "code" in answer.head["said"][0]:
+                self.has = {name: answer.said[0][name] for name in ("train", "test")}
                 answer = Frame({"said": [{**answer.head["said"][0], **self.facts}]})
             yield client, answer
 
@@ -614,7 +670,18 @@ def test_a_client_that_outweighs_all_others_in_the_weighted_accuracy_is_named(tm
     warnings: list[str] = []
     grid = Telling(tmp_path / "c", 2, {"test": 10**9})
     play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "train.rounds": 1})
-    assert len(warnings) == 1 and "client 2 declares 1000000000 of all" in warnings[0] and "test samples" in warnings[0]
+    assert "client 2 declares 1000000000 of all" in warnings[0] and "test samples" in warnings[0]
+
+
+def test_a_test_on_other_samples_than_were_declared_does_not_count(tmp_path: Path) -> None:
+    settings, warnings = {**SETTINGS, "train.rounds": 1}, list[str]()
+    grid = Telling(tmp_path / "c", 2, {"test": 10**6})
+    record = RunFolder.open(play_apart(tmp_path / "run", "fedavg", warnings, grid, **settings)).records()[1]
+    (refused,) = record["untested"]
+    assert refused["client"] == 2 and re.fullmatch(r"it reports \d+ test samples and declared 1000000", refused["reason"])
+    assert any(f"the test of client 2 is refused: {refused['reason']}" in told for told in warnings)
+    tested = [one for one in record["per_client"]["accuracy"] if one is not None]
+    assert len(tested) == 3 and record["metrics"]["accuracy"] == pytest.approx(sum(tested) / 3)
 
 
 def test_clients_of_about_the_same_size_are_not(tmp_path: Path) -> None:
@@ -657,6 +724,37 @@ def test_a_client_without_its_data_is_named(tmp_path: Path) -> None:
     object.__setattr__(grid.sites[1].source, "name", str(tmp_path / "nothing"))
     with pytest.raises(FedprivError, match="client 1 cannot take part: its data cannot be read"):
         play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
+
+
+def test_a_run_does_not_have_the_name_of_the_handshake(tmp_path: Path) -> None:
+    """Else its answers would not be kept for a frame that comes again."""
+    with pytest.raises(UsageError, match="handshake is what clients call the time before a run"):
+        play_apart(tmp_path / HANDSHAKE, "fedavg", **SETTINGS)
+    site = Site(0, Source("digits"), tmp_path / "client")
+    frame = Frame({"run": HANDSHAKE, "said": [{"do": "agree", "samples": {}}]})
+    assert site.answer(frame).error == "a run that is called handshake"
+
+
+def test_terms_that_could_not_be_saved_are_not_agreed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client would answer other terms of that name from these, and after its next start not know them."""
+    of = sites(tmp_path / "c", config("fedavg", **SETTINGS))
+    play_apart(tmp_path / "run", "fedavg", grid=Loopback(of), **{**SETTINGS, "train.rounds": 1})
+    kept = tmp_path / "c" / "client-0" / "runs" / "run"
+    terms, samples = (load_json(kept / f"{name}.json") for name in ("terms", "samples"))
+
+    def agrees(seed: int) -> Frame:
+        changed = {**terms, "config": {**terms["config"], "seed": seed}, "samples": samples, "do": "agree"}
+        return of[0].answer(Frame({"run": "other", "said": [changed]}))
+
+    def full(*_of: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedpriv.deploy.site.save_json", full)
+        assert "No space left" in str(agrees(7).error)
+    answers = [agrees(seed) for seed in (8, 7)]
+    assert answers[0].error is None and "differ from those" in str(answers[1].error)
+    assert of[0]._of("other").agreement.config.seed == 8
 
 
 @pytest.mark.parametrize(

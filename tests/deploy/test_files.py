@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from fedpriv.cli.deploy import _conduct, _say_who_is_awaited
 from fedpriv.config import load_config
-from fedpriv.deploy.flower import certificates, machines, needed
+from fedpriv.deploy.flower import certificates, machines, needed, tls
 from fedpriv.deploy.flower.home import ClientFile, Home, make, read_client
 from fedpriv.deploy.handshake import code_version
 from fedpriv.deploy.serving import DECLARED, STOP
@@ -125,13 +125,16 @@ def test_init_writes_into_no_folder_that_holds_something_else(tmp_path: Path, fe
 def test_resume_takes_back_a_stop_that_was_not_honoured(
     tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = make(tmp_path / "d", 1, "localhost")
+    home = make(tmp_path / "d", 1, "localhost", inner_port=machines.free_port())
     folder = RunFolder.create(load_config(None, {"run_dir": str(home.runs / "killed")}), home.runs)
     folder.update_facts(status="running", deployed={"code": code_version()})
     ended = fedpriv("deploy", "resume", folder.path)
     assert ended.exit_code == 2 and "ended before it could begin" in ended.stderr
     (folder.path / DECLARED).touch()
     (folder.path / STOP).touch()
+    assert fedpriv("deploy", "resume", folder.path).exit_code == 1, "no server"
+    assert (folder.path / STOP).exists() and not any(home.requests.iterdir())
+    monkeypatch.setattr("fedpriv.cli.deploy._link", lambda home: None)
     monkeypatch.setattr("fedpriv.cli.deploy._conduct", lambda *of: None)
     assert fedpriv("deploy", "resume", folder.path).exit_code == 0 and not (folder.path / STOP).exists()
 
@@ -172,6 +175,13 @@ def test_who_follows_a_run_is_told_that_its_app_ended_unless_another_has_taken_i
 
 
 @needs_flower
+def test_no_request_is_left_where_no_server_answers(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+    home = make(tmp_path / "d", 1, "localhost", inner_port=machines.free_port())
+    ended = fedpriv("deploy", "run", home.path)
+    assert ended.exit_code == 1 and "no server answers on" in ended.stderr and not any(home.requests.iterdir())
+
+
+@needs_flower
 def test_what_is_no_run_of_a_deployment_is_named_before_its_server_is_asked(
     made: Home, tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,12 +217,11 @@ def test_a_run_says_once_that_its_server_is_away(made: Home, tmp_path: Path, mon
     monkeypatch.setattr("fedpriv.cli.deploy.say", lambda text, err: said.append(text))
     answers = iter([True, False, False, True, False])
     link = SimpleNamespace(start=lambda path: 1, nodes=list, check=lambda number: next(answers))
-    monkeypatch.setattr("fedpriv.cli.deploy._link", lambda home: link)
     monkeypatch.setattr("fedpriv.cli.deploy.console", lambda: SimpleNamespace(print=lambda *shown, **options: None))
     folder = RunFolder.create(load_config(None, {"run_dir": str(tmp_path / "run")}), tmp_path)
     monkeypatch.setattr("time.monotonic", count(0, 6).__next__)
     follow = lambda alive, *of: [alive() for _ in range(5)] != []  # noqa: E731
-    _conduct(made, SimpleNamespace(run_dir=folder.path, path=folder.path, follow=follow), detach=False)
+    _conduct(made, link, SimpleNamespace(run_dir=folder.path, path=folder.path, follow=follow), detach=False)
     assert len(said) == 2 and all("the server does not answer any more" in text for text in said)
 
 
@@ -239,14 +248,14 @@ def test_the_status_of_a_run_is_not_that_of_a_request(
     assert ended.exit_code == 2 and "is killed, not running; `fedpriv deploy resume" in ended.stderr
 
 
-@pytest.mark.parametrize("host", ["", "two words", "-x", "a/b", "server.example.org:8443"])
+@pytest.mark.parametrize("host", ["", "two words", "-x", "a/b", "server.example.org:8443", "a..b"])
 def test_a_host_that_is_none_is_refused(tmp_path: Path, fedpriv: Callable[..., Result], host: str) -> None:
     ended = fedpriv("deploy", "init", tmp_path / "d", "--clients", 1, "--host", host)
     assert ended.exit_code == 2 and "--host" in ended.output and not (tmp_path / "d").exists()
 
 
 def test_a_certificate_of_another_authority_is_named_at_once(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the server would be awaited for two minutes."""
+    """Else the server would be awaited for minutes."""
     certificates.check_handshake(made.certificate, made.key, made.authority, "127.0.0.1")
     with monkeypatch.context() as patch:  # as in Python 3.13 and later
         context = ssl.create_default_context(cafile=str(made.authority))
@@ -280,6 +289,11 @@ def test_a_folder_without_a_deployment(tmp_path: Path) -> None:
         ("client: 0", "client: many", "client = 'many'"),
         ("share: own", "share: all", "data.share"),
         ("server: server.example.org:8443", "server: server.example.org", "expected host:port"),
+        ("server: server.example.org:8443", "server: localhost:99999", "expected host:port"),
+        ("server: server.example.org:8443", "server: localhost:0", "expected host:port"),
+        ("server: server.example.org:8443", "server: a..b:8443", "expected host:port"),
+        ("server: server.example.org:8443", f"server: {'a' * 64}.org:8443", "expected host:port"),
+        ("server: server.example.org:8443", "server: '[1:2]:8443'", "expected host:port"),
         ("key: client-0/key", "key: client-0/no-key", "does not exist"),
         ("poll: 1", "pol: 1", "did you mean 'poll'"),
     ],
@@ -306,6 +320,29 @@ def test_a_certificate_that_does_not_hold(made: Home, tmp_path: Path, monkeypatc
     certificates.make_server_certificate(made.authority, made.authority_key, ["localhost"], old, tmp_path / "old.key")
     with pytest.raises(UsageError, match="expired on"):
         certificates.check_server_certificate(old, "localhost")
+
+
+def test_a_certificate_that_has_expired_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedpriv: Callable[..., Result]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(certificates, "SERVER_DAYS", -0.02)
+        home = make(tmp_path / "d", 1, "server.example.org")
+    before = {path: path.read_bytes() for path in home.path.rglob("*") if path.is_file()}
+    with pytest.raises(UsageError, match=f"expired on .*; `fedpriv deploy renew {home.path}` makes a new one"):
+        certificates.check_server_certificate(home.certificate, "server.example.org")
+    ended = fedpriv("deploy", "renew", home.path)
+    assert ended.exit_code == 0, ended.output
+    certificates.check_server_certificate(home.certificate, "server.example.org")
+    for host in ("server.example.org", "localhost", "127.0.0.1"):
+        certificates.check_handshake(home.certificate, home.key, home.authority, host)
+    after = {path: path.read_bytes() for path in home.path.rglob("*") if path.is_file()}
+    assert after.keys() == before.keys()
+    assert {path for path in after if after[path] != before[path]} == {home.certificate, home.key}
+    assert home.key.stat().st_mode & 0o777 == 0o600
+    home.authority_key.unlink()
+    ended = fedpriv("deploy", "renew", home.path)
+    assert ended.exit_code == 2 and "ca.key does not exist" in " ".join(ended.stderr.split())
 
 
 def test_a_port_that_is_taken(made: Home) -> None:
@@ -380,6 +417,95 @@ def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pyt
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     with pytest.raises(machines.Unreachable, match="cannot be reached: Connection refused"):
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{machines.free_port()}"}))
+
+
+@contextmanager
+def speaking(certificate: Path, key: Path, tls: bool = True) -> Iterator[int]:
+    """A server that begins an answer and goes on with it byte by byte, with TLS or without; its port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def speak() -> None:
+        with suppress(OSError):
+            while True:
+                one = listening.accept()[0]
+                with suppress(OSError), context.wrap_socket(one, server_side=True) if tls else one as asked:
+                    asked.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+                    while True:
+                        asked.sendall(b"x")
+                        time.sleep(0.02)
+
+    threading.Thread(target=speak, daemon=True).start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def test_what_a_client_cannot_read_of_its_server_is_named(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = read_client(made.client_file(0))
+    junk = tmp_path / "junk.crt"
+    junk.write_text("junk")
+    with pytest.raises(UsageError, match=r"junk\.crt holds no certificate that can be read"):
+        machines.check_server(read.model_copy(update={"certificate": junk}))
+    monkeypatch.setattr(email.utils, "formatdate", lambda *of, **how: "yesterday")
+    with (
+        answering(made.certificate, made.key, 0) as port,
+        pytest.raises(UsageError, match=f"127.0.0.1:{port} says no time that can be read: Date: yesterday"),
+    ):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+
+
+@pytest.mark.parametrize(("said", "why"), [("", "it has logged nothing; is this machine busy"), ("reason", "log.txt says why")])
+def test_a_server_that_does_not_answer_in_time_is_sought_in_a_log_that_says_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, why: str
+) -> None:
+    monkeypatch.setattr(machines, "START", 0.0)
+    log = tmp_path / "log.txt"
+    log.write_text("of an earlier start\n")
+
+    def answers() -> bool:
+        log.write_text(log.read_text() + said)
+        return False
+
+    keeper: Any = SimpleNamespace(log=log, look=lambda: None)
+    with pytest.raises(FedprivError, match=why):
+        machines._await_answer(answers, keeper)
+
+
+def test_a_client_does_not_wait_for_ever_for_an_answer_that_never_ends(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "ANSWER", 0.5)
+    read = read_client(made.client_file(0))
+    with (
+        speaking(made.certificate, made.key) as port,
+        pytest.raises(machines.Unreachable, match=r"cannot be reached: .*(more|timed)"),
+    ):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+    with speaking(made.certificate, made.key, tls=False) as port, pytest.raises(UsageError, match="does not speak TLS"):
+        machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
+
+
+@needs_flower
+def test_an_operator_does_not_wait_for_ever_and_is_told_what_is_wrong_with_a_server(
+    made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedpriv.deploy.flower.control import SuperLink
+
+    monkeypatch.setattr(tls, "ANSWER", 0.5)
+    with speaking(made.certificate, made.key) as port:
+        assert not SuperLink(f"127.0.0.1:{port}", made.authority).answers()
+    with speaking(made.certificate, made.key, tls=False) as port, pytest.raises(UsageError, match="does not speak TLS"):
+        SuperLink(f"127.0.0.1:{port}", made.authority).answers()
+    monkeypatch.setattr(tls, "ANSWER", 30.0)
+    foreign = make(tmp_path / "foreign", 1, "server.example.org")
+    with (
+        answering(foreign.certificate, foreign.key, time.time()) as port,
+        pytest.raises(UsageError, match="does not hold: unable"),
+    ):
+        SuperLink(f"127.0.0.1:{port}", made.authority).answers()
+    assert not SuperLink(f"127.0.0.1:{machines.free_port()}", made.authority).answers()
 
 
 @needs_flower

@@ -19,7 +19,7 @@ from fedpriv.deploy.frames import Frame, Letter
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.site import Site
 from fedpriv.deploy.source import Source
-from fedpriv.files import load_json
+from fedpriv.files import load_json, save_json
 from fedpriv.server.clients import Instruction
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.message import Refused
@@ -213,6 +213,40 @@ def test_a_repeated_turn_that_is_broken_off_leaves_the_account_whole(tmp_path: P
     assert client.store.spent(0) == before
 
 
+@pytest.mark.parametrize("lost", ["whole", "a round"])
+def test_a_client_that_has_lost_its_account_takes_no_turn(tmp_path: Path, lost: str) -> None:
+    grid = played(tmp_path, "fedper", **PRIVATE)
+    file = tmp_path / "clients" / "client-0" / "runs" / "run" / "states" / "spent-000000.json"
+    whole = load_json(file)
+    if lost == "whole":
+        file.unlink()
+    else:  # as from a copy that is older
+        save_json(file, {"2": whole["2"]})
+    grid.sites = sites(tmp_path / "clients", config("fedper", **PRIVATE))
+    error = str(grid.train(last=1).error)
+    assert error.startswith("a file does not have what client 0 spent on privacy in round 1, so it takes no turn in run run")
+    save_json(file, whole)
+    assert grid.train(last=1).error is None
+
+
+def test_a_client_that_is_killed_before_it_books_has_not_lost_its_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(*_of: object) -> None:
+        raise KeyboardInterrupt
+
+    grid = played(tmp_path, "fedper", **{**PRIVATE, "train.rounds": 1})
+    opened = grid.sites[0]._of("run")
+    for file in ("asked.json", "states/spent-000000.json"):
+        (opened.store.folder.parent / file).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(opened.client, "_spend", killed)
+        with pytest.raises(KeyboardInterrupt):
+            grid.train(last=None)
+    assert opened.store.spent(0) == {1: []}
+    assert grid.train(last=None, again=True).error is None and opened.store.spent(0)[1]
+
+
 # --- tests: accuracies on models of a server's choice tell of single samples ---------------------------------------------
 
 
@@ -297,11 +331,19 @@ def test_what_would_occupy_a_client_for_ever_is_refused(asked: dict[str, Any], t
         config_of(said)
 
 
+def test_a_frame_that_asks_for_many_things_is_refused(tmp_path: Path) -> None:
+    site = Site(0, Source("digits"), tmp_path / "client")
+    asked = [{"do": "describe", "config": config("fedavg", **SETTINGS).model_dump(mode="json")}]
+    assert site.answer(Frame({"run": "handshake", "said": asked * 2})).error is None
+    error = site.answer(Frame({"run": "handshake", "said": asked * 2000})).error
+    assert error == "a frame that asks for 2000 things; at most 64 are possible"
+
+
 def test_more_clients_than_a_run_has_are_refused(tmp_path: Path) -> None:
     """A client would draw from them all in every round."""
     grid = played(tmp_path, "fedavg", **SETTINGS)
     terms = load_json(tmp_path / "clients" / "client-0" / "runs" / "run" / "terms.json")
     letter = Letter()
     declared = {**terms["declared"], "trainable": list(range(3))}
-    letter.say({"do": "agree", "config": terms["config"], "declared": declared, "code": terms["code"]})
+    letter.say({"do": "agree", "config": terms["config"], "declared": declared, "code": terms["code"], "samples": {}})
     assert grid.sites[0].answer(letter.frame(run="other")).error == "the server declares 3 clients of a run of 2"

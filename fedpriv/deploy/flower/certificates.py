@@ -62,6 +62,19 @@ def make_client_key(key: Path) -> None:
     key.with_name(key.name + ".pub").write_bytes(public + b"\n")
 
 
+def check_authority(certificate: Path, key: Path) -> None:
+    """Check that an authority can sign.
+
+    Raises:
+        UsageError: its key is not there, or its own certificate has expired.
+    """
+    if not key.exists():
+        raise UsageError(f"{key} does not exist; it signs the server's certificate, so put it back")
+    until = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    if datetime.datetime.now(datetime.UTC) > until:
+        raise UsageError(f"the authority {certificate} expired on {until:%Y-%m-%d}; `fedpriv deploy init` makes a new deployment")
+
+
 def check_server_certificate(certificate: Path, host: str) -> None:
     """Check that a server's certificate holds today, and for a host.
 
@@ -76,7 +89,8 @@ def check_server_certificate(certificate: Path, host: str) -> None:
     now = datetime.datetime.now(datetime.UTC)
     if now > found.not_valid_after_utc:
         raise UsageError(
-            f"the certificate {certificate} expired on {found.not_valid_after_utc:%Y-%m-%d}; `deploy init` makes a new one"
+            f"the certificate {certificate} expired on {found.not_valid_after_utc:%Y-%m-%d}; "
+            f"`fedpriv deploy renew {certificate.parent.parent}` makes a new one"
         )
     if now < found.not_valid_before_utc:
         since = f"{found.not_valid_before_utc:%Y-%m-%d %H:%M}"

@@ -26,6 +26,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from fedpriv.deploy.flower.tls import trusting, wrong_server
 from fedpriv.errors import FedprivError, UsageError
 
 _PYPROJECT = b"""[build-system]
@@ -81,10 +82,16 @@ class SuperLink:
     certificate: Path
 
     def answers(self) -> bool:
-        """Whether it answers at present; waits a moment where it does not."""
+        """Whether it answers at present; waits a moment where it does not.
+
+        Raises:
+            UsageError: what answers there is another server, or its certificate does not hold.
+        """
         try:
             self.nodes()
-        except (OSError, httpx.HTTPError):
+        except (OSError, httpx.HTTPError) as error:
+            if (wrong := wrong_server(self.address, error)) is not None:
+                raise wrong from None
             time.sleep(0.2)
             return False
         return True
@@ -154,11 +161,10 @@ class SuperLink:
 
     @contextmanager
     def _client(self) -> Iterator[ControlHttpClient]:
-        client = ControlHttpClient.from_server_address(
-            server_address=self.address,
-            insecure=False,
-            root_certificates=self.certificate.read_bytes(),
+        client = ControlHttpClient(
+            f"https://{self.address}",
             interceptors=[RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            verify=trusting(self.certificate),
         )
         try:
             yield client

@@ -105,7 +105,7 @@ def host_port(host: str, port: int) -> str:
 def read_client(path: Path) -> ClientFile:
     """A client's file, its paths absolute; :class:`UsageError` where it is not one."""
     found = parse(ClientFile, read_yaml(path), str(path))
-    if not re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^\s:]+):\d{1,5}", found.server):
+    if not _is_server(found.server):
         raise UsageError(f"{path}: server = {found.server!r}: expected host:port, such as server.example.org:{PORT}")
     base = path.absolute().parent
     paths = {name: base / getattr(found, name).expanduser() for name in ("certificate", "key", "folder")}
@@ -133,12 +133,16 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
     """
     from fedpriv.deploy.flower.certificates import make_authority, make_client_key, make_server_certificate, write_secret
 
-    if not (re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host) or _is_address(host)):
+    if not (
+        (re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?", host) and _can_be_looked_up(host)) or _is_address(host)
+    ):
         raise UsageError(f"--host {host!r}: expected a name such as server.example.org, or an address, without a port (--port)")
     inner = inner_port or (INNER_PORT if listen == LOOPBACK else port)
     home = Home(path)
     if home.server_file.exists():
-        raise UsageError(f"{path} holds a deployment already; another folder, or remove it")
+        raise UsageError(
+            f"{path} holds a deployment already; another folder, or remove it (`fedpriv deploy renew` makes a new certificate)"
+        )
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UsageError(f"{path} is not empty; name a new folder")
     try:
@@ -162,6 +166,41 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
     except OSError as error:
         raise UsageError(f"cannot write the deployment {path}: {error.strerror}") from None
     return home
+
+
+def renew(home: Home) -> None:
+    """Sign another certificate for the server, by its authority and for the same host; nothing else changes.
+
+    Raises:
+        UsageError: the authority's key is not there, its own certificate has expired, or the files cannot be written.
+    """
+    from fedpriv.deploy.flower.certificates import check_authority, make_server_certificate
+
+    check_authority(home.authority, home.authority_key)
+    settings = home.settings()
+    try:
+        hosts = _hosts(settings.host, settings.listen)
+        make_server_certificate(home.authority, home.authority_key, hosts, home.certificate, home.key)
+    except OSError as error:
+        raise UsageError(f"cannot write {home.certificate}: {error.strerror}") from None
+
+
+def _is_server(text: str) -> bool:
+    """Whether it is host:port, an IPv6 address in brackets."""
+    host, _, port = text.rpartition(":")
+    if not re.fullmatch(r"\d{1,5}", port, re.ASCII) or not 1 <= int(port) <= 65535:
+        return False
+    if host.startswith("[") and host.endswith("]"):
+        return _is_address(host[1:-1])
+    return re.fullmatch(r"[^\s:]+", host) is not None and _can_be_looked_up(host)
+
+
+def _can_be_looked_up(host: str) -> bool:
+    try:
+        host.encode("idna")
+    except UnicodeError:  # a part of it is empty, or has more than 63 letters
+        return False
+    return True
 
 
 def _is_address(host: str) -> bool:

@@ -9,7 +9,6 @@ import math
 import secrets
 import shutil
 import socket
-import ssl
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,12 +18,14 @@ from pathlib import Path
 from fedpriv.deploy.flower.home import ClientFile, Home, host_port, read_client
 from fedpriv.deploy.flower.keeper import Keeper
 from fedpriv.deploy.flower.needed import require_flower
+from fedpriv.deploy.flower.tls import trusting, wrong_server
+from fedpriv.deploy.frames import line_of
 from fedpriv.errors import FedprivError, UsageError
 
 BEHIND, AHEAD = 300.0, 5.0
 """Seconds by which a client's clock may be behind its server's, or ahead of it: Flower takes no signature from the future."""
-START = 120.0
-"""Seconds in which a server must answer."""
+START = 600.0
+"""Seconds in which a server must answer, as long as it lives: a busy machine takes minutes to import Flower."""
 _AWAY = (502, 503, 504)
 """What a proxy answers while the server behind it is not running."""
 RETRY = 5.0
@@ -62,11 +63,7 @@ def server(home: Home) -> Iterator[Keeper]:
             "--superexec-auth-secret-file", home.secret,
         )  # fmt: skip
         link = SuperLink(address, home.authority)
-        until = time.monotonic() + START
-        while not link.answers():
-            keeper.look()
-            if time.monotonic() > until:
-                raise FedprivError(f"the server does not answer within {START:g} s; {home.log} says why")
+        _await_answer(link.answers, keeper)
         for request in Request.broken_off(home.requests):  # at once: who follows such a run asks the SuperLink for its app
             link.start(request.path)
         link.admit({f"client-{number}": home.public_key(number) for number in range(settings.clients)})
@@ -154,9 +151,9 @@ def check_server(settings: ClientFile) -> None:
 
     Raises:
         UsageError: its certificate does not hold here, or the clocks differ.
-        Unreachable: it does not answer.
+        Unreachable: it does not answer, or not within :data:`~fedpriv.deploy.flower.tls.ANSWER` seconds.
     """
-    context = ssl.create_default_context(cafile=str(settings.certificate))
+    context = trusting(settings.certificate)
     host, _, port = settings.server.rpartition(":")
     connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=20, context=context)
     asked = time.time()
@@ -164,9 +161,9 @@ def check_server(settings: ClientFile) -> None:
         connection.request("GET", "/v1/fleet/")
         answer = connection.getresponse()
         date = answer.getheader("Date")
-    except ssl.SSLCertVerificationError as error:
-        raise UsageError(f"the certificate of {settings.server} does not hold: {error.verify_message}") from None
     except (OSError, http.client.HTTPException) as error:
+        if (wrong := wrong_server(settings.server, error)) is not None:
+            raise wrong from None
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise Unreachable(f"the server {settings.server} cannot be reached: {why}") from None
     finally:
@@ -174,7 +171,10 @@ def check_server(settings: ClientFile) -> None:
     if answer.status in _AWAY:
         raise Unreachable(f"the server {settings.server} cannot be reached: its proxy answers {answer.status} {answer.reason}")
     answered = time.time()
-    there = email.utils.parsedate_to_datetime(date).timestamp() if date else answered
+    try:
+        there = email.utils.parsedate_to_datetime(date).timestamp() if date else answered
+    except (ValueError, OverflowError):
+        raise UsageError(f"{settings.server} says no time that can be read: Date: {line_of(date)}") from None
     # A busy server says the time at some moment between the question and its answer.
     if not -AHEAD <= (behind := there - min(max(there, asked), answered)) <= BEHIND:
         raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")
@@ -193,6 +193,20 @@ def _await_server(settings: ClientFile, tell: Callable[[str], None], patience: f
                 told = str(error)
                 tell(f"{told}; trying again every {RETRY:g} s")
         time.sleep(RETRY)
+
+
+def _await_answer(answers: Callable[[], bool], keeper: Keeper) -> None:
+    """Wait for a server that was just started."""
+    until, before = time.monotonic() + START, _size(keeper.log)
+    while not answers():
+        keeper.look()
+        if time.monotonic() > until:
+            why = f"{keeper.log} says why" if _size(keeper.log) > before else "it has logged nothing; is this machine busy?"
+            raise FedprivError(f"the server does not answer within {START:g} s; {why}")
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
 
 
 def free_port() -> int:
