@@ -1,4 +1,7 @@
-"""Parts of pages that are made from the code: ``<!-- generated: NAME -->`` on a line of its own stands for them."""
+"""Parts of pages that are made from the code: ``<!-- generated: NAME -->`` on a line of its own stands for them.
+
+The line after it, for readers of the repository, is left out.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
-MARK = re.compile(r"^<!-- generated: (.+) -->$", re.MULTILINE)
+MARK = re.compile(r"^<!-- generated: (.+) -->(?:\n\*In the repository .+\*)?$", re.MULTILINE)
 PARTS: Mapping[str, Callable[[], Iterable[str]]] = {
     "commands": commands.commands,
     "config keys": config_keys.keys,

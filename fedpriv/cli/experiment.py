@@ -199,8 +199,12 @@ def _show(found: Sequence[dict[str, Any]]) -> None:
     out.print(table)
     left, known = sum(row["left"] for row in rows), sum(row["hours"] or 0 for row in rows)
     lacking = any(row["hours"] is None or row.get("not_measured") for row in rows)
-    told = f"{left} {'run' if left == 1 else 'runs'} left, about {_time(known)} of one core (or GPU)"
-    out.print(told + (" without those that were not measured" if lacking else ""), soft_wrap=True)
+    told = f"{left} {'run' if left == 1 else 'runs'} left"
+    if known or not lacking:
+        told += f", about {_time(known)} of one core (or GPU)" + (" without those that were not measured" if lacking else "")
+    else:
+        told += "; how long they take was not measured (--measure trains four rounds of each)"
+    out.print(told, soft_wrap=True)
 
 
 def _time(hours: float | None) -> str:

@@ -21,7 +21,7 @@ class ModelConfig(Section):
         description="of a net of your own: the module that is its head, and its projector; null: modules of these names, or "
         "else the linear layer that is called last as the head",
     )
-    projection: PositiveInt | None = Field(128, description="width k of the projector's output; none: no projector")
+    projection: PositiveInt | None = Field(128, description="width k of the projector's output; null: no projector")
     projector: Literal["two_layers", "linear", "simclr", "barlow_twins"] = Field(
         "two_layers",
         description="layers of the projector: two (MOON), one (L-DAWA's code), or with BatchNorm two (SimCLR) or three of "
