@@ -22,7 +22,7 @@ _OF_TEXTS = (
 
 
 def _width_or_none(_context: click.Context, _parameter: click.Parameter, value: str) -> int | None:
-    if value.lower() == "none":
+    if value.lower() in ("none", "null"):  # as in a config
         return None
     if value.isdecimal() and int(value) > 0:
         return int(value)

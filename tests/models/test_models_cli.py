@@ -24,6 +24,8 @@ def test_json_lists_every_net() -> None:
 
 def test_table_shows_names_in_full_and_no_projector_column_without_one() -> None:
     result = CliRunner().invoke(main, ["models", "--projection", "none"], env={"COLUMNS": "80"})
+    as_in_a_config = CliRunner().invoke(main, ["models", "--projection", "null"], env={"COLUMNS": "80"})
+    assert as_in_a_config.stdout == result.stdout
     assert result.exit_code == 0, result.output
     assert all(name in result.stdout for name in model_names())
     assert "projector" not in result.stdout and "307,192" in result.stdout
