@@ -192,9 +192,9 @@ def _of_results(results: dict[int, Result]) -> tuple[float | None, str]:
 
 
 def _seconds(result: Result) -> float | None:
-    """CPU seconds of a round; wall-clock seconds where an earlier version did not count the former."""
-    spent = result.summary.get("cpu_seconds") or result.summary.get("seconds")
-    return None if spent is None else float(spent) / float(result.summary["rounds"])
+    """:attr:`Result.core_seconds` of a round."""
+    spent = result.core_seconds
+    return None if spent is None else spent / float(result.summary["rounds"])
 
 
 def _trained(experiment: Experiment, runs_dir: Path, label: str, seed: int) -> int:

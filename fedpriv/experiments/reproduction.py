@@ -98,7 +98,7 @@ def reproduce(
         raise UsageError(f"{path} has no stored result of these runs; fedpriv experiment run makes them")
     if sample is not None:
         stored = _picked(path, stored, sample, say)
-    hours = sum(result.summary.get("cpu_seconds") or result.summary["seconds"] for _, result in stored) / 3600
+    hours = sum(result.core_seconds or 0.0 for _, result in stored) / 3600
     say(f"{len(stored)} {'result' if len(stored) == 1 else 'results'}, which took {hours:.2g} h of one core when they were made")
     experiments = {experiment.path: experiment for experiment, _ in stored}
     commit = commit_of(next(iter(experiments)))
@@ -147,11 +147,7 @@ def _picked(path: Path, stored: list[tuple[Experiment, Result]], sample: int, sa
     if sample > len(among):
         raise UsageError(f"{path} has {len(among)} stored results" + (f" that ran on {here}" if of_this_kind else ""))
     picked = random.SystemRandom().sample(among, sample)
-    of = (
-        f"that ran on this kind of processor ({here})"
-        if of_this_kind
-        else f"none of which ran on this kind of processor ({here})"
-    )
+    of = f"{'that' if of_this_kind else 'none of which'} ran on this kind of processor ({here})"
     names = ", ".join(f"{experiment.path.stem}/{result.label}-s{result.seed}" for experiment, result in picked)
     say(f"picked at random among {len(among)} results {of}: {names}")
     return picked

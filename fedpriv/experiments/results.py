@@ -131,6 +131,12 @@ class Result(Stored):
         """Whether only the last rounds have the method's complete protocol, so that there is no learning curve."""
         return bool(self.summary["tested_from"] > 1)
 
+    @property
+    def core_seconds(self) -> float | None:
+        """CPU seconds of the run; wall-clock seconds where an earlier version did not count the former."""
+        spent = self.summary.get("cpu_seconds") or self.summary.get("seconds")
+        return None if spent is None else float(spent)
+
     def records(self) -> list[Record]:
         """:meth:`tested` in the form of ``metrics.jsonl``, for :mod:`fedpriv.plots`."""
         rounds = {number for number, _ in self.tested()}

@@ -91,7 +91,7 @@ def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observ
 
 
 def knows_texts(seen: Observation) -> bool:
-    """Whether nothing but images is unknown of the net that :func:`of_images` made; so it is for a run on images."""
+    """Whether nothing but images is unknown of the net that :func:`of_images` gave; so it is for a run on images."""
     return _UNKNOWN not in seen.net.state_dict()
 
 
@@ -99,15 +99,15 @@ def begun(seen: Observation, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
     """The weights that a client began with, by the names of the net on images alone that :func:`of_images` made.
 
     Args:
-        seen: what it made of the client's message; unchanged for a run on images.
+        seen: what it made of a message of pairs.
         weights: those by the names of the run's net. The features of the text are those that the attacker knows; where it knows
             none, they are zeros.
     """
     own = seen.net.state_dict()
-    if not any(name.endswith("beside.text") for name in own):
-        return dict(weights)
-    named = weights if _BESIDE in own else {_above(name): tensor for name, tensor in weights.items()}
-    text = {_BESIDE: seen.weights[_BESIDE]} if _BESIDE in own else {_UNKNOWN: own[_UNKNOWN]}
+    if knows_texts(seen):
+        named, text = weights, {_BESIDE: seen.weights[_BESIDE]}
+    else:
+        named, text = {_above(name): tensor for name, tensor in weights.items()}, {_UNKNOWN: own[_UNKNOWN]}
     return {name: tensor for name, tensor in named.items() if name in own} | text
 
 

@@ -212,8 +212,8 @@ def of_messages(
     def target(of: Seen, masked: int) -> Target:
         return _of_seen(evidence, title, found, images, labels, masked, views, of)
 
-    change = _on_images(evidence, Seen(evidence.attacker.observation, evidence.attacker.started))
-    masked, statistics = _hidden(change.read(found[0], ThreatModel())), {}
+    whole = evidence.attacker.observation(found[0], ThreatModel())
+    masked, statistics = _hidden(of_images(evidence, found[0], whole)), {}
     for what in gradient_like(found[0]):
         own = _on_images(evidence, of_statistic(evidence, found[0], what))
         try:
@@ -221,7 +221,7 @@ def of_messages(
         except UsageError:  # every attack on it will say so
             of_own = masked
         statistics[what] = target(own, of_own)
-    whole = evidence.attacker.observation(found[0], ThreatModel())
+    change = _on_images(evidence, Seen(evidence.attacker.observation, evidence.attacker.started))
     return replace(target(change, masked), statistics=statistics, note=beside_texts(evidence, found[0], whole))
 
 
@@ -257,6 +257,8 @@ def of_statistic(evidence: Evidence, first: Message, what: str) -> Seen:
 
 def _on_images(evidence: Evidence, of: Seen) -> Seen:
     """The same for the net on images alone, where a run is of pairs (:mod:`fedpriv.audit.images.pairs`)."""
+    if "text" not in evidence.modalities:
+        return of
 
     def read(message: Message, threat: ThreatModel) -> Observation:
         return of_images(evidence, message, of.read(message, threat))

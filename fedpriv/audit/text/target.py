@@ -207,8 +207,8 @@ def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: T
 
     def started(what: str) -> Mapping[str, Tensor] | None:
         # In place of private layers that were not kept, those that every client began with: any are as good for a control.
-        turns = (found[0], replace(found[0], first_turn=True))
-        return next((made for one in turns if (made := evidence.attacker.started(one, _sent(one, what))) is not None), None)
+        of, sent = evidence.attacker.started, _sent(found[0], what)
+        return of(found[0], sent) or of(replace(found[0], first_turn=True), sent)
 
     return TextTarget(
         title, ids, labels, len(found), encoder, observe, evidence.public_texts(),
