@@ -34,10 +34,20 @@ def require_labels(observation: Observation) -> None:
 
 
 @contextmanager
-def mounting() -> Iterator[None]:
-    """A block in which an attack runs: the global random state is left as it was, and attention has a second derivative."""
-    with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
-        yield
+def mounting(threads: int | None = None) -> Iterator[None]:
+    """A block in which an attack runs: the global random state is left as it was, and attention has a second derivative.
+
+    Args:
+        threads: of torch within the block; ``None``: as many as the caller has. Threads do not speed up nets as small as those of
+            controls and, beside other work, wait for each other: a control then takes many times its CPU time with one.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

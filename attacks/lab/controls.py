@@ -13,6 +13,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.core.doing import doing
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
 from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack
@@ -35,13 +36,17 @@ def controls(attack: ImageAttack, setting: Setting, seed: int) -> tuple[Control,
     (:mod:`fedpriv.attacks.lab.kept`)."""
 
     def compute() -> list[Control]:
-        negative = negative_control(attack, setting, seed)
-        return [positive_control(attack, setting, seed), negative] if setting.least else [negative]
+        with doing(f"negative control of {attack.name}"):
+            negative = negative_control(attack, setting, seed)
+        if not setting.least:
+            return [negative]
+        with doing(f"positive control of {attack.name}"):
+            return [positive_control(attack, setting, seed), negative]
 
     return kept(attack, setting, seed, compute=compute)
 
 
-@mounting()  # also the nets, whose layers draw from the global generator before they are given their values
+@mounting(threads=1)  # also the nets, whose layers draw from the global generator before they are given their values
 def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
     """Check that the attack recovers undefended images, as many as the setting requires."""
     began = time.process_time()
@@ -59,7 +64,7 @@ def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
     return Control("positive", recovered >= setting.least * goal, sentence, time.process_time() - began)
 
 
-@mounting()
+@mounting(threads=1)
 def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
     """Check that the attack finds nothing in random gradients, whose tensors have the norms of the true ones.
 
