@@ -34,18 +34,23 @@ def require_labels(observation: Observation) -> None:
 
 
 @contextmanager
-def mounting(threads: int | None = None) -> Iterator[None]:
-    """A block in which an attack runs: the global random state is left as it was, and attention has a second derivative.
+def mounting() -> Iterator[None]:
+    """A block in which an attack runs: the global random state is left as it was, and attention has a second derivative."""
+    with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
+        yield
 
-    Args:
-        threads: of torch within the block; ``None``: as many as the caller has. Threads do not speed up nets as small as those of
-            controls and, beside other work, wait for each other: a control then takes many times its CPU time with one.
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A block in which torch computes with one thread.
+
+    Nets as small as those of controls gain nothing from more. Beside other work, threads wait for each other at every operation: an
+    evaluation of the reference victim on two busy cores took 7 ms of CPU time with one thread, and 490 with two.
     """
     before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
+    torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
-            yield
+        yield
     finally:
         torch.set_num_threads(before)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedpriv.attacks.core.doing import doing
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
+from fedpriv.attacks.core.reconstruction import Inapplicable, mounting, one_thread
 from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack
 from fedpriv.attacks.lab.kept import Control, kept
 from fedpriv.attacks.lab.setting import Alter, Setting
@@ -46,7 +46,8 @@ def controls(attack: ImageAttack, setting: Setting, seed: int) -> tuple[Control,
     return kept(attack, setting, seed, compute=compute)
 
 
-@mounting(threads=1)  # also the nets, whose layers draw from the global generator before they are given their values
+@one_thread()
+@mounting()  # also the nets, whose layers draw from the global generator before they are given their values
 def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
     """Check that the attack recovers undefended images, as many as the setting requires."""
     began = time.process_time()
@@ -64,7 +65,8 @@ def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
     return Control("positive", recovered >= setting.least * goal, sentence, time.process_time() - began)
 
 
-@mounting(threads=1)
+@one_thread()
+@mounting()
 def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
     """Check that the attack finds nothing in random gradients, whose tensors have the norms of the true ones.
 

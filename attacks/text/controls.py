@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedpriv.attacks.core.doing import doing
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.reconstruction import Inapplicable, one_thread
 from fedpriv.attacks.core.text_registry import MaliciousTextAttack, TextAttack
 from fedpriv.attacks.lab.kept import Control, kept
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
@@ -37,6 +37,7 @@ def text_controls(attack: TextAttack, seed: int = 0) -> list[Control]:
     """Positive and negative control of an attack with its own options: an undefended gradient of one sentence each; kept
     (:mod:`fedpriv.attacks.lab.kept`)."""
 
+    @one_thread()
     def compute() -> list[Control]:
         with doing(f"positive control of {attack.name}"):
             positive = positive_control(attack, seed)
