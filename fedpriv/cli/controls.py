@@ -56,8 +56,8 @@ def with_options(kind: type[T], name: str, options: Mapping[str, Any]) -> T:
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
     """A block that reports ``total`` steps of work on standard error, each as it begins: a bar with the time left on a terminal,
-    lines elsewhere, nothing with ``--json``. Further ones count as the last. During a step it says every :data:`PULSE` seconds how
-    far the attack is (:mod:`fedpriv.attacks.core.doing`)."""
+    lines elsewhere, nothing with ``--json``. Further ones count as the last. During a step it says every :data:`PULSE` seconds
+    how far the attack is (:mod:`fedpriv.attacks.core.doing`)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     if click.get_current_context().meta.get("fedpriv.json"):
