@@ -5,7 +5,8 @@ machine without stored controls: CPU seconds of the whole process, with start, c
 with 20 images.
 
 Then the attacks side by side in one process, without start and controls. The figure there is CPU seconds per recovered image
-(MSE below 1e-3 after clipping), which counts failures and not only speed; success rates at three thresholds stand beside it. One thread; CPU time, as the machine may have other work.
+(MSE below 1e-3 after clipping), which counts failures and not only speed; success rates at three thresholds stand beside it. One
+thread; CPU time, as the machine may have other work.
 
 * ``published``: one image at a time, ``torch.optim.LBFGS(lr=1)`` without line search, 300 outer steps, dummy N(0, 1): a plain
   loop, ``tests/oracles/dlg.py``, that shares nothing with ours.
