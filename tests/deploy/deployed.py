@@ -93,8 +93,14 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     for number in range(3):
         file = home.client_file(number)
         file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
-    with all_here(home) as (link, look, keepers):
-        yield Deployment(home, link, look, keepers)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("http_proxy", "https_proxy", "all_proxy"):  # at which nothing listens: this machine is reached without
+            patch.setenv(name, "http://127.0.0.1:9")
+        for name in ("no_proxy", "NO_PROXY"):
+            patch.setenv(name, "")  # so that it is put back
+            patch.delenv(name)
+        with all_here(home) as (link, look, keepers):
+            yield Deployment(home, link, look, keepers)
 
 
 def same(deployed: Path, whole: Path) -> None:

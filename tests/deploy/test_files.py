@@ -363,6 +363,8 @@ def answering(certificate: Path, key: Path, date: float, port: int = 0, status: 
             self.send_response(status)
             self.end_headers()
 
+        do_POST = do_GET  # noqa: N815
+
         def date_time_string(self, timestamp: float | None = None) -> str:
             return email.utils.formatdate(date, usegmt=True)
 
@@ -404,7 +406,7 @@ def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pyt
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     with (
         answering(made.certificate, made.key, time.time(), status=502) as port,
-        pytest.raises(machines.Unreachable, match="its proxy answers 502"),
+        pytest.raises(machines.Unreachable, match="the proxy in front of it answers 502"),
     ):
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     foreign = make(tmp_path / "foreign", 1, "server.example.org")
