@@ -35,6 +35,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     import pandas as pd
 
     from fedpriv.errors import UsageError
+    from fedpriv.outside.names import printable
     from fedpriv.tracking import find_run
 
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in ((runs,) if isinstance(runs, str | os.PathLike) else runs)]
@@ -43,7 +44,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     rows = [figures(folder) for folder in folders]
     named = labels(folders, rows)
     for line in contradictions(named, rows).values():
-        warnings.warn(line, UserWarning, stacklevel=2)
+        warnings.warn(printable(line), UserWarning, stacklevel=2)
     table = pd.DataFrame(
         {"label": named} | {key: [row[key] for row in rows] for key in rows[0]} | {"repeated": repeated(named, rows)}
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedpriv.api.keys import config_of
 from fedpriv.api.run import Run, load
+from fedpriv.outside.names import printable
 from fedpriv.seeding import usual_torch
 from fedpriv.server.records import Record
 from fedpriv.simulation import run as runs
@@ -137,7 +138,7 @@ class Rounds(Iterator[Record]):
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
+    warnings.warn(printable(text), stacklevel=2)
 
 
 def _nothing(*of: object) -> None:

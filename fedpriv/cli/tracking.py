@@ -49,7 +49,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     arguments = ["--host", host, "--port", str(port), "--workers", "1"]
     if (store := sqlite_path(uri)) is not None:
         if not store.is_file() and any(tracked_in(file.parent) == store for file in runs_dir.glob("*/run.json")):
-            click.echo(f"making the MLflow store {store}, as no run is in it yet")
+            say(f"making the MLflow store {store}, as no run is in it yet")
             create_store(store)  # or wait until another process has made it
         if not store.is_file():
             raise UsageError(f"no MLflow store {store}; `fedpriv train` makes one, --runs-dir or --tracking-uri name another")
@@ -60,7 +60,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     # By default MLflow opens its pages for language-model applications.
     page = "#/experiments?workflowType=machine_learning"
     shown = "localhost" if host == "0.0.0.0" else host
-    click.echo(f"MLflow starts, which takes some seconds: http://{shown}:{port}/{page} (Ctrl-C ends it)")
+    say(f"MLflow starts, which takes some seconds: http://{shown}:{port}/{page} (Ctrl-C ends it)")
     sys.stdout.flush()
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     # By its environment: other users see the arguments of a process, and a database's address may hold a password.

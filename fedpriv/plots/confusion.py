@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.evaluation.protocols import global_summary, per_class
+from fedpriv.outside.names import printable
 from fedpriv.plots.curves import save
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def _name(axes: Axes, classes: Sequence[str]) -> None:
     if len(classes) > _MOST_NAMES:
         return
     # A name such as "$5" must not be read as a formula.
-    short = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in classes]
+    names = map(printable, classes)
+    short = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in names]
     size = min(12.0, 420 / len(classes))  # of some 500 points in all, so that lines do not touch
     upright = len(classes) <= 12 and max(map(len, short)) * len(short) <= 72
     axes.set_xticks(range(len(classes)), short, fontsize=size, rotation=0 if upright else 90, parse_math=False)

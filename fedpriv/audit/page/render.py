@@ -27,6 +27,7 @@ from fedpriv.audit.membership.verdict import reversed_attack
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.errors import FedprivError
+from fedpriv.outside.names import printable
 
 Found = Mapping[str, Any]
 _FORMATS = (
@@ -253,6 +254,8 @@ def _moment(iso: str) -> str:
 
 
 def _dash(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)  # names may be of someone else's data or run
     return formats.NOTHING if value is None else value
 
 
@@ -266,11 +269,11 @@ def _markdown(value: Any) -> str:
 
 def _code(text: str) -> Markup:
     """Code within a line, which its content cannot end."""
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return Markup(f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`")
 
 
 def _verbatim(text: str) -> Markup:
     """An indented block of code, which cannot be ended by its content."""
-    return Markup("\n".join(f"    {line}" for line in text.splitlines()))
+    return Markup("\n".join(f"    {line}" for line in printable(text).splitlines()))
