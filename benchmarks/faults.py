@@ -82,7 +82,9 @@ def main() -> None:
     print(f"{seconds} s CPU on {about['processor']}, load {about['load_average']}, Python {about['python']}, {about['versions']}")
     if options.json:
         given = {"stride": options.stride, "flips": options.flips, "seed": options.seed, "cpu_seconds": seconds}
-        options.json.write_text(json.dumps({"benchmark": "faults", **about, **given, **results}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"benchmark": "faults", **about, **given, **results}, indent=1) + "\n", encoding="utf-8"
+        )
     if examples:
         sys.exit("\n".join(["a promise is not kept:", *examples[:30]]))
 

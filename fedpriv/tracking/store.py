@@ -114,7 +114,9 @@ def _make_store(path: Path, drafts: str) -> None:
         draft = Path(folder) / path.name
         # In its own session, so that Ctrl-C, after which the run is still recorded, does not end it.
         command = python_command("from mlflow.cli import cli; cli()", "db", "upgrade", f"sqlite:///{draft}")
-        maker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        maker = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, encoding="utf-8"
+        )
         import mlflow  # noqa: F401 -- it takes seconds too, and they may as well pass meanwhile
 
         _, stderr = maker.communicate()

@@ -56,6 +56,7 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
     import datasets
 
     from fedpriv.data.own.vectors import choose_features, is_text, no_number
+    from fedpriv.data.tables.paths import file_names
 
     features = {name: kind for name, kind in table.features.items() if name != client}
     for name in (label, client):
@@ -63,10 +64,12 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
             raise UsageError(f"{table.origin} has no column {name!r}; its columns are: {', '.join(table.features)}")
     images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
     labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
-    image = _choose(images, IMAGE_COLUMNS) or _choose([n for n, kind in features.items() if _holds_bytes(kind)], IMAGE_COLUMNS)
+    image = choose(images, IMAGE_COLUMNS) or choose([n for n, kind in features.items() if holds_bytes(kind)], IMAGE_COLUMNS)
     guessed = label is None
-    label = label or _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
-    strings = [n for n, kind in features.items() if getattr(kind, "dtype", None) in ("string", "large_string") and n != label]
+    label = label or choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
+    strings = [name for name, kind in features.items() if is_string(kind) and name != label]
+    files = {name: names[0] for name in strings if image is None and (names := file_names(table.column(name).to_pylist()))}
+    strings = [name for name in strings if name not in files]
     text = next((name for name in TEXT_COLUMNS if name in strings), None)
     if text is not None and image is None and set(features) > {text, label} and _are_levels(table.column(text)):
         text = None  # such as a question with the answers yes and no, beside other columns
@@ -78,8 +81,9 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
     if vector and any(is_text(table.column(name)) for name in strings):
         shown = ", ".join([*vector[:_SHOWN], *["..."] * (len(vector) > _SHOWN)])
         notes = (*notes, f"the samples are the numbers and categories of {shown}; to train on texts, name their column 'text'")
-    if text is not None and image is None and (unused := sorted(set(features) - {text, label})):
-        notes = (f"the samples are the texts of column {text}; not used: {', '.join(unused)}",)
+    if (image is None) != (text is None) and (unused := sorted(set(features) - {image, text, label})):
+        what = f"texts of column {text}" if image is None else f"images of column {image}"
+        notes = (f"the samples are the {what}; not used: {', '.join(unused)}",)
     if vector and label is not None:
         notes = (*_on_label(table, label, guessed=guessed, others=vector), *notes)
     missing = "label" if label is None else None
@@ -90,6 +94,12 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
             raise UsageError(f"{table.origin} has no rows")
         columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in table.features.items())
         hint = "; name the one with the texts 'text'" if strings else ""
+        if files:
+            named, name = next(iter(files.items()))
+            hint = (
+                f"; {named} names files such as {name!r}: images alone are read by their names, from files beside a CSV or "
+                "parquet file; give others as arrays, by fedpriv.train(dataset=(x, y))"
+            )
         if missing == "label":
             hint = "; --set data.label=NAME says which it is"
         raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}{hint}")
@@ -121,11 +131,18 @@ def _on_label(table: Table, label: str, guessed: bool, others: Sequence[str]) ->
             yield f"column {name!r} determines the label: remove it if it is the label in other words"
 
 
-def _choose(candidates: list[str], preferred: Sequence[str]) -> str | None:
+def choose(candidates: Sequence[str], preferred: Sequence[str]) -> str | None:
+    """The first of the preferred names that is a candidate, else the first candidate; ``None``: there is none."""
     return next((name for name in preferred if name in candidates), candidates[0] if candidates else None)
 
 
-def _holds_bytes(kind: Any) -> bool:
+def is_string(kind: Any) -> bool:
+    """Whether the type of a column is that of texts."""
+    return getattr(kind, "dtype", None) in ("string", "large_string")
+
+
+def holds_bytes(kind: Any) -> bool:
+    """Whether the type of a column is that of bytes, which images are."""
     if isinstance(kind, dict):
         return "bytes" in kind
     return getattr(kind, "dtype", None) in ("binary", "large_binary")

@@ -41,6 +41,9 @@ class Table(Protocol):
     def column(self, name: str) -> pa.ChunkedArray:
         """One column; the others are not read."""
 
+    def written(self, name: str) -> pa.ChunkedArray | None:
+        """One column of CSV as texts, as they are in the file; ``None``: the rows have types of their own."""
+
     def at(self, row: int) -> str:
         """Where a row is, for messages."""
 
@@ -91,6 +94,9 @@ class ParquetTable:
             return pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=parts[0].type)
         except (pa.ArrowInvalid, TypeError):
             raise UsageError(f"column {name!r} has not the same type in all of {self.origin}") from None
+
+    def written(self, name: str) -> None:
+        return None
 
     def at(self, row: int) -> str:
         return from_zero(self.origin, row)
