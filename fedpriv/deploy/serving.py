@@ -12,7 +12,7 @@ import torch
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
 from fedpriv.defenses import build_transforms
-from fedpriv.deploy.agreed_run import digest_of
+from fedpriv.deploy.agreed_run import digest_of, initial_digest
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
 from fedpriv.deploy.frames import Frame, Letter, line_of
 from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, outweighing, told_to_clients
@@ -222,7 +222,7 @@ def _check_agreed(
     agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], missing: Mapping[int, str], facts: Sequence[Facts]
 ) -> None:
     """Every client has the same config and the same initial model as the server."""
-    expected = {"config": agreement.config.fingerprint(), "initial": digest_of(agreement.initial)}
+    expected = {"config": agreement.config.fingerprint(), "initial": initial_digest(agreement)}
     for one in facts:
         answer = answers.get(one.client)
         if answer is None:

@@ -44,10 +44,9 @@ def write_results(
     with folder.writing("the results"):
         if method.shared_names:
             folder.weights.mkdir(exist_ok=True)
-            save_tensors(
-                folder.weights / "server.safetensors",
-                agreement.space.unpack(server.server.row, method.shared_names),
-            )
+            shared = agreement.space.unpack(server.server.row, method.shared_names)
+            constants = {name: one for name, one in agreement.constants.items() if name.partition(".")[0] in method.shared}
+            save_tensors(folder.weights / "server.safetensors", {**shared, **constants})
         if server.canaries is not None:
             save_tensors(folder.canaries_file, server.canaries.found())
         folder.plots.mkdir(exist_ok=True)

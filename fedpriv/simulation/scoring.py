@@ -87,6 +87,7 @@ class AllClientsScorer:
                     metrics[f"global_accuracy_{name}"] = float(hits[missing].double().mean())
                 for name, row in self.method.aggregation.tested_too(server.row, server.memory).items():
                     self.resident.row.copy_(row)
+                    self.resident.space.renew_spectral_norms(self.resident.row)
                     metrics[f"global_accuracy_{name}"] = float(self._correct("server").double().mean())
                     self.resident.row.copy_(server.row)  # which is tested further below
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
