@@ -148,9 +148,7 @@ def _on_the_way(observation: Observation, seen: Mapping[str, LayerStatistics]) -
     group = np.minimum((np.cumsum(weights) - weights / 2) * POINTS, POINTS - 1).astype(int)
     shares = [float(weights[group == one].sum()) for one in range(POINTS)]
     places = np.arange(len(weights)) / len(weights)
-    return [
-        (share, float((weights * places)[group == one].sum() / share)) for one, share in enumerate(shares) if share > 0
-    ]
+    return [(share, float((weights * places)[group == one].sum() / share)) for one, share in enumerate(shares) if share > 0]
 
 
 def _pass(

@@ -1,11 +1,11 @@
 """Membership, and the mean colour of a client's images, from the running statistics of its BatchNorm layers.
 
-What a message gives away of a batch is, for each channel of each layer, the mean over its samples of a number that every sample has
-by itself: the mean of the layer's inputs over positions, and the mean of their squares (:mod:`fedpriv.attacks.gradients.batch_statistics`).
-So with the candidates' own numbers it is a linear system for the share that each has in the batch. The shares are not negative,
-and few: non-negative least squares (Lawson & Hanson 1974) finds more of them than there are equations. The attack needs no label,
-no shadow and no layer behind the last BatchNorm; a tracing attack on published means (Homer et al., PLoS Genetics 2008) that
-solves for all candidates at once.
+What a message gives away of a batch (:mod:`fedpriv.attacks.gradients.batch_statistics`) is, for each channel of each layer, the
+mean over its samples of a number that every sample has by itself: the mean of the layer's inputs over positions, and that of
+their squares. With the candidates' own numbers it is a linear system for the share that each has in the batch. These are not
+negative, and few: non-negative least squares (Lawson & Hanson 1974) finds more of them than there are equations. The attack needs
+no label, no shadow and no layer behind the last BatchNorm. It is a tracing attack on published means (Homer et al., PLoS Genetics
+2008) that solves for all candidates at once.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from torch import Tensor
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.batch_statistics import LayerStatistics, SampleStatistics, layer_statistics, sample_statistics
-from fedpriv.attacks.gradients.linear import from_picture, to_picture
+from fedpriv.attacks.gradients.linear import from_picture
 from fedpriv.attacks.inference.membership import Array
 
 EXACT = 1e-3
 """Standard deviation of an equation's error where nothing else is known of it, as a share of the candidates' deviation."""
 OFF_THE_WAY = 0.3
 """The same where the client's weights moved between batches, as a share of how far that moves a candidate's own number."""
+_AFFINE = 1e-4
+"""Rounding of an affine function's values, as a share of them."""
 _CONSTANT = 1e-9
 """A number whose deviation over the candidates is below this share of its size tells none of them from others."""
 
 
 def shares_of_batches(observation: Observation, candidates: Callable[[], Iterator[Any]]) -> Array:
-    """Estimated number of times that each candidate is among the client's samples ``(n,)``, 0 or more; higher is likelier a member.
+    """How many times each candidate seems to be among the client's samples ``(n,)``, 0 or more; higher is likelier a member.
 
     With ``a_ij`` the number of candidate j in equation i, ``t_i`` that of the batches and ``N`` samples behind the message, it is
 
         argmin over u >= 0 of  sum_i (sum_j a_ij u_j / N - t_i)^2 / s_i^2 + (n / N) sum_j u_j^2
 
-    on centred numbers, with s_i the expected error. The second term is a Gaussian prior with as many members as there are samples;
+    on centred numbers, with s_i the expected error. The second term is a Gaussian prior of as many members as there are samples;
     it decides between solutions that explain the equations alike. Not all of the client's samples need be candidates.
 
     Args:
@@ -66,7 +68,8 @@ def shares_of_batches(observation: Observation, candidates: Callable[[], Iterato
     middle, spread = middle[tells], spread[tells]
     deviation = np.sqrt((EXACT * spread) ** 2 + errors + (OFF_THE_WAY * drifts) ** 2)
     count = numbers.shape[1]
-    system = np.concatenate([(numbers - middle[:, None]) / deviation[:, None] / samples, np.sqrt(count / samples) * np.eye(count)])
+    explained = (numbers - middle[:, None]) / (samples * deviation[:, None])
+    system = np.concatenate([explained, np.sqrt(count / samples) * np.eye(count)])
     found: Array = nnls(system, np.concatenate([(sums - middle) / deviation, np.zeros(count)]), maxiter=50 * count)[0]
     return found
 
@@ -85,7 +88,7 @@ def _equations(
     mean over the batches is ``(C,)``, its error's variance, and by how much the numbers move with the client's weights.
 
     The mean square of a batch is its biased variance plus the square of its mean. Over several batches the squares of their means
-    are not known, but that of the mean of all; they exceed it by the variance between batches, which the candidates' is taken for.
+    are not known, but that of the mean of all; they exceed it by the variance between batches, estimated from the candidates'.
 
     Args:
         batch, samples: in a batch, and behind the message.
@@ -114,8 +117,8 @@ def mean_colour(observation: Observation) -> Tensor:
     mean colour, but for the padding at the border. The colour solves these equations by least squares.
 
     Raises:
-        Inapplicable: see :func:`fedpriv.attacks.gradients.batch_statistics.layer_statistics`; or the first layer has another input
-            than an affine function of the image, or fewer channels than the image.
+        Inapplicable: see :func:`fedpriv.attacks.gradients.batch_statistics.layer_statistics`; or the first layer's input is no
+            affine function of the image, or has fewer channels.
     """
     seen = layer_statistics(observation)
     channels, like = observation.input_shape[0], next(iter(observation.buffers.values()))
@@ -130,13 +133,11 @@ def mean_colour(observation: Observation) -> Tensor:
         raise Inapplicable("layers before the first BatchNorm whose running statistics were sent are not known")
     name, first = next(iter(own.items()))
     at = first.means - first.means[0]
-    scale = at.abs().amax()
-    if not torch.allclose(at[-4], at[1:-4].sum(0) / 2, atol=1e-4 * float(scale)) or not torch.allclose(
-        at[-1], at[-3:-1].mean(0), atol=1e-4 * float(scale)
-    ):
-        raise Inapplicable(f"the input of {name}, the first BatchNorm whose statistics were sent, is no affine function of the image")
+    sums = torch.stack([at[1 : 1 + channels].sum(0) / 2 - at[1 + channels], at[-3:-1].mean(0) - at[-1]])
+    if float(sums.abs().amax()) > _AFFINE * float(at.abs().amax()):
+        raise Inapplicable(f"{name}, the first BatchNorm whose statistics were sent, is not fed an affine function of the image")
     sent = seen[name].mean_error.isfinite()
-    by_colour, sums = at[1 : 1 + channels].T[sent], (seen[name].mean - first.means[0])[sent]
+    by_colour, off = at[1 : 1 + channels].T[sent], (seen[name].mean - first.means[0])[sent]
     if not len(by_colour) or int(torch.linalg.matrix_rank(by_colour)) < channels:
         raise Inapplicable(f"{name} has fewer independent channels than the image")
-    return torch.linalg.lstsq(by_colour, sums[:, None]).solution[:, 0]
+    return torch.linalg.lstsq(by_colour, off[:, None]).solution[:, 0]

@@ -347,8 +347,8 @@ def _mean_colour(colours: Found | None) -> list[str]:
     count, error, guess = len(colours["rows"]), colours["error_median"], colours["baseline_median"]
     what = "is" if error < guess else "is not"
     return [
-        f"The mean colour of a client's images {what} known better from BatchNorm's running statistics than from the data set's "
-        f"mean: it is off by {error:.3f} of the range of a pixel, the data set's mean by {guess:.3f} (medians of {count} messages)."
+        f"The mean colour of a client's images {what} known better from BatchNorm's running statistics than from the data set: "
+        f"it is off by {error:.3f} of a pixel's range, the data set's mean by {guess:.3f} (medians of {count} messages)."
     ]
 
 

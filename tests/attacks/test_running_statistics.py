@@ -16,7 +16,9 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Passes, SplitNet, ThreatModel, blank
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.batch_statistics import layer_statistics, sample_statistics
+from fedpriv.attacks.inference import running_statistics_control
 from fedpriv.attacks.inference.running_statistics import mean_colour, shares_of_batches
+from fedpriv.attacks.inference.running_statistics_control import positive_control
 
 SHAPE, MEAN, STD = (3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -55,8 +57,8 @@ def message(start: SplitNet, members: Tensor, steps: int = 1, batch: int | None 
     before, after = dict(start.state_dict()), dict(trained.state_dict())
     parameters = dict(start.named_parameters())
     return Observation(
-        {name: after[name] - before[name] for name in parameters}, "change", before, blank(copy.deepcopy(start).train()), SHAPE, 4,
-        ThreatModel(), MEAN, STD, num_examples=len(members), passes=Passes(steps, batch or len(members)),
+        {name: after[name] - before[name] for name in parameters}, "change", before, blank(copy.deepcopy(start).train()), SHAPE,
+        4, ThreatModel(), MEAN, STD, num_examples=len(members), passes=Passes(steps, batch or len(members)),
         buffers={name: after[name] for name in before if "running" in name},
     )  # fmt: skip
 
@@ -183,5 +185,16 @@ def test_what_cannot_be_read_says_why() -> None:
         mean_colour(message(net(channels=2), images(5)))
     curved = net()
     curved.body.insert(1, nn.Tanh())
-    with pytest.raises(Inapplicable, match="no affine function"):
+    with pytest.raises(Inapplicable, match="not fed an affine function"):
         mean_colour(message(curved, images(5)))
+
+
+def test_its_control_finds_members() -> None:
+    control = positive_control()
+    assert control.passed and "AUC 1.00" in control.sentence
+
+
+def test_its_control_fails_for_an_attack_that_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    monkeypatch.setattr(running_statistics_control, "shares_of_batches", lambda message, candidates: draw.random(16))
+    assert not positive_control().passed

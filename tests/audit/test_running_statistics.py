@@ -133,7 +133,7 @@ def test_buffers_of_other_layers_are_named_as_unknown_or_constant() -> None:
     assert kinds["encoder.1.seen"] == BUFFERS and kinds["encoder.1.scale"] == CONSTANTS
     assert kinds["encoder.2.running_mean"] == RUNNING and "encoder.2.weight" not in kinds
     assert kinds["predictor.norm1.running_var"] == kinds["predictor.fc1.weight"] == ASIDE
-    rows = statistics.listed_in([{name: ("F32", (1,)) for name in kinds}], kinds)
+    rows = statistics.listed_in([dict.fromkeys(kinds, ("F32", (1,)))], kinds)
     assert {row["what"]: row["known"] for row in rows} == {BUFFERS: False, CONSTANTS: True, RUNNING: True, ASIDE: True}
 
 
@@ -156,7 +156,7 @@ def test_all_that_a_net_can_send(spec: Any) -> None:
 @pytest.mark.parametrize("method", slow_but(FEW, [name for name in methods() if name != "local"]))
 def test_all_that_a_method_sends(tmp_path: Path, method: str) -> None:
     """Parameters are in the gradient that attacks read, running statistics beside it, and the rest is named."""
-    found = evidence(tmp_path / "run", method, **{"model.projection": 16, "model.projector": "simclr"})
+    found = evidence(tmp_path / "run", method, **{"model.name": "mlp", "model.projection": 16, "model.projector": "simclr"})
     for round, client in found.messages():
         message = found.message(round, client)
         seen = found.attacker.observation(message, ThreatModel())

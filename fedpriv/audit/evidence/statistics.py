@@ -1,8 +1,8 @@
 """What is sent besides the layers that give the logits: what each part reveals of a client, and how it is attacked.
 
 Statistics are recognised by their names on the wire (:func:`fedpriv.wire.statistic`). So those of unknown methods are listed too,
-and one that is named as a gradient is attacked as one. Of the model itself, buffers and layers that give no logits are listed: they
-are no change that attacks read as a gradient.
+and one that is named as a gradient is attacked as one. Of the model itself, buffers and layers that give no logits are listed:
+they are no change that attacks read as a gradient.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def kinds(names: Iterable[str]) -> list[str]:
 
 
 def kinds_of_model(net: Net) -> dict[str, str]:
-    """The kind of those of a net's tensors, by name, that are listed besides the model; of the others, attacks read the change."""
+    """The kinds of a net's tensors that are listed besides the model, by name; of the others, attacks read the change."""
     normal = {
         f"{where}.{name}"
         for where, module in net.named_modules()
