@@ -11,11 +11,15 @@ import torch
 from torch import nn
 
 from fedpriv.attacks.core.observation import Passes, ThreatModel
+from fedpriv.attacks.scoring.operating_points import area
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.attacker_view import cut
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
 from fedpriv.audit.images.mean_colours import mean_colours
+from fedpriv.audit.membership.candidates import candidates
+from fedpriv.audit.membership.inference import membership
+from fedpriv.audit.membership.running_statistics import running_statistics
 from fedpriv.methods import methods
 from fedpriv.models.net import Net
 from fedpriv.models.registry import assemble, list_models
@@ -110,6 +114,24 @@ def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: Evidenc
         abs(row["found"][0] - float(truth.mean()))
     )
     assert found["error_median"] < 0.05  # the border, which is padded, is darker
+
+
+def test_members_behind_a_message_of_a_run(undefended: Evidence) -> None:
+    """And none behind that of another client with samples of its own."""
+    (round, client), (_, other), *_ = undefended.messages()
+    pool, message = candidates(undefended.federation, round, client), undefended.message(round, client)
+    scores = running_statistics(undefended, message, message.uploaded, pool.data.inputs)
+    assert area(scores, pool.members, 0.95).low > 0.8
+    elsewhere = running_statistics(undefended, message, undefended.message(round, other).uploaded, pool.data.inputs)
+    assert area(elsewhere, pool.members, 0.999).low < 0.5
+
+
+@pytest.mark.slow
+def test_the_audit_has_their_row_with_both_controls(undefended: Evidence) -> None:
+    found = membership(undefended, 1, undefended.whole_clients(1)[:2], 4)
+    assert found.attacks["running statistics"].auc.low > 0.8 and found.failed_controls == []
+    assert "running statistics" in found.controls and found.positive["running statistics"].passed
+    assert any("BatchNorm's momentum" in sentence for sentence in found.threat)
 
 
 class Counting(nn.Module):
