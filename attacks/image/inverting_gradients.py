@@ -14,6 +14,7 @@ from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import cosine
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of
+from fedpriv.attacks.gradients.statistics_prior import with_running_statistics
 from fedpriv.attacks.gradients.variables import total_variation
 from fedpriv.attacks.image.dlg import label_matching, normal, reconstruction
 from fedpriv.attacks.inference.labels import batch_labels
@@ -31,6 +32,8 @@ class InvertingGradients:
         lr: falls to a tenth at 3/8, 5/8 and 7/8 of the steps, as in the authors' code.
         total_variation: its weight; 1e-1 in the authors' demonstration on CIFAR-10.
         restarts: further full runs of every image; the one with the least loss is kept.
+        running_statistics: weight of the batch statistics that a message gives away
+            (:mod:`fedpriv.attacks.gradients.statistics_prior`); of a message without any it does nothing.
     """
 
     control: ClassVar = Setting(net="perceptron")
@@ -42,12 +45,15 @@ class InvertingGradients:
     lr: float = 0.1
     total_variation: float = 1e-4
     restarts: int = 0
+    running_statistics: float = 0.0
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         case = case_of(observations, bounded=True, scale_free=True)
         labels = case.labels if case.labels is not None else torch.stack([batch_labels(one) for one in observations])
         objective = with_total_variation(label_matching(case, cosine, labels, known_top=True), case, self.total_variation)
+        if self.running_statistics:
+            objective = with_running_statistics(objective, case, observations, self.running_statistics)
         milestones = (3 / 8, 5 / 8, 7 / 8)
         best = search(
             objective,

@@ -16,12 +16,13 @@ from fedpriv.audit import duration
 from fedpriv.audit.answer import answer
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import NotSimulated
-from fedpriv.audit.evidence.statistics import exposed, listed
+from fedpriv.audit.evidence.statistics import RUNNING, exposed, listed
 from fedpriv.audit.evidence.sums import HeldBack, evidence_of
 from fedpriv.audit.findings import best_of_images, best_of_texts, distinct, facts, known_members, of_epsilon
 from fedpriv.audit.finished import UNFINISHED, Finished
 from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
+from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
@@ -234,9 +235,13 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
             findings["label_shadow"] = shadow_labels(evidence, first, options.label_shadows, options.seed)
         except FedprivError as error:
             not_tried["label_shadow"] = str(error)
+    sent = {one["what"] for one in findings["statistics"]["listed"]}
+    findings["mean_colour"] = None
+    if RUNNING in sent and evidence.modalities == ("image",):
+        findings["mean_colour"] = mean_colours(evidence, not_tried)
     findings["centers"] = []
     of_centers = [(round, evidence.store.clients(round)[0]) for round in (first, last)]
-    if "text" in evidence.modalities and any(one["what"] == "centers" for one in findings["statistics"]["listed"]):
+    if "text" in evidence.modalities and "centers" in sent:
         not_tried["centers"] = CENTERS_OF_TEXTS
     for round, client in dict.fromkeys(of_centers if evidence.modalities == ("image",) else []):
         if (cut := progress.spent()) is not None:

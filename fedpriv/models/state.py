@@ -267,13 +267,13 @@ def unchanged(net: Net) -> Iterator[State]:
             module.training = training
 
 
-def changed_by_data(net: Net) -> str | None:
-    """The name of a buffer that a forward pass changes, such as running statistics; ``None``: there is none."""
+def changed_by_data(net: Net) -> list[str]:
+    """The names of the buffers that a forward pass changes, such as running statistics."""
     if not (buffers := dict(net.named_buffers())):
-        return None
+        return []
     with unchanged(net) as state:
         _logits(net, samples_for(net))
-        return next((name for name in state.changed() if name in buffers), None)
+        return [name for name in state.changed() if name in buffers]
 
 
 def carried(net: Net, space: ParameterSpace) -> str | None:

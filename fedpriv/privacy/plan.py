@@ -116,10 +116,10 @@ def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
     """Check that per-sample gradients can be computed with the chosen clipping, and that all that the data change is trained."""
     encoder, modules = config.model.encoder, list(net.modules())
     x = made_up(net)
-    if (changed := changed_by_data(net)) is not None:
+    if changed := changed_by_data(net):
         raise UsageError(
-            f"privacy.level sample: the forward pass changes {changed} of the net by the data, which no noise covers; use layers "
-            "without running statistics"
+            f"privacy.level sample: the forward pass changes {changed[0]} of the net by the data, which no noise covers; use "
+            "layers without running statistics"
         )
     if interact(net, training=False):  # as features of a frozen encoder, and outputs of frozen models, are computed in batches
         raise UsageError(

@@ -420,7 +420,7 @@ def test_samples_of_texts_and_pairs_that_change_each_other_are_found() -> None:
         assert interact(mixed) and interact(mixed, training=False)
     normed = of_pairs(norm(), FEATURES)
     assert interact(normed) and not interact(normed, training=False)
-    assert changed_by_data(normed.train()) == "encoder.image.encoder.2.running_mean"
+    assert changed_by_data(normed.train())[0] == "encoder.image.encoder.2.running_mean"
 
 
 def found(net: Net) -> str | None:
