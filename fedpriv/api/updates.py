@@ -15,11 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.api.inversion import by_name, check_normalisation, check_sgd, observed, sgd
+from fedpriv.attacks.api.label_rules import balanced, infer
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
-from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.image.centers import read_label_set
-from fedpriv.attacks.inference.labels import batch_labels, present_classes, to_counts
+from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
 from fedpriv.attacks.lab.kept import Control
@@ -34,8 +33,7 @@ from fedpriv.audit.findings import best_of_images, distinct, known_members
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
-from fedpriv.audit.membership.classes import NO_RULE, STATED
-from fedpriv.audit.membership.label_leaks import Labels
+from fedpriv.audit.membership.label_leaks import Labels, findings_of
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import Progress, check_budget
 from fedpriv.audit.run_audit import Audited
@@ -48,7 +46,6 @@ from fedpriv.wire.coding import is_model
 Update = Mapping[str, Any] | Sequence[Any] | Payload | Sealed
 NEEDS_A_RUN = "it needs a run, whose clients can be simulated"
 IN_A_RUN = "it is a change since the client's last turn, and only a run says what came before"
-RULE = "last layer: its bias gradient is negative, or its bias rose, for the classes that are there"
 
 
 def audit_update(
@@ -178,6 +175,7 @@ def audit_update(
     whole = [what for what in kinds(statistics) if MEANINGS.get(what, UNKNOWN).gradient == "whole"]
     target = replace(attacked_by(observe), statistics={what: attacked_by(partial(read, what)) for what in whole})
     seen = observe(ThreatModel())[0]
+    own_samples = None if public is None else _samples(*public, net.classes, mean, std)
     progress = Progress(say or (lambda text: None), budget)
     attacked = on_target(target, 1, 0, seed, progress)
     progress.note()
@@ -190,7 +188,7 @@ def audit_update(
         "controls": distinct(attacked.controls()),
         "best": {kind: best_of_images(attacks, kind) for kind in ("message", "single image")},
         "best_of_texts": {"message": None, "single text": None},
-        "labels": [_labels(seen, labels, net.classes).described()],
+        **findings_of([_labels(seen, labels, net.classes, own_samples)]),
         "known_members": known_members(attacks, []),
         "seconds": {step: round(seconds, 1) for step, seconds in progress.times.items()},
     }
@@ -231,6 +229,13 @@ def _statistics(update: Update) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not is_model(name)}
 
 
+def _samples(images: Tensor, labels: Tensor, classes: int, mean: Sequence[float], std: Sequence[float]) -> Samples:
+    """Public images ``(m, C, H, W)`` in [0, 1] as the net takes them; as many of each class."""
+    chosen = balanced(labels.cpu(), classes)
+    centre, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return Samples((images.cpu().float()[chosen] - centre) / scale, labels.cpu()[chosen])
+
+
 def _not_described(update: Update, known: Sequence[Transform]) -> Iterator[str]:
     """A clause on the transforms that a payload went through and that ``known`` lacks; a mask can be seen from what was sent."""
     went = update.transforms if isinstance(update, Payload | Sealed) else ()
@@ -239,22 +244,14 @@ def _not_described(update: Update, known: Sequence[Transform]) -> Iterator[str]:
         yield f"the update went through {', '.join(others)}, whose effect attacks do not know (transforms=...)"
 
 
-def _labels(seen: Observation, labels: Tensor, classes: int) -> Labels:
-    how, found, counts, note = NO_RULE, torch.zeros(classes, dtype=torch.bool), None, None
-    true = torch.bincount(labels, minlength=classes)
+def _labels(seen: Observation, labels: Tensor, classes: int, samples: Samples | None) -> Labels:
+    """
+    Args:
+        samples: the attacker's.
+    """
+    true, found = torch.bincount(labels, minlength=classes), infer(seen, samples)
     guess = 1 / math.comb(classes, int((true > 0).sum()))  # of other clients nothing is known: any set of as many classes
-    try:
-        stated = read_label_set(seen)
-        return Labels(1, 0, 0, STATED, stated.present, stated.counts, true, note, guess)
-    except Inapplicable:
-        pass
-    try:
-        found = present_classes(seen).cpu()
-        counts = to_counts((torch.bincount(batch_labels(seen), minlength=classes) * found).double(), len(labels))
-        how = RULE
-    except Inapplicable as reason:
-        note = str(reason)
-    return Labels(1, 0, 0, how, found, counts, true, note, guess)
+    return Labels(1, 0, 0, found.by, true, found.not_applicable, guess)
 
 
 def _facts(
@@ -320,7 +317,6 @@ def _facts(
         "knowledge": {"server": server, "outsider": list(IN_TRANSIT)},
         "conditions": of_net(net.split),
         "statistics": {"listed": listed, "exposed": []},
-        "labels_over_rounds": [],
         "label_shadow": None,
         "centers": [],
         "membership": [],

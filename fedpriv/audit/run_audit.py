@@ -26,7 +26,7 @@ from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
-from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
+from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import END, Progress, Say, check_budget, spent
 from fedpriv.audit.sums import compared
@@ -224,8 +224,7 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
     findings: dict[str, Any] = {"statistics": {"listed": listed(evidence), "exposed": list(exposed(evidence))}}
     progress("labels")
     labels = [labels_of(evidence, round, client) for round, client in evidence.messages()]
-    findings["labels"] = [one.described() for one in labels]
-    findings["labels_over_rounds"] = labels_over_rounds(labels)
+    findings |= findings_of(labels)
     findings["label_shadow"] = None
     first, last = evidence.store.rounds()[0], evidence.store.rounds()[-1]
     if options.label_shadows:

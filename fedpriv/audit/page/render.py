@@ -22,7 +22,7 @@ from fedpriv.audit import cost, formats
 from fedpriv.audit.answer import WORDS
 from fedpriv.audit.conditions import MEASURES
 from fedpriv.audit.images.pictures import SHOWN
-from fedpriv.audit.membership.classes import by_rule
+from fedpriv.audit.membership.classes import by_rule, of_all_rules
 from fedpriv.audit.membership.verdict import reversed_attack
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.text.verdict import best_reading
@@ -111,8 +111,9 @@ def _environment(**settings: Any) -> Environment:
 def _labels_found(run: Found) -> str | None:
     """In how many messages, and of how many clients by simulated ones, the set of classes was found exactly; with intervals."""
     ways = []
-    if found := [bool(one["exact"]) for one in by_rule(run["labels"])]:
-        rate = wilson(sum(found), len(found))
+    if found := by_rule(run["labels"]):
+        exact, tried = sum(bool(one["exact"]) for one in found), max(one.get("rules", 1) for one in found)
+        rate = of_all_rules(exact, len(found), tried)
         ways.append(f"in {rate.successes} of {rate.n} messages ({formats.span(rate.low, rate.high)})")
     if (shadow := run.get("label_shadow")) and shadow["exact"] is not None:
         exact, clients = shadow["exact"], shadow["clients"]
