@@ -13,8 +13,10 @@ from torch.nn import functional as F
 import fedpriv
 from fedpriv.attacks.api.label_rules import RULES, STATED
 from fedpriv.attacks.labels.stated import LabelSet
+from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.classes import of_all_rules, of_labels, share_by_rule
-from fedpriv.audit.membership.label_leaks import Labels, findings_of
+from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of
+from fedpriv.tracking.names import audit_values
 from tests.simulation.small import play
 
 SIGN = "last layer: sign of the bias gradient"
@@ -73,23 +75,41 @@ def test_intervals_and_guessing_account_for_the_number_of_rules() -> None:
     assert "the best of 5 rules, 95 % interval for all of them" in of_labels(by_five)[0]
 
 
-def test_an_audit_of_fedsgd_reads_what_the_sign_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def fedsgd(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fedsgd") / "run"
+    play(folder, "fedavg", **FEDSGD)
+    return folder
+
+
+def test_counts_find_the_classes_of_fedsgd_that_the_sign_misses(fedsgd: Path) -> None:
     """Ten clients of skewed classes: a class of few samples has a positive bias gradient, and its count is found all the same."""
-    monkeypatch.setattr("fedpriv.audit.images.reconstructions.suited", lambda masked: [])
-    play(tmp_path / "run", "fedavg", **FEDSGD)
-    report = fedpriv.audit(tmp_path / "run", messages=1, label_shadows=0, membership_shadows=0, singles=1, budget=1e-6)
-    (run,) = report.runs
-    rows = {one["rule"]: one for one in run["label_rules"]}
+    evidence = Evidence(fedsgd)
+    found = findings_of([labels_of(evidence, *message) for message in evidence.messages()])
+    rows = {one["rule"]: one for one in found["label_rules"]}
     assert rows.keys() == RULES.keys() and rows[STATED]["exact"] is None
-    best = next(one for one in run["label_rules"] if one["best"])
+    best = next(one for one in found["label_rules"] if one["best"])
     assert best["exact"]["successes"] >= 7 > rows[SIGN]["exact"]["successes"] and best["exact"]["n"] == 10
-    assert sum(one["exact"] for one in run["labels"]) == best["exact"]["successes"]
-    counts = [one["count_accuracy"] for one in run["labels"]]
-    assert sum(counts) / 10 >= 0.95 and all(one["count_guess"] < 0.8 for one in run["labels"])
+    for row, client in zip(found["labels"], range(10), strict=True):
+        held = sorted(set(evidence.labels(client).tolist()))
+        assert row["true"] == held and row["exact"] == (row["found"] == held)
+    assert sum(one["exact"] for one in found["labels"]) == best["exact"]["successes"]
+    assert sum(one["count_accuracy"] for one in found["labels"]) / 10 >= 0.95
+    assert all(one["count_guess"] < 0.8 for one in found["labels"])
+
+
+@pytest.mark.slow
+def test_an_audit_and_its_conditions_read_the_best_rule(fedsgd: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedpriv.audit.images.reconstructions.suited", lambda masked: [])
+    report = fedpriv.audit(fedsgd, messages=1, label_shadows=0, membership_shadows=0, singles=1, budget=1e-6)
+    (run,) = report.runs
+    best = next(one for one in run["label_rules"] if one["best"])
     assert (report.met("labels>0.5") or "").endswith(f"labels is {best['exact']['share']:.3g} (labels>0.5)")
     said, tried = " ".join(report.verdict), sum(one["exact"] is not None for one in run["label_rules"])
     assert f"from {best['exact']['successes']} of 10 messages ({best['rule']}; the best of {tried} rules" in said
     assert "equal counts of all classes would be right for" in said
+    values = audit_values(run)
+    assert values["audit/labels_exact"] == best["exact"]["share"] and values["audit/label_counts"] >= 0.95
 
 
 @pytest.mark.parametrize("public", [False, True])
