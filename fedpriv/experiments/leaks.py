@@ -27,8 +27,8 @@ TEXT = """Found by `fedpriv audit` in the same runs, from the messages that were
 * *members*: AUC of the best membership attack on the kept messages (0.5 is guessing); the interval holds for all attacks at once.
   *reversed*: the attack surely gives members lower scores than others, and its scores are read in the opposite order.
   *by round*: the same in each round that was looked at; the largest of several attacks is above 0.5 even where all guess.
-* *classes by rule*: kept messages from which the client's set of classes was found exactly, by the best rule over all messages
-  (audits of earlier versions: by the first that applied), of the last layer's gradient or the class centres. *by shadows*: clients whose set was found exactly by a classifier trained on messages of shadow clients, in
+* *classes by rule*: kept messages from which the client's set of classes was found exactly, by the last layer's gradient or the
+  class centres. *by shadows*: clients whose set was found exactly by a classifier trained on messages of shadow clients, in
   the first of these rounds.
 * A dash: no attack whose failure would be evidence could be mounted, so it is not known."""
 
