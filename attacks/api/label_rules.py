@@ -89,7 +89,7 @@ def _bias_counts(observation: Observation, samples: Samples | None) -> LabelSet:
 
 @torch.no_grad()
 def _guessed(observation: Observation, samples: Samples | None) -> Tensor | None:
-    """``(C,)`` the mean prediction of the client's first model on the attacker's samples; uniform where its weights are not known.
+    """``(C,)`` the mean prediction of the client's first model on the attacker's samples; uniform where weights are not known.
 
     ``None``: the attacker has none.
     """
