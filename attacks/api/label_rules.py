@@ -84,12 +84,17 @@ def _counted(counts: Tensor) -> LabelSet:
 
 
 def _bias_counts(observation: Observation, samples: Samples | None) -> LabelSet:
-    return _counted(bias_counts(observation, None if samples is None else _mean_prediction(observation, samples)))
+    return _counted(bias_counts(observation, _guessed(observation, samples)))
 
 
 @torch.no_grad()
-def _mean_prediction(observation: Observation, samples: Samples) -> Tensor:
-    """``(C,)`` of the client's first model on the attacker's samples; uniform where its weights are not known."""
+def _guessed(observation: Observation, samples: Samples | None) -> Tensor | None:
+    """``(C,)`` the mean prediction of the client's first model on the attacker's samples; uniform where weights are not known.
+
+    ``None``: the attacker has none.
+    """
+    if samples is None:
+        return None
     net, weights = training_net(observation)
     logits: Tensor = functional_call(net, weights, (samples.inputs,))
     predicted = logits.softmax(dim=1).mean(dim=0)
@@ -121,7 +126,7 @@ RULES: Mapping[str, Rule] = {
     ),
     "last layer: class-wise embeddings": Rule(
         "weight over bias gradient of a class is about its mean feature, by which the layer's weights give its prediction",
-        lambda observation, samples: _counted(embedding_counts(observation)),
+        lambda observation, samples: _counted(embedding_counts(observation, _guessed(observation, samples))),
     ),
     "last layer: least squares on public samples": Rule(
         "the gradient is about the mean of those of public samples of each class, by the shares of the classes", _public_counts

@@ -123,12 +123,15 @@ def bias_counts(observation: Observation, mean_probability: Tensor | None = None
     return to_counts(guess - bias / clipped_to(as_gradient(observation), bias, guess), _examples(observation))
 
 
-def embedding_counts(observation: Observation) -> Tensor:
+def embedding_counts(observation: Observation, mean_probability: Tensor | None = None) -> Tensor:
     """``(C,)`` counts from class-wise embeddings (Ma et al. 2023, "Instance-wise batch label restoration via gradients").
 
     Row c of weight over bias gradient is about the mean feature of class c, and the layer's weights give the prediction P for it.
     The counts then solve the linear system ``dL/db = (P^T - I) counts / n``, with counts that are not negative and sum to n. Of a
     change of several steps, P is its mean over the steps (:mod:`fedpriv.attacks.labels.class_shares`).
+
+    Args:
+        mean_probability: as for :func:`bias_counts`; used where the gradient is known up to a factor.
 
     Raises:
         Inapplicable: the attacker does not know the layer's weights, or the layer was not shared.
@@ -137,7 +140,8 @@ def embedding_counts(observation: Observation) -> Tensor:
     layer = output_layer(seen)
     bias, rows = _bias(seen).double().cpu(), layer.weight.double().cpu()
     if seen.altered.rescaled:
-        factor = clipped_to(seen, bias, guessed_probability(seen).double().cpu())
+        guess = guessed_probability(seen) if mean_probability is None else mean_probability
+        factor = clipped_to(seen, bias, guess.double().cpu())
         bias, rows = bias / factor, rows / factor
     embeddings = (rows / torch.where(bias.abs() < 1e-12, 1e-12, bias)[:, None]).nan_to_num(0.0)
     gradient = with_bias(rows, bias)

@@ -116,7 +116,7 @@ def test_attacks_are_pooled_over_messages_and_paired_by_name() -> None:
     def attack(attacker: str, hits: int, n: int) -> dict[str, object]:
         return {"kind": "message", "attempts": [{"attacker": attacker, "success": {"0.01": {"successes": hits, "n": n}}}]}
 
-    nothing: dict[str, list[object]] = {"texts": [], "labels": [], "membership": []}
+    nothing: dict[str, list[object]] = {"texts": [], "label_rules": [], "membership": []}
     sums = {**nothing, "attacks": [attack("analytic", 1, 100)]}
     alone = {**nothing, "attacks": [attack("analytic", 5, 10), attack("analytic", 5, 30), attack("dlg", 1, 1)]}
     analytic, dlg = compared(sums, alone)

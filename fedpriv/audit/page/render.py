@@ -92,7 +92,7 @@ def _environment(**settings: Any) -> Environment:
     made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
     made.filters |= {name: getattr(formats, name) for name in _FORMATS}
     made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role}
-    made.filters |= {"at_least": _at_least, "contradicts": _contradicts}
+    made.filters |= {"at_least": _at_least, "contradicts": _contradicts, "best_for": _best_for}
     made.filters |= {"measured": _measured, "drawable": charts.drawable}
     made.globals["answers"] = WORDS
     made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
@@ -119,6 +119,11 @@ def _labels_found(run: Found) -> str | None:
         exact, clients = shadow["exact"], shadow["clients"]
         ways.append(f"{round(exact * clients)} of {clients} clients, by shadow clients ({_interval_of(exact, clients)})")
     return "; ".join(ways) or None
+
+
+def _best_for(rule: Found) -> str | None:
+    """For what a rule for labels is the best of all that apply."""
+    return " and ".join(what for what, name in (("sets", "best"), ("counts", "best_counts")) if rule[name]) or None
 
 
 def _interval_of(share: float | None, n: int) -> str:
