@@ -13,8 +13,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.core.doing import doing
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
+from fedpriv.attacks.core.reconstruction import Inapplicable, mounting, one_thread
 from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack
 from fedpriv.attacks.lab.kept import Control, kept
 from fedpriv.attacks.lab.setting import Alter, Setting
@@ -35,12 +36,17 @@ def controls(attack: ImageAttack, setting: Setting, seed: int) -> tuple[Control,
     (:mod:`fedpriv.attacks.lab.kept`)."""
 
     def compute() -> list[Control]:
-        negative = negative_control(attack, setting, seed)
-        return [positive_control(attack, setting, seed), negative] if setting.least else [negative]
+        with doing(f"negative control of {attack.name}"):
+            negative = negative_control(attack, setting, seed)
+        if not setting.least:
+            return [negative]
+        with doing(f"positive control of {attack.name}"):
+            return [positive_control(attack, setting, seed), negative]
 
     return kept(attack, setting, seed, compute=compute)
 
 
+@one_thread()
 @mounting()  # also the nets, whose layers draw from the global generator before they are given their values
 def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
     """Check that the attack recovers undefended images, as many as the setting requires."""
@@ -59,6 +65,7 @@ def positive_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: i
     return Control("positive", recovered >= setting.least * goal, sentence, time.process_time() - began)
 
 
+@one_thread()
 @mounting()
 def negative_control(attack: ImageAttack, setting: Setting = UNDEFENDED, seed: int = 0) -> Control:
     """Check that the attack finds nothing in random gradients, whose tensors have the norms of the true ones.

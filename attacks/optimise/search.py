@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.core.doing import doing
 from fedpriv.attacks.gradients.matching import Objective
 from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs, Function, LbfgsOptions
 
@@ -64,19 +65,21 @@ def lbfgs(
     iterations = torch.zeros(len(x), dtype=torch.long)
     curve = [x.new_zeros(0, len(x))]
     rows = torch.arange(len(x))
-    for step in range(1, steps + 1):
-        rows = rows[solver.running[rows] & (solver.value[rows] > enough * scale)]
-        if step - 1 == give_up[0] > 0:
-            rows = rows[solver.value[rows] <= give_up[1] * scale]
-        if step - 1 > stalled[0] > 0:
-            rows = rows[~(curve[-1][0, rows] > (1 - stalled[1]) * curve[-1 - stalled[0]][0, rows])]
-        if len(rows) == 0:
-            break
-        iterations[rows] += 1
-        solver.step(rows)
-        values = torch.full_like(solver.value, torch.nan)
-        values[rows] = solver.value[rows] / scale
-        curve.append(values[None])
+    with doing() as tell:
+        for step in range(1, steps + 1):
+            rows = rows[solver.running[rows] & (solver.value[rows] > enough * scale)]
+            if step - 1 == give_up[0] > 0:
+                rows = rows[solver.value[rows] <= give_up[1] * scale]
+            if step - 1 > stalled[0] > 0:
+                rows = rows[~(curve[-1][0, rows] > (1 - stalled[1]) * curve[-1 - stalled[0]][0, rows])]
+            if len(rows) == 0:
+                break
+            tell(f"step {step} of at most {steps} for {len(rows)} of {len(x)} messages")
+            iterations[rows] += 1
+            solver.step(rows)
+            values = torch.full_like(solver.value, torch.nan)
+            values[rows] = solver.value[rows] / scale
+            curve.append(values[None])
     loss, _ = objective(torch.arange(len(x)), solver.x)
     return Found(solver.x, loss, torch.cat(curve), iterations)
 
@@ -95,20 +98,22 @@ def adam(
     x, first, second = x.clone(), torch.zeros_like(x), torch.zeros_like(x)
     best, least = x.clone(), x.new_full((len(x),), torch.inf)
     rows, curve = torch.arange(len(x)), []
-    for step in range(1, steps + 1):
-        value, gradient = objective(rows, x)
-        better = value < least
-        best[better], least[better] = x[better], value[better]
-        if step % record == 1 or record == 1:
-            curve.append(value)
-            if bool((least <= enough).all()):
-                break
-        gradient = gradient.sign() if signed else gradient
-        first = torch.lerp(gradient, first, betas[0])
-        second = torch.lerp(gradient.square(), second, betas[1])
-        rate = lr * 0.1 ** sum(step > share * steps for share in milestones)
-        size = rate / (1 - betas[0] ** step)
-        x = x - size * first / ((second / (1 - betas[1] ** step)).sqrt() + 1e-8)
+    with doing() as tell:
+        for step in range(1, steps + 1):
+            tell(f"step {step} of {steps}")
+            value, gradient = objective(rows, x)
+            better = value < least
+            best[better], least[better] = x[better], value[better]
+            if step % record == 1 or record == 1:
+                curve.append(value)
+                if bool((least <= enough).all()):
+                    break
+            gradient = gradient.sign() if signed else gradient
+            first = torch.lerp(gradient, first, betas[0])
+            second = torch.lerp(gradient.square(), second, betas[1])
+            rate = lr * 0.1 ** sum(step > share * steps for share in milestones)
+            size = rate / (1 - betas[0] ** step)
+            x = x - size * first / ((second / (1 - betas[1] ** step)).sqrt() + 1e-8)
     value, _ = objective(rows, x)
     better = value < least
     best[better], least[better] = x[better], value[better]
@@ -145,7 +150,8 @@ def search(objective: Objective, start: Start, solve: Solve, seed: int, restarts
         for rows in torch.split(wanting, _together(objective)):
             draws = [torch.Generator().manual_seed(_mix(seed, int(row), attempt)) for row in rows]
             starts = torch.stack([start(draw) for draw in draws]).to(example.dtype)
-            found = solve(objective.select(rows), starts, attempt == restarts)
+            with doing(f"start {attempt + 1} of at most {restarts + 1}"):
+                found = solve(objective.select(rows), starts, attempt == restarts)
             iterations[rows] += found.iterations
             for i, row in enumerate(rows.tolist()):
                 value = found.loss[i].nan_to_num(torch.inf, torch.inf)

@@ -105,6 +105,7 @@ def attack(
     from fedpriv.attacks.core.registry import IMAGE_ATTACKS, image_attacks
     from fedpriv.attacks.core.text_registry import TEXT_ATTACKS, text_attacks
     from fedpriv.config import parse_assignment
+    from fedpriv.seeding import with_threads
 
     options = dict(parse_assignment(text) for text in assignments)
     if name == MASKS:
@@ -127,7 +128,8 @@ def attack(
     for option in OF_TEXTS:
         if chosen.pop(option):
             raise UsageError(f"--{option.replace('_', '-')} is for attacks on texts: {', '.join(text_attacks())}")
-    return _attack_images(name, options, seed, output, run_name, **chosen)
+    with with_threads(1):  # as an audit; more wait for each other beside other work, at many times the CPU time
+        return _attack_images(name, options, seed, output, run_name, **chosen)
 
 
 def _attack_images(
