@@ -244,9 +244,28 @@ def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
     if array.ndim == 2 and array.dtype.kind in "fiub":
         columns = {f"x{i}": column.astype(np.float64) for i, column in enumerate(array.T)}
         return dict(columns), dict.fromkeys(columns, datasets.Value("float64"))
+    if array.dtype.kind == "f" and _are_no_images(array):
+        return _floats(array)
     if array.ndim in (3, 4):
         return _images(_pixels(array))
     raise UsageError(f"samples of shape {array.shape[1:]} and type {array.dtype}; images, rows of numbers, or texts")
+
+
+def _are_no_images(array: NDArray[Any]) -> bool:
+    """Whether floats ``(N, C, ...)`` are arrays of another kind, such as time series: by their shape, or, of ``(N, C, L)``, by
+    numbers that are not in [0, 1]."""
+    if array.ndim == 4:
+        return not {1, 3} & {array.shape[1], array.shape[3]}
+    return array.ndim in (5, 6) or (array.ndim == 3 and array.size > 0 and not (np.nanmin(array) >= 0 and np.nanmax(array) <= 1))
+
+
+def _floats(array: NDArray[Any]) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """Arrays ``(N, C, ...)`` of floats as a column, and its type."""
+    import datasets
+
+    kinds = {2: datasets.Array2D, 3: datasets.Array3D, 4: datasets.Array4D, 5: datasets.Array5D}
+    array = array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32)
+    return {"x": list(array)}, {"x": kinds[array.ndim - 1](array.shape[1:], str(array.dtype))}
 
 
 def _array(sample: Any, number: int = 0) -> NDArray[Any]:
