@@ -65,7 +65,7 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """``(C, H, W)`` of the images, ``(F,)`` of rows, or the shape of arrays; :class:`UsageError` where the samples are texts."""
+        """``(C, H, W)`` of images, ``(F,)`` of rows, or the shape of arrays; :class:`UsageError` where the samples are texts."""
         if self.vectors is not None:
             return tuple(self.vectors[0].shape[1:])
         channels, height, width = self.train_images.shape[1:]

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.own.clients import NAME
+from fedpriv.data.tables.files import array_types
 from fedpriv.data.tables.hub import SPLITS, HubTable
 from fedpriv.data.tables.paths import file_names, is_image_name, names_images, resolved
 from fedpriv.errors import FedprivError, UsageError, first_line
@@ -261,11 +262,8 @@ def _are_no_images(array: NDArray[Any]) -> bool:
 
 def _floats(array: NDArray[Any]) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
     """Arrays ``(N, C, ...)`` of floats as a column, and its type."""
-    import datasets
-
-    kinds = {2: datasets.Array2D, 3: datasets.Array3D, 4: datasets.Array4D, 5: datasets.Array5D}
     array = array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32)
-    return {"x": list(array)}, {"x": kinds[array.ndim - 1](array.shape[1:], str(array.dtype))}
+    return {"x": list(array)}, {"x": array_types()[array.ndim - 3](array.shape[1:], str(array.dtype))}
 
 
 def _array(sample: Any, number: int = 0) -> NDArray[Any]:

@@ -120,11 +120,10 @@ def is_text(values: pa.ChunkedArray) -> bool:
 
 def array_shape(table: Table, name: str) -> tuple[int, ...]:
     """The shape of the arrays in a column; of another column none, ``()``."""
-    import datasets
+    from fedpriv.data.tables.files import array_types
 
     kind = table.features[name]
-    arrays = datasets.Array2D, datasets.Array3D, datasets.Array4D, datasets.Array5D
-    return tuple(kind.shape) if isinstance(kind, arrays) else ()
+    return tuple(kind.shape) if isinstance(kind, array_types()) else ()
 
 
 def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:

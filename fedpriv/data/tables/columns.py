@@ -66,7 +66,7 @@ def find_columns(
     import datasets
 
     from fedpriv.data.own.numbers import no_number, numbers_of
-    from fedpriv.data.own.vectors import choose_features, is_text
+    from fedpriv.data.own.vectors import array_shape, choose_features, is_text
     from fedpriv.data.tables.paths import file_names
 
     for name in (label, client):
@@ -100,7 +100,7 @@ def find_columns(
         what = f"texts of column {text}" if image is None else f"images of column {image}"
         notes = (f"the samples are the {what}; not used: {', '.join(unused)}",)
     if vector and label is not None:
-        notes = (*_on_label(table, label, guessed=guessed, others=vector), *notes)
+        notes = (*_on_label(table, label, guessed=guessed, others=[one for one in vector if not array_shape(table, one)]), *notes)
     missing = "label" if label is None else None
     if image is None and text is None and not vector:
         missing = "image or text"

@@ -205,6 +205,13 @@ def class_names(table: Table, column: str) -> tuple[str, ...] | None:
     return tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else None
 
 
+def array_types() -> tuple[type, ...]:
+    """The types of columns whose values are arrays of one shape."""
+    import datasets
+
+    return datasets.Array2D, datasets.Array3D, datasets.Array4D, datasets.Array5D
+
+
 @contextmanager
 def _readable(file: Path) -> Iterator[None]:
     import pyarrow as pa
