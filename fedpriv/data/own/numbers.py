@@ -102,7 +102,7 @@ def are_identifiers(column: pa.ChunkedArray, numbers: Numbers, many: int) -> boo
     import pyarrow.compute as pc
 
     there = numbers.values[~np.isnan(numbers.values)]
-    return len(there) >= many and not (there % 1).any() and pc.count_distinct(column).as_py() == len(there)
+    return len(there) >= many and not (there[np.isfinite(there)] % 1).any() and pc.count_distinct(column).as_py() == len(there)
 
 
 def units_differ(one: Numbers, other: Numbers) -> bool:

@@ -122,7 +122,7 @@ def array_shape(table: Table, name: str) -> tuple[int, ...]:
     """The shape of the arrays in a column; of another column none, ``()``."""
     from fedpriv.data.tables.files import array_types
 
-    kind = table.features[name]
+    kind: Any = table.features[name]
     return tuple(kind.shape) if isinstance(kind, array_types()) else ()
 
 
