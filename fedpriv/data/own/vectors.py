@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.data.labels import spellings
 from fedpriv.data.own.clients import Joined
 from fedpriv.data.own.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
 from fedpriv.errors import UsageError
@@ -94,10 +95,13 @@ def choose_features(
                 notes.append(
                     f"column {name!r} is read as categories, though most of its values are numbers: one of them is {odd[0]!r}"
                 )
-            if is_string(values) and numbers_of(values) is None and (levels := len(values.unique())) > MOST_LEVELS:
-                notes.append(
-                    f"column {name!r}: of its {levels:,} levels, all but the {MOST_LEVELS} most frequent are read as one"
-                )
+            if is_string(values) and numbers_of(values) is None:
+                levels = values.unique().to_pylist()
+                notes += spellings(levels, name, "categories")
+                if len(levels) > MOST_LEVELS:
+                    notes.append(
+                        f"column {name!r}: of its {len(levels):,} levels, all but the {MOST_LEVELS} most frequent are read as one"
+                    )
         else:
             left_out.append(f"{name} ({reason})")
     if left_out:
