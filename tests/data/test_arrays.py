@@ -63,6 +63,12 @@ def test_shapes(shape: tuple[int, ...]) -> None:
     assert loaded((DRAW.normal(size=(20, *shape)), LABELS[:20])).input_shape == shape
 
 
+def test_thin_series_are_no_images() -> None:
+    for channels in (1, 2, 3):
+        found = loaded((DRAW.random((20, channels, 30)), LABELS[:20]))
+        assert found.images is None and found.input_shape == (channels, 30)
+
+
 def test_images_stay_images() -> None:
     for shape in ((8, 9), (1, 8, 9), (3, 8, 9), (8, 9, 3)):
         images = DRAW.random((20, *shape))

@@ -139,6 +139,32 @@ def test_codes_and_names_stay_categories(tmp_path: Path) -> None:
         assert loaded(tmp_path, BASE.assign(p=[values[i % 2] for i in range(N)])).input_shape == (4,)
 
 
+@pytest.mark.parametrize(
+    "form", ["P{:05}", "{:x}-ab{:x}", "ISIC_{:07}", "+49 170 {:07}", "http://there.org/{}.html", "user{}@there.org"]
+)
+def test_codes_of_persons_are_no_texts(form: str, tmp_path: Path) -> None:
+    """Though they are the only column of texts."""
+    codes = [form.format(one, one) for one in OTHERS]
+    found = loaded(tmp_path, BASE.assign(code=codes))
+    assert found.input_shape == (1,) and any("code (text: over half of its values are distinct)" in line for line in found.said)
+    with pytest.raises(
+        UsageError, match=r"no recognisable image or text column.*name the one with the texts 'text'; columns that"
+    ):
+        loaded(tmp_path, pd.DataFrame({"code": codes, "label": BASE.label}))
+    assert loaded(tmp_path, pd.DataFrame({"text": codes, "label": BASE.label})).texts is not None
+
+
+@pytest.mark.parametrize("form", ["it is {} again", "Wie geht es {}", "今天天气很好{}", "สวัสดี{}", "нет {}"])
+def test_texts_are_texts(form: str, tmp_path: Path) -> None:
+    texts = [form.format(one) for one in OTHERS]
+    assert loaded(tmp_path, pd.DataFrame({"body": texts, "n": DRAW.integers(0, 9, N), "label": BASE.label})).texts is not None
+
+
+def test_why_nothing_is_left_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"no recog.*; columns that are no features: patient \(identifiers.*data\.features="):
+        loaded(tmp_path, pd.DataFrame({"patient": OTHERS, "label": BASE.label}))
+
+
 def test_levels_that_are_read_as_one_are_said(tmp_path: Path) -> None:
     found = loaded(tmp_path, BASE.assign(p=[f"l{i % 30}" for i in range(N)]))
     assert "column 'p': of its 30 levels, all but the 20 most frequent are read as one" in found.said

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import datasets
 
 FOLDER = "objects"
+THIN = 4
+"""No image has fewer rows or columns."""
 _EXPECTED = (
     "expected arrays (x, y), a list of pairs (sample, label), a torch or Hugging Face data set, a mapping of train and test, or "
     "a list or mapping of these, one a client"
@@ -254,10 +256,12 @@ def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
 
 def _are_no_images(array: NDArray[Any]) -> bool:
     """Whether floats ``(N, C, ...)`` are arrays of another kind, such as time series: by their shape, or, of ``(N, C, L)``, by
-    numbers that are not in [0, 1]."""
+    fewer channels than an image has rows, or numbers that are not in [0, 1]."""
     if array.ndim == 4:
         return not {1, 3} & {array.shape[1], array.shape[3]}
-    return array.ndim in (5, 6) or (array.ndim == 3 and array.size > 0 and not (np.nanmin(array) >= 0 and np.nanmax(array) <= 1))
+    if array.ndim == 3 and array.size:
+        return min(array.shape[1:]) < THIN or not (np.nanmin(array) >= 0 and np.nanmax(array) <= 1)
+    return array.ndim in (5, 6)
 
 
 def _floats(array: NDArray[Any]) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
@@ -324,7 +328,8 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.dtype.kind != "f" or not (array.min() >= 0 and array.max() <= 1):
         found = f"{array.dtype}, from {array.min():g} to {array.max():g}"
         raise UsageError(
-            f"images are uint8, or floats in [0, 1], and these are {found}; leave out what normalises them: the run does it"
+            f"images are uint8, or floats in [0, 1], and these are {found}; leave out what normalises them: the run does it; "
+            "arrays of other kinds, such as time series, are floats"
         )
     return np.round(array * 255).astype(np.uint8)
 

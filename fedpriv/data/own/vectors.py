@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 MOST_LEVELS = 20
 MANY = 50
 """Of so many rows, a measurement does not have a distinct whole number in each."""
+_WORDS = re.compile(r"[^\W\d_]{2,}\W*\s\W*\w|\w\W*\s\W*[^\W\d_]{2,}|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{2}")
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|")  # pandas': of parquet, of CSV read and written again, of CSV
 TEXTS = "text: over half of its values are distinct"
 ROW_NUMBERS = "row numbers"
@@ -156,6 +157,13 @@ def _by_channel(train: Rows, test: Rows, name: str) -> tuple[Tensor, Tensor]:
     std = np.where(constant, 1, std)
     first, second = (torch.from_numpy(((values - mean) / std).astype(np.float32)) for values in (seen, unseen))
     return first, second
+
+
+def has_words(values: pa.ChunkedArray) -> bool:
+    """Whether over half of the values of a column of strings are texts of several words, and no codes of persons or files; or are
+    of a script that has no spaces between words."""
+    there = [str(value) for value in values.to_pylist() if value]
+    return 2 * sum(_WORDS.search(value) is not None for value in there) > len(there)
 
 
 def vectors(train: Rows, test: Rows, features: Sequence[str]) -> tuple[Tensor, Tensor]:

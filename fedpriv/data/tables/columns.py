@@ -66,7 +66,7 @@ def find_columns(
     import datasets
 
     from fedpriv.data.own.numbers import no_number, numbers_of
-    from fedpriv.data.own.vectors import array_shape, choose_features, is_text
+    from fedpriv.data.own.vectors import array_shape, choose_features, has_words, is_text
     from fedpriv.data.tables.paths import file_names
 
     for name in (label, client):
@@ -91,7 +91,8 @@ def find_columns(
     elif image is None and text is None and len(strings) == 1:  # beside numbers, it may be a category
         values = table.column(strings[0])
         is_only_one = set(features) <= {strings[0], label}
-        text = strings[0] if (is_only_one or is_text(values)) and (no_number(values) or numbers_of(values)) is None else None
+        if has_words(values) if is_text(values) else is_only_one:
+            text = strings[0] if (no_number(values) or numbers_of(values)) is None else None
     vector, notes = choose_features(table, label, client, named, dropped) if image is None and text is None else ((), ())
     if vector and any(is_text(table.column(name)) for name in strings):
         shown = ", ".join([*vector[:_SHOWN], *["..."] * (len(vector) > _SHOWN)])
@@ -109,10 +110,12 @@ def find_columns(
             raise UsageError(f"{table.origin} has no rows")
         columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in table.features.items())
         hint = "; name the one with the texts 'text'" if strings else ""
+        if named is None and notes:
+            hint += f"; {notes[0]}"
         if files:
-            named, name = next(iter(files.items()))
+            column, name = next(iter(files.items()))
             hint = (
-                f"; {named} names files such as {name!r}: images alone are read by their names, from files beside a CSV or "
+                f"; {column} names files such as {name!r}: images alone are read by their names, from files beside a CSV or "
                 "parquet file; give others as arrays, by fedpriv.train(dataset=(x, y))"
             )
         if missing == "label":
