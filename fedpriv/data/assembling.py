@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.dataset import Opened, Texts, Values
-from fedpriv.data.labels import alike, read_labels
+from fedpriv.data.labels import read_labels, spellings
 from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.data.tables.columns import Columns
 from fedpriv.errors import UsageError
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
 
 _MISSING = ("na", "n/a", "nan", "null")
 """How programs write a missing value, which in a column of texts is a text."""
-
-
-_SHOWN = 5
-"""How many groups of names a line names."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +77,7 @@ def assemble(
         new_id[[classes.index(cls) for cls in choice.keep]] = np.arange(len(choice.keep))
         labels, classes = [new_id[values] for values in labels], choice.keep
         kept = [np.flatnonzero(values >= 0) for values in labels]
-    notes += _like_each_other(classes, columns.label, "classes")
+    notes += spellings(classes, columns.label, "classes")
     if choice.at_most is not None:
         kept[0] = kept[0][at_most(labels[0][kept[0]], choice.at_most)]
     if len(tables) == 2 and (alone := np.setdiff1d(labels[1][kept[1]], labels[0][kept[0]])).size:
@@ -148,7 +144,7 @@ def assemble(
         if name == columns.label:
             notes.append(f"the clients are the labels, column {name!r}: each has one class, and the data of no other")
         clients = np.unique(found[0]).tolist()
-        notes.extend((*_like_missing(clients, name, "client", "client"), *_like_each_other(clients, name, "clients")))
+        notes.extend((*_like_missing(clients, name, "client", "client"), *spellings(clients, name, "clients")))
         return found[0], found[1]
 
     return Opened(
@@ -179,16 +175,6 @@ def _like_missing(values: Sequence[Any], column: str, read_as: str, missing: str
     if odd := [value for value in values if str(value).strip().lower() in _MISSING]:
         told = f"column {column!r}: {odd[0]!r} is read as a {read_as} of that name"
         yield f"{told}; leave out these rows if their {missing} is missing"
-
-
-def _like_each_other(values: Sequence[Any], column: str, read_as: str) -> Iterator[str]:
-    """A line on the values of a column that look like one name in several spellings, if there are any."""
-    if groups := [" and ".join(map(repr, group)) for group in alike(values)]:
-        more = f", and {len(groups) - _SHOWN} more" if len(groups) > _SHOWN else ""
-        yield (
-            f"column {column!r}: {', '.join(groups[:_SHOWN])}{more} are different {read_as}, though they differ only in capital "
-            "letters, spaces or the form of Unicode; write them alike if they are the same"
-        )
 
 
 def _texts(table: Table, column: str, rows: NDArray[np.int64]) -> Texts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +23,7 @@ NEARLY_ALL = 0.9
 """Share of the samples: with more distinct labels than that, they are names of samples."""
 
 _SHOWN = 5
-"""How many classes an error names."""
+"""How many classes an error names, and how many groups of spellings a line."""
 _LEADING_ZERO = r"^\s*[-+]?0[0-9]"
 
 
@@ -58,13 +58,22 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     ], classes
 
 
-def alike(names: Sequence[object]) -> list[list[str]]:
-    """Groups of distinct names that differ only in capital letters, spaces, characters that are not seen, or Unicode form."""
+def spellings(values: Iterable[object], column: str, read_as: str) -> Iterator[str]:
+    """A line on the values of a column that differ in capital letters, spaces, unseen characters or Unicode form alone.
+
+    Args:
+        read_as: what the values are, in the plural.
+    """
     groups: dict[str, list[str]] = {}
-    for name in sorted({str(name) for name in names}):
+    for name in sorted({str(value) for value in values if value is not None}):
         folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
         groups.setdefault("".join(sign for sign in folded if unicodedata.category(sign)[0] not in "ZC"), []).append(name)
-    return [group for group in groups.values() if len(group) > 1]
+    if alike := [" and ".join(map(repr, group)) for group in groups.values() if len(group) > 1]:
+        more = f", and {len(alike) - _SHOWN} more" if len(alike) > _SHOWN else ""
+        yield (
+            f"column {column!r}: {', '.join(alike[:_SHOWN])}{more} are different {read_as}, though they differ only in capital "
+            "letters, spaces or the form of Unicode; write them alike if they are the same"
+        )
 
 
 def _column(table: Table, name: str) -> pa.ChunkedArray:

@@ -148,6 +148,14 @@ def test_clients_from_a_list_or_by_name(tmp_path: Path) -> None:
     assert {one.numpy().tobytes() for one in held} <= {one.tobytes() for one in parts[1][0]} and len(held) == 8
 
 
+def test_a_client_without_a_test_split_beside_others() -> None:
+    x, y = pixels(20, 8, 8), [0, 1] * 10
+    found = loaded({"north": {"train": (x, y), "test": (x[:4], y[:4])}, "south": (x, y)})
+    assert found.owners is not None and found.owners.test is not None
+    assert [int((found.owners.test == client).sum()) for client in (0, 1)] == [4, 4]
+    assert [int((found.owners.train == client).sum()) for client in (0, 1)] == [20, 16]
+
+
 def test_a_hugging_face_data_set_keeps_its_columns() -> None:
     rows = {"text": [f"text {i}" for i in range(30)], "writer": [f"w{i % 3}" for i in range(30)], "label": LABELS.tolist()}
     found = load_data(

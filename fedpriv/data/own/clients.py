@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fedpriv.data.disaster import holds_pairs
 from fedpriv.data.subsets import hold_out
-from fedpriv.data.tables.files import Table
+from fedpriv.data.tables.files import Table, array_types
 from fedpriv.data.tables.folders import by_split, data_folder, folders_in, holds_images, open_folder, table_files
 from fedpriv.data.tables.hub import SPLITS
 from fedpriv.errors import UsageError
@@ -85,9 +85,10 @@ class Joined:
                     f"{', '.join(first)}; they must be the same"
                 )
             for column, kind in table.features.items():
-                classes = isinstance(kind, datasets.ClassLabel) or isinstance(first[column], datasets.ClassLabel)
-                if classes and kind != first[column]:
-                    raise UsageError(f"{self.origin}: clients {self.names[0]} and {name} have other classes in column {column!r}")
+                both = (kind, first[column])
+                what = {datasets.ClassLabel: "other classes", **dict.fromkeys(array_types(), "arrays of other shapes or types")}
+                if kind != first[column] and (told := next((what[type(one)] for one in both if type(one) in what), None)):
+                    raise UsageError(f"{self.origin}: clients {self.names[0]} and {name} have {told} in column {column!r}")
         return first
 
     def column(self, name: str) -> pa.ChunkedArray:

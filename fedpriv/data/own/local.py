@@ -54,7 +54,9 @@ def _open(path: Path, folders: list[Path], data: DataConfig) -> Opened:
     else:
         without = ()
         train, test = open_folder(path) if path.is_dir() else (open_file(path), None)
-    tables = with_images([train] if test is None else [train, test], (data.label, data.partition.column))
+    tables = [train] if test is None else [train, test]
+    if data.features is None:
+        tables = with_images(tables, (data.label, data.partition.column, *data.drop))
     opened = _assembled(path.name, tables, data)
     if without:
         shown = ", ".join([*without[:_SHOWN], *["..."] * (len(without) > _SHOWN)])
@@ -98,7 +100,7 @@ def hub_source(name: str, data: DataConfig) -> Source:
 
 
 def _assembled(name: str, tables: list[Table], data: DataConfig) -> Opened:
-    opened = assemble(name, tables, find_columns(tables[0], data.label, data.partition.column))
+    opened = assemble(name, tables, find_columns(tables[0], data.label, data.partition.column, data.features, data.drop))
     if len(tables) == 1:
         whose = "the samples" if opened.owners is None else "each client's samples"
         opened.notes.append(f"there is no test split: a fixed fifth of {whose} is held out")

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.own.clients import NAME
+from fedpriv.data.tables.files import array_types
 from fedpriv.data.tables.hub import SPLITS, HubTable
 from fedpriv.data.tables.paths import file_names, is_image_name, names_images, resolved
 from fedpriv.errors import FedprivError, UsageError, first_line
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     import datasets
 
 FOLDER = "objects"
+THIN = 4
+"""No image has fewer rows or columns."""
 _EXPECTED = (
     "expected arrays (x, y), a list of pairs (sample, label), a torch or Hugging Face data set, a mapping of train and test, or "
     "a list or mapping of these, one a client"
@@ -244,9 +247,27 @@ def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
     if array.ndim == 2 and array.dtype.kind in "fiub":
         columns = {f"x{i}": column.astype(np.float64) for i, column in enumerate(array.T)}
         return dict(columns), dict.fromkeys(columns, datasets.Value("float64"))
+    if array.dtype.kind == "f" and _are_no_images(array):
+        return _floats(array)
     if array.ndim in (3, 4):
         return _images(_pixels(array))
     raise UsageError(f"samples of shape {array.shape[1:]} and type {array.dtype}; images, rows of numbers, or texts")
+
+
+def _are_no_images(array: NDArray[Any]) -> bool:
+    """Whether floats ``(N, C, ...)`` are arrays of another kind, such as time series: by their shape, or, of ``(N, C, L)``, by
+    fewer channels than an image has rows, or numbers that are not in [0, 1]."""
+    if array.ndim == 4:
+        return not {1, 3} & {array.shape[1], array.shape[3]}
+    if array.ndim == 3 and array.size:
+        return min(array.shape[1:]) < THIN or not (np.nanmin(array) >= 0 and np.nanmax(array) <= 1)
+    return array.ndim in (5, 6)
+
+
+def _floats(array: NDArray[Any]) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """Arrays ``(N, C, ...)`` of floats as a column, and its type."""
+    array = array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32)
+    return {"x": list(array)}, {"x": array_types()[array.ndim - 3](array.shape[1:], str(array.dtype))}
 
 
 def _array(sample: Any, number: int = 0) -> NDArray[Any]:
@@ -307,7 +328,8 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.dtype.kind != "f" or not (array.min() >= 0 and array.max() <= 1):
         found = f"{array.dtype}, from {array.min():g} to {array.max():g}"
         raise UsageError(
-            f"images are uint8, or floats in [0, 1], and these are {found}; leave out what normalises them: the run does it"
+            f"images are uint8, or floats in [0, 1], and these are {found}; leave out what normalises them: the run does it; "
+            "arrays of other kinds, such as time series, are floats"
         )
     return np.round(array * 255).astype(np.uint8)
 

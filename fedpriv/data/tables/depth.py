@@ -41,7 +41,8 @@ def _is_deep_file(image: Image) -> bool:
     """As :func:`is_deep`, by what the file of an opened image says."""
     kind = image.format
     if kind == "TIFF":
-        return max(image.tag_v2.get(_BITS_PER_SAMPLE, (1,))) > 8  # type: ignore[attr-defined]
+        bits: tuple[int, ...] = image.tag_v2.get(_BITS_PER_SAMPLE, (1,))  # type: ignore[attr-defined]
+        return max(bits) > 8
     if kind in _STATED:
         return depth_stated(kind, _begin(image)) > 8
     for codec, _, _, given in image.tile:  # type: ignore[attr-defined]

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedpriv.errors import FedprivError, UsageError, first_line
 
@@ -203,6 +203,13 @@ def class_names(table: Table, column: str) -> tuple[str, ...] | None:
 
     kind = table.features[column]
     return tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else None
+
+
+def array_types() -> tuple[Any, ...]:
+    """The types of columns whose values are arrays of one shape."""
+    import datasets
+
+    return datasets.Array2D, datasets.Array3D, datasets.Array4D, datasets.Array5D
 
 
 @contextmanager

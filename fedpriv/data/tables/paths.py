@@ -150,17 +150,18 @@ def with_images(tables: Sequence[Table], ignored: Iterable[str | None]) -> list[
     def first(table: Table) -> Table:
         return first(table.tables[0]) if isinstance(table, Joined) else table
 
-    def wrapped(table: Table) -> Table:
+    def wrapped(table: Table, name: str) -> Table:
         if isinstance(table, Joined):
-            return replace(table, tables=tuple(map(wrapped, table.tables)))
+            return replace(table, tables=tuple(wrapped(part, name) for part in table.tables))
         if isinstance(table, Part):
-            return replace(table, table=wrapped(table.table))
+            return replace(table, table=wrapped(table.table, name))
         return ImagesByPath(table, name) if name in table.features else table
 
     files = first(tables[0]).files
-    if not files or (name := names_images(tables[0], files[0].parent, ignored)) is None:
+    name = names_images(tables[0], files[0].parent, ignored) if files else None
+    if name is None:
         return [*tables]
-    return [wrapped(table) for table in tables]
+    return [wrapped(table, name) for table in tables]
 
 
 def _values(table: Table, name: str) -> list[object]:
