@@ -167,6 +167,8 @@ class Reporter:
             )
         if summary["turns_dropped"]:
             rows.append(("diverged local trainings, left out", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
+        if untrained := summary.get("turns_untrained"):  # a run of an earlier version has none
+            rows.append(("local trainings without a step, left out", Bold("", f"{untrained} of {summary['turns']}")))
         if summary["answers_refused"]:
             rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
         rows += self._privacy(summary.get("privacy"))

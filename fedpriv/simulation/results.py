@@ -83,6 +83,7 @@ def write_results(
             "split": config.eval.split,
             "turns": sum(record["metrics"].get("participants", 0) for record in records),
             "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
+            "turns_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
             "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
             "clients_never_trained": len(set(agreement.trainable) - last_turns.keys()),
             "last_turn_per_client": [last_turns.get(client) for client in range(config.data.clients)],

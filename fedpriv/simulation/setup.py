@@ -29,6 +29,7 @@ from fedpriv.methods.base import Method
 from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
 from fedpriv.samples import Modality
+from fedpriv.secure.terms import check_trains
 from fedpriv.seeding import generator, with_threads
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.simulation.executor_choice import ExecutorChoice, choose
@@ -131,7 +132,8 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     if config.eval.fresh_head and not agreement.method.objective.labels:
         why = f"objective {agreement.method.objective.name} learns without labels"
         raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
-    prepared = replace(prepared, said=(*prepared.said, *agreement.method.remarks))
+    without_a_step = None if begun else check_trains(agreement, data.sizes)
+    prepared = replace(prepared, said=(*prepared.said, *agreement.method.remarks, *filter(None, [without_a_step])))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     sizes = [data.size(client) for client in participants(agreement, 1)]
