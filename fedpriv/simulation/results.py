@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from fedpriv import plots
 from fedpriv.defenses.noise import SNR
@@ -20,12 +17,15 @@ from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.records import counted
 from fedpriv.server.rounds import Server
 
-Confusion = Callable[[], tuple[NDArray[np.int64], Sequence[str]]]
+if TYPE_CHECKING:
+    from fedpriv.evaluation.protocols import Confusion
+
+Tested = Callable[[], "tuple[Confusion, Sequence[str]]"]
 Export = Callable[[Path], dict[str, Any]]
 
 
 def write_results(
-    server: Server, notes: Sequence[str] = (), confusion: Confusion | None = None, export: Export | None = None
+    server: Server, notes: Sequence[str] = (), confusion: Tested | None = None, export: Export | None = None
 ) -> dict[str, Any]:
     """Write the final weights, the plots and the summary into the run's folder, and return the summary.
 
@@ -56,7 +56,11 @@ def write_results(
         if confusion is not None and "global_accuracy" in records[-1]["metrics"]:  # the last round is always evaluated
             counts, classes = confusion()
             save_json(folder.confusion_file, confusion_report(counts, classes, progress.round))
-            draw_confusion(counts, classes, folder.plots / "confusion.png")
+            if not draw_confusion(counts, classes, folder.plots / "confusion.png"):
+                notes = [
+                    *notes,
+                    f"no confusion.png: {len(classes)} classes are too many for a picture; confusion.json has the pairs",
+                ]
         exported = {} if export is None else export(folder.weights)
         summary = {
             "run_id": folder.facts["run_id"],

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.data.own.owners import owners_of
@@ -33,6 +31,9 @@ from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
 from fedpriv.tracking import beside, check_tracking, default_uri, tracker_of
+
+if TYPE_CHECKING:
+    from fedpriv.evaluation.protocols import Confusion
 
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], object]
@@ -302,7 +303,7 @@ def _conducted(
     return summary, tracked
 
 
-def _confusion(simulation: Simulation) -> tuple[NDArray[np.int64], Sequence[str]]:
+def _confusion(simulation: Simulation) -> tuple[Confusion, Sequence[str]]:
     """That of the server's model on the server's test set, and the names of the classes."""
     return simulation.scorer.confusion(simulation.server), simulation.federation.dataset.classes
 

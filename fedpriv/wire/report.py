@@ -97,7 +97,9 @@ class Report:
             sealed.num_examples,
             values.get(_LOSS),
             values.get(_ACCURACY),
-            *(bool(values.get(name, False)) for name in _FLAGS),
+            bool(values.get(_KEEPS, False)),
+            bool(values.get(_DIVERGED, False)),
+            bool(values.get(_UNTRAINED, False)),
             [(rate, int(steps)) for rate, steps in charges],
             {name.removeprefix(_NUMBER): value for name, value in values.items() if name.startswith(_NUMBER)},
         )
