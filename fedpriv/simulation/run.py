@@ -18,6 +18,7 @@ import torch
 from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.data.own.owners import owners_of
 from fedpriv.errors import ClientDiverged, UsageError
+from fedpriv.evaluation.chance import chance
 from fedpriv.files import Damaged
 from fedpriv.methods.build import changed_options
 from fedpriv.server.rounds import Server
@@ -209,7 +210,7 @@ def _run(
     def results() -> dict[str, Any]:
         with_names = partial(_confusion, simulation)
         export = partial(export_model, simulation, warn) if federation.config.tracking.log_model else None
-        return write_results(simulation, simulation.notes(), with_names, export)
+        return write_results(simulation, simulation.notes(), with_names, export, partial(_chance, federation))
 
     report = None
     try:
@@ -306,6 +307,11 @@ def _conducted(
 def _confusion(simulation: Simulation) -> tuple[Confusion, Sequence[str]]:
     """That of the server's model on the server's test set, and the names of the classes."""
     return simulation.scorer.confusion(simulation.server), simulation.federation.dataset.classes
+
+
+def _chance(federation: Federation) -> tuple[float, int]:
+    """Mean accuracy of the best constant answer in the clients' tests, and the number of samples in them."""
+    return chance(federation.data, federation.method, federation.config, len(federation.dataset.classes))
 
 
 def _profile(federation: Federation, began: float) -> Profile:
