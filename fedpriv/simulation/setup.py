@@ -16,6 +16,7 @@ from fedpriv.client.client import Client
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig, filled, usual_share
+from fedpriv.config.device import check_device
 from fedpriv.data.augmentation.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
@@ -239,15 +240,10 @@ def lacking_modalities(config: RunConfig) -> dict[int, Modality]:
     return lacking | dict.fromkeys(order[images : images + texts], "image")
 
 
-DEVICES = ("cpu", "cuda", "mps")
-"""Kinds of devices on which a net can compute with views of a row. On XLA it cannot: training there changes nothing."""
-
-
 def _device(name: str) -> torch.device:
+    check_device(name)
     try:
         device = torch.device(name)
-        if device.type not in DEVICES:
-            raise UsageError(f"device {name!r} is not supported, only {', '.join(DEVICES)}; try --device cpu")
         if device.type == "cuda":  # or the same run would give other bits each time; cuBLAS reads its setting at its start
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
