@@ -49,7 +49,7 @@ def train(
         UsageError: a key or a value that cannot be right, before anything is written.
         FedprivError: the run failed; its last checkpoint is whole.
     """
-    made = config_of(config, keys)
+    made = config_of(config, keys, here=True)
     with usual_torch():
         outcome = runs.start(made, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile)
     return Run(outcome.folder)
@@ -96,7 +96,7 @@ def rounds(
 
     Arguments and errors are those of :func:`train`.
     """
-    return Rounds(config_of(config, keys), Path(runs_dir))
+    return Rounds(config_of(config, keys, here=True), Path(runs_dir))
 
 
 class Rounds(Iterator[Record]):

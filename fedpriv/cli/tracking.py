@@ -160,6 +160,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     from rich.table import Table
 
     from fedpriv.api.comparing import contradictions, figures, labels, repeated
+    from fedpriv.cli.report import constant_answer
     from fedpriv.plots import compare_curves
     from fedpriv.server.run_folder import RunFolder
 
@@ -198,6 +199,8 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         if row["status"] != "finished":
             hint = f"; {RunFolder(folder).how_to_resume} continues it" if row["status"] == "killed" else ""
             out.print(f"* {row['run']}: {row['status']}, as of its last evaluation{hint}", soft_wrap=True)
+        elif (learnt_nothing := constant_answer(row)) is not None:
+            out.print(f"{row['run']}: {learnt_nothing}", soft_wrap=True)
         elif row["accuracy"] is None:
             outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
             outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"

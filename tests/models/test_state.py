@@ -89,6 +89,8 @@ class NotPersistent(Linear):
 class InTheRow(Linear):
     """As it should be."""
 
+    running_m: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("running_m", torch.zeros(16))
@@ -100,6 +102,8 @@ class InTheRow(Linear):
 
 class Codebook(Linear):
     """Counts the samples by their nearest code (van den Oord et al. 2017, A.1), of which a mean over clients is no count."""
+
+    codes: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -125,7 +129,10 @@ class Extremes(Linear):
 
 
 class Masked(Linear):
-    """Constants: a mask of negative infinities, a table in float64, and a counter."""
+    """Constants: a mask of negative infinities, and a table in float64."""
+
+    mask: Tensor
+    table: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +140,8 @@ class Masked(Linear):
         self.register_buffer("table", torch.arange(16, dtype=torch.float64))
 
     def remember(self, h: Tensor) -> Tensor:
-        return (h + self.mask).softmax(1) * self.table.float()
+        masked: Tensor = (h + self.mask).softmax(1) * self.table.float()
+        return masked
 
 
 class Counter(Linear):
