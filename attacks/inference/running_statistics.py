@@ -46,7 +46,8 @@ def shares_of_batches(observation: Observation, candidates: Callable[[], Iterato
         argmin over u >= 0 of  sum_i (sum_j a_ij u_j / N - t_i)^2 / s_i^2 + (n / N) sum_j u_j^2
 
     on centred numbers, with s_i the expected error (:data:`FLOORS`). The second term is a Gaussian prior of as many members as
-    there are samples; it decides between solutions that explain the equations alike. Not all of the client's samples need be candidates.
+    there are samples; it decides between solutions that explain the equations alike. Not all of the client's samples need be
+    candidates.
 
     Args:
         candidates: inputs of the net, normalised, in consecutive parts; called once for each set of weights of the client.
@@ -149,4 +150,5 @@ def mean_colour(observation: Observation) -> Tensor:
     by_colour, off = at[1 : 1 + channels].T[sent], (seen[name].mean - first.means[0])[sent]
     if not len(by_colour) or int(torch.linalg.matrix_rank(by_colour)) < channels:
         raise Inapplicable(f"{name} has fewer independent channels than the image")
-    return torch.linalg.lstsq(by_colour, off[:, None]).solution[:, 0]
+    colour: Tensor = torch.linalg.lstsq(by_colour, off[:, None]).solution[:, 0]
+    return colour
