@@ -125,11 +125,14 @@ def sample_statistics(
     ends = [_pass(observation, seen, samples, at) for at in (0.0, 1.0)] if _moves(observation) else []
     found: dict[str, SampleStatistics] = {}
     parts = [(share, _pass(observation, seen, samples, at)) for share, at in _on_the_way(observation, seen)]
-    for name in parts[0][1]:
-        means, squares = (sum(share * one[name][i] for share, one in parts) for i in (0, 1))
-        drift = [ends[1][name][i] - ends[0][name][i] if ends else torch.zeros_like(means) for i in (0, 1)]
+    for name, (*_, positions) in parts[0][1].items():
+        means = torch.stack([share * one[name][0] for share, one in parts]).sum(0)
+        squares = torch.stack([share * one[name][1] for share, one in parts]).sum(0)
+        drifts = (torch.zeros_like(means), torch.zeros_like(squares))
+        if ends:
+            drifts = (ends[1][name][0] - ends[0][name][0], ends[1][name][1] - ends[0][name][1])
         if bool(means.isfinite().all() and squares.isfinite().all()):
-            found[name] = SampleStatistics(means, squares, drift[0], drift[1], parts[0][1][name][2])
+            found[name] = SampleStatistics(means, squares, *drifts, positions)
     return found
 
 

@@ -19,6 +19,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.batch_statistics import layer_statistics
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, under
 
+_READ = ("mean", "variance", "mean_error", "variance_error")
 _LEAST = 1e-8  # a channel may be constant over a batch
 
 
@@ -29,38 +30,43 @@ def with_running_statistics(objective: Objective, case: Case, observations: Sequ
         seen = [layer_statistics(one) for one in observations]
     except Inapplicable:
         return objective
-    dtype = next(iter(objective.data.values())).dtype
+    like = next(iter(objective.data.values()))
     data: Data = {}
     for layer in seen[0]:
-        data[f"batch mean:{layer}"] = torch.stack([one[layer].mean for one in seen]).to(dtype)
-        data[f"batch variance:{layer}"] = torch.stack([one[layer].variance for one in seen]).to(dtype)
+        for name in _READ:
+            data[f"{name}:{layer}"] = torch.stack([getattr(one[layer], name) for one in seen]).to(like)
 
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
+        read = {name: under(f"{name}:", data) for name in _READ}
         inputs = case.pixels.input(unknown["image"])
-        found = misfit(case.net, case.weights_of(data), inputs, under("batch mean:", data), under("batch variance:", data))
-        return objective.loss(unknown, data) + weight * found
+        return objective.loss(unknown, data) + weight * misfit(case.net, case.weights_of(data), inputs, read)
 
     return Objective(loss, objective.layout, objective.data | data)
 
 
-def misfit(net: nn.Module, weights: Data, inputs: Tensor, means: Data, variances: Data) -> Tensor:
-    """How far the statistics of a batch ``(B, C, H, W)`` are from given ones ``(C,)`` of each layer, by name: ``()``.
+def misfit(net: nn.Module, weights: Data, inputs: Tensor, seen: Mapping[str, Data]) -> Tensor:
+    """How far the statistics of a batch ``(B, C, H, W)`` are from those that a message gives away: ``()``.
 
-    The mean over layers and channels of ``(mean - mean')^2 / variance' + (variance / variance' - 1)^2``; variances are unbiased.
-    Unlike DeepInversion's norms this does not depend on the scale of a layer's inputs.
+    The mean over layers and channels of ``(mean - m)^2 / (v + e_m) + (variance - v)^2 / (v^2 + e_v)``, with ``m``, ``v`` what the
+    message says and ``e`` its errors. Unlike DeepInversion's norms it does not depend on the scale of a layer's inputs.
+
+    Args:
+        net: normalises by the batch.
+        seen: ``mean``, ``variance``, ``mean_error`` and ``variance_error`` of each layer ``(C,)``, by its name.
     """
     apart: list[Tensor] = []
 
     def compare(name: str) -> RemovableHandle:
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             values = args[0].transpose(0, 1).flatten(1)
-            scale = variances[name].clamp_min(_LEAST)
-            off = (values.mean(1) - means[name]).square() / scale
-            apart.append((off + (values.var(1) / scale - 1).square()).mean())
+            mean, variance, mean_error, variance_error = (seen[what][name] for what in _READ)
+            scale = variance.clamp_min(_LEAST)
+            off = (values.mean(1) - mean).square() / (scale + mean_error)
+            apart.append((off + (values.var(1) - variance).square() / (scale.square() + variance_error)).mean())
 
         return net.get_submodule(name).register_forward_pre_hook(hook)
 
-    hooks = [compare(name) for name in means]
+    hooks = [compare(name) for name in seen["mean"]]
     try:
         functional_call(net, weights, (inputs,))
     finally:

@@ -45,7 +45,7 @@ class InvertingGradients:
     lr: float = 0.1
     total_variation: float = 1e-4
     restarts: int = 0
-    running_statistics: float = 0.0
+    running_statistics: float = 1.0
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""

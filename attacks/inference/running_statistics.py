@@ -10,6 +10,7 @@ no label, no shadow and no layer behind the last BatchNorm. It is a tracing atta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,8 +25,11 @@ from fedpriv.attacks.gradients.batch_statistics import LayerStatistics, SampleSt
 from fedpriv.attacks.gradients.linear import from_picture
 from fedpriv.attacks.inference.membership import Array
 
-EXACT = 1e-3
-"""Standard deviation of an equation's error where nothing else is known of it, as a share of the candidates' deviation."""
+FLOORS = (1e-4, 1e-3, 1e-2, 1e-1)
+"""Standard deviations of an equation's error where nothing else is known of it, as shares of the candidates' deviation. The first
+is that of rounding; members who are no candidates are an error, too."""
+TOO_OFTEN = 1.5
+"""No sample is so many times more often in the batches than their schedule allows: then the error is larger than was taken."""
 OFF_THE_WAY = 0.3
 """The same where the client's weights moved between batches, as a share of how far that moves a candidate's own number."""
 _AFFINE = 1e-4
@@ -41,8 +45,9 @@ def shares_of_batches(observation: Observation, candidates: Callable[[], Iterato
 
         argmin over u >= 0 of  sum_i (sum_j a_ij u_j / N - t_i)^2 / s_i^2 + (n / N) sum_j u_j^2
 
-    on centred numbers, with s_i the expected error. The second term is a Gaussian prior of as many members as there are samples;
-    it decides between solutions that explain the equations alike. Not all of the client's samples need be candidates.
+    on centred numbers, with s_i the expected error (:data:`FLOORS`). The second term is a Gaussian prior of as many members as
+    there are samples; it decides between solutions that explain the equations alike. Not all of the client's samples need be
+    candidates.
 
     Args:
         candidates: inputs of the net, normalised, in consecutive parts; called once for each set of weights of the client.
@@ -66,11 +71,16 @@ def shares_of_batches(observation: Observation, candidates: Callable[[], Iterato
     tells = (spread > _CONSTANT * np.abs(middle)) & (spread > 0) & np.isfinite(errors)
     numbers, sums, errors, drifts = numbers[tells], sums[tells], errors[tells], drifts[tells]
     middle, spread = middle[tells], spread[tells]
-    deviation = np.sqrt((EXACT * spread) ** 2 + errors + (OFF_THE_WAY * drifts) ** 2)
-    count = numbers.shape[1]
-    explained = (numbers - middle[:, None]) / (samples * deviation[:, None])
-    system = np.concatenate([explained, np.sqrt(count / samples) * np.eye(count)])
-    found: Array = nnls(system, np.concatenate([(sums - middle) / deviation, np.zeros(count)]), maxiter=50 * count)[0]
+    count, epoch = numbers.shape[1], math.ceil(samples / observation.passes.samples)
+    most = epoch * sum(next(iter(seen.values())).weights[::-epoch])  # of a sample in the last batch of every epoch
+    centred, target = numbers - middle[:, None], sums - middle
+    found: Array = np.zeros(count)
+    for floor in FLOORS:
+        deviation = np.sqrt((floor * spread) ** 2 + errors + (OFF_THE_WAY * drifts) ** 2)
+        system = np.concatenate([centred / (samples * deviation[:, None]), np.sqrt(count / samples) * np.eye(count)])
+        found = nnls(system, np.concatenate([target / deviation, np.zeros(count)]), maxiter=50 * count)[0]
+        if found.max(initial=0.0) <= TOO_OFTEN * most:
+            break
     return found
 
 
@@ -140,4 +150,5 @@ def mean_colour(observation: Observation) -> Tensor:
     by_colour, off = at[1 : 1 + channels].T[sent], (seen[name].mean - first.means[0])[sent]
     if not len(by_colour) or int(torch.linalg.matrix_rank(by_colour)) < channels:
         raise Inapplicable(f"{name} has fewer independent channels than the image")
-    return torch.linalg.lstsq(by_colour, off[:, None]).solution[:, 0]
+    colour: Tensor = torch.linalg.lstsq(by_colour, off[:, None]).solution[:, 0]
+    return colour

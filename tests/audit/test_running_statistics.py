@@ -12,6 +12,7 @@ from torch import nn
 
 from fedpriv.attacks.core.observation import Passes, ThreatModel
 from fedpriv.attacks.scoring.operating_points import area
+from fedpriv.audit.conditions import conditions
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.attacker_view import cut
 from fedpriv.audit.evidence.messages import Evidence
@@ -20,11 +21,15 @@ from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import membership
 from fedpriv.audit.membership.running_statistics import running_statistics
+from fedpriv.audit.page import change
+from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.verdict import verdict
 from fedpriv.methods import methods
 from fedpriv.models.net import Net
 from fedpriv.models.registry import assemble, list_models
 from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import base_name, is_model
+from tests.audit.sample_findings import findings, pictures
 from tests.marks import FEW, slow_but
 from tests.simulation.small import play
 
@@ -132,6 +137,30 @@ def test_the_audit_has_their_row_with_both_controls(undefended: Evidence) -> Non
     assert found.attacks["running statistics"].auc.low > 0.8 and found.failed_controls == []
     assert "running statistics" in found.controls and found.positive["running statistics"].passed
     assert any("BatchNorm's momentum" in sentence for sentence in found.threat)
+
+
+def test_the_report_shows_the_colours_beside_the_truth() -> None:
+    rows = [
+        {"round": 1, "client": 3, "found": [0.3141, 0.25], "true": [0.31, 0.26], "error": 0.007, "baseline_error": 0.05},
+    ]
+    audit = findings()
+    colours = {"rows": rows, "error_median": 0.007, "baseline_median": 0.05}
+    audit["runs"][0]["mean_colour"] = colours
+    for text in (render_html(audit, pictures()), render_markdown(audit)):
+        assert "0.314, 0.250" in text and "0.310, 0.260" in text and "0.007" in text and "0.050" in text
+    (sentence,) = [one for one in verdict(audit["runs"][0]) if "mean colour of a client" in one]
+    assert "is known better" in sentence and "0.007" in sentence and "0.050" in sentence
+    colours["error_median"] = 0.06
+    (sentence,) = [one for one in verdict(audit["runs"][0]) if "mean colour of a client" in one]
+    assert "is not known better" in sentence
+
+
+@pytest.mark.parametrize(("target", "masked"), [("membership_auc<=0.6", True), ("recovered<=0", False)])
+def test_a_mask_of_them_is_suggested_where_members_show(target: str, masked: bool) -> None:
+    run = findings()["runs"][0]
+    run["statistics"]["listed"][0]["what"] = RUNNING
+    (condition,) = conditions(target, "--target")
+    assert ('mask:names=["*.running_*"]' in change._command(run, condition)) == masked
 
 
 class Counting(nn.Module):
