@@ -18,6 +18,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel,
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.registry import image_attacks
+from fedpriv.attacks.gradients.smooth import is_smooth
 from fedpriv.attacks.lab.attempts import NO_PROMISE, Attacker, attackers, harder, mount, out_of_reach, run_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.same_net import on_same_net
@@ -124,7 +125,7 @@ def invert(
     *,
     input_shape: tuple[int, ...],
     classes: int | None = None,
-    attack: str = "idlg",
+    attack: str | None = None,
     n: int = 1,
     labels: Tensor | None = None,
     lr: float | None = None,
@@ -152,8 +153,9 @@ def invert(
             gradient of the mean loss, or, with ``lr``, the change of the weights (after minus before).
         input_shape: of an image, ``(C, H, W)``.
         classes: number of logits; ``None``: as the net has them.
-        attack: a name of ``fedpriv attacks``, such as ``idlg``, ``inverting-gradients``, ``analytic`` or, where the last layer
-            was not sent, ``head-free``.
+        attack: a name of ``fedpriv attacks``, such as ``analytic`` or, where the last layer was not sent, ``head-free``.
+            ``None``: by the net. Where its outputs have a continuous derivative in the images (sigmoid, GELU), ``idlg``; where
+            that jumps (ReLU, max pooling), so that ``idlg`` cannot follow its curvature, ``inverting-gradients``.
         n: number of images behind it.
         labels: ``(n,)`` whole numbers, for an attacker that is given them.
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD, where its change is given.
@@ -181,6 +183,7 @@ def invert(
     if not _is_count(n):
         raise ValueError(f"n = {n}: a whole number, at least 1")
     labels = None if labels is None else _of_classes(labels, n, net.classes)
+    attack = attack or ("idlg" if is_smooth(net.split, tuple(input_shape)) else "inverting-gradients")
     attacker = _attacker(attack, options)
     schedule = None
     if lr is not None:
