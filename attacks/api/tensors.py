@@ -36,7 +36,7 @@ def read_message(model: nn.Module, given: Gradient) -> Message:
     Args:
         given: by name, or a list in the order of the net's parameters, of those that are trained, or of its ``state_dict``, with
             or without whole numbers (BatchNorm's counts of batches); ``None`` for what was not sent. All names may have one
-            prefix that the net's lack, such as ``module.`` of ``DistributedDataParallel`` or ``model.`` of Lightning, or lack one.
+            prefix that the net's lack, such as ``module.`` of ``DistributedDataParallel``, ``model.`` of Lightning, or lack one.
 
     Raises:
         ValueError: names, number or shapes are not those of the net's tensors, a parameter is not finite, or none was sent.
