@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.api.inversion import by_name, check_normalisation, check_sgd, observed, sgd
+from fedpriv.attacks.api.inversion import check_normalisation, check_sgd, observed, sgd
 from fedpriv.attacks.api.label_rules import balanced, infer
 from fedpriv.attacks.api.own_net import OwnNet, cut
+from fedpriv.attacks.api.tensors import Message, check_no_weights, read_message
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.lab.attempts import Attacker
@@ -27,7 +28,7 @@ from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
-from fedpriv.audit.evidence.statistics import BYTES, MEANINGS, UNKNOWN, kinds, listed_in, named
+from fedpriv.audit.evidence.statistics import MEANINGS, UNKNOWN, kinds, listed_in, named
 from fedpriv.audit.evidence.unlike import in_training, made_up, trains_otherwise
 from fedpriv.audit.findings import best_of_images, distinct, known_members
 from fedpriv.audit.images.pictures import grid
@@ -42,10 +43,12 @@ from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.wire import Payload, Sealed, Transform, seal
 from fedpriv.wire.coding import is_model
+from fedpriv.wire.sealing import CODES
 
 Update = Mapping[str, Any] | Sequence[Any] | Payload | Sealed
 NEEDS_A_RUN = "it needs a run, whose clients can be simulated"
 IN_A_RUN = "it is a change since the client's last turn, and only a run says what came before"
+NO_GRADIENT = "they are no gradient of the loss, and no attack on one message reads them"
 
 
 def audit_update(
@@ -80,10 +83,11 @@ def audit_update(
     Args:
         model: any net from images ``(B, C, H, W)`` to logits, with the weights that the client began with, in the mode in which
             it trained. With dropout in training mode, a failure is no evidence.
-        update: by parameter name, or in the order of ``model.named_parameters()`` with ``None`` for what was not sent: the
-            gradient of the mean cross-entropy, or with ``lr`` the change of the weights (after minus before). A payload says by
-            its kind which of these it is, or that it holds the new weights; its statistics are read, and attacked where they are
-            gradients.
+        update: tensors or arrays by name, or in the order of ``model.named_parameters()`` or ``model.state_dict()`` with ``None``
+            for what was not sent: the gradient of the mean cross-entropy, or with ``lr`` the change of the weights (after minus
+            before). Names may have a prefix, such as ``module.``. Buffers such as running statistics are listed and not attacked.
+            A payload says by its kind which of these it is, or that it holds the new weights; its statistics are read, and
+            attacked where they are gradients.
         data: the images ``(n, C, H, W)`` in [0, 1] and labels ``(n,)`` that the client trained on, to score attacks against;
             attacks never get them.
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD.
@@ -114,7 +118,8 @@ def audit_update(
         check_sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias)
         check_normalisation(mean, std, shape[0])
         net = cut(model, shape, head)
-        sent, changed = _sent(model, update, lr)
+        message, changed = _sent(model, update, lr)
+        sent = message.parameters
     except ValueError as error:
         raise UsageError(f"the update cannot be audited: {error}") from None
     if not 0 <= int(labels.min()) <= int(labels.max()) < net.classes:
@@ -181,8 +186,8 @@ def audit_update(
     progress.note()
     pictures = {"update.png": grid(rows)} if (rows := attacked.pictures()) else {}
     attacks = [attacked.described("update.png" if rows else None)]
-    message = update if isinstance(update, Payload | Sealed) else None
-    run = _facts(name, model, net, sent, shape, message, seed) | {
+    payload = update if isinstance(update, Payload | Sealed) else None
+    run = _facts(name, model, net, message, shape, payload, seed) | {
         "attacks": attacks,
         "texts": [],
         "controls": distinct(attacked.controls()),
@@ -208,17 +213,18 @@ def audit_update(
     return Report(Audited(findings, pictures))
 
 
-def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[dict[str, Tensor], bool]:
-    """The tensors by name, and whether they are a change of the weights; new weights become one."""
+def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[Message, bool]:
+    """The tensors by name, and whether they are a change of the weights; a payload's new weights become one."""
     if not isinstance(update, Payload | Sealed):
-        return by_name(model, update), lr is not None
+        message = read_message(model, update)
+        check_no_weights(model, message.parameters)
+        return message, lr is not None
     tensors = dict(update.tensors if isinstance(update, Payload) else update.tensors())
-    parameters = dict(model.named_parameters())
-    tensors = {name: tensor for name, tensor in tensors.items() if is_model(name) and name not in dict(model.named_buffers())}
-    sent = by_name(model, tensors)
+    message, own = read_message(model, {name: tensor for name, tensor in tensors.items() if is_model(name)}), model.state_dict()
     if update.kind == "weights":
-        sent = {name: tensor - parameters[name].detach().cpu().float() for name, tensor in sent.items()}
-    return sent, update.kind != "gradient"
+        change = {name: tensor - own[name].cpu().float() for name, tensor in message.parameters.items()}
+        message = Message(change, message.buffers)
+    return message, update.kind != "gradient"
 
 
 def _statistics(update: Update) -> dict[str, Tensor]:
@@ -254,36 +260,35 @@ def _labels(seen: Observation, labels: Tensor, classes: int, samples: Samples | 
     return Labels(1, 0, 0, found.by, true, found.not_applicable, guess)
 
 
+def _listed(name: str, role: str, tensor: Tensor, up: bool) -> dict[str, Any]:
+    """A tensor as a run's findings have it."""
+    code = next((code for code, dtype in CODES.items() if dtype == tensor.dtype), str(tensor.dtype))
+    size = {"dtype": code, "shape": list(tensor.shape), "bytes": tensor.nbytes}
+    return {"name": name, "role": role, **size, "up": up, "down": True, "broadcast": False}
+
+
 def _facts(
     name: str,
     model: nn.Module,
     net: OwnNet,
-    sent: Mapping[str, Tensor],
+    message: Message,
     shape: tuple[int, ...],
-    message: Payload | Sealed | None,
+    payload: Payload | Sealed | None,
     seed: int,
 ) -> dict[str, Any]:
     """What a run's findings say of the run; what a message alone does not say is ``None`` or empty."""
     held = f"{head}." if (head := net.head) else ""
     tensors = [
-        {
-            "name": one,
-            "role": "head" if one.startswith(held) else "encoder",
-            "dtype": "F32",
-            "shape": list(parameter.shape),
-            "bytes": parameter.numel() * BYTES["F32"],
-            "up": one in sent,
-            "down": True,
-            "broadcast": False,
-        }
+        _listed(one, "head" if one.startswith(held) else "encoder", parameter.detach().float(), one in message.parameters)
         for one, parameter in model.named_parameters()
     ]
-    nbytes = sum(tensor.numel() * BYTES["F32"] for tensor in sent.values())
+    tensors += [_listed(one, "buffer", tensor, True) for one, tensor in message.buffers.items()]
+    nbytes = sum(one["bytes"] for one in tensors if one["up"])
     server = [
         "has the message and the weights that the client began with",
         "knows the architecture, the number of samples and the schedule that was given",
     ]
-    sealed = seal(message) if isinstance(message, Payload) else message
+    sealed = seal(payload) if isinstance(payload, Payload) else payload
     listed = [] if sealed is None else listed_in([sealed.schema])
     sums = {one["what"]: IN_A_RUN for one in listed if MEANINGS.get(one["what"], UNKNOWN).gradient == "change"}
     centers = NEEDS_A_RUN if any(one["what"] == "centers" for one in listed) else "an update alone names none"
@@ -302,7 +307,7 @@ def _facts(
         "clients": 1,
         "participants": 1,
         "rounds": 1,
-        "defence": [] if message is None else list(message.transforms),
+        "defence": [] if payload is None else list(payload.transforms),
         "git_commit": None,
         "versions": {},
         "partition_hash": None,
@@ -329,6 +334,7 @@ def _facts(
             "label_shadow": NEEDS_A_RUN,
             "centers": centers,
             "clients with a single sample": NEEDS_A_RUN,
+            **({"buffers": NO_GRADIENT} if message.buffers else {}),
             **sums,
         },
     }  # fmt: skip

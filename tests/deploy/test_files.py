@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import save_json
 from fedpriv.server.run_folder import RunFolder
 
-needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: see the extra deploy")
+needs_flower = pytest.mark.extra("deploy")
 
 
 @pytest.fixture(scope="module")

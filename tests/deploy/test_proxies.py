@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,7 @@ from fedpriv.tracking import ServerAway
 from fedpriv.tracking.store import check_server, quiet_mlflow
 from tests.deploy.test_files import answering
 
-needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: uv run --extra deploy pytest")
+needs_flower = pytest.mark.extra("deploy")
 DEAD = "http://127.0.0.1:9"
 """A proxy at which nothing listens."""
 

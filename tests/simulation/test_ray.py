@@ -27,7 +27,7 @@ from tests.marks import slow_but
 from tests.simulation.small import config
 
 HAS_RAY = find_spec("ray") is not None
-needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: uv run --extra cluster pytest")
+needs_ray = pytest.mark.extra("cluster")
 ALONE = ["unshare", "--net", "--map-root-user", sys.executable, "-c"]
 """Ray listens on all interfaces; in a network namespace of its own there is only loopback."""
 START = "import subprocess, sys; subprocess.run(['ip', 'link', 'set', 'lo', 'up'], check=True); "
