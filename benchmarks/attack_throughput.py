@@ -213,7 +213,7 @@ def parameters(net: SplitNet) -> int:
 def write(file: Path | None, results: dict[str, Any]) -> None:
     """After every contender: the whole takes long."""
     if file:
-        file.write_text(json.dumps(results, indent=1) + "\n")
+        file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import STORE, command, console, send
 from fedpriv.cli.terminal import FilePath
+from fedpriv.config.device import check_device
 
 _PATH = FilePath()
 
@@ -57,6 +58,8 @@ def probe(
     Example: fedpriv probe runs/20260131-120000-fedavg+simclr-digits-s0-1a2b
              fedpriv probe runs/a --dataset cifar100 --fraction 0.1
     """
+    if device is not None:
+        check_device(device)
     from rich.table import Table
 
     from fedpriv.simulation.probe_finished_run import probe_run

@@ -14,7 +14,7 @@ from fedpriv.config import PrivacyConfig, RunConfig
 from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError, in_a_line
 from fedpriv.methods.base import Method, Phase, ServerState
-from fedpriv.models.net import Net, copy_of
+from fedpriv.models.net import Net, copy_of, norms_with_statistics
 from fedpriv.models.state import changed_by_data, interact, made_up
 from fedpriv.models.text import TextEncoder
 from fedpriv.objectives.cross_entropy import cross_entropy
@@ -58,11 +58,13 @@ def check(
     level, name, kind = config.privacy.level, config.method.name, type(method)
     if not method.shared_names:
         raise UsageError(f"privacy.level {level}: method {name} sends nothing, so there is nothing to protect")
-    norms = [where for where, module in net.named_modules() if isinstance(module, _BatchNorm)]
-    if norms:
-        why = "mixes the samples of a batch" if level == "sample" else "keeps running variances, which noise would ruin"
+    if norms := norms_with_statistics(net):
+        where, norm = next(iter(norms.items()))
+        kind_of_norm = "BatchNorm" if isinstance(norm, _BatchNorm) else "InstanceNorm"
+        mixes = level == "sample" and isinstance(norm, _BatchNorm)
+        why = "mixes the samples of a batch" if mixes else "keeps running variances, which noise would ruin"
         raise UsageError(
-            f"privacy.level {level}: BatchNorm ({norms[0]}{', ...' if len(norms) > 1 else ''}) {why}; "
+            f"privacy.level {level}: {kind_of_norm} ({where}{', ...' if len(norms) > 1 else ''}) {why}; "
             "use a net with GroupNorm, or one without, such as --model cnn10, moon_cnn, lenet5 or mlp2"
         )
     own_way = kind.remember is not Method.remember or kind.participants is not Method.participants
@@ -114,10 +116,10 @@ def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
     """Check that per-sample gradients can be computed with the chosen clipping, and that all that the data change is trained."""
     encoder, modules = config.model.encoder, list(net.modules())
     x = made_up(net)
-    if (changed := changed_by_data(net)) is not None:
+    if changed := changed_by_data(net):
         raise UsageError(
-            f"privacy.level sample: the forward pass changes {changed} of the net by the data, which no noise covers; use layers "
-            "without running statistics"
+            f"privacy.level sample: the forward pass changes {changed[0]} of the net by the data, which no noise covers; use "
+            "layers without running statistics"
         )
     if interact(net, training=False):  # as features of a frozen encoder, and outputs of frozen models, are computed in batches
         raise UsageError(

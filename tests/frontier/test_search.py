@@ -34,7 +34,8 @@ def test_a_replay_on_texts_can_hold_unless_it_sends_what_audits_do_not_know(
     span: dict[str, Any] = {"attacker": "span", "inapplicable": None, "exact": rate(0, 8), "rouge_l": 0.0, "recall": 0.0}
     read = {"kind": "message", "attempts": [span | {"precision": 0.0}], "baseline": {"precision": 0.0}}
     monkeypatch.setattr("fedpriv.frontier.search.on_texts", lambda *given: [read])
-    monkeypatch.setattr("fedpriv.frontier.search.labels_of", lambda *given: SimpleNamespace(described=dict))
+    monkeypatch.setattr("fedpriv.frontier.search.labels_of", lambda *given: None)
+    monkeypatch.setattr("fedpriv.frontier.search.findings_of", lambda labels: {"labels": []})
     found = measured(evidence_on_texts(*statistics), AuditOptions(label_shadows=0), ["recovered"], lambda text: None)
     (target,) = conditions("recovered<=0.05", "--target")
     assert target.value(found) == 0.0 and target.holds(found) == holds

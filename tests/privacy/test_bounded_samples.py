@@ -213,5 +213,5 @@ def test_norms_of_sequences_do_not_cancel() -> None:
 def test_what_the_data_change_without_training_is_found(layer: nn.Module, changed: str | None) -> None:
     net = net_of(nn.Sequential(layer, nn.Flatten()), 64)
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    assert changed_by_data(net) == changed
+    assert next(iter(changed_by_data(net)), None) == changed
     assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())

@@ -138,7 +138,7 @@ def test_compare_names_what_differs(tmp_path: Path) -> None:
         (two / "config.yaml").read_text().replace("mu: 5", "mu: 1").replace("wire:", "wire:\n  keep_payloads: all")
     )
     found = json.loads(call("compare", one, two, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1])
-    assert [group["label"] for group in found["groups"]] == ["mpfedcon, mu=5", "mpfedcon, mu=1"]
+    assert [group["label"] for group in found["groups"]] == ["mpfedcon, mu 5", "mpfedcon, mu 1"]
 
 
 def test_compare_of_an_unknown_run(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_compare_never_takes_another_config_for_another_seed(tmp_path: Path) -> 
     ]
     groups = compared(tmp_path, *runs)
     assert [one["runs"] for one in groups] == [["a"], ["b"], ["c", "d"]]
-    assert groups[1]["label"].endswith("weight_decay=0.5")
+    assert groups[1]["label"].endswith("weight decay 0.5")
 
 
 def test_compare_looks_at_no_executor_and_no_noise_that_a_run_found(tmp_path: Path) -> None:

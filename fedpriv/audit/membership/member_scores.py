@@ -23,8 +23,8 @@ from fedpriv.samples import Inputs, each, split
 
 Uploaded = Mapping[str, Tensor]
 LOSS, LIRA, OFFLINE, ROWS, FEDMIA = "loss threshold", "LiRA", "LiRA offline", "row distance", "FedMIA"
-CENTERS = "class centres"
-_NAMES: Mapping[Kind, str] = {"confidence": LOSS, "row distance": ROWS, "class centre": CENTERS}
+CENTERS, RUNNING = "class centres", "running statistics"
+_NAMES: Mapping[Kind, str] = {"confidence": LOSS, "row distance": ROWS, "class centre": CENTERS, "running statistics": RUNNING}
 """Of the attack that uses the statistic alone."""
 
 
@@ -103,11 +103,11 @@ def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statis
         return rows(evidence.attacker.observation(message.simulated(uploaded), ThreatModel()))
 
     first = evidence.attacker.observation(message, ThreatModel())
-    rows = RowDistance.of(first, split(_as(first, inputs), CHUNK))
+    rows = RowDistance.of(first, split(as_seen(first, inputs), CHUNK))
     return Statistic("row distance", "", seen)
 
 
-def _as(seen: Observation, inputs: Inputs) -> Inputs:
+def as_seen(seen: Observation, inputs: Inputs) -> Inputs:
     """The candidates on the device and in the precision of the message; token ids stay integers."""
     like = next(iter(seen.shared.values()), torch.empty(0))
     return each(inputs, lambda part: part.to(like) if part.is_floating_point() else part.to(like.device))

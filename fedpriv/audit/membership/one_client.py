@@ -18,9 +18,18 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import NETS, sends_centers
-from fedpriv.audit.membership.member_scores import FEDMIA, Statistic, Uploaded, confidences, is_finite, statistics_of
+from fedpriv.audit.membership.member_scores import (
+    FEDMIA,
+    RUNNING,
+    Statistic,
+    Uploaded,
+    confidences,
+    is_finite,
+    statistics_of,
+)
 from fedpriv.audit.membership.other_clients import against_other_clients
 from fedpriv.audit.membership.readings import readings
+from fedpriv.audit.membership.running_statistics import running_statistics
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
@@ -109,6 +118,13 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
     kinds: dict[str, tuple[Kind, Use]] = {
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
+    if evidence.attacker.buffers(message):
+        try:
+            found = [running_statistics(evidence, message, sent, pool.data.inputs) for sent in (message.uploaded, own.uploaded)]
+        except Inapplicable as error:
+            not_tried[RUNNING] = str(error)
+        else:
+            kinds[RUNNING], scores[RUNNING], control[RUNNING] = ("running statistics", "alone"), *found
     rounds: tuple[int, ...] = ()
     classes = pool.data.labels.cpu().numpy()
     if round == evidence.store.rounds()[-1]:
