@@ -28,16 +28,16 @@ def _is_text(call: ast.Call) -> bool:
     method = isinstance(call.func, ast.Attribute)
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     words = {word.arg: word.value for word in call.keywords}
-    if name in ("read_text", "write_text"):
+    if name in ("read_text", "write_text", "TextIOWrapper"):
         return True
     if name in ("run", "Popen", "check_output"):
         return "text" in words
-    if name not in ("open", "fdopen", "NamedTemporaryFile", "TextIOWrapper"):
+    if name not in ("open", "fdopen", "NamedTemporaryFile"):
         return False
     place = 1 if name == "fdopen" or (name == "open" and not method) else 0  # of the mode
     mode = words.get("mode", call.args[place] if len(call.args) > place else None)
     if mode is None:
-        return name in ("open", "TextIOWrapper", "fdopen")
+        return name in ("open", "fdopen")
     said = mode.value if isinstance(mode, ast.Constant) and isinstance(mode.value, str) else ""
     return re.fullmatch("[rwaxt+]+", said) is not None  # else binary, or the method `open` of another class
 
@@ -56,6 +56,8 @@ def _is_text(call: ast.Call) -> bool:
         ("subprocess.run(x, text=True)", True),
         ("subprocess.run(x)", False),
         ("os.fdopen(1, 'wb')", False),
+        ("os.fdopen(1, 'w')", True),
+        ("io.TextIOWrapper(raw)", True),
     ],
 )
 def test_which_calls_depend_on_the_locale(code: str, found: bool) -> None:

@@ -97,6 +97,8 @@ def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, 
         raise UsageError(f"{table.origin} has no rows")
     if np.issubdtype(values.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(values))).size:
         raise UsageError(f"{table.at(rows[0])}: the label in column {name!r} is {values[rows[0]]}")
+    if np.issubdtype(values.dtype, np.floating):
+        values = values + 0.0  # of which -0.0 is 0.0
     if values.dtype == object and isinstance(values[0], np.ndarray | dict | bytes):
         raise UsageError(f"{table.origin}: column {name!r} holds no labels but a {type(values[0]).__name__} in each row")
     blank = [row for row, value in enumerate(values) if not str(value).strip()] if values.dtype == object else []
@@ -145,7 +147,7 @@ def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ..
 
 def _no_classes(column: pa.ChunkedArray, values: NDArray[Any]) -> str | None:
     """Why a column of labels holds no classes: names of samples, or quantities; ``None``: it may."""
-    distinct = len(column.unique())
+    distinct = len(column.unique()) if values.dtype == object else len(np.unique(values))
     if distinct <= FEW or not (distinct > NEARLY_ALL * len(values) or _are_quantities(values)):
         return None
     return f"{distinct:,} values in {len(values):,} rows, such as {values[0]!s}"

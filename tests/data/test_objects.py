@@ -270,13 +270,14 @@ class OfPairs(torch.utils.data.Dataset):  # type: ignore[type-arg]
 def test_quantities_are_no_classes(given: Any) -> None:
     """As in a file."""
     distinct = len(set(QUANTITIES.tolist()))
-    with pytest.raises(UsageError, match=rf"holds {distinct}|holds {distinct + 1} values in 400 rows.*quantities are not pred"):
+    with pytest.raises(UsageError, match=rf"holds ({distinct}|{distinct + 1}) values in 400 rows.*quantities are not pred"):
         loaded(given)
 
 
 def test_floats_and_texts_may_be_classes() -> None:
     assert loaded((ROWS, np.arange(400) % 2 / 2)).classes == ("0.0", "0.5")
     assert loaded((ROWS, (np.arange(400) % 2).astype(float))).classes == ("0.0", "1.0")
+    assert loaded((ROWS, np.array([-0.0, 0.0, 1.0, 0.5] * 100))).classes == ("0.0", "0.5", "1.0")
     assert loaded((ROWS, np.arange(400) % 2 == 0)).classes == ("False", "True")
     assert loaded((ROWS, [f"v{i % 30}.5" for i in range(400)])).classes[0] == "v0.5"
 
