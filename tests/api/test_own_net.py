@@ -242,7 +242,9 @@ def test_what_cannot_be_right(model: Any, more: dict[str, Any], why: str, here: 
 
 def test_a_log_softmax_at_the_end_of_the_head_changes_nothing(here: Path) -> None:
     """``log_softmax(log_softmax(x)) = log_softmax(x)``."""
-    plain, twice = (fedpriv.train(model=one, **SMALL) for one in (own_nets.InRoles, own_nets.log_softmax_in_head))
+    plain, twice = (
+        fedpriv.train(method="fedavg", model=one, **SMALL) for one in (own_nets.InRoles, own_nets.log_softmax_in_head)
+    )
     ends = [{name.replace("head.0.", "head."): value for name, value in one.weights().items()} for one in (plain, twice)]
     assert ends[0].keys() == ends[1].keys()
     for name, value in ends[0].items():
@@ -250,14 +252,16 @@ def test_a_log_softmax_at_the_end_of_the_head_changes_nothing(here: Path) -> Non
 
 
 def test_constants_stay_as_they_are_and_are_not_sent(here: Path) -> None:
-    run = fedpriv.train(model=own_nets.Causal, **SMALL)
+    run = fedpriv.train(method="fedavg", model=own_nets.Causal, **SMALL)
     assert torch.equal(run.weights()["encoder.mask"], nn.Transformer.generate_square_subsequent_mask(8))
     assert "encoder.mask" not in run.payload(1, 0).names and "encoder.encoder.1.weight" in run.payload(1, 0).names
 
 
 @pytest.mark.parametrize("clipping", ["ghost", pytest.param("per_sample", marks=pytest.mark.slow)])
 def test_what_is_advised_in_place_of_a_gru_can_be_trained_privately(clipping: str, here: Path) -> None:
-    run = fedpriv.train(model=own_nets.GatedByOpacus, **{**SMALL, **SAMPLE, "privacy.clipping": clipping, "rounds": 1})
+    run = fedpriv.train(
+        method="fedavg", model=own_nets.GatedByOpacus, **{**SMALL, **SAMPLE, "privacy.clipping": clipping, "rounds": 1}
+    )
     assert run.summary is not None and run.summary["privacy"]["epsilon"] > 0
 
 
