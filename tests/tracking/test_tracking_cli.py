@@ -313,10 +313,8 @@ def test_labels_say_in_words_what_differs(tmp_path: Path) -> None:
     assert [one["label"] for one in compared(tmp_path, *runs)] == ["mpfedcon, no DP", "mpfedcon, sample-level DP, noise 1.1"]
     pruned = {"wire.transforms": [{"name": "prune", "fraction": 0.1}]}
     runs = [make_run(tmp_path, "c"), configured(make_run(tmp_path, "d"), **pruned)]
-    assert [one["label"] for one in compared(tmp_path, *runs)] == [
-        "mpfedcon, defence none",
-        "mpfedcon, defence prune:fraction=0.1",
-    ]
+    first, second = (one["label"] for one in compared(tmp_path, *runs))
+    assert (first, second) == ("mpfedcon, defence clip:norm=1.0", "mpfedcon, defence prune:fraction=0.1")
     runs = [make_run(tmp_path, "e"), configured(make_run(tmp_path, "f"), **{"train.clip_grad_norm": 2.0})]
     assert [one["label"] for one in compared(tmp_path, *runs)] == ["mpfedcon, no clip grad norm", "mpfedcon, clip grad norm 2.0"]
 
