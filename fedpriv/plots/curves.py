@@ -32,6 +32,8 @@ LINES = ("-", "--", ":")  # by repetition of the palette
 MARKERS = "os^DvPX*<>dph"
 _LETTER = 0.092
 """Its width in a legend, in inches."""
+_WIDE = 0.125
+"""That of a wide one, by which labels are wrapped."""
 
 _STYLE: Any = {
     "font.size": 12,
@@ -160,7 +162,7 @@ def compare_curves(
     audited = leaks if leaks is not None and sum(map(len, leaks.values())) > 1 else {}
     width = 16 if audited else 11
     shown = {
-        label: fill(label + (f" ({len(group)} seeds)" if len(group) > 1 else ""), int((width - 1.2) / _LETTER))
+        label: fill(label + (f" ({len(group)} seeds)" if len(group) > 1 else ""), int((width - 1.2) / _WIDE))
         for label, group in runs.items()
     }
     lines = [line for text in shown.values() for line in text.splitlines()]

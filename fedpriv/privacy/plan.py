@@ -126,21 +126,51 @@ def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
             "privacy.level sample: in evaluation mode, the net's outputs for a sample depend on the other samples of the batch, "
             "so that one sample could change the gradients of others; use layers that take each sample by itself"
         )
+    by_sample = all(module.by_sample for module in modules if isinstance(module, TextEncoder))
     if config.privacy.clipping == "ghost":
         if any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):
             raise UsageError(
                 f"privacy.clipping = ghost: embeddings of {encoder} are trained, and Opacus cannot separate the samples in those "
-                "of positions; use privacy.clipping = per_sample, or model.tune = lora or head"
+                f"of positions; use {'privacy.clipping = per_sample, or ' if by_sample else ''}model.tune = lora or head"
             )
         if x is not None:
-            check_layers(net)
-    elif any(isinstance(module, TextEncoder) and not module.by_sample for module in modules):
+            _check_clipping(config, phases, net, x)
+    elif not by_sample:
         raise UsageError(
             f"privacy.level sample: torch.func cannot take {encoder} sample by sample under masks of its own; "
             "use model.tune = head"
         )
     elif x is not None:
-        _check_gradients(config, phases, net, x)
+        _check_clipping(config, phases, net, x)
+
+
+def _check_clipping(config: RunConfig, phases: Sequence[Phase], net: Net, x: Tensor) -> None:
+    """Check on two samples that the chosen clipping can take the gradient of each.
+
+    Raises:
+        UsageError: it cannot; the message names the other clipping only if that one can.
+    """
+    checks = {"ghost": lambda: check_layers(net), "per_sample": lambda: _check_gradients(config, phases, net, x)}
+    chosen = config.privacy.clipping
+    (other,) = checks.keys() - {chosen}
+    try:
+        checks[chosen]()
+    except UsageError as error:
+        advice = f"use privacy.clipping = {other}"
+        try:
+            checks[other]()
+        except UsageError:
+            advice = f"nor can privacy.clipping = {other}: {_other_layers(net)}"
+        raise UsageError(f"{error}; {advice}") from error
+
+
+def _other_layers(net: Net) -> str:
+    """What to use in place of layers of which no clipping can take the gradients of single samples."""
+    for where, module in net.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = module.mode.partition("_")[0]
+            return f"in place of nn.{kind} ({where}) use DP{kind} of opacus.layers, which both can"
+    return "use layers that take each sample by itself, without branches on values and with every parameter in one layer"
 
 
 def _check_gradients(config: RunConfig, phases: Sequence[Phase], net: Net, x: Tensor) -> None:
@@ -161,8 +191,7 @@ def _check_gradients(config: RunConfig, phases: Sequence[Phase], net: Net, x: Te
                 sums(tried.encode(x).detach() if cached else x, labels, {})
     except Exception as error:  # of functorch or the net
         raise UsageError(
-            f"privacy.level sample: torch.func cannot take the gradients of single samples of this net ({in_a_line(error)}); "
-            "use layers that it can take, and no branches on values, or try privacy.clipping = ghost"
+            f"privacy.level sample: torch.func cannot take the gradients of single samples of this net ({in_a_line(error)})"
         ) from error
 
 

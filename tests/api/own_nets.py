@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from opacus.layers import DPGRU
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -331,6 +332,12 @@ class Gated(Recurrent):
     def __init__(self) -> None:
         super().__init__()
         self.lines = nn.GRU(8, 16, batch_first=True)  # type: ignore[assignment]
+
+
+class GatedByOpacus(Recurrent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = DPGRU(8, 16, batch_first=True)  # type: ignore[assignment]
 
 
 def mlp(width: int = 8) -> nn.Module:
