@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.simulation import executor_choice
-from fedpriv.simulation.executors.ray import check_answers
+from fedpriv.simulation.executors.ray import RayWorkers, check_answers
 from fedpriv.simulation.setup import build
 from tests.marks import slow_but
 from tests.simulation.small import config
@@ -72,6 +73,21 @@ def test_a_worker_and_a_node_may_die(on_a_cluster: Callable[..., dict[str, Any]]
     assert found["equal"]
     ends = ("they run again", "while it started; another one starts")  # a node may be removed before its worker is there
     assert [text for text in found["said"] if "Ray" in text and text.endswith(ends)], found["said"]
+
+
+@pytest.mark.parametrize(
+    ("runtime_env", "said"),
+    [
+        ({}, "the Ray cluster has 4 cores; `ray status`"),
+        ({"py_executable": "uv run python"}, "Ray starts them by 'uv run python'"),
+    ],
+)
+def test_what_keeps_workers_from_starting_is_named(runtime_env: dict[str, str], said: str) -> None:
+    """The second where the user's own process has called ``ray.init`` under uv."""
+    context = SimpleNamespace(runtime_env=runtime_env)
+    ray = SimpleNamespace(get_runtime_context=lambda: context, cluster_resources=lambda: {"CPU": 4.0})
+    workers: Any = SimpleNamespace(_ray=ray)
+    assert RayWorkers._why_none(workers).startswith(said)
 
 
 def test_states_travel_between_stores(tmp_path: Path) -> None:
