@@ -8,6 +8,7 @@ Here the message gives away the statistics of the client's own batches (:mod:`fe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ def with_running_statistics(objective: Objective, case: Case, observations: Sequ
         inputs = case.pixels.input(unknown["image"])
         return objective.loss(unknown, data) + weight * misfit(case.net, case.weights_of(data), inputs, read)
 
-    return Objective(loss, objective.layout, objective.data | data)
+    return replace(objective, loss=loss, data=objective.data | data)
 
 
 def misfit(net: nn.Module, weights: Data, inputs: Tensor, seen: Mapping[str, Data]) -> Tensor:
