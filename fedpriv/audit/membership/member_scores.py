@@ -23,8 +23,8 @@ from fedpriv.samples import Inputs, each, split
 
 Uploaded = Mapping[str, Tensor]
 LOSS, LIRA, OFFLINE, ROWS, FEDMIA = "loss threshold", "LiRA", "LiRA offline", "row distance", "FedMIA"
-CENTERS = "class centres"
-_NAMES: Mapping[Kind, str] = {"confidence": LOSS, "row distance": ROWS, "class centre": CENTERS}
+CENTERS, REGRESSION = "class centres", "gradient regression"
+_NAMES: Mapping[Kind, str] = {"confidence": LOSS, "row distance": ROWS, "class centre": CENTERS, "gradient": REGRESSION}
 """Of the attack that uses the statistic alone."""
 
 

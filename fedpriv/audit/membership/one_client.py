@@ -18,7 +18,16 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import NETS, sends_centers
-from fedpriv.audit.membership.member_scores import FEDMIA, Statistic, Uploaded, confidences, is_finite, statistics_of
+from fedpriv.audit.membership.gradients import by_gradients
+from fedpriv.audit.membership.member_scores import (
+    FEDMIA,
+    REGRESSION,
+    Statistic,
+    Uploaded,
+    confidences,
+    is_finite,
+    statistics_of,
+)
 from fedpriv.audit.membership.other_clients import against_other_clients
 from fedpriv.audit.membership.readings import readings
 from fedpriv.data.federated import Split
@@ -109,6 +118,11 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
     kinds: dict[str, tuple[Kind, Use]] = {
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
+    try:
+        scores[REGRESSION], control[REGRESSION] = by_gradients(evidence, message, own, pool)
+        kinds[REGRESSION] = ("gradient", "alone")
+    except Inapplicable as error:
+        not_tried[REGRESSION] = str(error)
     rounds: tuple[int, ...] = ()
     classes = pool.data.labels.cpu().numpy()
     if round == evidence.store.rounds()[-1]:
