@@ -23,8 +23,14 @@ from fedpriv.samples import Inputs, each, split
 
 Uploaded = Mapping[str, Tensor]
 LOSS, LIRA, OFFLINE, ROWS, FEDMIA = "loss threshold", "LiRA", "LiRA offline", "row distance", "FedMIA"
-CENTERS, RUNNING = "class centres", "running statistics"
-_NAMES: Mapping[Kind, str] = {"confidence": LOSS, "row distance": ROWS, "class centre": CENTERS, "running statistics": RUNNING}
+CENTERS, REGRESSION, RUNNING = "class centres", "gradient regression", "running statistics"
+_NAMES: Mapping[Kind, str] = {
+    "confidence": LOSS,
+    "row distance": ROWS,
+    "class centre": CENTERS,
+    "gradient": REGRESSION,
+    "running statistics": RUNNING,
+}
 """Of the attack that uses the statistic alone."""
 
 
