@@ -14,9 +14,9 @@ from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import cosine
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of
-from fedpriv.attacks.gradients.statistics_prior import with_running_statistics
 from fedpriv.attacks.gradients.variables import total_variation
 from fedpriv.attacks.image.dlg import label_matching, normal, reconstruction
+from fedpriv.attacks.image.statistics_prior import with_running_statistics
 from fedpriv.attacks.inference.labels import batch_labels
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.search import adam, search
@@ -33,7 +33,7 @@ class InvertingGradients:
         total_variation: its weight; 1e-1 in the authors' demonstration on CIFAR-10.
         restarts: further full runs of every image; the one with the least loss is kept.
         running_statistics: weight of the batch statistics that a message gives away
-            (:mod:`fedpriv.attacks.gradients.statistics_prior`), such as 1; of a message without any it does nothing. In trials on
+            (:mod:`fedpriv.attacks.image.statistics_prior`), such as 1; of a message without any it does nothing. In trials on
             a ResNet-8 it helped at the initial weights, and not at trained ones.
     """
 

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, in_clients_mode
-from fedpriv.attacks.gradients import statistics_prior
 from fedpriv.attacks.gradients.batch_statistics import layer_statistics
-from fedpriv.attacks.gradients.statistics_prior import misfit
+from fedpriv.attacks.image import statistics_prior
 from fedpriv.attacks.image.inverting_gradients import InvertingGradients
+from fedpriv.attacks.image.statistics_prior import misfit
 from tests.attacks.test_running_statistics import images, message, net, normalised
 
 

@@ -27,11 +27,11 @@ from fedpriv.audit.membership.member_scores import (
     Uploaded,
     confidences,
     is_finite,
+    running_statistics,
     statistics_of,
 )
 from fedpriv.audit.membership.other_clients import against_other_clients
 from fedpriv.audit.membership.readings import readings
-from fedpriv.audit.membership.running_statistics import running_statistics
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
