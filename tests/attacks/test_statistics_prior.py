@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, in_clients_mode
-from fedpriv.attacks.gradients import statistics_prior
 from fedpriv.attacks.gradients.batch_statistics import layer_statistics
-from fedpriv.attacks.gradients.statistics_prior import misfit
+from fedpriv.attacks.image import statistics_prior
 from fedpriv.attacks.image.inverting_gradients import InvertingGradients
+from fedpriv.attacks.image.statistics_prior import misfit
 from tests.attacks.test_running_statistics import images, message, net, normalised
 
 
@@ -67,11 +67,11 @@ def test_an_attack_asks_it_where_the_message_has_running_statistics(monkeypatch:
 
     monkeypatch.setattr(statistics_prior, "misfit", counted)
     sent = replace(message(net(), images(2)), labels=torch.arange(2))
-    few = InvertingGradients(steps=2)
+    few = InvertingGradients(steps=2, running_statistics=1.0)
     with_them = few.run([sent])
     assert asked
     asked.clear()
     for other in (replace(sent, buffers={}), replace(sent, passes=None)):
         assert not torch.equal(few.run([other]).images, with_them.images)
-    InvertingGradients(steps=2, running_statistics=0).run([sent])
+    InvertingGradients(steps=2).run([sent])
     assert not asked

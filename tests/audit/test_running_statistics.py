@@ -20,7 +20,7 @@ from fedpriv.audit.evidence.statistics import ASIDE, BUFFERS, CONSTANTS, MEANING
 from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import membership
-from fedpriv.audit.membership.running_statistics import running_statistics
+from fedpriv.audit.membership.member_scores import running_statistics
 from fedpriv.audit.page import change
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.verdict import verdict

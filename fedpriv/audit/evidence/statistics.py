@@ -66,7 +66,7 @@ MEANINGS = {
     "counts": Meaning("how many samples of each class the client holds, in clear", otherwise="read"),
     RUNNING: Meaning(
         "averages over the client's batches of the mean and variance of each BatchNorm layer's inputs",
-        otherwise="for membership; for the images' mean colour; as a prior of reconstruction",
+        otherwise="for membership; for the images' mean colour",
     ),
     CONSTANTS: Meaning("nothing: buffers that training leaves as they are", otherwise="nothing to attack"),
     ASIDE: Meaning("a change by the client's samples, as in other layers; attacks follow the layers that give the logits"),

@@ -16,11 +16,11 @@ from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.epsilon import EpsilonBounds, epsilon_bounds
-from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, ROWS, RUNNING, Statistic
+from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, REGRESSION, ROWS, RUNNING, Statistic
 from fedpriv.audit.membership.one_client import OfClient, counted_once, of_client
 from fedpriv.errors import FedprivError, UsageError
 
-__all__ = ["CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "ROWS", "RUNNING", "Membership", "membership"]
+__all__ = ["CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "REGRESSION", "ROWS", "RUNNING", "Membership", "membership"]
 CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 _THREAT = (
@@ -46,6 +46,10 @@ _RUNNING = (
 _FEDMIA = (
     "For FedMIA it also uses the client's messages of other kept rounds, what it sent in them, and the messages of the other "
     "clients of these rounds, as what a message shows of samples that its sender did not train on."
+)
+_GRADIENTS = (
+    "For the gradient regression it computes the gradient of every candidate and of its own samples at the weights that it sent; "
+    "where layers were not sent, with those that it trained itself. It knows the defences and their options."
 )
 _SUMS = "It sees only the sum of the clients' uploads: a member is a sample that one of them trained on. Shadows are sums too."
 _HIDDEN = (
@@ -161,6 +165,7 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         _SUMS: evidence.summed,
         _ROWS: ROWS in kinds,
         _CENTERS: CENTERS in kinds,
+        _GRADIENTS: REGRESSION in kinds,
         _RUNNING: RUNNING in kinds,
         _FEDMIA: across,
         _HIDDEN: LIRA not in kinds,

@@ -18,18 +18,20 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import NETS, sends_centers
+from fedpriv.audit.membership.gradients import by_gradients
 from fedpriv.audit.membership.member_scores import (
     FEDMIA,
+    REGRESSION,
     RUNNING,
     Statistic,
     Uploaded,
     confidences,
     is_finite,
+    running_statistics,
     statistics_of,
 )
 from fedpriv.audit.membership.other_clients import against_other_clients
 from fedpriv.audit.membership.readings import readings
-from fedpriv.audit.membership.running_statistics import running_statistics
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
@@ -118,6 +120,11 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
     kinds: dict[str, tuple[Kind, Use]] = {
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
+    try:
+        scores[REGRESSION], control[REGRESSION] = by_gradients(evidence, message, own, pool)
+        kinds[REGRESSION] = ("gradient", "alone")
+    except Inapplicable as error:
+        not_tried[REGRESSION] = str(error)
     if evidence.attacker.buffers(message):
         try:
             found = [running_statistics(evidence, message, sent, pool.data.inputs) for sent in (message.uploaded, own.uploaded)]

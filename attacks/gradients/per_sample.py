@@ -1,0 +1,76 @@
+"""The gradient of every sample by itself, and class means of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fedpriv.attacks.gradients.each import for_each
+
+_CHUNK = 64
+"""Samples whose gradients are computed together, at most."""
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Samples with labels.
+
+    Attributes:
+        inputs: tensors ``(n, ...)`` by name, normalised.
+        labels: ``(n,)``.
+        joined: such tensors of some samples -> what the net takes.
+    """
+
+    inputs: Mapping[str, Tensor]
+    labels: Tensor
+    joined: Callable[[Mapping[str, Tensor]], Any]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def of_class(self, label: int) -> Labelled:
+        """Those of one class."""
+        which = self.labels == label
+        return Labelled({name: tensor[which] for name, tensor in self.inputs.items()}, self.labels[which], self.joined)
+
+
+def per_sample(
+    net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: Labelled, memory: int
+) -> Iterator[dict[str, Tensor]]:
+    """The gradients of the cross-entropy of each sample, by name ``(b, p)``, for some samples after another.
+
+    Args:
+        net: in evaluation mode, so that samples do not depend on each other.
+        weights: all parameters and buffers.
+        names: the parameters whose gradients are computed.
+        memory: bytes that they may take at once.
+    """
+    # Weights of each sample's own: `torch.func.grad` would import modules for seconds.
+    size = sum(weights[name].numel() * weights[name].element_size() for name in names)
+    chunk = max(1, min(_CHUNK, memory // max(1, size)))
+    inputs = list(samples.inputs)
+
+    def loss(own: Mapping[str, Tensor], x: Mapping[str, Tensor], label: Tensor) -> Tensor:
+        logits = functional_call(net, {**weights, **own}, (samples.joined({name: x[name][None] for name in inputs}),))
+        return F.cross_entropy(logits, label[None])
+
+    for start in range(0, len(samples), chunk):
+        labels = samples.labels[start : start + chunk]
+        own = {name: weights[name].detach().expand(len(labels), *weights[name].shape).clone().requires_grad_() for name in names}
+        losses = for_each(loss, own, {name: tensor[start : start + chunk] for name, tensor in samples.inputs.items()}, labels)
+        gradients = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
+        yield {name: gradient.flatten(1) for name, gradient in zip(names, gradients, strict=True)}
+
+
+def mean_gradient_of(net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: Labelled) -> dict[str, Tensor]:
+    """The gradient of the samples' mean cross-entropy, by name ``(p,)``; arguments as for :func:`per_sample`."""
+    own = {name: weights[name].detach().clone().requires_grad_() for name in names}
+    logits = functional_call(net, {**weights, **own}, (samples.joined(samples.inputs),))
+    gradients = torch.autograd.grad(F.cross_entropy(logits, samples.labels), list(own.values()), materialize_grads=True)
+    return {name: gradient.flatten() for name, gradient in zip(names, gradients, strict=True)}

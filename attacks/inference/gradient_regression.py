@@ -1,0 +1,259 @@
+"""Membership by a regression of a message on the candidates' gradients.
+
+To first order a client's message is the mean of its samples' gradients at the weights that it received, and the server can
+compute the gradient of any candidate at these weights itself. So it solves for the weight that each candidate has in the message:
+1 / N for one of the N samples that were trained on, 0 for any other. With fewer candidates than weights of the net this is an
+overdetermined linear system, exact for one step without a defence. It needs no shadow model.
+
+What the server knows enters the regression:
+
+* The gradients of its own samples of a class have a mean, which is subtracted from those of the candidates of the class. These
+  means, also along its own simulated update, are nuisance columns: how many samples of a class there were, and how the weights
+  moved with several steps, shows nothing of a single sample.
+* The deviations of its own samples from these means stand for members that are no candidates. The likelihood decides whether they
+  are used.
+* Every tensor is weighted by its error: the known noise and rounding, and a misfit of the first order relative to the tensor's
+  gradients, whose size has the largest likelihood.
+
+A candidate's score is the log-likelihood ratio of the weights 1 / N and 0, given the Gaussian approximation of all others (the
+cavity of expectation propagation). Unlike the coefficient, it is near 0 for a sample whose gradient is too small to tell.
+
+Everything follows from the inner products of the gradients tensor by tensor. So memory is that of a few tensors' gradients and of
+one matrix ``(n, n)`` for each tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.linear import known_net
+from fedpriv.attacks.gradients.multistep import as_gradient, decay_left_in, rounding
+from fedpriv.attacks.gradients.per_sample import Labelled, mean_gradient_of, per_sample
+from fedpriv.attacks.inference.membership import Array
+
+MEMORY = 2**28
+"""Bytes of gradients that are held at once."""
+_SINGLE = 1e-6
+"""Relative error of a gradient that was computed in single precision."""
+_MISFITS = (0.0, *(10.0**power for power in range(-10, 5)))
+"""Variances of a misfit that are compared, relative to the mean square of an entry of what one sample adds to the message."""
+_NEGLIGIBLE = 1e-10
+"""Directions of the nuisance columns whose square is a smaller share are left out."""
+
+
+@dataclass(frozen=True)
+class _Products:
+    """The inner products of the columns with each other and with a message, on one tensor.
+
+    Attributes:
+        gram: ``(q, q)``: of the candidates, the attacker's own samples, the nuisance columns.
+        message: with the message ``(q,)``.
+        square: of the message with itself.
+        entries: numbers that were sent.
+        error: known variance of an entry of the message.
+        size: mean square of an entry of the deviation of a sample's gradient.
+    """
+
+    gram: Tensor
+    message: Tensor
+    square: float
+    entries: int
+    error: float
+    size: float
+
+
+def gradient_regression(
+    messages: Sequence[Observation],
+    candidates: Labelled,
+    public: Labelled,
+    path: Sequence[Mapping[str, Tensor]],
+    clip: float | None = None,
+) -> list[Array]:
+    """The scores of the candidates ``(n,)`` for each message; higher is likelier a member.
+
+    Args:
+        messages: of one net, at the same received weights, with the same tensors.
+        public: the attacker's own samples, of every class of the candidates.
+        path: weights and buffers of the whole net, by the names of the messages: first those that were received, completed by a
+            stand-in where layers are hidden; then further ones of the attacker's own update from there.
+        clip: bound on the norm of each sample's gradient (DP-SGD).
+
+    Raises:
+        Inapplicable: the client minimised no cross-entropy, no parameter was shared, the attacker has no sample of a candidate's
+            class, or a gradient or a message is not finite.
+    """
+    if (loss := messages[0].loss) is not None:
+        raise Inapplicable(f"the client minimised {loss}, and the regression needs gradients of a cross-entropy on labels")
+    net, _ = known_net(messages[0])
+    names = [name for name, _ in net.named_parameters() if name in messages[0].shared]
+    if not names:
+        raise Inapplicable("no parameter was sent in both directions, so that the message shows no gradient")
+    if lacking := set(candidates.labels.tolist()) - set(public.labels.tolist()):
+        raise Inapplicable(f"the attacker has no sample of its own of class {min(lacking)}")
+    gradients = [as_gradient(one) for one in messages]
+    systems: list[list[_Products]] = [[] for _ in messages]
+    for group in _groups(names, path[0], len(candidates) + len(public)):
+        for name, rows in _rows(net, group, candidates, public, path, clip):
+            for message, gradient, system in zip(messages, gradients, systems, strict=True):
+                system.append(_products(name, rows, len(candidates), len(public), message, gradient))
+    shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
+    return [_scores(system, len(candidates), len(public), shares, one) for system, one in zip(systems, gradients, strict=True)]
+
+
+def _groups(names: Sequence[str], weights: Mapping[str, Tensor], samples: int) -> list[list[str]]:
+    """The tensors in groups whose gradients of all samples fit into :data:`MEMORY`, or of one tensor."""
+    groups, held = list[list[str]](), 0
+    for name in names:
+        needed = samples * weights[name].numel() * weights[name].element_size()
+        if not groups or held + needed > MEMORY:
+            groups, held = [*groups, []], 0
+        groups[-1].append(name)
+        held += needed
+    return groups
+
+
+def _rows(
+    net: nn.Module,
+    names: Sequence[str],
+    candidates: Labelled,
+    public: Labelled,
+    path: Sequence[Mapping[str, Tensor]],
+    clip: float | None,
+) -> Iterator[tuple[str, Tensor]]:
+    """For each tensor the columns of the regression ``(q, p)``: the deviations of candidates and of the attacker's own samples
+    from the means of their classes, and these means at every point of the path."""
+    classes = torch.unique(public.labels).tolist()
+    of_candidates, of_public = (_gradients(net, path[0], names, one, clip) for one in (candidates, public))
+    later = [[mean_gradient_of(net, point, names, public.of_class(one)) for one in classes] for point in path[1:]]
+    for name in names:
+        asked, own = of_candidates.pop(name), of_public.pop(name)
+        means = torch.stack([own[public.labels == one].mean(0) for one in classes])
+        moved = [torch.stack([one[name] for one in point]) for point in later]
+        where = torch.searchsorted(torch.tensor(classes, device=own.device), torch.cat([candidates.labels, public.labels]))
+        yield name, torch.cat([torch.cat([asked, own]) - means[where], means, *moved])
+
+
+def _gradients(
+    net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: Labelled, clip: float | None
+) -> dict[str, Tensor]:
+    """The gradients of samples by name ``(n, p)``, clipped where DP-SGD clips them."""
+    parts = list(per_sample(net, weights, names, samples, MEMORY // 4))
+    found = {name: torch.cat([part.pop(name) for part in parts]) for name in names}
+    if clip is not None:
+        everything = [name for name, _ in net.named_parameters()]
+        every = per_sample(net, weights, everything, samples, MEMORY // 4)
+        squares = torch.cat([torch.stack([one.square().sum(1) for one in part.values()]).sum(0) for part in every])
+        factors = (clip / squares.sqrt()).clamp(max=1)
+        found = {name: gradient * factors[:, None] for name, gradient in found.items()}
+    return found
+
+
+def _products(name: str, rows: Tensor, asked: int, own: int, message: Observation, gradient: Observation) -> _Products:
+    seen, kept = gradient.shared[name].flatten(), gradient.altered.kept.get(name)
+    left = decay_left_in(message).get(name)
+    rows = rows if left is None else torch.cat([rows, left.flatten()[None].to(rows)])
+    if kept is not None:
+        rows, seen = rows[:, kept.flatten()], seen[kept.flatten()]
+    rows, seen = rows.double(), seen.double().to(rows.device)
+    error = gradient.altered.variance.get(name, 0.0) + rounding(message, name) ** 2
+    square = float(seen.square().sum())
+    error += _SINGLE**2 * square / max(1, len(seen))
+    size = float(rows[asked : asked + own].square().mean()) if len(seen) else 0.0
+    return _Products((rows @ rows.T).cpu(), (rows @ seen).cpu(), square, len(seen), error, size)
+
+
+def _scores(system: Sequence[_Products], asked: int, own: int, shares: Tensor, message: Observation) -> Array:
+    """The log-likelihood ratios of the candidates, by the error and the prior of the largest likelihood."""
+    if not all(math.isfinite(one.square) and bool(one.gram.isfinite().all()) for one in system):
+        raise Inapplicable("a gradient or the message is not finite")
+    system = [one for one in system if one.square or one.error]
+    if not system:
+        raise Inapplicable("nothing of the message changed")
+    amount = _amount(system, asked + own, shares, message) / (message.num_examples or asked // 2)
+    best = max(
+        (_Fit.of(system, asked, own, amount, misfit, others) for misfit in _MISFITS for others in (False, True)),
+        key=lambda fit: fit.likelihood,
+    )
+    found: Array = best.ratios().numpy()
+    return found
+
+
+def _amount(system: Sequence[_Products], samples: int, shares: Tensor, message: Observation) -> float:
+    """The factor of the mean gradient in the message: 1, or by the attacker's own mean gradient where the factor is not known."""
+    if not message.altered.rescaled:
+        return 1.0
+    means = slice(samples, samples + len(shares))
+    weights = [1 / max(one.size, 1e-300) for one in system]
+    together = sum(weight * float(shares @ one.message[means]) for weight, one in zip(weights, system, strict=True))
+    alone = sum(weight * float(shares @ one.gram[means, means] @ shares) for weight, one in zip(weights, system, strict=True))
+    return abs(together / alone) if alone and together else 1.0
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A regression with Gaussian priors: how often each sample was trained on has mean 1/2 and variance 1/4 for a candidate.
+
+    Attributes:
+        root: square roots of the prior variances ``(s,)``.
+        factor: Cholesky factor of ``1 + root gram root``.
+        beyond: ``root`` times the inner products with what the prior means leave of the message ``(s,)``.
+        asked: candidates, the first of the samples.
+    """
+
+    root: Tensor
+    factor: Tensor
+    beyond: Tensor
+    asked: int
+    likelihood: float
+
+    @classmethod
+    def of(cls, system: Sequence[_Products], asked: int, own: int, amount: float, misfit: float, others: bool) -> _Fit:
+        """
+        Args:
+            amount: of one sample's gradient in the message.
+            misfit: one of :data:`_MISFITS`.
+            others: whether the attacker's own samples stand for members that are no candidates.
+        """
+        errors = [max(one.error + misfit * amount**2 * one.size, 1e-300) for one in system]
+        gram = torch.stack([one.gram / error for one, error in zip(system, errors, strict=True)]).sum(0)
+        message = torch.stack([one.message / error for one, error in zip(system, errors, strict=True)]).sum(0)
+        square = sum(one.square / error for one, error in zip(system, errors, strict=True))
+        logs = sum(one.entries * math.log(error) for one, error in zip(system, errors, strict=True))
+        s = asked + own
+        gram, message, square = _without(gram, message, square, s)
+        gram, message = gram * amount**2, message * amount
+        mean, root = torch.zeros(s, dtype=gram.dtype), torch.zeros(s, dtype=gram.dtype)
+        mean[:asked], root[:asked], root[asked:] = 0.5, 0.5, 0.5 * others
+        square = square - 2 * float(mean @ message) + float(mean @ gram @ mean)
+        factor = torch.linalg.cholesky(torch.eye(s, dtype=gram.dtype) + root[:, None] * gram * root)
+        beyond = root * (message - gram @ mean)
+        solved = torch.linalg.solve_triangular(factor, beyond[:, None], upper=False)
+        quadratic = square - float(solved.square().sum())
+        likelihood = -0.5 * (quadratic + logs) - float(factor.diagonal().log().sum())
+        return cls(root, factor, beyond, asked, likelihood)
+
+    def ratios(self) -> Tensor:
+        """``log p(message | trained on once) - log p(message | not)`` of each candidate ``(n,)``, the others Gaussian."""
+        inverse = torch.cholesky_inverse(self.factor)
+        root, variance = self.root[: self.asked], inverse.diagonal()[: self.asked]
+        mean = 0.5 + root * (inverse @ self.beyond)[: self.asked]
+        variance = variance * root.square()
+        precision = 1 / variance - 1 / root.square()
+        return mean / variance - 0.5 / root.square() - precision / 2
+
+
+def _without(gram: Tensor, message: Tensor, square: float, s: int) -> tuple[Tensor, Tensor, float]:
+    """The products of the first ``s`` columns and the message, without their parts in the span of the other columns."""
+    scale = gram.diagonal()[s:].clamp(min=1e-300).rsqrt()
+    values, vectors = torch.linalg.eigh(scale[:, None] * gram[s:, s:] * scale)
+    used = values > _NEGLIGIBLE * values.max()
+    basis = scale[:, None] * vectors[:, used] * values[used].rsqrt()
+    across, along = gram[:s, s:] @ basis, message[s:] @ basis
+    return gram[:s, :s] - across @ across.T, message[:s] - across @ along, square - float(along.square().sum())

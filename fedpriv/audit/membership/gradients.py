@@ -1,0 +1,39 @@
+"""The regression of a message on the candidates' gradients (:mod:`fedpriv.attacks.inference.gradient_regression`)."""
+
+from __future__ import annotations
+
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.gradients.per_sample import Labelled
+from fedpriv.attacks.inference.gradient_regression import gradient_regression
+from fedpriv.attacks.inference.membership import Array
+from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.evidence.shadow_turns import ShadowResult
+from fedpriv.audit.membership.candidates import Candidates
+from fedpriv.data.federated import Split
+from fedpriv.samples import of_tensors, tensors
+
+
+def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
+    """The scores of the candidates ``(n,)`` from a message, and as a control from what the server's own update would have sent.
+
+    Where layers are hidden, those that the server trained in its own update stand in for them.
+
+    Args:
+        own: the server's update of the message's round with ``pool.spare``.
+
+    Raises:
+        Inapplicable: see :func:`fedpriv.attacks.inference.gradient_regression.gradient_regression`.
+    """
+    attacker, privacy = evidence.attacker, evidence.config.privacy
+    seen, trained = (attacker.observation(one, ThreatModel()) for one in (message, message.simulated(own.uploaded)))
+    names = attacker.victim(message).names
+    end = {names[name]: tensor for name, tensor in evidence.federation.resident.space.unpack(own.model).items() if name in names}
+    start = {name: seen.weights[name].to(tensor) if name in seen.weights else tensor for name, tensor in end.items()}
+    middle = {name: (start[name] + tensor) / 2 for name, tensor in end.items()}
+    clip = privacy.clip if privacy.level == "sample" else None
+    known, control = gradient_regression([seen, trained], _labelled(pool.data), _labelled(pool.spare), [start, middle, end], clip)
+    return known, control
+
+
+def _labelled(split: Split) -> Labelled:
+    return Labelled(tensors(split.inputs), split.labels, of_tensors)
