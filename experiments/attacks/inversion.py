@@ -1,7 +1,7 @@
 """Inverting gradients before and after, and the two recipes of the breaching library, on the same gradients with equal steps.
 
-breaching (Geiping, Fowl et al.) is no dependency: ``pip install breaching`` where it is to be compared; without it its columns say
-that it is not installed. All attackers are given the net, the gradient, the normalisation and the labels.
+breaching (Geiping, Fowl et al.) is no dependency: ``pip install breaching`` where it is to be compared; without it, its columns
+say that it is not installed. All attackers are given the net, the gradient, the normalisation and the labels.
 """
 
 from __future__ import annotations
@@ -179,10 +179,11 @@ def render(rows: list[dict[str, Any]]) -> str:
 
     lines = [[row["setting"], row["steps"], *(cell(row, column) for column in COLUMNS), seconds(row)] for row in rows]
     text = (
-        "CIFAR-10, all images behind one gradient, labels given, equal steps. Mean PSNR, and images with a mean squared error below "
-        f"{RECOVERED:g}. Before: `inverting-gradients` with its former weight of total variation, 1e-4. After: what `invert` "
-        "chooses by itself, which for these nets is `inverting-gradients` with the weight by the batch. The last two columns: "
-        "recipes of the `breaching` library. CPU seconds in the order of the columns, one thread, on a machine with other jobs."
+        "CIFAR-10, all images behind one gradient, labels given, equal steps. Mean PSNR, and images whose mean squared error is "
+        f"below {RECOVERED:g}. Before: `inverting-gradients` with its former weight of total variation, 1e-4. After: what "
+        "`invert` chooses by itself, which for these nets is `inverting-gradients` with the weight by the batch. The last two "
+        "columns: recipes of the `breaching` library. CPU seconds in the order of the columns, one thread, on a machine with "
+        "other jobs."
     )
     head = "setting | steps | before | after | breaching `invertinggradients` | breaching `modern` | CPU s"
     return "\n\n".join(["## Inversion beside breaching, on the same gradients", text, table(head, lines)])
