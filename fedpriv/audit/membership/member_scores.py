@@ -23,7 +23,7 @@ from fedpriv.samples import Inputs, each, split
 
 Uploaded = Mapping[str, Tensor]
 LOSS, LIRA, OFFLINE, ROWS, FEDMIA = "loss threshold", "LiRA", "LiRA offline", "row distance", "FedMIA"
-CENTERS, REGRESSION = "class centres", "gradient regression"
+CENTERS, REGRESSION, REGRESSIONS = "class centres", "gradient regression", "gradient regression over rounds"
 _NAMES: Mapping[Kind, str] = {"confidence": LOSS, "row distance": ROWS, "class centre": CENTERS, "gradient": REGRESSION}
 """Of the attack that uses the statistic alone."""
 
