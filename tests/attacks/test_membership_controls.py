@@ -24,7 +24,7 @@ once = cache(positive_controls)
 @pytest.mark.parametrize("shadows", quick_first([4, 32]))
 def test_every_attack_tells_members_that_were_learned_by_heart(shadows: int) -> None:
     found = once(shadows, seed=1)
-    assert set(found) == {(kind, use) for kind in KINDS for use in USES}
+    assert set(found) == {(kind, use) for kind in KINDS for use in USES} | {("gradient", "alone")}
     assert all(one.passed and "it must lie above 0.5" in one.sentence for one in found.values())
 
 
@@ -41,6 +41,7 @@ BREAKS: dict[str, tuple[object, str, Callable[..., Array], set[tuple[str, str]]]
         {("row distance", use) for use in USES},
     ),
     "centres": (membership_controls, "trace", noise, {("class centre", use) for use in USES}),
+    "regression": (membership_controls, "gradient_regression", lambda *_: [noise()], {("gradient", "alone")}),
     "likelihoods": (
         membership,
         "lira",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.per_sample import Labelled
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
+from fedpriv.audit.membership.member_scores import is_finite
+from fedpriv.audit.membership.other_clients import evenly, own_turn
 from fedpriv.data.federated import Split
 from fedpriv.samples import of_tensors, tensors
 
@@ -33,6 +38,29 @@ def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: 
     clip = privacy.clip if privacy.level == "sample" else None
     known, control = gradient_regression([seen, trained], _labelled(pool.data), _labelled(pool.spare), [start, middle, end], clip)
     return known, control
+
+
+def over_rounds(evidence: Evidence, client: int, pool: Candidates, last: tuple[Array, Array]) -> tuple[Array, Array]:
+    """As :func:`by_gradients`, from the client's messages of all kept rounds: the sums of the rounds' scores.
+
+    Args:
+        pool: candidates for the last kept round, up to which no client trained on its non-members.
+        last: what :func:`by_gradients` found in that round.
+
+    Raises:
+        Inapplicable: there is no message of another round, or the attack does not apply to one of them.
+    """
+    found, behind = [last], evidence.behind(evidence.store.rounds()[-1], client)
+    kept = [one for one in evidence.store.rounds() if client in evidence.store.clients(one)]
+    for round in evenly([one for one in kept if set(evidence.behind(one, client)) == set(behind)])[:-1]:
+        message = evidence.message(round, client)
+        own = own_turn(evidence, round, pool, message.parts)
+        if own is not None and is_finite(message.uploaded):
+            found.append(by_gradients(evidence, message, own, pool))
+    if len(found) < 2:
+        raise Inapplicable("it needs the client's messages of two rounds")
+    scores, control = (np.sum(values, axis=0) for values in zip(*found, strict=True))
+    return scores, control
 
 
 def _labelled(split: Split) -> Labelled:

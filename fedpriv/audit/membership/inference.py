@@ -16,11 +16,24 @@ from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.epsilon import EpsilonBounds, epsilon_bounds
-from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, REGRESSION, ROWS, RUNNING, Statistic
+from fedpriv.audit.membership.member_scores import (
+    CENTERS,
+    FEDMIA,
+    LIRA,
+    LOSS,
+    OFFLINE,
+    REGRESSION,
+    REGRESSIONS,
+    ROWS,
+    RUNNING,
+    Statistic,
+)
 from fedpriv.audit.membership.one_client import OfClient, counted_once, of_client
 from fedpriv.errors import FedprivError, UsageError
 
-__all__ = ["CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "REGRESSION", "ROWS", "RUNNING", "Membership", "membership"]
+__all__ = [
+    "CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "REGRESSION", "REGRESSIONS", "ROWS", "RUNNING", "Membership", "membership",
+]  # fmt: skip
 CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 _THREAT = (
@@ -49,7 +62,8 @@ _FEDMIA = (
 )
 _GRADIENTS = (
     "For the gradient regression it computes the gradient of every candidate and of its own samples at the weights that it sent; "
-    "where layers were not sent, with those that it trained itself. It knows the defences and their options."
+    "where layers were not sent, with those that it trained itself. It knows the defences and their options. Over rounds it also "
+    "uses what the client sent in the other kept rounds."
 )
 _SUMS = "It sees only the sum of the clients' uploads: a member is a sample that one of them trained on. Shadows are sums too."
 _HIDDEN = (

@@ -24,7 +24,8 @@ from fedpriv.samples import Inputs, each, split
 
 Uploaded = Mapping[str, Tensor]
 LOSS, LIRA, OFFLINE, ROWS, FEDMIA = "loss threshold", "LiRA", "LiRA offline", "row distance", "FedMIA"
-CENTERS, REGRESSION, RUNNING = "class centres", "gradient regression", "running statistics"
+CENTERS, RUNNING = "class centres", "running statistics"
+REGRESSION, REGRESSIONS = "gradient regression", "gradient regression over rounds"
 _NAMES: Mapping[Kind, str] = {
     "confidence": LOSS,
     "row distance": ROWS,

@@ -18,10 +18,11 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import NETS, sends_centers
-from fedpriv.audit.membership.gradients import by_gradients
+from fedpriv.audit.membership.gradients import by_gradients, over_rounds
 from fedpriv.audit.membership.member_scores import (
     FEDMIA,
     REGRESSION,
+    REGRESSIONS,
     RUNNING,
     Statistic,
     Uploaded,
@@ -121,10 +122,13 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
     try:
-        scores[REGRESSION], control[REGRESSION] = by_gradients(evidence, message, own, pool)
+        scores[REGRESSION], control[REGRESSION] = last = by_gradients(evidence, message, own, pool)
         kinds[REGRESSION] = ("gradient", "alone")
+        if round == evidence.store.rounds()[-1] and len(evidence.store.rounds()) > 1:
+            scores[REGRESSIONS], control[REGRESSIONS] = over_rounds(evidence, client, pool, last)
+            kinds[REGRESSIONS] = ("gradient", "alone")
     except Inapplicable as error:
-        not_tried[REGRESSION] = str(error)
+        not_tried[REGRESSIONS if REGRESSION in kinds else REGRESSION] = str(error)
     if evidence.attacker.buffers(message):
         try:
             found = [running_statistics(evidence, message, sent, pool.data.inputs) for sent in (message.uploaded, own.uploaded)]

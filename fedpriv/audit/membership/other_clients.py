@@ -56,11 +56,11 @@ def against_other_clients(evidence: Evidence, client: int, pool: Candidates) -> 
     """
     observed, control, others = (defaultdict[tuple[Kind, str], list[Array]](list) for _ in range(3))
     used = []
-    for round in _evenly(_rounds_of(evidence, client)):
+    for round in evenly(_rounds_of(evidence, client)):
         message = evidence.message(round, client)
         beside = [evidence.message(round, one) for one in evidence.whole_clients(round) if one != client]
         beside = [one for one in beside if is_finite(one.uploaded)]
-        if not is_finite(message.uploaded) or len(beside) < OTHERS or (own := _own_turn(evidence, round, pool)) is None:
+        if not is_finite(message.uploaded) or len(beside) < OTHERS or (own := own_turn(evidence, round, pool)) is None:
             continue
         used.append(round)
         turn = message.simulated(own.uploaded)
@@ -94,17 +94,18 @@ def _rounds_of(evidence: Evidence, client: int) -> list[int]:
     return found
 
 
-def _evenly(rounds: list[int]) -> list[int]:
+def evenly(rounds: list[int]) -> list[int]:
+    """The rounds, or :data:`MOST` evenly spaced ones, the last among them."""
     if len(rounds) <= MOST:
         return rounds
     return [rounds[-1 - i * len(rounds) // MOST] for i in reversed(range(MOST))]
 
 
-def _own_turn(evidence: Evidence, round: int, pool: Candidates) -> ShadowResult | None:
+def own_turn(evidence: Evidence, round: int, pool: Candidates, parts: int = 1) -> ShadowResult | None:
     """The server's turn of a round with its own samples; ``None``: it diverged, or the round's download was not kept."""
     if (download := evidence.store.download(round)) is None:
         return None
-    (own,) = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast()).run(lambda _: pool.spare, [0])
+    (own,) = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast(), parts).run(lambda _: pool.spare, [0])
     return own if own is not None and is_finite(own.uploaded) else None
 
 

@@ -1,0 +1,204 @@
+"""The regression of a message on gradients: exact where the message is linear in them, and nothing where no candidate is in it.
+
+The clients' messages are made by torch's own SGD, and the coefficients are those of numpy's least squares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from operator import itemgetter
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedpriv.attacks.core.altered import Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel, blank
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.per_sample import Labelled, per_sample
+from fedpriv.attacks.inference import gradient_regression as module
+from fedpriv.attacks.inference.gradient_regression import gradient_regression
+
+CLASSES, INPUTS, N = 3, 20, 24
+
+
+def net(seed: int = 0) -> SplitNet:
+    torch.manual_seed(seed)
+    return SplitNet(nn.Sequential(nn.Linear(INPUTS, 30), nn.GELU()), nn.Linear(30, CLASSES)).eval()
+
+
+def samples(number: int, seed: int) -> Labelled:
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.arange(number) % CLASSES
+    inputs = torch.randn(number, INPUTS, generator=draw) + 0.5 * labels[:, None]
+    return Labelled({"": inputs}, labels, itemgetter(""))
+
+
+CANDIDATES, PUBLIC = samples(2 * N, 1), samples(N, 2)
+MEMBERS = np.arange(2 * N) % 4 < 2
+
+
+def trained(victim: SplitNet, data: Labelled, steps: int = 1, times: int = 1, **schedule: float) -> Observation:
+    """The message of plain SGD on the data, in ``steps`` batches; the first sample is in its batch so many times."""
+    plan = Schedule(lr=0.1, steps=steps, batch_size=len(data) // steps, **schedule)
+    before = {name: tensor.detach().clone() for name, tensor in victim.state_dict().items()}
+    own = net()
+    own.load_state_dict(before)
+    decays = [{"params": [one], "weight_decay": plan.weight_decay if one.ndim > 1 else 0.0} for one in own.parameters()]
+    optimiser = torch.optim.SGD(decays, lr=plan.lr, momentum=plan.momentum)
+    for batch in torch.arange(len(data)).split(len(data) // steps):
+        if times > 1:
+            batch = torch.cat([batch, batch[:1].repeat(times - 1)])
+        optimiser.zero_grad()
+        loss = F.cross_entropy(own(data.inputs[""][batch]), data.labels[batch], reduction="sum") / (len(data) // steps)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+    change = {name: tensor.detach() - before[name] for name, tensor in own.state_dict().items()}
+    return Observation(
+        change, "change", before, blank(victim), (INPUTS,), CLASSES, ThreatModel(), num_examples=len(data), schedule=plan
+    )
+
+
+def chosen(which: np.ndarray) -> Labelled:
+    positions = torch.from_numpy(np.flatnonzero(which))
+    return Labelled({"": CANDIDATES.inputs[""][positions]}, CANDIDATES.labels[positions], itemgetter(""))
+
+
+def of(message: Observation, **options: float) -> np.ndarray:
+    (scores,) = gradient_regression([message], CANDIDATES, PUBLIC, [net().state_dict()], **options)
+    return scores
+
+
+def gradients(data: Labelled) -> np.ndarray:
+    """Per-sample gradients ``(n, p)``, one backward pass a sample."""
+    victim, rows = net(), []
+    for x, label in zip(data.inputs[""], data.labels, strict=True):
+        loss = F.cross_entropy(victim(x[None]), label[None])
+        rows.append(torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(victim.parameters()))]).numpy())
+    return np.stack(rows).astype(np.float64)
+
+
+def test_gradients_of_every_sample_are_those_of_one_backward_pass_each() -> None:
+    names = [name for name, _ in net().named_parameters()]
+    parts = list(per_sample(net(), net().state_dict(), names, CANDIDATES, memory=40_000))
+    assert len(parts) > 1, "not more at once than fit into the memory"
+    found = torch.cat([torch.cat([part[name] for name in names], 1) for part in parts])
+    np.testing.assert_allclose(found.numpy(), gradients(CANDIDATES), atol=1e-6)
+
+
+@pytest.mark.parametrize("schedule", [{}, {"weight_decay": 0.1, "momentum": 0.5}])
+def test_one_step_is_solved_exactly(schedule: dict[str, float]) -> None:
+    """The order is that of the coefficients of least squares, which are 1 / N for members and 0 for others."""
+    message = trained(net(), chosen(MEMBERS), **schedule)
+    decay, start = 0.1 * schedule.get("weight_decay", 0.0), net().state_dict()
+    decayed = {name: one + decay * start[name] * (one.ndim > 1) for name, one in message.shared.items()}
+    flat = np.concatenate([decayed[name].numpy().ravel() for name, _ in net().named_parameters()]) / -0.1
+    coefficients = np.linalg.lstsq(gradients(CANDIDATES).T, flat, rcond=None)[0]
+    np.testing.assert_allclose(coefficients, MEMBERS / N, atol=1e-3)
+    scores = of(message)
+    assert scores[MEMBERS].min() > 0 > scores[~MEMBERS].max()
+
+
+def test_a_sample_that_was_trained_on_twice_has_the_largest_score_for_its_gradient() -> None:
+    once, twice = (of(trained(net(), chosen(MEMBERS), times=times)) for times in (1, 2))
+    first = np.flatnonzero(MEMBERS)[0]
+    assert twice[first] > 2 * once[first] > 0
+
+
+def test_a_message_of_other_samples_shows_nothing() -> None:
+    areas = [roc_auc_score(MEMBERS, of(trained(net(), samples(N, seed)))) for seed in range(3, 11)]
+    assert 0.4 < float(np.mean(areas)) < 0.6
+
+
+def noisy(message: Observation, name: str, variance: float, seed: int) -> Observation:
+    draw = torch.Generator().manual_seed(seed)
+    noise = torch.randn(message.shared[name].shape, generator=draw) * variance**0.5
+    return replace(
+        message, shared={**message.shared, name: message.shared[name] + noise}, altered=Altered(variance={name: variance})
+    )
+
+
+def test_a_tensor_with_noise_counts_less_than_the_others() -> None:
+    """Without the noise of the first layer's weight, all is exact; an attack that does not know of it finds less."""
+    messages = [noisy(trained(net(), chosen(MEMBERS)), "body.0.weight", 1e-2, seed) for seed in range(4)]
+    known = np.mean([roc_auc_score(MEMBERS, of(one)) for one in messages])
+    unknown = np.mean([roc_auc_score(MEMBERS, of(replace(one, altered=Altered()))) for one in messages])
+    assert known > 0.95 and known > unknown + 0.1
+
+
+def test_noise_on_everything_hides_members() -> None:
+    message = trained(net(), chosen(MEMBERS))
+    for name in message.shared:
+        message = replace(noisy(message, name, 1e2, 1), altered=Altered(variance=dict.fromkeys(message.shared, 1e2)))
+    assert roc_auc_score(MEMBERS, of(message)) < 0.7
+
+
+def test_what_was_not_sent_does_not_count() -> None:
+    """Of a pruned message, the zeros in place of what was dropped are no evidence; a masked tensor is absent."""
+    message = trained(net(), chosen(MEMBERS))
+    kept = {name: tensor.abs() >= tensor.abs().median() for name, tensor in message.shared.items()}
+    shared = {name: tensor * kept[name] for name, tensor in message.shared.items()}
+    scores = of(replace(message, shared=shared, altered=Altered(kept=kept)))
+    assert scores[MEMBERS].min() > scores[~MEMBERS].max()
+    body = {name: tensor for name, tensor in message.shared.items() if name.startswith("body.")}
+    assert roc_auc_score(MEMBERS, of(replace(message, shared=body))) > 0.99
+
+
+def test_a_head_that_is_like_the_clients_stands_in_for_it() -> None:
+    message = trained(net(), chosen(MEMBERS))
+    body = replace(message, shared={name: one for name, one in message.shared.items() if name.startswith("body.")})
+    draw = torch.Generator().manual_seed(3)
+    like: dict[str, Tensor] = {
+        name: one + 0.02 * torch.randn(one.shape, generator=draw) if name.startswith("top.") else one
+        for name, one in net().state_dict().items()
+    }
+    (scores,) = gradient_regression([body], CANDIDATES, PUBLIC, [like])
+    assert roc_auc_score(MEMBERS, scores) > 0.9
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.02])
+def test_a_clipped_message_is_read_up_to_its_factor(factor: float) -> None:
+    message = trained(net(), chosen(MEMBERS))
+    shared = {name: factor * tensor for name, tensor in message.shared.items()}
+    scores = of(replace(message, shared=shared, altered=Altered(rescaled=True)))
+    assert roc_auc_score(MEMBERS, scores) > 0.99
+
+
+def test_gradients_that_dp_sgd_clipped_are_regressed_on_clipped_ones() -> None:
+    clip, rows = 0.5, gradients(chosen(MEMBERS))
+    mean = (rows * np.minimum(1, clip / np.linalg.norm(rows, axis=1))[:, None]).mean(0)
+    shared, start = {}, 0
+    for name, one in net().named_parameters():
+        shared[name] = torch.from_numpy(-0.1 * mean[start : start + one.numel()]).float().reshape(one.shape)
+        start += one.numel()
+    message = replace(trained(net(), chosen(MEMBERS)), shared=shared)
+    scores = of(message, clip=clip)
+    assert scores[MEMBERS].min() > 0 > scores[~MEMBERS].max()
+
+
+def test_several_steps_are_told_apart_to_first_order() -> None:
+    end = {name: net().state_dict()[name] + tensor for name, tensor in trained(net(), PUBLIC, 4).shared.items()}
+    (scores,) = gradient_regression([trained(net(), chosen(MEMBERS), 4)], CANDIDATES, PUBLIC, [net().state_dict(), end])
+    assert roc_auc_score(MEMBERS, scores) > 0.9
+
+
+def test_little_memory_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = trained(net(), chosen(MEMBERS), 2)
+    whole = of(message)
+    monkeypatch.setattr(module, "MEMORY", 50_000)
+    np.testing.assert_allclose(of(message), whole, rtol=1e-3)
+
+
+def test_what_it_cannot_read_is_refused() -> None:
+    message = trained(net(), chosen(MEMBERS))
+    with pytest.raises(Inapplicable, match="cross-entropy"):
+        of(replace(message, loss="simclr, which looks at no label"))
+    with pytest.raises(Inapplicable, match="no parameter"):
+        of(replace(message, shared={}))
+    with pytest.raises(Inapplicable, match="not finite"):
+        of(replace(message, shared={name: tensor * torch.nan for name, tensor in message.shared.items()}))
+    with pytest.raises(Inapplicable, match="class 2"):
+        gradient_regression([message], CANDIDATES, samples(2, 5), [net().state_dict()])
