@@ -157,8 +157,8 @@ def _gradients(
 
 def _products(name: str, rows: Tensor, asked: int, own: int, message: Observation, gradient: Observation) -> _Products:
     seen, kept = gradient.shared[name].flatten(), gradient.altered.kept.get(name)
-    left = decay_left_in(message).get(name)
-    rows = rows if left is None else torch.cat([rows, left.flatten()[None].to(rows)])
+    if left := decay_left_in(message):
+        rows = torch.cat([rows, left.get(name, torch.zeros_like(gradient.shared[name])).flatten()[None].to(rows)])
     if kept is not None:
         rows, seen = rows[:, kept.flatten()], seen[kept.flatten()]
     rows, seen = rows.double(), seen.double().to(rows.device)

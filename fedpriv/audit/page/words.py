@@ -68,6 +68,8 @@ GLOSSARY = {
     "membership inference": "Inferring whether a client trained on a given sample.",
     "row distance": "The distance between a linear layer's input for a given sample and the nearest row of the layer's weight "
     "gradient, divided by its bias gradient; such rows are means of inputs in training.",
+    "gradient regression": "How much of a message is the gradient of a given sample, by the linear system of all given samples' "
+    "gradients at the weights that the server sent; over rounds, the sum of what each round says.",
     "ROC": "Receiver operating characteristic: the share of members found against the share of non-members falsely accused, over "
     "all thresholds.",
     "AUC": "Area under the ROC: the probability that a member scores higher than a non-member; 0.5 is guessing.",

@@ -1,0 +1,93 @@
+"""The regression on gradients in an audit: found where one step was taken, whatever hides the rest, and not where none was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedpriv.audit.conditions import conditions
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.sums import evidence_of
+from fedpriv.audit.membership.inference import REGRESSION, REGRESSIONS, Membership, membership
+from fedpriv.audit.membership.rounds import in_rounds
+from fedpriv.audit.progress import Progress
+from tests.simulation.small import play
+
+ONE_STEP = {"train.batch_size": 500, "train.rounds": 1, "eval.last": 1}
+NOISE = {"name": "gaussian", "variance": 1e-8}
+
+
+def attacked(folder: Path, method: str = "fedavg", clients: int = 1, **overrides: Any) -> Membership:
+    play(folder, method, **{**ONE_STEP, **overrides})
+    run = evidence_of(folder)
+    last = run.store.rounds()[-1]
+    return membership(run, last, run.whole_clients(last)[:clients], shadows=4)
+
+
+def test_members_of_one_step_are_found_where_no_other_attack_finds_them(tmp_path: Path) -> None:
+    found = attacked(tmp_path / "run")
+    assert found.attacks[REGRESSION].auc.value > 0.99 and REGRESSION not in found.failed_controls
+    assert found.positive[REGRESSION].passed and found.controls[REGRESSION].low < 0.5 < found.controls[REGRESSION].high
+    assert all(one.auc.value < 0.9 for name, one in found.attacks.items() if name != REGRESSION)
+    assert any("gradient regression" in sentence for sentence in found.threat)
+
+
+def test_a_condition_on_membership_counts_the_regression(tmp_path: Path) -> None:
+    play(tmp_path / "run", "fedavg", **ONE_STEP)
+    findings, _ = in_rounds(Evidence(tmp_path / "run"), [], 4, 0, {}, Progress(lambda text: None))
+    by_attack = {one["attack"]: one for one in findings["membership"]}
+    (target,) = conditions("membership_auc>0.95")
+    assert target.holds({"membership": [by_attack[REGRESSION]], "membership_rounds": [1]})
+    without = [one for name, one in by_attack.items() if name != REGRESSION]
+    assert not target.holds({"membership": without, "membership_rounds": [1]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "options", "least"),
+    [
+        ("fedavg", {"wire.transforms": [NOISE]}, 0.9),
+        ("fedavg", {"wire.transforms": [{"name": "quantise", "bits": 4}]}, 0.8),
+        ("fedavg", {"wire.transforms": [{"name": "prune", "fraction": 0.2}]}, 0.9),
+        ("fedavg", {"wire.transforms": [{"name": "cast"}]}, 0.9),
+        ("fedavg", {"wire.transforms": [{"name": "clip", "norm": 0.01}]}, 0.9),
+        ("fedavg", {"wire.transforms": [{"name": "mask", "names": ["encoder.fc1.weight"]}]}, 0.9),
+        ("fedper", {}, 0.65),
+        ("fedprox", {}, 0.99),
+        ("scaffold", {}, 0.99),
+        ("fedavg", {"wire.secure_aggregation": True, "data.limit": 300}, 0.9),
+    ],
+)
+def test_members_are_found_whatever_was_done_to_the_message(
+    method: str, options: dict[str, Any], least: float, tmp_path: Path
+) -> None:
+    found = attacked(tmp_path / "run", method, **options)
+    assert found.attacks[REGRESSION].auc.value > least, found.not_tried
+
+
+def test_several_rounds_tell_more_than_the_last(tmp_path: Path) -> None:
+    strong = {"name": "gaussian", "variance": 1e-7}
+    options = {"train.rounds": 4, "train.participation": 1.0, "data.clients": 3, "data.limit": 90, "wire.transforms": [strong]}
+    found = attacked(tmp_path / "run", clients=3, **{"wire.keep_payloads": "all", **options})
+    assert found.attacks[REGRESSIONS].auc.value > found.attacks[REGRESSION].auc.value > 0.5
+    assert REGRESSIONS in found.controls and not found.failed_controls
+
+
+def test_the_message_of_another_client_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    play(tmp_path / "run", "fedavg", **ONE_STEP)
+    run = Evidence(tmp_path / "run")
+    clients = run.store.clients(1)[:3]
+    others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
+    real = run.message
+    monkeypatch.setattr(run, "message", lambda round, client: real(round, others.get(client, client)))
+    found = membership(run, 1, clients, shadows=4).attacks[REGRESSION].auc
+    assert found.low < 0.5 < found.high
+
+
+def test_a_loss_without_labels_is_named_as_the_reason(tmp_path: Path) -> None:
+    found = attacked(
+        tmp_path / "run", "l-dawa", **{"model.name": None, "data.limit": 60, "data.clients": 3, "train.participation": 1.0}
+    )
+    assert "looks at no label" in found.not_tried[REGRESSION] and REGRESSION not in found.attacks
