@@ -18,8 +18,8 @@ What the server knows enters the regression:
 A candidate's score is the log-likelihood ratio of the weights 1 / N and 0, given the Gaussian approximation of all others (the
 cavity of expectation propagation). Unlike the coefficient, it is near 0 for a sample whose gradient is too small to tell.
 
-Everything follows from the inner products of the gradients tensor by tensor. So memory is that of a few tensors' gradients and of
-one matrix ``(n, n)`` for each tensor.
+Everything follows from the inner products of the gradients tensor by tensor. Of a net whose gradients of all samples do not fit
+into memory, the entries with the largest mean gradient of the candidates are used: far fewer would determine the coefficients.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from fedpriv.attacks.gradients.multistep import as_gradient, decay_left_in, roun
 from fedpriv.attacks.gradients.per_sample import Labelled, mean_gradient_of, per_sample
 from fedpriv.attacks.inference.membership import Array
 
-MEMORY = 2**28
+MEMORY = 2**29
 """Bytes of gradients that are held at once."""
 _SINGLE = 1e-6
 """Relative error of a gradient that was computed in single precision."""
@@ -97,76 +97,120 @@ def gradient_regression(
         raise Inapplicable("no parameter was sent in both directions, so that the message shows no gradient")
     if lacking := set(candidates.labels.tolist()) - set(public.labels.tolist()):
         raise Inapplicable(f"the attacker has no sample of its own of class {min(lacking)}")
-    gradients = [as_gradient(one) for one in messages]
-    systems: list[list[_Products]] = [[] for _ in messages]
-    for group in _groups(names, path[0], len(candidates) + len(public)):
-        for name, rows in _rows(net, group, candidates, public, path, clip):
-            for message, gradient, system in zip(messages, gradients, systems, strict=True):
-                system.append(_products(name, rows, len(candidates), len(public), message, gradient))
+    read, systems = [_Read.of(one) for one in messages], list[list[_Products]]([] for _ in messages)
+    for name, rows, entries in _columns(net, names, candidates, public, path, clip):
+        gram: Tensor | None = None
+        for message, system in zip(read, systems, strict=True):
+            products = message.products(name, rows, entries, len(candidates), len(public), gram)
+            gram = products.gram if message.comparable else None
+            system.append(products)
     shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
-    return [_scores(system, len(candidates), len(public), shares, one) for system, one in zip(systems, gradients, strict=True)]
+    return [_scores(one, len(candidates), len(public), shares, by.gradient) for one, by in zip(systems, read, strict=True)]
 
 
-def _groups(names: Sequence[str], weights: Mapping[str, Tensor], samples: int) -> list[list[str]]:
-    """The tensors in groups whose gradients of all samples fit into :data:`MEMORY`, or of one tensor."""
-    groups, held = list[list[str]](), 0
-    for name in names:
-        needed = samples * weights[name].numel() * weights[name].element_size()
-        if not groups or held + needed > MEMORY:
-            groups, held = [*groups, []], 0
-        groups[-1].append(name)
-        held += needed
-    return groups
-
-
-def _rows(
+def _columns(
     net: nn.Module,
     names: Sequence[str],
     candidates: Labelled,
     public: Labelled,
     path: Sequence[Mapping[str, Tensor]],
     clip: float | None,
-) -> Iterator[tuple[str, Tensor]]:
-    """For each tensor the columns of the regression ``(q, p)``: the deviations of candidates and of the attacker's own samples
-    from the means of their classes, and these means at every point of the path."""
+) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """For each tensor the columns of the regression ``(q, p)``, in double precision: the deviations of candidates and of the
+    attacker's own samples from the means of their classes, and these means at every point of the path; and which entries of the
+    tensor they are, if not all."""
     classes = torch.unique(public.labels).tolist()
-    of_candidates, of_public = (_gradients(net, path[0], names, one, clip) for one in (candidates, public))
+    entries = _entries(net, names, path[0], candidates, len(public))
+    of_candidates, of_public = (_gradients(net, path[0], names, entries, one, clip) for one in (candidates, public))
     later = [[mean_gradient_of(net, point, names, public.of_class(one)) for one in classes] for point in path[1:]]
+    where = torch.searchsorted(torch.tensor(classes, device=public.labels.device), torch.cat([candidates.labels, public.labels]))
     for name in names:
-        asked, own = of_candidates.pop(name), of_public.pop(name)
+        asked, own = of_candidates.pop(name).double(), of_public.pop(name).double()
         means = torch.stack([own[public.labels == one].mean(0) for one in classes])
-        moved = [torch.stack([one[name] for one in point]) for point in later]
-        where = torch.searchsorted(torch.tensor(classes, device=own.device), torch.cat([candidates.labels, public.labels]))
-        yield name, torch.cat([torch.cat([asked, own]) - means[where], means, *moved])
+        moved = [torch.stack([_at(one[name], entries[name]) for one in point]).double() for point in later]
+        yield name, torch.cat([torch.cat([asked, own]) - means[where], means, *moved]), entries[name]
+
+
+def _entries(
+    net: nn.Module, names: Sequence[str], weights: Mapping[str, Tensor], candidates: Labelled, others: int
+) -> dict[str, Tensor | None]:
+    """The positions of the entries of each tensor that are used; ``None``: all."""
+    total = sum(weights[name].numel() * weights[name].element_size() for name in names)
+    share = MEMORY / (total * (len(candidates) + others))
+    if share >= 1:
+        return dict.fromkeys(names)
+    mean = mean_gradient_of(net, weights, names, candidates)
+    return {name: tensor.abs().topk(math.ceil(share * tensor.numel())).indices for name, tensor in mean.items()}
+
+
+def _at(flat: Tensor, entries: Tensor | None) -> Tensor:
+    return flat if entries is None else flat[..., entries]
 
 
 def _gradients(
-    net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: Labelled, clip: float | None
+    net: nn.Module,
+    weights: Mapping[str, Tensor],
+    names: Sequence[str],
+    entries: Mapping[str, Tensor | None],
+    samples: Labelled,
+    clip: float | None,
 ) -> dict[str, Tensor]:
-    """The gradients of samples by name ``(n, p)``, clipped where DP-SGD clips them."""
-    parts = list(per_sample(net, weights, names, samples, MEMORY // 4))
-    found = {name: torch.cat([part.pop(name) for part in parts]) for name in names}
-    if clip is not None:
-        everything = [name for name, _ in net.named_parameters()]
-        every = per_sample(net, weights, everything, samples, MEMORY // 4)
-        squares = torch.cat([torch.stack([one.square().sum(1) for one in part.values()]).sum(0) for part in every])
-        factors = (clip / squares.sqrt()).clamp(max=1)
-        found = {name: gradient * factors[:, None] for name, gradient in found.items()}
-    return found
+    """Entries of the gradients of samples by name ``(n, p)``, clipped where DP-SGD clips them."""
+    wanted = names if clip is None else [name for name, _ in net.named_parameters()]
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
+    for part in per_sample(net, weights, wanted, samples, MEMORY // 4):
+        factors = None
+        if clip is not None:
+            norms = torch.stack([one.square().sum(1) for one in part.values()]).sum(0).sqrt()
+            factors = (clip / norms).clamp(max=1)[:, None]
+        for name in names:
+            chosen = _at(part[name], entries[name])
+            found[name].append(chosen if factors is None else chosen * factors)
+    return {name: torch.cat(parts) for name, parts in found.items()}
 
 
-def _products(name: str, rows: Tensor, asked: int, own: int, message: Observation, gradient: Observation) -> _Products:
-    seen, kept = gradient.shared[name].flatten(), gradient.altered.kept.get(name)
-    if left := decay_left_in(message):
-        rows = torch.cat([rows, left.get(name, torch.zeros_like(gradient.shared[name])).flatten()[None].to(rows)])
-    if kept is not None:
-        rows, seen = rows[:, kept.flatten()], seen[kept.flatten()]
-    rows, seen = rows.double(), seen.double().to(rows.device)
-    error = gradient.altered.variance.get(name, 0.0) + rounding(message, name) ** 2
-    square = float(seen.square().sum())
-    error += _SINGLE**2 * square / max(1, len(seen))
-    size = float(rows[asked : asked + own].square().mean()) if len(seen) else 0.0
-    return _Products((rows @ rows.T).cpu(), (rows @ seen).cpu(), square, len(seen), error, size)
+@dataclass(frozen=True)
+class _Read:
+    """A message, as it was sent and as a gradient.
+
+    Attributes:
+        left: what weight decay added to a gradient that was clipped.
+    """
+
+    message: Observation
+    gradient: Observation
+    left: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, message: Observation) -> _Read:
+        return cls(message, as_gradient(message), decay_left_in(message))
+
+    @property
+    def comparable(self) -> bool:
+        """Whether the columns have the same inner products as for other such messages."""
+        return not self.gradient.altered.kept and not self.left
+
+    def products(self, name: str, rows: Tensor, entries: Tensor | None, asked: int, own: int, gram: Tensor | None) -> _Products:
+        """On one tensor.
+
+        Args:
+            rows: the columns, on the entries of the tensor.
+            asked, own: the number of candidates, and of the attacker's own samples.
+            gram: the inner products of the columns, where a comparable message has given them.
+        """
+        seen, kept = _at(self.gradient.shared[name].flatten(), entries).to(rows), self.gradient.altered.kept.get(name)
+        if self.left:
+            left = self.left.get(name, torch.zeros_like(self.gradient.shared[name]))
+            rows = torch.cat([rows, _at(left.flatten(), entries)[None].to(rows)])
+        if kept is not None:
+            sent = _at(kept.flatten(), entries).to(rows.device)
+            rows, seen = rows[:, sent], seen[sent]
+        square = float(seen.square().sum())
+        error = self.gradient.altered.variance.get(name, 0.0) + rounding(self.message, name) ** 2
+        error += _SINGLE**2 * square / max(1, len(seen))
+        gram = (rows @ rows.T).cpu() if gram is None or not self.comparable else gram
+        size = float(gram.diagonal()[asked : asked + own].mean()) / max(1, len(seen))
+        return _Products(gram, (rows @ seen).cpu(), square, len(seen), error, size)
 
 
 def _scores(system: Sequence[_Products], asked: int, own: int, shares: Tensor, message: Observation) -> Array:
@@ -177,11 +221,10 @@ def _scores(system: Sequence[_Products], asked: int, own: int, shares: Tensor, m
     if not system:
         raise Inapplicable("nothing of the message changed")
     amount = _amount(system, asked + own, shares, message) / (message.num_examples or asked // 2)
-    best = max(
-        (_Fit.of(system, asked, own, amount, misfit, others) for misfit in _MISFITS for others in (False, True)),
-        key=lambda fit: fit.likelihood,
-    )
-    found: Array = best.ratios().numpy()
+    fits = {misfit: _Fit.of(system, asked, own, amount, misfit, False) for misfit in _MISFITS}
+    near = sorted(_MISFITS, key=lambda misfit: fits[misfit].likelihood)[-3:]
+    with_others = [_Fit.of(system, asked, own, amount, misfit, True) for misfit in near]
+    found: Array = max([*fits.values(), *with_others], key=lambda fit: fit.likelihood).ratios().numpy()
     return found
 
 

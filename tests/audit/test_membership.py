@@ -23,7 +23,7 @@ from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import TracedCenters
-from fedpriv.audit.membership.inference import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, ROWS, membership
+from fedpriv.audit.membership.inference import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, REGRESSION, ROWS, membership
 from fedpriv.audit.membership.member_scores import Statistic
 from fedpriv.audit.membership.one_client import infer
 from fedpriv.audit.membership.readings import PROBE, STAND_IN
@@ -63,9 +63,9 @@ def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
     assert found.attacks[LIRA].auc.value > found.attacks[LOSS].auc.value
     assert all(control.passed for control in found.positive.values()) and found.not_tried == {}
     uses = (LIRA, OFFLINE, FEDMIA)
-    assert found.positive.keys() == found.attacks.keys() == {LOSS, ROWS, *uses, *(f"{use}, {ROWS}" for use in uses)}
+    assert found.positive.keys() == found.attacks.keys() == {LOSS, ROWS, REGRESSION, *uses, *(f"{use}, {ROWS}" for use in uses)}
     assert found.controls.keys() == found.attacks.keys()
-    for name, one in found.attacks.items():  # of the best of eight no more can be said than of one chosen beforehand
+    for name, one in found.attacks.items():  # of the best of nine no more can be said than of one chosen beforehand
         assert found.together()[name].low < one.auc.low and found.together()[name].high > one.auc.high
     assert (
         found.attacks[LIRA].members
@@ -181,7 +181,7 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
     monkeypatch.setattr(inference, membership_controls.positive_controls)  # they are run with what is broken
     found = membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
     rows = {ROWS, *(f"{use}, {ROWS}" for use in (LIRA, OFFLINE, FEDMIA))}
-    assert set(found.attacks) == rows == set(found.together()) == set(found.controls)
+    assert set(found.attacks) == {*rows, REGRESSION} == set(found.together()) == set(found.controls)
     assert set(found.not_tried) == {LOSS, LIRA, OFFLINE, FEDMIA}
     assert all(reason.startswith("its control failed: members of 8") for reason in found.not_tried.values())
     assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)
