@@ -69,7 +69,7 @@ class InvertingGradients:
         best = search(
             objective,
             normal(objective.layout.size),
-            lambda o, x, last: adam(o, x, self.lr, self.steps, signed=True, milestones=milestones, enough=-math.inf),
+            lambda o, starts: adam(o, starts.points, self.lr, self.steps, signed=True, milestones=milestones, enough=-math.inf),
             seed,
             self.restarts,
             failed=-math.inf,  # no loss is known to be the least, so all steps and restarts are done

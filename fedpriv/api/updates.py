@@ -41,6 +41,7 @@ from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.verdict import verdict
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
+from fedpriv.seeding import with_threads
 from fedpriv.wire import Payload, Sealed, Transform, seal
 from fedpriv.wire.coding import is_model
 from fedpriv.wire.sealing import CODES
@@ -182,7 +183,8 @@ def audit_update(
     seen = observe(ThreatModel())[0]
     own_samples = None if public is None else _samples(*public, net.classes, mean, std)
     progress = Progress(say or (lambda text: None), budget)
-    attacked = on_target(target, 1, 0, seed, progress)
+    with with_threads(1):  # as in fedpriv attack
+        attacked = on_target(target, 1, 0, seed, progress)
     progress.note()
     pictures = {"update.png": grid(rows)} if (rows := attacked.pictures()) else {}
     attacks = [attacked.described("update.png" if rows else None)]

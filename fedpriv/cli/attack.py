@@ -120,7 +120,8 @@ def attack(
             raise UsageError(f"--output draws images, and {name} is an attack on texts")
         from fedpriv.cli.attack_text import attack_text
 
-        return attack_text(name, options, seed, run_name, **chosen)
+        with with_threads(1):
+            return attack_text(name, options, seed, run_name, **chosen)
     if name not in image_attacks():
         if name in IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing:
             raise UsageError(f"attack {name!r} is not available: {(IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing)[name]}")

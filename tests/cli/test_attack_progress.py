@@ -14,6 +14,7 @@ import torch
 from click.testing import Result
 
 from fedpriv.attacks.core.doing import doing, now
+from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.controls import controls, negative_control
 from fedpriv.attacks.lab.setting import Setting
@@ -60,7 +61,7 @@ def test_a_long_step_says_how_far_it_is(fedpriv: Callable[..., Result], monkeypa
     monkeypatch.setattr("fedpriv.cli.controls.PULSE", 0.01)
     result = fedpriv("attack", "dlg", "--n", 1)
     assert result.exit_code == 0, result.output
-    assert "s: negative control of dlg, waiting" in result.stderr and "s: positive control of dlg, waiting" in result.stderr
+    assert "s: positive and negative control of dlg, waiting" in result.stderr
     after = result.stderr.rpartition("control of dlg, waiting")[2]
     assert "s: waiting" in after, "also the attack itself, after its controls"
 
@@ -68,10 +69,44 @@ def test_a_long_step_says_how_far_it_is(fedpriv: Callable[..., Result], monkeypa
 @pytest.mark.usefixtures("slow_attack")
 def test_images_are_attacked_with_one_thread(fedpriv: Callable[..., Result], threads: list[int]) -> None:
     assert fedpriv("attack", "dlg", "--n", 1).exit_code == 0
-    assert threads == [1, 1, 1] and torch.get_num_threads() == 2, "two controls and the attack; after it, as before"
+    assert threads == [1, 1] and torch.get_num_threads() == 2, "the controls and the attack; after it, as before"
 
 
-def test_controls_take_one_thread_whoever_asks(threads: list[int], slow_attack: None) -> None:
+def test_both_controls_are_one_batch(fedpriv: Callable[..., Result], slow_attack: list[int]) -> None:
+    assert fedpriv("attack", "dlg", "--n", 1).exit_code == 0
+    assert slow_attack == [4 + 2, 1], "undefended messages and random gradients; then the image"
+
+
+def test_controls_of_an_attack_that_refuses_noise_run_one_after_the_other(
+    slow_attack: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Dlg.run
+
+    def refuses(attack: Dlg, observations: Any, seed: int = 0) -> Any:
+        if len(observations) != 4:
+            raise Inapplicable("noise")
+        return run(attack, observations, seed)
+
+    monkeypatch.setattr(Dlg, "run", refuses)
+    positive, negative = controls(Dlg(), Setting(), 0)
+    assert slow_attack == [4] and negative.passed and negative.sentence == "dlg refused random gradients (noise)"
+    assert positive.name == "positive" and "of 4 undefended images" in positive.sentence
+
+
+def test_texts_are_attacked_with_one_thread(
+    fedpriv: Callable[..., Result], threads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def noted(*given: Any) -> None:
+        threads.append(torch.get_num_threads())
+        raise ZeroDivisionError("far enough")
+
+    monkeypatch.setattr("fedpriv.attacks.text.controls.text_controls", lambda attack, seed: [])
+    monkeypatch.setattr("fedpriv.audit.text.attempts.attempt_text", noted)
+    fedpriv("attack", "tokens", "--n", 1)
+    assert threads == [1] and torch.get_num_threads() == 2
+
+
+def test_controls_take_one_thread_whoever_asks(threads: list[int], slow_attack: list[int]) -> None:
     negative_control(Dlg(), Setting(images=1, side=8))
     assert threads == [1] and torch.get_num_threads() == 2
 
@@ -82,18 +117,19 @@ def threads() -> Iterator[list[int]]:
     torch.set_num_threads(2)
     yield SEEN
     torch.set_num_threads(before)
+    SEEN.clear()
 
 
 SEEN = list[int]()
 
 
 @pytest.fixture
-def slow_attack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """An attack that only waits, and recovers all but noise."""
+def slow_attack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[int]]:
+    """An attack that only waits, and recovers all but noise; how many messages each call got."""
     from fedpriv.attacks.core.reconstruction import Reconstruction
     from fedpriv.attacks.lab.images import default_images
 
-    calls = []
+    calls = list[int]()
 
     def run(attack: Dlg, observations: Any, seed: int = 0) -> Reconstruction:
         SEEN.append(torch.get_num_threads())
@@ -102,12 +138,13 @@ def slow_attack(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Non
             time.sleep(0.1)
         n, shape = len(observations), observations[0].input_shape
         found = default_images(n, seed)[0] if len(calls) > 1 else torch.zeros(n, *shape)
+        if n > 2 and len(calls) == 1:
+            found[:-2] = default_images(n - 2, seed)[0]
         zeros = torch.zeros(n)
         return Reconstruction(found, zeros.long(), zeros, zeros[None], zeros.long(), zeros.long())
 
     monkeypatch.setattr(Dlg, "run", run)
     monkeypatch.setenv("FEDPRIV_CONTROLS", str(tmp_path / "controls"))
     controls.cache_clear()
-    yield
+    yield calls
     controls.cache_clear()
-    SEEN.clear()
