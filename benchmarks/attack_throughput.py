@@ -186,7 +186,7 @@ def command(words: list[str], seed: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as empty:
         done = subprocess.run(
             [sys.executable, "-m", "fedpriv", "attack", *words, "--seed", str(seed), "--json"],
-            stdout=subprocess.PIPE, text=True, check=True, env=environment | {"FEDPRIV_CONTROLS": empty},
+            stdout=subprocess.PIPE, encoding="utf-8", check=True, env=environment | {"FEDPRIV_CONTROLS": empty},
         )  # fmt: skip
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     said = json.loads(done.stdout.splitlines()[-1])

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.api.own_net import OwnNet, cut
+from fedpriv.attacks.api.smooth import is_smooth
 from fedpriv.attacks.api.tensors import Gradient, by_name, check_no_weights
 from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, blank
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.registry import image_attacks
-from fedpriv.attacks.gradients.smooth import is_smooth
 from fedpriv.attacks.lab.attempts import NO_PROMISE, Attacker, attackers, harder, mount, out_of_reach, run_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.same_net import on_same_net

@@ -10,7 +10,6 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import STORE, command, console, send
 from fedpriv.cli.terminal import FilePath
-from fedpriv.config.device import check_device
 
 _PATH = FilePath()
 
@@ -59,6 +58,8 @@ def probe(
              fedpriv probe runs/a --dataset cifar100 --fraction 0.1
     """
     if device is not None:
+        from fedpriv.config.device import check_device
+
         check_device(device)
     from rich.table import Table
 

@@ -16,6 +16,7 @@ from fedpriv.audit.conditions import conditions
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.frontier.search import Replayed, measured
+from fedpriv.models import build_model
 from tests.audit.sample_findings import rate
 from tests.simulation.small import FEW_STEPS, config, play
 
@@ -24,7 +25,9 @@ def evidence_on_texts(*statistics: str) -> Evidence:
     """Of a run on texts with one message, of which statistics were sent besides the model."""
     schema = {f"statistic.{name}": ("F32", (2,)) for name in statistics}
     store = SimpleNamespace(upload=lambda round, client: SimpleNamespace(schema=schema))
-    return cast(Evidence, SimpleNamespace(modalities=("text",), messages=lambda: [(1, 0)], store=store))
+    federation = SimpleNamespace(resident=SimpleNamespace(net=build_model("mlp", (1, 8, 8), 10)))
+    found = SimpleNamespace(modalities=("text",), messages=lambda: [(1, 0)], store=store, federation=federation)
+    return cast(Evidence, found)
 
 
 @pytest.mark.parametrize(("statistics", "holds"), [((), True), (("classes",), True), (("mystery",), False)])

@@ -80,9 +80,9 @@ class Membership:
         attacks: by attack, and by the way to complete the upload where its last layers are hidden.
         not_tried: why other attacks were not tried: they could not be mounted, or their positive control failed.
         controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
-            chance once in a thousand times. FedMIA and the attacks on class centres and running statistics are left out where
-            their own fail. That of the loss threshold is a turn of round 1, since later models were trained on the client's
-            samples in its earlier turns, which affects comparisons of candidates, but not those with shadows; it has none where
+            chance once in a thousand times. FedMIA and the attacks on gradients, class centres and running statistics are left
+            out where their own fail. That of the loss threshold is a turn of round 1, since later models were trained on the
+            client's samples in its earlier turns, which affects comparisons of candidates, but not those with shadows; it has none where
             that download was not kept. It fails where the non-members differ from the members in more than membership.
         positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
             whole model even where the last layers are hidden.
@@ -152,6 +152,8 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     found = counted_once([of_client(evidence, round, client, shadows, seed) for client in clients])
     members = np.concatenate([one.members for one in found])
     kinds = {name: kind for name, kind in found[0].kinds.items() if all(name in one.kinds for one in found)}
+    if REGRESSIONS in kinds and all(np.array_equal(one.scores[REGRESSIONS], one.scores[REGRESSION]) for one in found):
+        del kinds[REGRESSIONS]  # no client sent a message in another kept round
     not_tried = _refused(found)
     must = positive_controls(shadows, seed)
     if RUNNING in kinds:
@@ -162,11 +164,11 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     pooled = {name: np.concatenate([one.control[name] for one in found]) for name in controlled}
     controls = {name: area(values, members, 1 - (1 - SURE) / len(pooled)) for name, values in pooled.items()}
     # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out. Nor are
-    # centres or running statistics of other samples where the server's model has learned members apart in earlier rounds.
+    # centres, gradients or statistics of other samples where the server's model has learned members apart in earlier rounds.
     not_tried |= {
         name: f"its negative control failed: {_on_no_candidate(one)}"
         for name, one in controls.items()
-        if (kinds[name][1] == FEDMIA or kinds[name][0] in ("class centre", RUNNING)) and not _finds_nothing(one)
+        if (kinds[name][1] == FEDMIA or kinds[name][0] in ("class centre", "gradient", RUNNING)) and not _finds_nothing(one)
     }
     tried = [name for name in kinds if name not in not_tried]
     if not tried:
