@@ -115,9 +115,9 @@ def test_controls_take_one_thread_whoever_asks(threads: list[int], slow_attack: 
 def threads() -> Iterator[list[int]]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
+    SEEN.clear()
     yield SEEN
     torch.set_num_threads(before)
-    SEEN.clear()
 
 
 SEEN = list[int]()
