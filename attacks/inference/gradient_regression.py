@@ -12,6 +12,7 @@ What the server knows enters the regression:
   moved with several steps, shows nothing of a single sample.
 * The deviations of its own samples from these means stand for members that are no candidates. The likelihood decides whether they
   are used.
+* Where the client normalises by its batch, the statistics of the attacker's own samples take the place of the batch's.
 * Every tensor is weighted by its error: the known noise and rounding, and a misfit of the first order relative to the tensor's
   gradients, whose size has the largest likelihood.
 
@@ -30,8 +31,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.observation import Observation, batch_norms, copied
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import known_net
 from fedpriv.attacks.gradients.multistep import as_gradient, decay_left_in, rounding
@@ -97,6 +100,7 @@ def gradient_regression(
         raise Inapplicable("no parameter was sent in both directions, so that the message shows no gradient")
     if lacking := set(candidates.labels.tolist()) - set(public.labels.tolist()):
         raise Inapplicable(f"the attacker has no sample of its own of class {min(lacking)}")
+    path = [_normalised(messages[0], point, public) for point in path]
     read, systems = [_Read.of(one) for one in messages], list[list[_Products]]([] for _ in messages)
     for name, rows, entries in _columns(net, names, candidates, public, path, clip):
         gram: Tensor | None = None
@@ -106,6 +110,21 @@ def gradient_regression(
             system.append(products)
     shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
     return [_scores(one, len(candidates), len(public), shares, by.gradient) for one, by in zip(systems, read, strict=True)]
+
+
+@torch.no_grad()
+def _normalised(message: Observation, weights: Mapping[str, Tensor], public: Labelled) -> Mapping[str, Tensor]:
+    """The weights and buffers, where the client normalised by its batch (BatchNorm) with the statistics of the public samples in
+    place of the running ones: so the gradients of samples do not depend on each other."""
+    if not batch_norms(message.net):
+        return weights
+    net, found = copied(message.net), {name: tensor.clone() for name, tensor in weights.items()}
+    net.eval()
+    for module in net.modules():
+        if isinstance(module, _BatchNorm):
+            module.train().momentum = 1.0
+    functional_call(net, found, (public.joined(public.inputs),))
+    return found
 
 
 def _columns(

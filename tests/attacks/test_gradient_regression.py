@@ -5,6 +5,7 @@ The clients' messages are made by torch's own SGD, and the coefficients are thos
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from operator import itemgetter
 
@@ -177,6 +178,33 @@ def test_gradients_that_dp_sgd_clipped_are_regressed_on_clipped_ones() -> None:
     message = replace(trained(net(), chosen(MEMBERS)), shared=shared)
     scores = of(message, clip=clip)
     assert scores[MEMBERS].min() > 0 > scores[~MEMBERS].max()
+
+
+class Normalised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(INPUTS, 30), nn.BatchNorm1d(30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = F.gelu(self.norm(self.first(x)))
+        return found
+
+
+def test_a_batch_that_was_normalised_is_read_by_the_statistics_of_public_samples() -> None:
+    """The received running statistics are those of a net that saw no sample, and mislead."""
+    torch.manual_seed(0)
+    victim, members = SplitNet(Normalised(), nn.Linear(30, CLASSES)).train(), chosen(MEMBERS)
+    start = {name: tensor.clone() for name, tensor in victim.state_dict().items() if tensor.is_floating_point()}
+    loss = F.cross_entropy(victim(3 * members.inputs[""]), members.labels)
+    gradient = dict(zip(dict(victim.named_parameters()), torch.autograd.grad(loss, list(victim.parameters())), strict=True))
+    message = Observation(
+        gradient, "gradient", start, blank(victim), (INPUTS,), CLASSES, ThreatModel(), num_examples=N, schedule=Schedule(lr=1.0)
+    )
+    scaled = [replace(one, inputs={"": 3 * one.inputs[""]}) for one in (CANDIDATES, samples(8 * N, 2))]
+    (scores,) = gradient_regression([message], *scaled, [start])
+    evaluated = replace(message, net=copy.deepcopy(message.net).eval())
+    (misled,) = gradient_regression([evaluated], *scaled, [start])
+    assert roc_auc_score(MEMBERS, scores) > max(0.8, roc_auc_score(MEMBERS, misled) + 0.05)
 
 
 def test_several_steps_are_told_apart_to_first_order() -> None:
