@@ -82,8 +82,9 @@ class Membership:
         controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
             chance once in a thousand times. FedMIA and the attacks on gradients, class centres and running statistics are left
             out where their own fail. That of the loss threshold is a turn of round 1, since later models were trained on the
-            client's samples in its earlier turns, which affects comparisons of candidates, but not those with shadows; it has none where
-            that download was not kept. It fails where the non-members differ from the members in more than membership.
+            client's samples in its earlier turns, which affects comparisons of candidates, but not those with shadows; it has
+            none where that download was not kept. It fails where the non-members differ from the members in more than
+            membership.
         positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
             whole model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
