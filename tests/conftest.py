@@ -26,6 +26,10 @@ EXTRAS = {"deploy": "flwr", "cluster": "ray"}
 gc.disable()  # until all tests are collected: what is imported by then stays
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--store", action="store_true", help="store the audits of tests/fingerprints in place of those there are")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Controls of this session, which its processes share: no test reads what an earlier session or the user has kept."""
     if "PYTEST_XDIST_WORKER" not in os.environ:

@@ -24,6 +24,7 @@ from typing import Any, cast
 import click
 import torch
 import yaml
+from against_peers import sections
 from on_clients import on_clients
 from on_messages import SEED, after_epochs, defended, on_images, on_text, spear
 
@@ -240,8 +241,8 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         *published["meaning"],
         "An image is recovered where its mean squared error, clipped to [0, 1], is below 1e-2. In brackets: the 95 % Wilson "
         "interval, as if images were independent; those behind one message are not. Each message has a net of its own, but as "
-        "noted. PSNR: of all images, the median and the best. No net here has BatchNorm. CPU seconds: one thread, on a machine "
-        "with other jobs.",
+        "noted. PSNR: of all images, the median and the best. But for the last four sections, no net here has BatchNorm. CPU "
+        "seconds: one thread, on a machine with other jobs.",
     ]
     images = "row | images | net | pixels a side | behind a message | local steps | BatchNorm | recovered | PSNR, dB | CPU s"
 
@@ -312,7 +313,8 @@ def render(folder: Path, published: dict[str, Any]) -> str:
     parts.append(
         f"{len(found)} results, {seconds / 60:.0f} CPU minutes in all. Commits: {', '.join(commits) or '–'}. Seed {SEED}."
     )
-    return "\n\n".join(" ".join(part.split("\n")) if "|" not in part and "* " not in part else part for part in parts) + "\n"
+    lines = [" ".join(part.split("\n")) if "|" not in part and "* " not in part else part for part in parts]
+    return "\n\n".join([*lines, *sections(folder)]) + "\n"
 
 
 def write_report(folder: Path, report: Path) -> None:
