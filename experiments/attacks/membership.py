@@ -94,6 +94,7 @@ def measure(data_dir: str) -> list[dict[str, Any]]:
         if not list(Path(data_dir, name).glob("train*.parquet")):
             raise UsageError(f"{data_dir} has no {name}/train.parquet, which this table is measured on")
     rows = [_measured(name, data_dir) for name in SETTINGS]
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
     save_json(RESULT, {"commit": COMMIT, "shadows": SHADOWS, "rows": rows})
     return rows
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from fedpriv.attacks.core.observation import ThreatModel
-from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.per_sample import Labelled
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array
@@ -41,14 +40,14 @@ def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: 
 
 
 def over_rounds(evidence: Evidence, client: int, pool: Candidates, last: tuple[Array, Array]) -> tuple[Array, Array]:
-    """As :func:`by_gradients`, from the client's messages of all kept rounds: the sums of the rounds' scores.
+    """As :func:`by_gradients`, the sums of the scores of all kept rounds of the client, which may be the last one alone.
 
     Args:
         pool: candidates for the last kept round, up to which no client trained on its non-members.
         last: what :func:`by_gradients` found in that round.
 
     Raises:
-        Inapplicable: there is no message of another round, or the attack does not apply to one of them.
+        Inapplicable: the attack does not apply to one of the messages.
     """
     found, behind = [last], evidence.behind(evidence.store.rounds()[-1], client)
     kept = [one for one in evidence.store.rounds() if client in evidence.store.clients(one)]
@@ -57,8 +56,6 @@ def over_rounds(evidence: Evidence, client: int, pool: Candidates, last: tuple[A
         own = own_turn(evidence, round, pool, message.parts)
         if own is not None and is_finite(message.uploaded):
             found.append(by_gradients(evidence, message, own, pool))
-    if len(found) < 2:
-        raise Inapplicable("it needs the client's messages of two rounds")
     scores, control = (np.sum(values, axis=0) for values in zip(*found, strict=True))
     return scores, control
 
