@@ -67,6 +67,7 @@ def test_members_are_found_whatever_was_done_to_the_message(
     assert found.attacks[REGRESSION].auc.value > least, found.not_tried
 
 
+@pytest.mark.slow
 def test_several_rounds_tell_more_than_the_last(tmp_path: Path) -> None:
     strong = {"name": "gaussian", "variance": 1e-7}
     options: dict[str, Any] = {
@@ -81,6 +82,7 @@ def test_several_rounds_tell_more_than_the_last(tmp_path: Path) -> None:
     assert REGRESSIONS in found.controls and not found.failed_controls
 
 
+@pytest.mark.slow
 def test_the_message_of_another_client_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(tmp_path / "run", "fedavg", **ONE_STEP)
     run = Evidence(tmp_path / "run")
@@ -96,6 +98,7 @@ def test_the_message_of_another_client_shows_nothing(tmp_path: Path, monkeypatch
     assert found.low < 0.5 < found.high
 
 
+@pytest.mark.slow
 def test_of_one_kept_message_there_is_nothing_to_add_up(tmp_path: Path) -> None:
     play(tmp_path / "run", "fedavg", **{**ONE_STEP, "train.rounds": 2, "wire.keep_payloads": "all"})
     run = Evidence(tmp_path / "run")
@@ -104,6 +107,7 @@ def test_of_one_kept_message_there_is_nothing_to_add_up(tmp_path: Path) -> None:
     assert REGRESSION in found.attacks and REGRESSIONS not in {*found.attacks, *found.not_tried}
 
 
+@pytest.mark.slow
 def test_a_loss_without_labels_is_named_as_the_reason(tmp_path: Path) -> None:
     few: dict[str, Any] = {"model.name": None, "data.limit": 60, "data.clients": 3, "train.participation": 1.0}
     found = attacked(tmp_path / "run", "l-dawa", **few)
