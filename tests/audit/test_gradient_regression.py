@@ -26,6 +26,7 @@ def attacked(folder: Path, method: str = "fedavg", clients: int = 1, **overrides
     return membership(run, last, run.whole_clients(last)[:clients], shadows=4)
 
 
+@pytest.mark.slow
 def test_members_of_one_step_are_found_where_no_other_attack_finds_them(tmp_path: Path) -> None:
     found = attacked(tmp_path / "run")
     assert found.attacks[REGRESSION].auc.value > 0.99 and REGRESSION not in found.failed_controls

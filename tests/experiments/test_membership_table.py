@@ -23,7 +23,7 @@ def module() -> ModuleType:
 
 
 def test_without_the_data_it_says_what_is_missing(module: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no fashion_mnist/train.parquet"):
+    with pytest.raises(UsageError, match=r"no fashion_mnist/train\.parquet"):
         module.measure(str(tmp_path))
 
 
