@@ -231,7 +231,7 @@ def refused(attacks: Sequence[Mapping[str, Any]]) -> str:
 def render(folder: Path, published: dict[str, Any]) -> str:
     """The report of the stored results whose config is that of a row."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
-    found = [one for one in found if one["row"] in ROWS and one["config"] == ROWS[one["row"]].config]
+    found = [one for one in found if one.get("row") in ROWS and one["config"] == ROWS[one["row"]].config]
     order = list(ROWS)
     found.sort(key=lambda one: (order.index(one["row"]), one["images"]))
     parts = [
