@@ -234,7 +234,7 @@ def main() -> None:
             print(f"K={clients:3} {name:16} left out: {why}")
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if failed:
         sys.exit("a promise is not kept: " + "; ".join(failed))
 
@@ -242,7 +242,7 @@ def main() -> None:
 def in_fresh_process(what: str, clients: int, *more: str) -> Any:
     """One cell, in a child of this process, which imports nothing big: a child's ``ru_maxrss`` starts from its parent's."""
     command = [sys.executable, __file__, "--here", what, str(clients), *more]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8")
     return json.loads(done.stdout)
 
 

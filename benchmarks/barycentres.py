@@ -116,7 +116,7 @@ def main() -> None:
     if options.json:
         found = {"benchmark": "barycentres", **facts(("fedpriv", "torch", "POT")), "repeats": options.repeats}
         shape = {"clients": len(vectors), "entries": vectors.shape[1], "neurons": neurons}
-        options.json.write_text(json.dumps(found | {"tensor": shape, "readings": rows}, indent=1) + "\n")
+        options.json.write_text(json.dumps(found | {"tensor": shape, "readings": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def cpu_seconds() -> float:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if os.readlink(process / "ns/net") == here:
-                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                fields = (process / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
                 ticks += sum(map(int, fields[11:15]))
         except OSError:  # it has ended
             continue
@@ -127,7 +127,7 @@ def main() -> None:
         print(f"{workload} Ray over forked: {extra} CPU s a round")
         missed += [f"{workload}: {extra['median']} CPU s a round over forked workers"] * (extra["median"] > OVERHEAD)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if missed:
         sys.exit(f"more than {OVERHEAD} s: " + "; ".join(missed))
 

@@ -139,7 +139,8 @@ def main() -> None:
     if args.json:
         args.json.write_text(
             json.dumps({**facts(["torch", "fedpriv"]), "device": args.device, "cases": len(results), "failed": failed}, indent=1)
-            + "\n"
+            + "\n",
+            encoding="utf-8",
         )
     sys.exit(bool(failed))
 

@@ -45,7 +45,7 @@ def play(grid: Any, context: Any) -> None:
         assert len(answers) == CLIENTS, answers
         times.append(time.monotonic() - began)
     draft = Path(f"{context.run_config['out']}.new")
-    draft.write_text(json.dumps(times[1:]))
+    draft.write_text(json.dumps(times[1:]), encoding="utf-8")
     draft.rename(str(context.run_config["out"]))
 
 
@@ -73,8 +73,8 @@ def measure(ours: bool, exchanges: int, place: Path) -> list[float]:
     home = make(place / "deployment", CLIENTS, "127.0.0.1", port, inner_port=port)
     for number in range(CLIENTS):
         file = home.client_file(number)
-        text = file.read_text().replace("  share: own", "  share: dealt")
-        file.write_text(text if ours else text.replace("poll: 1", f"poll: {FLOWERS_POLL:g}"))
+        text = file.read_text(encoding="utf-8").replace("  share: own", "  share: dealt")
+        file.write_text(text if ours else text.replace("poll: 1", f"poll: {FLOWERS_POLL:g}"), encoding="utf-8")
     server = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom flwr.serverapp import ServerApp\n"
     server += "from exchange import play\n\napp = ServerApp()\napp.main()(play)\n"
     options = b'request = ""\nours = false\nexchanges = 1\nout = ""\n'
@@ -90,9 +90,11 @@ def measure(ours: bool, exchanges: int, place: Path) -> list[float]:
         while not out.exists():
             look()
             if time.monotonic() > until:
-                sys.exit(f"the server's app did not end in time; {home.log} says why:\n{home.log.read_text()[-3000:]}")
+                sys.exit(
+                    f"the server's app did not end in time; {home.log} says why:\n{home.log.read_text(encoding='utf-8')[-3000:]}"
+                )
             time.sleep(0.2)
-    return list(json.loads(out.read_text()))
+    return list(json.loads(out.read_text(encoding="utf-8")))
 
 
 def main() -> None:
@@ -112,7 +114,7 @@ def main() -> None:
     if options.json:
         about = facts(["fedpriv", "flwr"])
         found |= {"clients": CLIENTS, "exchanges": options.exchanges, "over_flowers_poll": ratio}
-        options.json.write_text(json.dumps({"benchmark": "exchange", **about, **found}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"benchmark": "exchange", **about, **found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,9 @@ def main() -> None:
     print(f"{seconds} s CPU on {about['processor']}, load {about['load_average']}, Python {about['python']}, {about['versions']}")
     if options.json:
         given = {"stride": options.stride, "flips": options.flips, "seed": options.seed, "cpu_seconds": seconds}
-        options.json.write_text(json.dumps({"benchmark": "faults", **about, **given, **results}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"benchmark": "faults", **about, **given, **results}, indent=1) + "\n", encoding="utf-8"
+        )
     if examples:
         sys.exit("\n".join(["a promise is not kept:", *examples[:30]]))
 
@@ -271,12 +273,12 @@ def attacked(folder: Path) -> dict[str, Any]:
 
 def audited(folder: Path) -> dict[str, Any]:
     """What an audit reads before it attacks, and what it says of the labels in each message."""
-    from fedpriv.audit.membership.label_leaks import labels_of
+    from fedpriv.audit.membership.label_leaks import findings_of, labels_of
     from fedpriv.audit.run_audit import _facts, check
 
     evidence, summary = check(folder)
     evidence.verify()
-    labels = [labels_of(evidence, round, client) for round, client in evidence.messages()]
+    labels = findings_of([labels_of(evidence, round, client) for round, client in evidence.messages()])
     facts = _facts(evidence, summary)
     facts["config_yaml"] = evidence.config.fingerprint()  # what decides no number, such as where it is tracked, may be edited
     return {"facts": facts, "labels": json.loads(json.dumps(labels)), "seen": attacked(folder)}

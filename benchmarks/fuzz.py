@@ -110,7 +110,7 @@ def main() -> None:
         counted = {name: {outcome: found[outcome] for outcome in OUTCOMES} for name, found in counts.items()}
         results = {"benchmark": "fuzz", **about, "messages": options.messages, "seed": options.seed, "counts": counted}
         results |= {"slowest_ms": round(slowest * 1e3, 1), "cases": [case.name for case in played]}
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if total["wrong"] or total["crashed"]:
         sys.exit("\n".join(["a promise is not kept:", *examples]))
 

@@ -89,7 +89,9 @@ def main() -> None:
             print(" ".join(f"{name} {value}" for name, value in found[-1].items()), flush=True)
     gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
     if args.json:
-        args.json.write_text(json.dumps({**facts(["torch", "fedpriv"]), "gpu": gpu, "cases": found}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({**facts(["torch", "fedpriv"]), "gpu": gpu, "cases": found}, indent=1) + "\n", encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

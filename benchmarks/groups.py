@@ -62,7 +62,7 @@ def main() -> None:
                 print(f"{parameters} parameters, {method}, batch {batch}: {found['median']:.2f} ({found['min']}-{found['max']})")
     results = {"benchmark": "groups", **facts(("fedpriv", "torch")), "rounds": options.rounds, "rows": rows}
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def main() -> None:
     results |= {"cpu_seconds_per_participant": seconds, "ratio_to_fewest": ratios}
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if (most := max(ratio["median"] for ratio in ratios.values())) > LIMIT:
         sys.exit(f"missed: {most:.2f} times the time per participant, above {LIMIT}")
 

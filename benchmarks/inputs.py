@@ -132,7 +132,7 @@ def main() -> None:
             "wrong": wrong,
             "accepted": accepted,
         }
-        output.write_text(json.dumps(stored, indent=1) + "\n")
+        output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     if wrong:
         sys.exit(f"{len(wrong)} are wrong")
 

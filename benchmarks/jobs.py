@@ -41,10 +41,12 @@ def seconds(jobs: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "paper", "experiment.yaml")
         file.parent.mkdir()
-        file.write_text(EXPERIMENT)
+        file.write_text(EXPERIMENT, encoding="utf-8")
         command = [sys.executable, "-m", "fedpriv", "experiment", "run", str(file), "--jobs", str(jobs)]
         began = time.monotonic()
-        done = subprocess.run([*command, "--runs-dir", folder], cwd=folder, capture_output=True, text=True, env=dict(os.environ))
+        done = subprocess.run(
+            [*command, "--runs-dir", folder], cwd=folder, capture_output=True, text=True, env=dict(os.environ), encoding="utf-8"
+        )
         if done.returncode:
             sys.exit(done.stderr)
         return time.monotonic() - began
@@ -64,7 +66,7 @@ def main() -> None:
           f"{results['one_job_seconds']['median']:.0f} and {results['two_jobs_seconds']['median']:.0f} s")  # fmt: skip
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if ratio["median"] < AT_LEAST:
         sys.exit(f"a promise is not kept: {ratio['median']:.2f} is less than {AT_LEAST}")
 

@@ -116,8 +116,10 @@ class Killer:
 
 def children(pid: int) -> list[int]:
     """The processes that a process has started, and that have not ended."""
-    found = [one for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
-    return [int(one) for one in found if Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split()[0] != "Z"]
+    found = [one for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text(encoding="utf-8").split()]
+    return [
+        int(one) for one in found if Path(f"/proc/{one}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+    ]
 
 
 def play(home: Any, link: Any, run_dir: Path, config: Any, clients: int, look: Callable[[], None], killer: Killer) -> str | None:
@@ -206,7 +208,10 @@ def main() -> None:
         home = make(Path(place) / "deployment", options.clients, "127.0.0.1", port, inner_port=port)
         for number in range(options.clients):
             file = home.client_file(number)
-            file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
+            file.write_text(
+                file.read_text(encoding="utf-8").replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"),
+                encoding="utf-8",
+            )
         with all_here(home) as (link, look, keepers):
             killer = Killer(random.Random(options.seed), keepers, options.spread, options.kills, began + 60 * options.minutes)
             while killer.left:
@@ -228,7 +233,7 @@ def main() -> None:
     if options.json:
         given = {name: getattr(options, name) for name in ("clients", "rounds", "spread", "seed")}
         options.json.write_text(
-            json.dumps({"benchmark": "kills", **about, **given, "seconds": seconds, **results}, indent=1) + "\n"
+            json.dumps({"benchmark": "kills", **about, **given, "seconds": seconds, **results}, indent=1) + "\n", encoding="utf-8"
         )
     if results["lost"] or results["twice"] or results["differing"]:
         sys.exit("a promise is not kept")

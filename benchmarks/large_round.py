@@ -86,7 +86,9 @@ def main() -> None:
             cells = {}
             for how, word in (("matrix", "no"), ("columns", "yes")):
                 command = [sys.executable, __file__, "--clients", str(options.clients), "--here", method, word, f"{folder}/{how}"]
-                cells[how] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+                cells[how] = json.loads(
+                    subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8").stdout
+                )
             one, other = (torch.load(f"{folder}/{how}").double() for how in ("matrix", "columns"))
             cells["difference"] = float((one - other).norm() / one.norm())
             results["merges"][name] = cells
@@ -98,7 +100,7 @@ def main() -> None:
                 failed.append(f"{name}: {cells['columns']['more_gib']} GiB")
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if failed:
         sys.exit("a promise is not kept: " + "; ".join(failed))
 

@@ -85,7 +85,7 @@ def main() -> None:
     results |= {"cpu_seconds_per_round": seconds, "ratio_to_fedavg": ratios, "best_over_best": round(own / base, 3)}
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}, {data}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if own / base > LIMIT:
         sys.exit(f"missed: above {LIMIT}")
 

@@ -55,7 +55,7 @@ def main() -> None:
             print(f"{said}; alone {alone['median']:.1f} ms a text", flush=True)
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def _version(package: str) -> str | None:
 def _commit() -> str | None:
     command = ["git", "describe", "--always", "--dirty", "--exclude=*"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parent, encoding="utf-8")
     except OSError:
         return None
     return done.stdout.strip() or None

@@ -420,7 +420,7 @@ def main() -> None:
             missed += [f"{name} two workers below {TWO_CORES[name]}"] * (cores["median"] < TWO_CORES[name])
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}, {data}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if missed:
         sys.exit(f"missed: {'; '.join(missed)}")
 

@@ -215,7 +215,7 @@ def main() -> None:
             failed += [f"{case}: time {slow:.3f}"] if slow > GROWTH else []
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}, {data}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if failed:
         sys.exit(f"not flat (more than {GROWTH} times that of {counts[0]} clients): " + "; ".join(failed))
 
@@ -225,7 +225,9 @@ def in_fresh_process(case: str, counts: list[int], repeats: int, data_dir: Path 
     command = [sys.executable, __file__, "--here", "--case", case, "--repeats", str(repeats)]
     command += [part for clients in counts for part in ("--clients", str(clients))]
     command += ["--data-dir", str(data_dir)] if data_dir else []
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, encoding="utf-8"
+    )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

@@ -91,7 +91,11 @@ def measured(code: str) -> tuple[float, float, int]:
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**environment, "OMP_NUM_THREADS": "1"}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        encoding="utf-8",
     )
     after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - began
     if done.returncode:
@@ -105,7 +109,7 @@ def wait_for_copies(folder: Path) -> None:
     deadline = time.monotonic() + 300
     for run in {file.parent for file in (folder / "tracked").glob("*/*/run.json")}:
         copied = run / "tracking.json"
-        while '"FINISHED"' not in (copied.read_text() if copied.exists() else ""):
+        while '"FINISHED"' not in (copied.read_text(encoding="utf-8") if copied.exists() else ""):
             if time.monotonic() > deadline:
                 sys.exit(f"{run} was not sent to MLflow")
             time.sleep(0.1)
@@ -143,7 +147,7 @@ def main() -> None:
     results = {"benchmark": "start", **facts(("fedpriv", "torch")), "repeats": options.repeats, "commands": rows}
     print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -15,10 +15,10 @@ from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method
-from fedpriv.models.net import Net
+from fedpriv.models.net import Net, norms_with_statistics
 from fedpriv.models.order import Order, order_of
 from fedpriv.models.state import carried
-from fedpriv.parameters import ParameterSpace
+from fedpriv.parameters import RUNNING, ParameterSpace, constant_buffers
 from fedpriv.privacy.canaries import Canaries
 from fedpriv.samples import Modality
 from fedpriv.seeding import generator, global_rng
@@ -54,6 +54,7 @@ class Agreement:
         initial: ``(p,)`` the initial model, drawn from the seed.
         declared: what the server is told of the clients' data.
         order: of the net's layers.
+        constants: persistent buffers of floats that training does not change, by name: each side has them of its own net.
     """
 
     config: RunConfig
@@ -62,6 +63,7 @@ class Agreement:
     initial: Tensor
     declared: Declared
     order: Order
+    constants: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def linear(self) -> tuple[str, ...]:
@@ -139,6 +141,7 @@ def agree(
     net = drawn("initial")
     space = ParameterSpace.of(net)
     _check_state(net, space)
+    _check_finite(net, space)
     order = order_of(net)
     context = Context(
         config=config,
@@ -148,10 +151,7 @@ def agree(
         new_row=lambda label: space.row_of(drawn(label)),
         generator=lambda purpose: generator(config.seed, purpose),
         norms=frozenset(
-            f"{where}.{name}"
-            for where, module in net.named_modules()
-            if isinstance(module, _BatchNorm)
-            for name in module.state_dict()
+            f"{where}.{name}" for where, module in norms_with_statistics(net).items() for name in module.state_dict()
         ),
         layers=order.layers,
         apart=order.apart,
@@ -162,7 +162,8 @@ def agree(
     )
     net = net.to(device)
     method = build_method(config, context)
-    return Agreement(config, method, tuple(transforms), space.row_of(net), declared, order), net
+    constants = constant_buffers(net)
+    return Agreement(config, method, tuple(transforms), space.row_of(net), declared, order, constants), net
 
 
 def _check_state(net: Net, space: ParameterSpace) -> None:
@@ -180,7 +181,23 @@ def _check_state(net: Net, space: ParameterSpace) -> None:
                 f"{does}, and it is part of each client's state: what is assigned is not, and would go from client to client; "
                 "change it in place, as in weight.data.copy_(new)"
             )
+        if name in net.state_dict() and dict(net.named_buffers())[name].is_floating_point():
+            last = name.rpartition(".")[2]
+            raise UsageError(
+                f"{name}: training changes this buffer, and of buffers only running statistics are averaged over the clients; if "
+                f"their mean is right for it, name it {RUNNING}{last} and change it in place; otherwise make it a parameter "
+                "that is learnt, or leave out what keeps it"
+            )
         raise UsageError(
             f"{does}, and may compute with it, but it belongs to no client's state and would go from client to client; make it a "
-            "persistent buffer of floats that is changed in place"
+            f"persistent buffer of floats that is changed in place and whose name begins with {RUNNING}, if the clients' mean is "
+            "right for it, or leave it out"
         )
+
+
+def _check_finite(net: Net, space: ParameterSpace) -> None:
+    """Check that the initial model can be sent: what is not finite is refused on arrival, in any round."""
+    tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    if (name := next((one for one in space.names if not bool(tensors[one].isfinite().all())), None)) is not None:
+        what = "make a constant a buffer of another name" if space[name].kind == "buffer" else "give it initial values"
+        raise UsageError(f"{name} of the net is not finite before training, so it cannot be sent; {what}")

@@ -102,7 +102,7 @@ def save_json(path: Path, values: Mapping[Any, Any]) -> None:
 def load_json(path: Path) -> dict[str, Any]:
     """Read a JSON mapping; :class:`Damaged` where it is missing, truncated, altered or something else."""
     try:
-        values = json.loads(path.read_text())
+        values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise Damaged(f"{path} is damaged or missing: {error}") from None
     except RecursionError:

@@ -82,7 +82,8 @@ class Context:
         projection_dim: width k of ``Outputs.projection``.
         new_row: label (e.g. a client id) -> an initial model row ``(p,)`` drawn for it.
         generator: purpose -> a fresh random generator of the run.
-        norms: names of the tensors of BatchNorm layers, by module type: scales, shifts and running statistics.
+        norms: names of the tensors of BatchNorm layers, and of InstanceNorm with running statistics, by module type: scales,
+            shifts and these statistics.
         layers: the net's parameter names in forward order (:mod:`fedpriv.models.order`).
         apart: those of ``layers`` that the logits do not depend on. They come first, and do not count as layers.
         masked: names of the net's tensors that no client sends, because a mask removes them.

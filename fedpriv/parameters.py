@@ -3,8 +3,10 @@
 Clients train on *views* of a row, the server merges rows, and messages consist of a row's named views; so tensors are never
 flattened or copied one by one.
 
-The row holds the parameters and the floating-point buffers (BatchNorm's running statistics). Integer buffers (counters) stay in
-the net; they are neither sent nor averaged.
+The row holds the parameters and the floating-point buffers that training changes and of which the clients' mean is right: running
+statistics, whose names begin with ``running_`` as those of torch's BatchNorm. The vectors u and v of spectral norms are in it,
+too, and computed anew from a merged weight. All other buffers (masks, tables, counters) stay in the net, and are neither sent nor
+averaged.
 """
 
 from __future__ import annotations
@@ -15,9 +17,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm as _SpectralNormHook
 
 Kind = Literal["weight", "bias", "buffer"]
 _KINDS: tuple[Kind, ...] = ("weight", "bias", "buffer")
+RUNNING = "running_"
+"""How the names of buffers begin that are averaged over the clients."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,63 @@ class Entry:
     kind: Kind
 
 
+@dataclass(frozen=True)
+class SpectralNorm:
+    """A weight that is divided by its largest singular value, computed as ``u^T W v`` of two buffers (Miyato et al. 2018).
+
+    Attributes:
+        weight, u, v: names of the weight before the division and of the two vectors.
+        dim: the dimension of the weight that is the rows of the matrix W.
+    """
+
+    weight: str
+    u: str
+    v: str
+    dim: int
+
+
+def spectral_norms(net: nn.Module) -> tuple[SpectralNorm, ...]:
+    """Those of torch's ``spectral_norm`` in a net, in either of its forms, of weights that are trained.
+
+    Left out are those of a weight that another parametrisation makes first, or that is tied to one of another name.
+    """
+    found, trained = [], {name for name, parameter in net.named_parameters() if parameter.requires_grad}
+    for where, module in net.named_modules():
+        prefix = f"{where}." if where else ""
+        parametrised = getattr(module, "parametrizations", {})
+        for name, steps in parametrised.items():
+            if isinstance(first := steps[0], _SpectralNorm) and hasattr(first, "_u"):
+                inside = f"{prefix}parametrizations.{name}"
+                found.append(SpectralNorm(f"{inside}.original", f"{inside}.0._u", f"{inside}.0._v", first.dim))
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, _SpectralNormHook):
+                name = prefix + hook.name
+                found.append(SpectralNorm(f"{name}_orig", f"{name}_u", f"{name}_v", hook.dim))
+    return tuple(norm for norm in found if norm.weight in trained)
+
+
+def changing_buffers(net: nn.Module) -> frozenset[str]:
+    """Names of a net's buffers that are part of its state: persistent floating-point ones that training may change."""
+    of_norms = {name for norm in spectral_norms(net) for name in (norm.u, norm.v)}
+    stored = net.state_dict(keep_vars=True)
+    return frozenset(
+        name
+        for name, buffer in net.named_buffers(remove_duplicate=False)
+        if name in stored and buffer.is_floating_point() and (name in of_norms or name.rpartition(".")[2].startswith(RUNNING))
+    )
+
+
+def constant_buffers(net: nn.Module) -> dict[str, Tensor]:
+    """Copies of a net's persistent floating-point buffers that are no part of its state, by name."""
+    stored, changing = net.state_dict(keep_vars=True), changing_buffers(net)
+    buffers = net.named_buffers()
+    return {
+        name: buffer.detach().cpu().clone()
+        for name, buffer in buffers
+        if name in stored and buffer.is_floating_point() and name not in changing
+    }
+
+
 def layer_of(name: str) -> str:
     """The layer of a parameter: the module that owns it, also where ``torch.nn.utils.parametrize`` keeps it in one of its own."""
     return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
@@ -47,8 +110,9 @@ class ParameterSpace:
     Entries are ordered by role, and inside a role by kind, so that a role, or a role's weights, are one slice.
     """
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[Entry], spectral: Iterable[SpectralNorm] = ()) -> None:
         self.entries = tuple(entries)
+        self.spectral = tuple(spectral)
         self._by_name = {entry.name: entry for entry in self.entries}
         self.size = self.entries[-1].stop if self.entries else 0
 
@@ -56,17 +120,17 @@ class ParameterSpace:
     def of(cls, net: nn.Module) -> ParameterSpace:
         """The space of a net whose children are its roles (``encoder.conv1.weight`` has the role ``encoder``).
 
-        Parameters without gradient are constants known to all parties, such as a pretrained encoder under LoRA. They are neither
-        trained nor sent, and not part of the space; nor are buffers that are not persistent.
+        Parameters without gradient, and buffers that training does not change, are constants known to all parties, such as a
+        pretrained encoder under LoRA, or a mask. They are neither trained nor sent, and not part of the space.
         """
         found: list[tuple[str, Kind, str, Tensor]] = []
-        stored = net.state_dict(keep_vars=True)
+        changing = changing_buffers(net)
         for name, parameter in net.named_parameters():
             if not parameter.requires_grad:
                 continue
             found.append((name.split(".")[0], "weight" if parameter.ndim > 1 else "bias", name, parameter))
         for name, buffer in net.named_buffers():
-            if buffer.is_floating_point() and name in stored:
+            if name in changing:
                 found.append((name.split(".")[0], "buffer", name, buffer))
         roles = [name for name, _ in net.named_children()]
         found.sort(key=lambda item: (roles.index(item[0]), _KINDS.index(item[1])))
@@ -74,7 +138,7 @@ class ParameterSpace:
         for role, kind, name, tensor in found:
             entries.append(Entry(name, tensor.shape, start, start + tensor.numel(), role, kind))
             start += tensor.numel()
-        return cls(entries)
+        return cls(entries, spectral_norms(net))
 
     def __getitem__(self, name: str) -> Entry:
         return self._by_name[name]
@@ -149,6 +213,24 @@ class ParameterSpace:
         state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
         with torch.no_grad():
             return torch.cat([state[entry.name].reshape(-1) for entry in self.entries]).clone()
+
+    @torch.no_grad()
+    def renew_spectral_norms(self, row: Tensor) -> None:
+        """Make u and v of every spectral norm the first singular vectors of its weight in ``row`` ``(p,)``, which is changed.
+
+        Of unit vectors of several clients the mean is shorter than one, and ``u^T W v`` of it too small.
+        """
+        for norm in self.spectral:
+            matrix = self.view(row, norm.weight).cpu().double().movedim(norm.dim, 0).flatten(1)
+            wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+            gram = wide @ wide.T
+            if not gram.numel() or not gram.isfinite().all() or not gram.any():
+                continue  # there is no largest singular value, or none above zero
+            left = torch.linalg.eigh(gram).eigenvectors[:, -1]
+            right = torch.nn.functional.normalize(wide.T @ left, dim=0)
+            u, v = (left, right) if wide is matrix else (right, left)
+            self.view(row, norm.u).copy_(u)
+            self.view(row, norm.v).copy_(v)
 
     def bind(self, net: nn.Module, row: Tensor, grad: Tensor | None = None) -> None:
         """Make the net's state (and, given ``grad`` ``(p,)``, its gradients) views of the rows."""

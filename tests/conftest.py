@@ -6,6 +6,7 @@ import gc
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 
+EXTRAS = {"deploy": "flwr", "cluster": "ray"}
+"""Extra -> the package that it brings."""
+
 gc.disable()  # until all tests are collected: what is imported by then stays
 
 
@@ -28,6 +32,14 @@ def pytest_configure(config: pytest.Config) -> None:
         controls = tempfile.TemporaryDirectory(prefix="fedpriv-controls-")
         os.environ["FEDPRIV_CONTROLS"] = controls.name
         config.add_cleanup(controls.cleanup)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need an extra are skipped without it."""
+    for item in items:
+        for mark in item.iter_markers("extra"):
+            if find_spec(EXTRAS[mark.args[0]]) is None:
+                item.add_marker(pytest.mark.skip(reason=f"needs an extra: uv run --extra {mark.args[0]} pytest"))
 
 
 def pytest_collection_finish() -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.metrics import precision_recall_fscore_support
 
-from fedpriv.evaluation.protocols import global_summary
+from fedpriv.evaluation.protocols import MOST_CLASSES, confusion_of, global_summary
 from fedpriv.plots.confusion import confusion_report, draw_confusion
 from fedpriv.simulation.simulation import Simulation
 from tests.marks import quick_first
@@ -27,6 +30,35 @@ def test_what_is_stored_of_it() -> None:
         ],
         "confusion": [[3, 1], [2, 4]],
     }
+
+
+def test_of_many_classes_it_holds_what_occurs_alone(tmp_path: Path) -> None:
+    """Numbers as scikit-learn's; memory and file grow with the samples, not with the square of the classes."""
+    draw, classes = np.random.default_rng(0), 100_000
+    labels = draw.integers(0, classes, 3000)
+    predicted = np.where(draw.random(3000) < 0.3, labels, draw.integers(0, classes, 3000))
+    tracemalloc.start()
+    confusion = confusion_of(labels, predicted, classes)
+    scores = global_summary(confusion)
+    assert tracemalloc.get_traced_memory()[1] < 100 * 8 * classes
+    tracemalloc.stop()
+    for average in ("macro", "weighted"):
+        right = precision_recall_fscore_support(labels, predicted, average=average, zero_division=0)
+        for name, value in zip(("precision", "recall", "f1"), right[:3], strict=True):
+            assert scores[f"global_{name}_{average}"] == pytest.approx(value, abs=1e-12)
+    report = confusion_report(confusion, [str(number) for number in range(classes)], 1)
+    assert {(t, p): n for t, p, n in report["pairs"]} == Counter(zip(labels.tolist(), predicted.tolist(), strict=True))
+    assert "confusion" not in report and len(report["classes"]) == classes
+    assert not draw_confusion(confusion, [""] * classes, tmp_path / "picture.png") and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("classes", [MOST_CLASSES, MOST_CLASSES + 1])
+def test_dense_and_sparse_ones_are_the_same(classes: int) -> None:
+    draw = np.random.default_rng(1)
+    labels, predicted = draw.integers(0, 40, 500), draw.integers(0, 40, 500)
+    small = confusion_of(labels, predicted, 40)
+    assert global_summary(confusion_of(labels, predicted, classes)) == pytest.approx(global_summary(small), abs=1e-12)
+    assert isinstance(confusion_of(labels, predicted, classes), np.ndarray) == (classes == MOST_CLASSES)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from fedpriv.models.net import norms_with_statistics
 from fedpriv.models.registry import build_model
 from fedpriv.parameters import ParameterSpace
 
@@ -70,3 +71,10 @@ def test_select_can_leave_buffers_out() -> None:
     space = ParameterSpace.of(net_with_norm())
     assert "encoder.1.running_var" in space.select(["encoder"])
     assert "encoder.1.running_var" not in space.select(["encoder"], buffers=False)
+
+
+def test_norms_whose_outputs_depend_on_the_clients_data_are_found_by_their_type() -> None:
+    """Those that FedBN keeps with a client; InstanceNorm without running statistics takes each sample by itself."""
+    kept = [nn.BatchNorm2d(4), nn.SyncBatchNorm(4), nn.InstanceNorm2d(4, track_running_stats=True)]
+    others = [nn.InstanceNorm2d(4, affine=True), nn.GroupNorm(2, 4), nn.LayerNorm(4)]
+    assert list(norms_with_statistics(nn.Sequential(*kept, *others))) == ["0", "1", "2"]

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.api.own_net import OwnNet, cut
+from fedpriv.attacks.api.smooth import is_smooth
+from fedpriv.attacks.api.tensors import Gradient, by_name, check_no_weights
 from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, blank
 from fedpriv.attacks.core.options import defaults_of
@@ -26,8 +28,6 @@ from fedpriv.attacks.scoring.scores import Scores, match, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-Gradient = Mapping[str, Any] | Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def invert(
     *,
     input_shape: tuple[int, ...],
     classes: int | None = None,
-    attack: str = "idlg",
+    attack: str | None = None,
     n: int = 1,
     labels: Tensor | None = None,
     lr: float | None = None,
@@ -148,12 +148,14 @@ def invert(
 
     Args:
         model: any net that maps ``(B, *input_shape)`` to logits ``(B, classes)``, with the weights that the client began with.
-        gradient: by parameter name, or in the order of ``model.named_parameters()`` with ``None`` for what was not sent: the
-            gradient of the mean loss, or, with ``lr``, the change of the weights (after minus before).
+        gradient: by name, or in the order of ``model.named_parameters()`` or ``model.state_dict()`` with ``None`` for what was
+            not sent: the gradient of the mean loss, or, with ``lr``, the change of the weights (after minus before). Buffers are
+            left out.
         input_shape: of an image, ``(C, H, W)``.
         classes: number of logits; ``None``: as the net has them.
-        attack: a name of ``fedpriv attacks``, such as ``idlg``, ``inverting-gradients``, ``analytic`` or, where the last layer
-            was not sent, ``head-free``.
+        attack: a name of ``fedpriv attacks``, such as ``analytic`` or, where the last layer was not sent, ``head-free``.
+            ``None``: by the net. Where its outputs have a continuous derivative in the images (sigmoid, GELU), ``idlg``; where
+            that jumps (ReLU, max pooling), so that ``idlg`` cannot follow its curvature, ``inverting-gradients``.
         n: number of images behind it.
         labels: ``(n,)`` whole numbers, for an attacker that is given them.
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD, where its change is given.
@@ -181,6 +183,7 @@ def invert(
     if not _is_count(n):
         raise ValueError(f"n = {n}: a whole number, at least 1")
     labels = None if labels is None else _of_classes(labels, n, net.classes)
+    attack = attack or ("idlg" if is_smooth(net.split, tuple(input_shape)) else "inverting-gradients")
     attacker = _attacker(attack, options)
     schedule = None
     if lr is not None:
@@ -188,9 +191,11 @@ def invert(
     elif (steps, batch_size, momentum, weight_decay, weight_decay_bias) != (1, None, 0.0, 0.0, None):
         raise ValueError("steps, batch_size, momentum and weight_decay describe a change of the weights; give its lr, too")
     threat = replace(attacker.threat, labels=labels is not None)
+    sent = by_name(model, gradient)
+    check_no_weights(model, sent)
 
     def as_seen(threat: ThreatModel) -> Observation:
-        one = observed(model, net, gradient, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
+        one = observed(model, net, sent, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
         return replace(one, labels=labels)
 
     seen, weights = as_seen(threat), as_seen(replace(threat, top="current")).weights
@@ -284,34 +289,6 @@ def observed(
         n,
         schedule,
     )
-
-
-def by_name(model: nn.Module, gradient: Gradient) -> dict[str, Tensor]:
-    """A gradient as float32 tensors by parameter name, without what was not sent.
-
-    Raises:
-        ValueError: names or shapes are not those of the net's parameters, a number is not finite, or nothing was sent.
-    """
-    parameters = dict(model.named_parameters())
-    if not isinstance(gradient, Mapping):
-        if len(gradient) != len(parameters):
-            raise ValueError(f"the gradient is a list of {len(gradient)}, and the net has {len(parameters)} parameters")
-        gradient = dict(zip(parameters, gradient, strict=True))
-    found = {}
-    for name, one in gradient.items():
-        if one is None:
-            continue
-        if name not in parameters:
-            raise ValueError(f"the net has no parameter {name!r}; {nearest(name, parameters)}")
-        tensor = torch.as_tensor(one).detach().cpu().float()
-        if tensor.shape != parameters[name].shape:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and the net's {tuple(parameters[name].shape)}")
-        if not tensor.isfinite().all():
-            raise ValueError(f"{name} is not finite")
-        found[name] = tensor
-    if not found:
-        raise ValueError("the gradient holds no tensor")
-    return found
 
 
 def _is_count(value: object) -> bool:

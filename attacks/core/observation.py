@@ -46,6 +46,19 @@ class Schedule:
 
 
 @dataclass(frozen=True)
+class Passes:
+    """The batches that passed a client's net in training, each of which moved the running statistics of its BatchNorm layers.
+
+    Attributes:
+        number: of all of them, at least 1.
+        samples: in each.
+    """
+
+    number: int = 1
+    samples: int = 1
+
+
+@dataclass(frozen=True)
 class ThreatModel:
     """What the attacker knows besides the payload; printed with every result.
 
@@ -254,6 +267,9 @@ class Observation:
             attacker knows of an optimiser that no schedule describes; ``None`` where it knows nothing.
         penalty: the same of steps that are linear in the gradients, such as SGD with clipped gradients: then weight decay adds
             this to the change, whatever the gradients are.
+        buffers: the net's buffers as the client sent them, such as running means, by the names of ``net``; :attr:`weights` has
+            them as the client got them.
+        passes: ``None`` where the attacker does not know.
     """
 
     shared: Mapping[str, Tensor]
@@ -276,3 +292,5 @@ class Observation:
     unlike: tuple[str, ...] = ()
     idle: Callable[[Tensor], Tensor] | None = None
     penalty: Callable[[Tensor], Tensor] | None = None
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    passes: Passes | None = None

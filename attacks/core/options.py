@@ -15,6 +15,11 @@ def ranged(default: Any, least: int = 0, most: int = MOST) -> Any:
     return field(default=default, metadata={"least": least, "most": most})
 
 
+def optional(kind: type) -> Any:
+    """A field of that kind which is ``None`` unless it is given; without it, one whose default is ``None`` is a whole number."""
+    return field(default=None, metadata={"kind": kind})
+
+
 def defaults_of(attack: Any) -> dict[str, Any]:
     """The defaults of an attack or its class, by option name."""
     return {field.name: field.default for field in fields(attack)}
@@ -38,7 +43,7 @@ def _like(option: Field[Any], default: Any, value: Any) -> Any:
         if not isinstance(value, list | tuple) or len(value) != len(default):
             raise TypeError(f"{option.name} must be {len(default)} values such as {list(default)}, not {value!r}")
         return tuple(_like(option, one, other) for one, other in zip(default, value, strict=True))
-    kind = int if default is None else type(default)
+    kind = option.metadata.get("kind", int) if default is None else type(default)
     if kind is float and type(value) is int:
         value = float(value)
     least, most = 0.0, float("inf")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,12 +18,27 @@ def for_each(function: Callable[..., Any], *given: Values) -> Any:
 
     By ``vmap``; one after another where the net cannot be computed so: its branches depend on values, or it is recurrent.
     """
+    with _differentiable():
+        try:
+            return vmap(function)(*given)
+        except RuntimeError:
+            pass
+        made = [function(*(_at(one, i) for one in given)) for i in range(_count(given[0]))]
+        return _stacked(made)
+
+
+@contextmanager
+def _differentiable() -> Iterator[None]:
+    """Within, ``nn.TransformerEncoderLayer`` does not take its fast path, which has no derivative.
+
+    Under ``vmap`` it does not see that a derivative is asked for.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
-        return vmap(function)(*given)
-    except RuntimeError:
-        pass
-    made = [function(*(_at(one, i) for one in given)) for i in range(_count(given[0]))]
-    return _stacked(made)
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _count(given: Values) -> int:

@@ -1,9 +1,7 @@
-"""Class centres in a message, and the list of their classes: it can be read, and they can be inverted to images.
+"""Class centres in a message, which can be inverted to images.
 
-A client of MpFedcon uploads, for each class it holds, the mean projection of its samples. The list of classes *is* its label
-set: that is a finding about the protocol, not an attack, and holds where the centres themselves are held back. The centre of a
-class with one sample is that sample's projection under the weights that the client uploads with it; with more samples it is
-their mean.
+A client of MpFedcon uploads, for each class it holds, the mean projection of its samples. The centre of a class with one sample
+is that sample's projection under the weights that the client uploads with it; with more samples it is their mean.
 """
 
 from __future__ import annotations
@@ -18,52 +16,16 @@ from torch.func import functional_call
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import from_picture, known_net
+from fedpriv.attacks.labels.stated import CENTERS, CLASSES, read_label_set
 from fedpriv.attacks.optimise.lbfgs import STRONG_WOLFE
 from fedpriv.attacks.optimise.search import lbfgs
 
-CENTERS, CLASSES, COUNTS = "statistic.centers", "statistic.classes", "statistic.counts"
 FAINT = 1e-3
 """Least standard deviation of a principal component, as a share of the largest's."""
 COMPONENTS = 500
 """Largest number of principal components."""
 Embed = Callable[[Tensor], Tensor]
 """Normalised images ``(B, C, H, W)`` -> projections ``(B, k)``."""
-
-
-@dataclass(frozen=True)
-class LabelSet:
-    """
-    Attributes:
-        present: ``(C,)`` bool.
-        counts: ``(C,)`` samples of each class, where they were sent.
-    """
-
-    present: Tensor
-    counts: Tensor | None
-
-
-def read_label_set(observation: Observation) -> LabelSet:
-    """The client's label set, which the message states: in a list of its classes, with or without their centres.
-
-    Without such a list, a dense table of centres ``(C, k)`` states it as well, as rows of absent classes are zero; so do counts
-    of all classes ``(C,)``.
-
-    Raises:
-        Inapplicable: neither was sent.
-    """
-    sent, present = observation.statistics, torch.zeros(observation.classes, dtype=torch.bool)
-    if CLASSES in sent:
-        classes, counts = sent[CLASSES].long().cpu(), None
-        present[classes] = True
-        if COUNTS in sent:
-            counts = torch.zeros(observation.classes, dtype=torch.long)
-            counts[classes] = sent[COUNTS].long().cpu()
-        return LabelSet(present, counts)
-    for dense in (COUNTS, CENTERS):
-        if dense in sent and len(sent[dense]) == observation.classes:
-            rows = sent[dense].cpu().reshape(observation.classes, -1)
-            return LabelSet((rows != 0).any(dim=1), rows[:, 0].long() if dense == COUNTS else None)
-    raise Inapplicable("neither the client's classes nor centres of all classes were sent")
 
 
 def read_centers(observation: Observation) -> dict[int, Tensor]:

@@ -15,11 +15,12 @@ from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import Distance, per_layer, relative, squared
-from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
+from fedpriv.attacks.gradients.each import for_each
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels, gradients_by_labels
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
-from fedpriv.attacks.optimise.search import STALLED, Best, Found, lbfgs, search
+from fedpriv.attacks.optimise.search import STALLED, Best, Found, Starts, lbfgs, search
 
 FAILED = 3.0
 """Where the gradient has errors, a start has failed above so many times the distance at the true images."""
@@ -67,7 +68,8 @@ class Dlg:
         enough: unexplained share of the gradient's squared norm at which a start is done.
         failed: a start that ends above this share has failed.
         give_up: (outer step, share): a start above this share at this step is replaced by a new one; not in the last restart.
-        stalled: (outer steps, share): a start ends where its loss fell by less than that share in so many steps.
+        stalled: (outer steps, share): a start ends where its loss fell by less than that share in so many steps; one that has not
+            failed, by less than a quarter.
         normalised: every tensor counts alike (:func:`fedpriv.attacks.gradients.distances.per_layer`), instead of every entry.
     """
 
@@ -151,6 +153,22 @@ def label_matching(case: Case, distance: Distance, labels: Tensor | None, known_
     return Objective(loss, Layout(shapes), data)
 
 
+def labels_together(case: Case, distance: Distance, labels: Tensor | None, known_top: bool = False) -> Objective:
+    """:func:`label_matching`, computed for all reconstructions at once."""
+    objective, names = label_matching(case, distance, labels, known_top), list(case.seen)
+
+    def apart(guess: Data, images: Tensor, data: Data) -> Tensor:
+        return case.distance(distance, guess, images, data)
+
+    def losses(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
+        targets = data["target"] if "target" in data else unknown["label"].softmax(-1)
+        guess = gradients_by_labels(case, names, data, case.pixels.input(unknown["image"]), targets)
+        found: Tensor = for_each(apart, guess, unknown["image"], data)
+        return found
+
+    return replace(objective, together=losses)
+
+
 def reconstruction(case: Case, layout: Layout, best: Best, labels: Tensor | None) -> Reconstruction:
     """Images and labels out of the best rows."""
     unknown = layout.unpack(best.x)
@@ -172,21 +190,27 @@ def as_published(observations: Sequence[Observation]) -> list[Observation]:
 
 def _published(case: Case, rule: bool, steps: int, seed: int) -> Reconstruction:
     labels = case.labels if case.labels is not None else sign_rule(case) if rule else None
-    objective = label_matching(case, squared, labels)
-    best = search(objective, normal(objective.layout.size), lambda o, x, last: lbfgs(o, x, LbfgsOptions(), steps), seed)
+    objective = labels_together(case, squared, labels)
+    best = search(
+        objective, normal(objective.layout.size), lambda o, starts: lbfgs(o, starts.points, LbfgsOptions(), steps), seed
+    )
     return reconstruction(case, objective.layout, best, labels)
 
 
 def safe(options: Dlg, case: Case, rule: bool, seed: int, known_top: bool = False) -> Reconstruction:
     labels = case.labels if case.labels is not None else sign_rule(case) if rule else None
-    objective = label_matching(case, per_layer if options.normalised else relative, labels, known_top)
+    objective = labels_together(case, per_layer if options.normalised else relative, labels, known_top)
     how = LbfgsOptions(history=options.history, line_search=True)
 
     noise = FAILED * case.expected()
+    failed = max(options.failed, noise)
 
-    def solve(objective: Objective, x: Tensor, last: bool) -> Found:
-        give_up = (0, 0.0) if last else (options.give_up[0], max(options.give_up[1], noise))
-        return lbfgs(objective, x, how, options.steps, options.enough, give_up, options.stalled, SAFE_SCALE)
+    def solve(objective: Objective, starts: Starts) -> Found:
+        limit = torch.where(starts.last, torch.inf, max(options.give_up[1], noise))
+        give_up = (options.give_up[0], limit)
+        return lbfgs(
+            objective, starts.points, how, options.steps, options.enough, give_up, options.stalled, SAFE_SCALE, starts.of, failed
+        )
 
-    best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, max(options.failed, noise))
+    best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, failed, at_once=True)
     return reconstruction(case, objective.layout, best, labels)

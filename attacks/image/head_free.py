@@ -22,7 +22,7 @@ from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.image.dlg import FAILED, reconstruction
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
-from fedpriv.attacks.optimise.search import STALLED, Found, adam, lbfgs, search
+from fedpriv.attacks.optimise.search import STALLED, Found, Starts, adam, lbfgs, search
 
 
 @register("head-free")
@@ -64,7 +64,8 @@ class HeadFree:
         objective = signal_matching(case, self.closed_form)
         how = LbfgsOptions(history=self.history, line_search=True)
 
-        def solve(objective: Objective, x: Tensor, last: bool) -> Found:
+        def solve(objective: Objective, starts: Starts) -> Found:
+            x = starts.points
             if "signal" not in objective.layout.shapes or "begun" in objective.data:
                 return lbfgs(objective, x, how, self.steps, self.enough, stalled=self.stalled, scale=SAFE_SCALE)
             return adam_then_lbfgs(objective, x, self.lr, self.adam_steps, how, self.steps, self.enough, self.stalled)

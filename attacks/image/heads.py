@@ -15,7 +15,7 @@ from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import per_layer, relative, squared
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
 from fedpriv.attacks.gradients.variables import Layout
-from fedpriv.attacks.image.dlg import FAILED, Dlg, as_published, label_matching, normal, reconstruction, safe
+from fedpriv.attacks.image.dlg import FAILED, Dlg, as_published, labels_together, normal, reconstruction, safe
 from fedpriv.attacks.image.head_free import adam_then_lbfgs, layer_calls
 from fedpriv.attacks.lab.nets import WIDTHS, linear_layers, uniform_
 from fedpriv.attacks.lab.setting import Setting
@@ -63,13 +63,15 @@ class RandomHead:
         """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
         observations = as_published(observations) if self.published else observations
         case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
-        objective = label_matching(case, squared if self.published else relative, case.labels, known_top=True)
+        objective = labels_together(case, squared if self.published else relative, case.labels, known_top=True)
         how, stalled = (PUBLISHED, (0, 0.0)) if self.published else (STRONG_WOLFE, STALLED)
         draw = normal(objective.layout.size)
         best = search(
             objective,
             draw,
-            lambda o, x, last: lbfgs(o, x, how, self.steps, stalled=stalled, scale=1.0 if self.published else SAFE_SCALE),
+            lambda o, starts: lbfgs(
+                o, starts.points, how, self.steps, stalled=stalled, scale=1.0 if self.published else SAFE_SCALE
+            ),
             seed,
             self.restarts,
             failed=-1.0,
@@ -117,7 +119,7 @@ class JointHead:
         best = search(
             objective,
             start,
-            lambda o, x, last: adam_then_lbfgs(o, x, self.lr, self.adam_steps, how, self.steps, self.enough),
+            lambda o, starts: adam_then_lbfgs(o, starts.points, self.lr, self.adam_steps, how, self.steps, self.enough),
             seed,
             self.restarts,
             max(self.failed, FAILED * case.expected()),

@@ -3,25 +3,50 @@
 With mean cross-entropy over n samples the bias gradient of that layer is ``mean_i p_i - counts / n`` and the weight gradient
 ``mean_i (p_i - y_i) h_i^T``; all rules below follow from these two. They also take weight changes, converted by
 :mod:`fedpriv.attacks.gradients.multistep`. Where the layer is hidden they raise ``Inapplicable``;
-:mod:`fedpriv.attacks.inference.shadow` does without it.
+:mod:`fedpriv.attacks.inference.shadow` does without it. :mod:`fedpriv.attacks.api.label_rules` lists the rules.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 from torch.func import functional_call
 
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.linear import SharedLinear, from_picture, known_net, output_layer, weight_dtype
+from fedpriv.attacks.gradients.linear import (
+    SharedLinear,
+    from_picture,
+    known_net,
+    layer_inputs,
+    output_layer,
+    training_net,
+    weight_dtype,
+)
 from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.labels.class_shares import class_shares, likely_change, way_of, with_bias
 
 LONG = 16
 """Words of a random text."""
+ENTRIES = 4_000_000
+"""Largest number of entries of the mean gradients of all classes; of a wider layer, the inputs that are largest are used."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples of the same kind as the client's that the attacker has, none of them the client's.
+
+    Attributes:
+        inputs: as the net takes them: images ``(m, C, H, W)`` normalised, token ids ``(m, L)``, rows ``(m, d)``, or pairs.
+        labels: ``(m,)``.
+    """
+
+    inputs: object
+    labels: Tensor
 
 
 def idlg_label(observation: Observation) -> int:
@@ -41,17 +66,48 @@ def present_classes(observation: Observation) -> Tensor:
     """``(C,)`` bool: classes whose bias gradient is negative.
 
     Without noise each of them is certainly in the batch, since the bias gradient of an absent class is a mean of probabilities.
-    Others may be in it too, where the model is already confident. Under noise of known deviation s a class counts as present
-    where this is more likely than that noise made it so: absent classes lie around the median m of the positive ones, present
-    ones anywhere down to the lowest, a range of R, so that the classes below ``m - s sqrt(2 log(R / (s sqrt(2 pi))))`` are, if
-    this is negative.
+    Others may be in it too, where the model is already confident. Of one sample, the class with the smallest gradient.
     """
     layer, bias = output_layer(as_gradient(observation)), _bias(observation)
-    if not layer.error or not bool((bias >= 0).any()):
-        return bias < 0
-    middle = float(bias[bias >= 0].median())
-    odds = (middle - float(bias.min())) / (layer.error * math.sqrt(2 * math.pi))
-    return bias < min(0.0, middle - layer.error * math.sqrt(2 * math.log(max(odds, 1.0))))
+    return _negative(bias, layer.error, observation.num_examples)
+
+
+def row_classes(observation: Observation, samples: Samples | None = None) -> Tensor:
+    """``(C,)`` bool: classes whose row of the weight gradient has a negative sum, as in Zhao et al. (2020) for one sample.
+
+    For features that are not negative, as certain as :func:`present_classes`, and it needs no bias.
+
+    Args:
+        samples: to see whether features are negative; ``None``: random images do.
+
+    Raises:
+        Inapplicable: features may be negative.
+    """
+    layer = output_layer(as_gradient(observation))
+    if samples is not None:
+        lowest = float(features(observation, layer, samples.inputs)(0.0).min())
+    else:
+        lowest = -math.inf if len(observation.input_shape) != 3 else layer_inputs(observation)[layer.name].lowest
+    if not lowest >= 0:
+        raise Inapplicable("the signs of the rows of the weight gradient tell classes where features are never negative")
+    error = (as_gradient(observation).altered.variance.get(f"{layer.name}.weight", 0.0) * layer.weight.shape[1]) ** 0.5
+    return _negative(layer.weight.sum(dim=1), error, observation.num_examples)
+
+
+def _negative(values: Tensor, error: float, n: int | None) -> Tensor:
+    """``(C,)`` bool: which of the values ``(C,)`` are negative; of one sample, the smallest.
+
+    Under noise of known deviation ``error`` a class counts as present where this is more likely than that noise made it so:
+    absent classes lie around the median m of the positive values, present ones anywhere down to the lowest, a range of R, so that
+    the classes below ``m - s sqrt(2 log(R / (s sqrt(2 pi))))`` are, if this is negative.
+    """
+    if n == 1:
+        return torch.arange(len(values), device=values.device) == values.argmin()
+    if not error or not bool((values >= 0).any()):
+        return values < 0
+    middle = float(values[values >= 0].median())
+    odds = (middle - float(values.min())) / (error * math.sqrt(2 * math.pi))
+    return values < min(0.0, middle - error * math.sqrt(2 * math.log(max(odds, 1.0))))
 
 
 def bias_counts(observation: Observation, mean_probability: Tensor | None = None) -> Tensor:
@@ -67,11 +123,15 @@ def bias_counts(observation: Observation, mean_probability: Tensor | None = None
     return to_counts(guess - bias / clipped_to(as_gradient(observation), bias, guess), _examples(observation))
 
 
-def embedding_counts(observation: Observation) -> Tensor:
+def embedding_counts(observation: Observation, mean_probability: Tensor | None = None) -> Tensor:
     """``(C,)`` counts from class-wise embeddings (Ma et al. 2023, "Instance-wise batch label restoration via gradients").
 
     Row c of weight over bias gradient is about the mean feature of class c, and the layer's weights give the prediction P for it.
-    The counts then solve the linear system ``dL/db = (P^T - I) counts / n``, here with counts that are not negative and sum to n.
+    The counts then solve the linear system ``dL/db = (P^T - I) counts / n``, with counts that are not negative and sum to n. Of a
+    change of several steps, P is its mean over the steps (:mod:`fedpriv.attacks.labels.class_shares`).
+
+    Args:
+        mean_probability: as for :func:`bias_counts`; used where the gradient is known up to a factor.
 
     Raises:
         Inapplicable: the attacker does not know the layer's weights, or the layer was not shared.
@@ -80,20 +140,76 @@ def embedding_counts(observation: Observation) -> Tensor:
     layer = output_layer(seen)
     bias, rows = _bias(seen).double().cpu(), layer.weight.double().cpu()
     if seen.altered.rescaled:
-        factor = clipped_to(seen, bias, guessed_probability(seen).double().cpu())
+        guess = guessed_probability(seen) if mean_probability is None else mean_probability
+        factor = clipped_to(seen, bias, guess.double().cpu())
         bias, rows = bias / factor, rows / factor
-    known = [observation.weights.get(f"{layer.name}.{kind}") for kind in ("weight", "bias")]
-    if known[0] is None or known[1] is None:
-        raise Inapplicable("class-wise embeddings need the weights of the last layer")
-    weight, offset = (k.double().cpu() for k in known if k is not None)
-    embeddings = rows / torch.where(bias.abs() < 1e-12, 1e-12, bias)[:, None]
-    predicted = (embeddings @ weight.T + offset).softmax(dim=1).nan_to_num(1 / len(bias))
-    # The columns of P^T - I sum to zero, so only the last equation fixes the total. It is known exactly and weighs more.
-    system = torch.cat(
-        [predicted.T - torch.eye(len(bias), dtype=torch.float64), 10 * torch.ones(1, len(bias), dtype=torch.float64)]
-    )
-    shares, _ = nnls(system.numpy(), torch.cat([bias, torch.tensor([10.0], dtype=torch.float64)]).numpy())
-    return to_counts(torch.from_numpy(shares), _examples(observation))
+    embeddings = (rows / torch.where(bias.abs() < 1e-12, 1e-12, bias)[:, None]).nan_to_num(0.0)
+    gradient = with_bias(rows, bias)
+    of_bias = torch.zeros_like(gradient)
+    of_bias[:, -1] = 1
+    way = way_of(observation, layer)
+    if seen.altered.rescaled:  # the factor is that of the predictions at the start
+        way = replace(way, until=0.0)
+    shares = class_shares(way, gradient, of_bias, lambda t: embeddings, torch.arange(len(bias)), sums_to_one=True)
+    return to_counts(shares, _examples(observation))
+
+
+def public_counts(observation: Observation, samples: Samples) -> Tensor:
+    """``(C,)`` counts by least squares of the last layer's gradient on the mean gradients of public samples of each class.
+
+    As LLG with auxiliary data (Wainakh et al. 2022, "User-level label leakage from gradients in federated learning", section 4.3)
+    but with all entries of the gradient, and along the client's way (:mod:`fedpriv.attacks.labels.class_shares`). It needs no
+    bias, and noise, clipping and pruning change only some of the equations, or all of them alike.
+
+    Raises:
+        Inapplicable: the attacker does not know all weights, or the last layer was not shared.
+    """
+    seen = as_gradient(observation)
+    layer = output_layer(seen)
+    of = features(observation, layer, samples.inputs)
+    way, gradient = way_of(observation, layer), with_bias(layer.weight, layer.bias)
+    variances = [seen.altered.variance.get(f"{layer.name}.{kind}", 0.0) for kind in ("weight", "bias")]
+    used = torch.ones_like(gradient) if layer.kept is None else with_bias(layer.kept, torch.ones(len(gradient)))
+    kept = seen.altered.kept.get(f"{layer.name}.bias")
+    used[:, -1] *= 1.0 if kept is None else kept.double().cpu()
+    used[:, -1] *= 0.0 if layer.bias is None else (variances[0] / variances[1]) ** 0.5 if all(variances) else 1.0
+    largest = of(0.0).square().sum(0).topk(max(1, min(layer.weight.shape[1], ENTRIES // len(gradient) ** 2))).indices
+    outside = torch.ones(layer.weight.shape[1] + 1, dtype=torch.bool)
+    outside[largest], outside[-1] = False, False
+    used[:, outside] = 0
+    shares = class_shares(way, gradient, used, of, samples.labels.cpu(), not seen.altered.rescaled)
+    return to_counts(shares, _examples(observation))
+
+
+@torch.no_grad()
+def features(observation: Observation, layer: SharedLinear, inputs: object) -> Callable[[float], Tensor]:
+    """What a layer gets of inputs ``(m, ...)`` of the net: place on the client's way -> ``(m, d)``.
+
+    From its first weights (0) to its last ones (1), on the line between both ends.
+
+    Raises:
+        Inapplicable: not all of the weights below are known, or the layer gets several vectors for each sample.
+    """
+    net, weights = training_net(observation)
+    change = likely_change(observation)
+
+    def at(weights: dict[str, Tensor]) -> Tensor:
+        fed = list[Tensor]()
+        hook = net.get_submodule(layer.name).register_forward_pre_hook(lambda module, args: fed.append(args[0]))
+        try:
+            functional_call(net, weights, (inputs,))
+        finally:
+            hook.remove()
+        found = fed[0].double().cpu()
+        if found.ndim != 2 or not bool(found.isfinite().all()):
+            raise Inapplicable("what public samples are like at the last layer is not known, as weights below it are not")
+        return found
+
+    first = at(weights)
+    if not change:
+        return lambda t: first
+    last = at({name: weight + change[name].to(weight) if name in change else weight for name, weight in weights.items()})
+    return lambda t: (1 - t) * first + t * last
 
 
 def clipped_to(seen: Observation, bias: Tensor, probability: Tensor) -> float:

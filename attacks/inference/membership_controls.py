@@ -33,9 +33,11 @@ from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.nets import perceptron
 from fedpriv.attacks.scoring.operating_points import area
 
-Kind = Literal["confidence", "row distance", "class centre", "gradient"]
+Kind = Literal["confidence", "row distance", "class centre", "gradient", "running statistics"]
 """The statistic: :func:`fedpriv.attacks.inference.membership.confidence`, :mod:`fedpriv.attacks.inference.row_distance`,
-:func:`fedpriv.attacks.inference.class_centers.trace`, or :mod:`fedpriv.attacks.inference.gradient_regression`."""
+:func:`fedpriv.attacks.inference.class_centers.trace`, :mod:`fedpriv.attacks.inference.gradient_regression`, or
+:mod:`fedpriv.attacks.inference.running_statistics`, whose control is
+:func:`fedpriv.attacks.inference.running_statistics_control.positive_control`."""
 SURE = 0.999
 """Confidence of the interval that must lie above an AUC of 0.5."""
 

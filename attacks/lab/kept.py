@@ -47,13 +47,13 @@ def kept(attack: object, *facts: object, compute: Callable[[], Sequence[Control]
     named = repr((kind.__module__, kind.__qualname__, attack, facts, _source(inspect.getfile(kind)), code()))
     path = folder() / f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json"
     try:
-        return tuple(Control(**one) for one in json.loads(path.read_text()))
+        return tuple(Control(**one) for one in json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         pass
     found = tuple(compute())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False) as draft:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".new", delete=False, encoding="utf-8") as draft:
             json.dump([asdict(one) for one in found], draft)
         Path(draft.name).replace(path)
     except OSError:

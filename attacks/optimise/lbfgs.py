@@ -168,6 +168,8 @@ class History:
         self.size, self.learned = size, 0
         self.moves, self.changes = like.new_empty(size, len(like)), like.new_empty(size, len(like))
         self.cross = like.new_zeros(size, size)  # move i times change j
+        self.along = like.new_zeros(size)  # move i times the gradient of the last direction
+        self.newest: int | None = None  # index of a change whose products with older moves are not known yet
         self.scale = like.new_ones(())
 
     def learn(self, move: Tensor, change: Tensor) -> None:
@@ -177,13 +179,12 @@ class History:
             return
         at = self.learned % self.size
         self.learned += 1
-        filled = min(self.learned, self.size)
         self.moves[at], self.changes[at] = move, change
-        self.cross[:filled, at] = self.moves[:filled] @ change
+        self.cross[at, at], self.newest = curvature, at
         self.scale = curvature / (change @ change)
 
     def direction(self, gradient: Tensor) -> Tensor:
-        """Minus the inverse Hessian times ``gradient`` ``(p,)``.
+        """Minus the inverse Hessian times ``gradient`` ``(p,)``, that of the point where the last learned move led.
 
         The two-loop recursion (Nocedal & Wright, algorithm 7.4), each loop written as the triangular system that it solves (Byrd,
         Nocedal & Schnabel 1994, theorem 2.2): four matrix products instead of hundreds of vector products.
@@ -193,8 +194,14 @@ class History:
             return -gradient
         first = self.learned % self.size if self.learned > self.size else 0  # index of the oldest
         moves, changes = self.moves[:filled], self.changes[:filled]
+        along = moves @ gradient
+        if (at := self.newest) is not None:  # the change is a difference of gradients, so its products are differences too
+            curvature = self.cross[at, at].clone()
+            self.cross[:filled, at] = along - self.along[:filled]
+            self.cross[at, at], self.newest = curvature, None
+        self.along[:filled] = along
         cross = self.cross[:filled, :filled].roll((-first, -first), (0, 1))
-        factors = solve_triangular(cross, (moves @ -gradient).roll(-first)[:, None], upper=True)[:, 0]
+        factors = solve_triangular(cross, -along.roll(-first)[:, None], upper=True)[:, 0]
         r: Tensor = self.scale * (-gradient - changes.T @ factors.roll(first))
         left = cross.diagonal() * factors - (changes @ r).roll(-first)
         r += moves.T @ solve_triangular(cross.T, left[:, None], upper=False)[:, 0].roll(first)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.core.doing import doing
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.reconstruction import Inapplicable, one_thread
 from fedpriv.attacks.core.text_registry import MaliciousTextAttack, TextAttack
 from fedpriv.attacks.lab.kept import Control, kept
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
@@ -35,7 +36,15 @@ FEW = {"steps": 50, "starts": 1, "sweeps": 2, "length": TOKENS}
 def text_controls(attack: TextAttack, seed: int = 0) -> list[Control]:
     """Positive and negative control of an attack with its own options: an undefended gradient of one sentence each; kept
     (:mod:`fedpriv.attacks.lab.kept`)."""
-    return list(kept(attack, seed, compute=lambda: [positive_control(attack, seed), negative_control(attack, seed)]))
+
+    @one_thread()
+    def compute() -> list[Control]:
+        with doing(f"positive control of {attack.name}"):
+            positive = positive_control(attack, seed)
+        with doing(f"negative control of {attack.name}"):
+            return [positive, negative_control(attack, seed)]
+
+    return list(kept(attack, seed, compute=compute))
 
 
 def positive_control(attack: TextAttack, seed: int = 0) -> Control:

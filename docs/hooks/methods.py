@@ -49,7 +49,7 @@ def page(row: Mapping[str, Any]) -> Iterator[str]:
     yield f"# {name}\n\n{plain(row['title'])}\n\n{row['paper']}\n\n    fedpriv train --method {name}\n"
     note = NOTES / f"{name}.md"
     if note.exists():
-        yield note.read_text()
+        yield note.read_text(encoding="utf-8")
     yield from found(name)
     yield "## What is sent, and what stays\n\n| | |\n|---|---|"
     yield f"| sent, and merged by the server | {', '.join(row['shares']) or 'nothing'} |"
@@ -75,7 +75,7 @@ def found(name: str) -> Iterator[str]:
         f"## What the paper claims, and what was found\n\n[The report](../experiments/{name}/REPORT.md) has the tables behind "
         "this, and what differs from the paper's setting.\n"
     )
-    for title, body in SECTION.findall(report.read_text()):
+    for title, body in SECTION.findall(report.read_text(encoding="utf-8")):
         if said := FOUND.findall(body):
             yield f"### {title}\n\n" + "\n".join(said)
 

@@ -153,5 +153,5 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 def stored() -> list[dict[str, Any]]:
     """The rows of the last measurement."""
-    rows: list[dict[str, Any]] = json.loads(RESULT.read_text())["rows"]
+    rows: list[dict[str, Any]] = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
     return rows

@@ -162,7 +162,7 @@ def stored(folder: Path, name: str, images: str) -> Path:
 
 def is_done(path: Path, name: str) -> bool:
     """Whether a result of the row's present config is stored."""
-    return path.exists() and json.loads(path.read_text())["config"] == ROWS[name].config
+    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["config"] == ROWS[name].config
 
 
 def run_row(name: str, images: str, folder: Path) -> str:
@@ -230,7 +230,7 @@ def refused(attacks: Sequence[Mapping[str, Any]]) -> str:
 
 def render(folder: Path, published: dict[str, Any]) -> str:
     """The report of the stored results whose config is that of a row."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*.json"))]
     found = [one for one in found if one.get("row") in ROWS and one["config"] == ROWS[one["row"]].config]
     order = list(ROWS)
     found.sort(key=lambda one: (order.index(one["row"]), one["images"]))
@@ -316,7 +316,7 @@ def render(folder: Path, published: dict[str, Any]) -> str:
 
 
 def write_report(folder: Path, report: Path) -> None:
-    write_atomically(report, render(folder, yaml.safe_load((HERE / "published.yaml").read_text())).encode())
+    write_atomically(report, render(folder, yaml.safe_load((HERE / "published.yaml").read_text(encoding="utf-8"))).encode())
 
 
 @click.command()

@@ -150,7 +150,7 @@ def run_row(name: str, folder: Path) -> str:
 
 def is_done(path: Path, name: str) -> bool:
     """Whether a result of the row's present config is stored."""
-    return path.exists() and json.loads(path.read_text())["config"] == ROWS[name]
+    return path.exists() and json.loads(path.read_text(encoding="utf-8"))["config"] == ROWS[name]
 
 
 def exceeded(found: Sequence[Mapping[str, Any]], bound: str | None = None) -> int:
@@ -180,7 +180,7 @@ def over(found: Sequence[Mapping[str, Any]]) -> str:
 def render(folder: Path) -> str:
     """The report of the stored results whose config is that of a row."""
     paths = {name: folder / f"{name}.json" for name in ROWS}
-    found = [json.loads(path.read_text()) for name, path in paths.items() if is_done(path, name)]
+    found = [json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if is_done(path, name)]
     bounds = "one run | Clopper-Pearson | f-DP, one run | Gaussian fit"
     ideals = [
         [*of_claim(one), *medians(one["right"]), over(one["right"]), len(one["right"])]

@@ -148,7 +148,7 @@ def main(runs_dir: Path, data_dir: Path | None, grid: int, samples: int, out: Pa
         landscape[label] = {"made_of": made_of, **around(federation, server.row, grid, samples)}
         click.echo(f"{label}: top curvature {landscape[label]['top_eigenvalue']:.2f}")
         for name, found in (("landscape", landscape), ("gradient_norms", norms)):
-            (out / f"{name}.json").write_text(json.dumps(_rounded(found)) + "\n")
+            (out / f"{name}.json").write_text(json.dumps(_rounded(found)) + "\n", encoding="utf-8")
     draw_landscape({label: landscape[label] for label in MODELS}, out / "landscape.png")
     draw_norms({label: norms[label] for label in (EVEN, SKEWED)}, out / "gradient_norms.png")
 
@@ -159,7 +159,7 @@ def digest(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.exists() else {}
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
 
 
 def _rounded(value: Any) -> Any:

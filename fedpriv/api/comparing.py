@@ -19,7 +19,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
 
     Columns are, among others, ``label`` (the method, and the keys in which runs of one method differ, the seed aside),
     ``method``, ``dataset``, ``seed``, ``rounds``, ``accuracy`` (a share; NaN where it was not measured), ``worst_tenth``,
-    ``best``, ``bytes_up``, ``bytes_down`` and ``seconds``; ``defence``, ``epsilon`` (NaN without differential privacy), and of an
+    ``best``, ``bytes_up``, ``bytes_down`` and ``seconds``; ``chance`` (the accuracy of the best constant answer) and
+    ``at_chance`` (whether the run's is no better); ``defence``, ``epsilon`` (NaN without differential privacy), and of an
     audited run ``answer``, ``recovered`` (the largest share of samples that an attack recovered) and ``membership_auc``. Of a run
     whose ``status`` is not ``finished`` the accuracy is that of its last evaluation; ``repeated`` is whether an earlier row has
     the same label, seed and samples at the clients. So a mean over seeds, and over partitions, is
@@ -35,6 +36,7 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     import pandas as pd
 
     from fedpriv.errors import UsageError
+    from fedpriv.outside.names import printable
     from fedpriv.tracking import find_run
 
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in ((runs,) if isinstance(runs, str | os.PathLike) else runs)]
@@ -43,11 +45,21 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     rows = [figures(folder) for folder in folders]
     named = labels(folders, rows)
     for line in contradictions(named, rows).values():
-        warnings.warn(line, UserWarning, stacklevel=2)
+        warnings.warn(printable(line), UserWarning, stacklevel=2)
     table = pd.DataFrame(
         {"label": named} | {key: [row[key] for row in rows] for key in rows[0]} | {"repeated": repeated(named, rows)}
     )
-    floats = ("accuracy", "worst_tenth", "best", "global_test", "global_test_f1", "epsilon", "recovered", "membership_auc")
+    floats = (
+        "accuracy",
+        "chance",
+        "worst_tenth",
+        "best",
+        "global_test",
+        "global_test_f1",
+        "epsilon",
+        "recovered",
+        "membership_auc",
+    )
     numbers = dict.fromkeys(floats, "float64")
     return table.astype(numbers).set_index("run")
 
@@ -71,6 +83,7 @@ def figures(folder: Path) -> dict[str, Any]:
         "status": RunFolder(folder).status,
         **{key: facts[key] for key in ("method", "dataset", "seed")},
         **{key: reached[key] for key in ("rounds", "accuracy")},
+        **{key: reached.get(key) for key in ("chance", "at_chance", "only_answer")},
         "probe": reached.get("probe", {}),
         "worst_tenth": worst_tenth(per_client),
         "best": best(per_client),
@@ -125,7 +138,7 @@ def summary(folder: Path) -> dict[str, Any]:
 
 
 def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The method of each run; for runs of one method with different configs, also keys in which they differ.
+    """The method of each run; for runs of one method with different configs, also keys in which they differ, in words.
 
     Runs have one label only if their configs differ in nothing but the seeds, and in who runs the clients; and if they had the
     same samples, plug-ins and net of the user's own. Where only these differ, a label has the beginning of their hash.
@@ -143,8 +156,28 @@ def labels(folders: Sequence[Path], rows: Sequence[dict[str, Any]]) -> list[str]
         shown = keys[: _enough(keys, peers)]
         names = [key.rpartition(".")[2] for key in shown]
         names = [name if names.count(name) == 1 else key for name, key in zip(names, shown, strict=True)]
-        found.append(", ".join([row["method"], *(f"{name}={config.get(key)}" for name, key in zip(names, shown, strict=True))]))
+        differs = [words for name, key in zip(names, shown, strict=True) if (words := _in_words(name, key, config))]
+        found.append(", ".join([row["method"], *differs]))
     return found
+
+
+_LEVELS = {"none": "no DP", "sample": "sample-level DP", "client": "client-level DP"}
+
+
+def _in_words(name: str, key: str, config: Mapping[str, str]) -> str:
+    """What a config says of a key, such as ``lr 0.1`` or ``no momentum``; nothing where it has no meaning beside the others.
+
+    Args:
+        name: that of the key in a label.
+    """
+    value, shown = str(config.get(key)), name.replace("_", " ")
+    if key == "privacy.level":
+        return _LEVELS.get(value, value)
+    if key.startswith("privacy.") and config.get("privacy.level") == "none":
+        return ""
+    if value in ("True", "False"):
+        return f"{shown} {'on' if value == 'True' else 'off'}"
+    return f"no {shown}" if value == "None" else f"{shown} {value}"
 
 
 def repeated(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[bool]:
@@ -212,10 +245,13 @@ def _compared(folder: Path) -> dict[str, str]:
     """The keys of a run's config in which runs of one label agree."""
     from fedpriv.server.run_folder import RunFolder
     from fedpriv.tracking import flatten
+    from fedpriv.tracking.names import defence
 
     storage = ("run_dir", "data.dir", "tracking.", "wire.keep_payloads", "wire.check_downloads")
     ignored: tuple[str, ...] = ("seed", "device", "threads", "executor.", "method.name", "data.partition.seed", *storage)
     config = RunFolder(folder).config_as_data()
     if config.privacy.target_epsilon is not None:
         ignored += ("privacy.noise",)  # found for it, by how many samples the clients of the seed have
-    return {key: str(value) for key, value in flatten(config.model_dump(mode="json")) if not key.startswith(ignored)}
+    values = config.model_dump(mode="json")
+    compared = {key: str(value) for key, value in flatten(values) if not key.startswith((*ignored, "wire.transforms"))}
+    return compared | {"wire.defence": defence({"wire": {"transforms": values["wire"]["transforms"]}})}

@@ -59,18 +59,22 @@ _MAY_BE_NONE = ("objective", "aggregation")
 """Sections that a config may leave out, and so a run have the method's own."""
 
 
-def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None, keys: Mapping[str, Any]) -> RunConfig:
+def config_of(
+    config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | None, keys: Mapping[str, Any], here: bool = False
+) -> RunConfig:
     """A config with keys laid over it.
 
     Args:
         config: a config, its values as nested mappings, or a YAML file as a run writes it; ``None``: the defaults.
         keys: by short name (:data:`KEYS`), by dotted key, or by section (a mapping); later ones win. ``model`` may be a class or
             function that returns a net, ``dataset`` the data (:func:`fedpriv.data.own.objects.name_of`).
+        here: whether the run's clients train on this machine, on its device and its files.
 
     Raises:
         UsageError: an unknown key (with the nearest one), a value out of range, or a file that cannot be read.
     """
     from fedpriv.api.idle_keys import check_effects
+    from fedpriv.api.request import check_machine, check_names
     from fedpriv.config import laid_over, read_yaml
     from fedpriv.plugins import load_plugins
 
@@ -95,6 +99,9 @@ def config_of(config: RunConfig | Mapping[str, Any] | str | os.PathLike[str] | N
     made = laid_over(values, overrides, where)
     load_plugins(made.plugins, of=where.removeprefix("config ") if where != "config" else "the config")
     made = made.model_copy(update={"plugins": tuple(file.absolute() for file in made.plugins)})
+    check_names(made)
+    if here:
+        check_machine(made)
     check_effects(made, overrides)
     return made
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedpriv.api.keys import config_of
 from fedpriv.api.run import Run, load
+from fedpriv.outside.names import printable
 from fedpriv.seeding import usual_torch
 from fedpriv.server.records import Record
 from fedpriv.simulation import run as runs
@@ -48,7 +49,7 @@ def train(
         UsageError: a key or a value that cannot be right, before anything is written.
         FedprivError: the run failed; its last checkpoint is whole.
     """
-    made = config_of(config, keys)
+    made = config_of(config, keys, here=True)
     with usual_torch():
         outcome = runs.start(made, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile)
     return Run(outcome.folder)
@@ -95,7 +96,7 @@ def rounds(
 
     Arguments and errors are those of :func:`train`.
     """
-    return Rounds(config_of(config, keys), Path(runs_dir))
+    return Rounds(config_of(config, keys, here=True), Path(runs_dir))
 
 
 class Rounds(Iterator[Record]):
@@ -137,7 +138,7 @@ class Rounds(Iterator[Record]):
 
 
 def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=2)
+    warnings.warn(printable(text), stacklevel=2)
 
 
 def _nothing(*of: object) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.api.inversion import by_name, check_normalisation, check_sgd, observed, sgd
+from fedpriv.attacks.api.inversion import check_normalisation, check_sgd, observed, sgd
+from fedpriv.attacks.api.label_rules import balanced, infer
 from fedpriv.attacks.api.own_net import OwnNet, cut
+from fedpriv.attacks.api.tensors import Message, check_no_weights, read_message
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
-from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.image.centers import read_label_set
-from fedpriv.attacks.inference.labels import batch_labels, present_classes, to_counts
+from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
 from fedpriv.attacks.lab.kept import Control
@@ -28,27 +28,28 @@ from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
-from fedpriv.audit.evidence.statistics import BYTES, MEANINGS, UNKNOWN, kinds, listed_in, named
+from fedpriv.audit.evidence.statistics import MEANINGS, UNKNOWN, kinds, listed_in, named
 from fedpriv.audit.evidence.unlike import in_training, made_up, trains_otherwise
 from fedpriv.audit.findings import best_of_images, distinct, known_members
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
-from fedpriv.audit.membership.classes import NO_RULE, STATED
-from fedpriv.audit.membership.label_leaks import Labels
+from fedpriv.audit.membership.label_leaks import Labels, findings_of
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import Progress, check_budget
 from fedpriv.audit.run_audit import Audited
 from fedpriv.audit.verdict import verdict
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
+from fedpriv.seeding import with_threads
 from fedpriv.wire import Payload, Sealed, Transform, seal
 from fedpriv.wire.coding import is_model
+from fedpriv.wire.sealing import CODES
 
 Update = Mapping[str, Any] | Sequence[Any] | Payload | Sealed
 NEEDS_A_RUN = "it needs a run, whose clients can be simulated"
 IN_A_RUN = "it is a change since the client's last turn, and only a run says what came before"
-RULE = "last layer: its bias gradient is negative, or its bias rose, for the classes that are there"
+NO_GRADIENT = "they are no gradient of the loss, and no attack on one message reads them"
 
 
 def audit_update(
@@ -83,10 +84,11 @@ def audit_update(
     Args:
         model: any net from images ``(B, C, H, W)`` to logits, with the weights that the client began with, in the mode in which
             it trained. With dropout in training mode, a failure is no evidence.
-        update: by parameter name, or in the order of ``model.named_parameters()`` with ``None`` for what was not sent: the
-            gradient of the mean cross-entropy, or with ``lr`` the change of the weights (after minus before). A payload says by
-            its kind which of these it is, or that it holds the new weights; its statistics are read, and attacked where they are
-            gradients.
+        update: tensors or arrays by name, or in the order of ``model.named_parameters()`` or ``model.state_dict()`` with ``None``
+            for what was not sent: the gradient of the mean cross-entropy, or with ``lr`` the change of the weights (after minus
+            before). Names may have a prefix, such as ``module.``. Buffers such as running statistics are listed and not attacked.
+            A payload says by its kind which of these it is, or that it holds the new weights; its statistics are read, and
+            attacked where they are gradients.
         data: the images ``(n, C, H, W)`` in [0, 1] and labels ``(n,)`` that the client trained on, to score attacks against;
             attacks never get them.
         lr, steps, batch_size, momentum, weight_decay: of the client's SGD.
@@ -117,7 +119,8 @@ def audit_update(
         check_sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias)
         check_normalisation(mean, std, shape[0])
         net = cut(model, shape, head)
-        sent, changed = _sent(model, update, lr)
+        message, changed = _sent(model, update, lr)
+        sent = message.parameters
     except ValueError as error:
         raise UsageError(f"the update cannot be audited: {error}") from None
     if not 0 <= int(labels.min()) <= int(labels.max()) < net.classes:
@@ -178,19 +181,21 @@ def audit_update(
     whole = [what for what in kinds(statistics) if MEANINGS.get(what, UNKNOWN).gradient == "whole"]
     target = replace(attacked_by(observe), statistics={what: attacked_by(partial(read, what)) for what in whole})
     seen = observe(ThreatModel())[0]
+    own_samples = None if public is None else _samples(*public, net.classes, mean, std)
     progress = Progress(say or (lambda text: None), budget)
-    attacked = on_target(target, 1, 0, seed, progress)
+    with with_threads(1):  # as in fedpriv attack
+        attacked = on_target(target, 1, 0, seed, progress)
     progress.note()
     pictures = {"update.png": grid(rows)} if (rows := attacked.pictures()) else {}
     attacks = [attacked.described("update.png" if rows else None)]
-    message = update if isinstance(update, Payload | Sealed) else None
-    run = _facts(name, model, net, sent, shape, message, seed) | {
+    payload = update if isinstance(update, Payload | Sealed) else None
+    run = _facts(name, model, net, message, shape, payload, seed) | {
         "attacks": attacks,
         "texts": [],
         "controls": distinct(attacked.controls()),
         "best": {kind: best_of_images(attacks, kind) for kind in ("message", "single image")},
         "best_of_texts": {"message": None, "single text": None},
-        "labels": [_labels(seen, labels, net.classes).described()],
+        **findings_of([_labels(seen, labels, net.classes, own_samples)]),
         "known_members": known_members(attacks, []),
         "seconds": {step: round(seconds, 1) for step, seconds in progress.times.items()},
     }
@@ -210,17 +215,18 @@ def audit_update(
     return Report(Audited(findings, pictures))
 
 
-def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[dict[str, Tensor], bool]:
-    """The tensors by name, and whether they are a change of the weights; new weights become one."""
+def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[Message, bool]:
+    """The tensors by name, and whether they are a change of the weights; a payload's new weights become one."""
     if not isinstance(update, Payload | Sealed):
-        return by_name(model, update), lr is not None
+        message = read_message(model, update)
+        check_no_weights(model, message.parameters)
+        return message, lr is not None
     tensors = dict(update.tensors if isinstance(update, Payload) else update.tensors())
-    parameters = dict(model.named_parameters())
-    tensors = {name: tensor for name, tensor in tensors.items() if is_model(name) and name not in dict(model.named_buffers())}
-    sent = by_name(model, tensors)
+    message, own = read_message(model, {name: tensor for name, tensor in tensors.items() if is_model(name)}), model.state_dict()
     if update.kind == "weights":
-        sent = {name: tensor - parameters[name].detach().cpu().float() for name, tensor in sent.items()}
-    return sent, update.kind != "gradient"
+        change = {name: tensor - own[name].cpu().float() for name, tensor in message.parameters.items()}
+        message = Message(change, message.buffers)
+    return message, update.kind != "gradient"
 
 
 def _statistics(update: Update) -> dict[str, Tensor]:
@@ -231,6 +237,13 @@ def _statistics(update: Update) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if not is_model(name)}
 
 
+def _samples(images: Tensor, labels: Tensor, classes: int, mean: Sequence[float], std: Sequence[float]) -> Samples:
+    """Public images ``(m, C, H, W)`` in [0, 1] as the net takes them; as many of each class."""
+    chosen = balanced(labels.cpu(), classes)
+    centre, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    return Samples((images.cpu().float()[chosen] - centre) / scale, labels.cpu()[chosen])
+
+
 def _not_described(update: Update, known: Sequence[Transform]) -> Iterator[str]:
     """A clause on the transforms that a payload went through and that ``known`` lacks; a mask can be seen from what was sent."""
     went = update.transforms if isinstance(update, Payload | Sealed) else ()
@@ -239,54 +252,45 @@ def _not_described(update: Update, known: Sequence[Transform]) -> Iterator[str]:
         yield f"the update went through {', '.join(others)}, whose effect attacks do not know (transforms=...)"
 
 
-def _labels(seen: Observation, labels: Tensor, classes: int) -> Labels:
-    how, found, counts, note = NO_RULE, torch.zeros(classes, dtype=torch.bool), None, None
-    true = torch.bincount(labels, minlength=classes)
+def _labels(seen: Observation, labels: Tensor, classes: int, samples: Samples | None) -> Labels:
+    """
+    Args:
+        samples: the attacker's.
+    """
+    true, found = torch.bincount(labels, minlength=classes), infer(seen, samples)
     guess = 1 / math.comb(classes, int((true > 0).sum()))  # of other clients nothing is known: any set of as many classes
-    try:
-        stated = read_label_set(seen)
-        return Labels(1, 0, 0, STATED, stated.present, stated.counts, true, note, guess)
-    except Inapplicable:
-        pass
-    try:
-        found = present_classes(seen).cpu()
-        counts = to_counts((torch.bincount(batch_labels(seen), minlength=classes) * found).double(), len(labels))
-        how = RULE
-    except Inapplicable as reason:
-        note = str(reason)
-    return Labels(1, 0, 0, how, found, counts, true, note, guess)
+    return Labels(1, 0, 0, found.by, true, found.not_applicable, guess)
+
+
+def _listed(name: str, role: str, tensor: Tensor, up: bool) -> dict[str, Any]:
+    """A tensor as a run's findings have it."""
+    code = next((code for code, dtype in CODES.items() if dtype == tensor.dtype), str(tensor.dtype))
+    size = {"dtype": code, "shape": list(tensor.shape), "bytes": tensor.nbytes}
+    return {"name": name, "role": role, **size, "up": up, "down": True, "broadcast": False}
 
 
 def _facts(
     name: str,
     model: nn.Module,
     net: OwnNet,
-    sent: Mapping[str, Tensor],
+    message: Message,
     shape: tuple[int, ...],
-    message: Payload | Sealed | None,
+    payload: Payload | Sealed | None,
     seed: int,
 ) -> dict[str, Any]:
     """What a run's findings say of the run; what a message alone does not say is ``None`` or empty."""
     held = f"{head}." if (head := net.head) else ""
     tensors = [
-        {
-            "name": one,
-            "role": "head" if one.startswith(held) else "encoder",
-            "dtype": "F32",
-            "shape": list(parameter.shape),
-            "bytes": parameter.numel() * BYTES["F32"],
-            "up": one in sent,
-            "down": True,
-            "broadcast": False,
-        }
+        _listed(one, "head" if one.startswith(held) else "encoder", parameter.detach().float(), one in message.parameters)
         for one, parameter in model.named_parameters()
     ]
-    nbytes = sum(tensor.numel() * BYTES["F32"] for tensor in sent.values())
+    tensors += [_listed(one, "buffer", tensor, True) for one, tensor in message.buffers.items()]
+    nbytes = sum(one["bytes"] for one in tensors if one["up"])
     server = [
         "has the message and the weights that the client began with",
         "knows the architecture, the number of samples and the schedule that was given",
     ]
-    sealed = seal(message) if isinstance(message, Payload) else message
+    sealed = seal(payload) if isinstance(payload, Payload) else payload
     listed = [] if sealed is None else listed_in([sealed.schema])
     sums = {one["what"]: IN_A_RUN for one in listed if MEANINGS.get(one["what"], UNKNOWN).gradient == "change"}
     centers = NEEDS_A_RUN if any(one["what"] == "centers" for one in listed) else "an update alone names none"
@@ -305,7 +309,7 @@ def _facts(
         "clients": 1,
         "participants": 1,
         "rounds": 1,
-        "defence": [] if message is None else list(message.transforms),
+        "defence": [] if payload is None else list(payload.transforms),
         "git_commit": None,
         "versions": {},
         "partition_hash": None,
@@ -320,7 +324,6 @@ def _facts(
         "knowledge": {"server": server, "outsider": list(IN_TRANSIT)},
         "conditions": of_net(net.split),
         "statistics": {"listed": listed, "exposed": []},
-        "labels_over_rounds": [],
         "label_shadow": None,
         "centers": [],
         "membership": [],
@@ -333,6 +336,7 @@ def _facts(
             "label_shadow": NEEDS_A_RUN,
             "centers": centers,
             "clients with a single sample": NEEDS_A_RUN,
+            **({"buffers": NO_GRADIENT} if message.buffers else {}),
             **sums,
         },
     }  # fmt: skip

@@ -136,7 +136,7 @@ def audit(
         try:
             sync(folder, None)
         except (TrackingError, ForeignStore) as error:
-            warnings.warn(f"the report is not in MLflow: {error}", stacklevel=2)
+            warnings.warn(printable(f"the report is not in MLflow: {error}"), stacklevel=2)
     return found
 
 

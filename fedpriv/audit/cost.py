@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-import torch
-
-from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit import formats
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.defenses.noise import SNR
+from fedpriv.evaluation.chance import at_chance
+from fedpriv.evaluation.chance import chance as constant_answer
 from fedpriv.files import load_json
 
 Found = Mapping[str, Any]
@@ -38,32 +37,9 @@ def cost(evidence: Evidence, summary: Found) -> dict[str, Any]:
 
 
 def chance(evidence: Evidence) -> tuple[float, int]:
-    """Mean accuracy of the best constant answer over the clients' local test sets, and the number of samples in them.
-
-    One constant for all clients where all are tested with the same model; where each has its own model, one for each client,
-    which is the accuracy of always answering the client's most frequent class (one half with two balanced classes).
-    """
-    federation, config = evidence.federation, evidence.config
-    data, method, split = federation.data, federation.method, config.eval.split
-    labels = data.labels(split)
-    shares, tested = [], []
-    for client in range(config.data.clients):
-        if len(index := data.indices(split, client)):
-            weights = data.weights(split, client)
-            # On the processor: with weights, CUDA's sums vary.
-            weights = None if weights is None else weights.cpu()
-            counts = torch.bincount(labels[index].cpu(), weights=weights, minlength=len(federation.dataset.classes))
-            shares.append(counts.double() / counts.sum())
-            tested.append(index)
-    by_client = torch.stack(shares)
-    one_model = not method.tested_names and not method.adaptation(config.train.rounds)
-    constant = by_client.mean(0).max() if one_model else by_client.max(1).values.mean()
-    return float(constant), len(set(torch.cat(tested).tolist()))
-
-
-def at_chance(accuracy: float, guessed: float, samples: int) -> bool:
-    """Whether the 95 % interval of an accuracy on ``samples`` samples includes ``guessed``, that of a constant answer."""
-    return wilson(round(accuracy * samples), samples).low <= guessed
+    """Mean accuracy of the best constant answer in the run's test, and the number of samples in it."""
+    federation = evidence.federation
+    return constant_answer(federation.data, federation.method, evidence.config, len(federation.dataset.classes))
 
 
 def signal_to_noise(records: Sequence[Found]) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from fedpriv.attacks.lab.kept import folder
 def of_last(kind: str) -> dict[str, float]:
     """The moments of the last audit of a kind (:class:`fedpriv.audit.progress.Progress`); empty: none is known."""
     try:
-        return {str(step): float(seconds) for step, seconds in json.loads(_path(kind).read_text()).items()}
+        return {str(step): float(seconds) for step, seconds in json.loads(_path(kind).read_text(encoding="utf-8")).items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return {}
 
@@ -23,7 +23,7 @@ def keep(kind: str, moments: Mapping[str, float]) -> None:
     """Keep the moments of an audit; not where the cache cannot be written."""
     with suppress(OSError):
         folder().mkdir(parents=True, exist_ok=True)
-        _path(kind).write_text(json.dumps(moments))
+        _path(kind).write_text(json.dumps(moments), encoding="utf-8")
 
 
 def _path(kind: str) -> Path:

@@ -75,7 +75,7 @@ def kept(run_dir: Path) -> Audited | None:
     """The audit that :func:`write` left in a run's folder; ``None``: there is none that can be read."""
     folder = run_dir / "audit"
     try:
-        findings = json.loads((folder / "audit.json").read_text())
+        findings = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
         return Audited(findings, {path.name: path.read_bytes() for path in (folder / "pictures").glob("*.png")})
     except (OSError, ValueError):
         return None

@@ -16,16 +16,17 @@ from fedpriv.audit import duration
 from fedpriv.audit.answer import answer
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import NotSimulated
-from fedpriv.audit.evidence.statistics import exposed, listed
+from fedpriv.audit.evidence.statistics import RUNNING, exposed, listed
 from fedpriv.audit.evidence.sums import HeldBack, evidence_of
 from fedpriv.audit.findings import best_of_images, best_of_texts, distinct, facts, known_members, of_epsilon
 from fedpriv.audit.finished import UNFINISHED, Finished
 from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
+from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.membership.canaries import measured
-from fedpriv.audit.membership.label_leaks import labels_of, labels_over_rounds, shadow_labels
+from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import END, Progress, Say, check_budget, spent
 from fedpriv.audit.sums import compared
@@ -223,8 +224,7 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
     findings: dict[str, Any] = {"statistics": {"listed": listed(evidence), "exposed": list(exposed(evidence))}}
     progress("labels")
     labels = [labels_of(evidence, round, client) for round, client in evidence.messages()]
-    findings["labels"] = [one.described() for one in labels]
-    findings["labels_over_rounds"] = labels_over_rounds(labels)
+    findings |= findings_of(labels)
     findings["label_shadow"] = None
     first, last = evidence.store.rounds()[0], evidence.store.rounds()[-1]
     if options.label_shadows:
@@ -234,9 +234,13 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
             findings["label_shadow"] = shadow_labels(evidence, first, options.label_shadows, options.seed)
         except FedprivError as error:
             not_tried["label_shadow"] = str(error)
+    sent = {one["what"] for one in findings["statistics"]["listed"]}
+    findings["mean_colour"] = None
+    if RUNNING in sent and evidence.modalities == ("image",):
+        findings["mean_colour"] = mean_colours(evidence, not_tried)
     findings["centers"] = []
     of_centers = [(round, evidence.store.clients(round)[0]) for round in (first, last)]
-    if "text" in evidence.modalities and any(one["what"] == "centers" for one in findings["statistics"]["listed"]):
+    if "text" in evidence.modalities and "centers" in sent:
         not_tried["centers"] = CENTERS_OF_TEXTS
     for round, client in dict.fromkeys(of_centers if evidence.modalities == ("image",) else []):
         if (cut := progress.spent()) is not None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.membership.classes import by_rule
 from fedpriv.audit.verdict import LIMIT
 
 Found = Mapping[str, Any]
@@ -49,7 +48,7 @@ def _texts(found: Found) -> Measured:
 
 
 def _labels(found: Found) -> Measured:
-    return _pooled((one["how"], one["exact"], 1) for one in by_rule(found["labels"]))
+    return _pooled((one["rule"], one["exact"]["successes"], one["messages"]) for one in found["label_rules"] if one["exact"])
 
 
 def _membership(found: Found) -> Measured:

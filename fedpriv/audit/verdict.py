@@ -33,6 +33,7 @@ def verdict(run: Found) -> list[str]:
     return [
         *sentences,
         *of_centers(run.get("centers") or []),
+        *_mean_colour(run.get("mean_colour")),
         *_exposed(run.get("statistics")),
         *of_labels(run["labels"]),
         *of_shadows(run.get("label_shadow")),
@@ -337,6 +338,18 @@ def _center(one: Found, hit: Found) -> str:
 def gives_away(inverted: Found) -> bool:
     """Whether class centres gave images away, more than guesses would count for; audits of earlier versions do not say."""
     return "copies" in inverted and inverted["recovered"]["successes"] > 0
+
+
+def _mean_colour(colours: Found | None) -> list[str]:
+    """The sentence on the mean colour of clients' images; none where no message was read."""
+    if not colours:
+        return []
+    count, error, guess = len(colours["rows"]), colours["error_median"], colours["baseline_median"]
+    what = "is" if error < guess else "is not"
+    return [
+        f"The mean colour of a client's images {what} known better from BatchNorm's running statistics than from the data set: "
+        f"it is off by {error:.3f} of a pixel's range, the data set's mean by {guess:.3f} (medians of {count} messages)."
+    ]
 
 
 def _exposed(statistics: Found | None) -> list[str]:

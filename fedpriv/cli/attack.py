@@ -105,6 +105,7 @@ def attack(
     from fedpriv.attacks.core.registry import IMAGE_ATTACKS, image_attacks
     from fedpriv.attacks.core.text_registry import TEXT_ATTACKS, text_attacks
     from fedpriv.config import parse_assignment
+    from fedpriv.seeding import with_threads
 
     options = dict(parse_assignment(text) for text in assignments)
     if name == MASKS:
@@ -119,7 +120,8 @@ def attack(
             raise UsageError(f"--output draws images, and {name} is an attack on texts")
         from fedpriv.cli.attack_text import attack_text
 
-        return attack_text(name, options, seed, run_name, **chosen)
+        with with_threads(1):
+            return attack_text(name, options, seed, run_name, **chosen)
     if name not in image_attacks():
         if name in IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing:
             raise UsageError(f"attack {name!r} is not available: {(IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing)[name]}")
@@ -127,7 +129,8 @@ def attack(
     for option in OF_TEXTS:
         if chosen.pop(option):
             raise UsageError(f"--{option.replace('_', '-')} is for attacks on texts: {', '.join(text_attacks())}")
-    return _attack_images(name, options, seed, output, run_name, **chosen)
+    with with_threads(1):  # as an audit; more wait for each other beside other work, at many times the CPU time
+        return _attack_images(name, options, seed, output, run_name, **chosen)
 
 
 def _attack_images(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.cli.controls import held_to, tell_controls, wide_console, with_options
+from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console, with_options
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -42,17 +42,20 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         out.print(f"altered: {', '.join(played.altered)}", soft_wrap=True)
         out.print(played.sentence, soft_wrap=True)
     tried = _attackers(name, options, target)
-    controls = text_controls(tried[0].attack, seed) if name in USUAL else []
-    tell_controls(controls, out)
-    held_to(controls)
     attempts = []
-    for attacker in tried:
-        out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences(images=False))}", soft_wrap=True)
-        attempts.append(attempt_text(attacker, target, seed))
-        for line in figures.in_lines(attempts[-1], target):
-            out.print(line, soft_wrap=True)
-        if attempts[-1].found is not None and (reason := attempts[-1].no_evidence):
-            out.print(f"a failure of {attacker.name} is no evidence: {reason}", soft_wrap=True)
+    with progress(1 + len(tried)) as begin:
+        begin(f"controls of {name}")
+        controls = text_controls(tried[0].attack, seed) if name in USUAL else []
+        tell_controls(controls, out)
+        held_to(controls)
+        for attacker in tried:
+            begin(f"{target.title}: {attacker.name}")
+            out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences(images=False))}", soft_wrap=True)
+            attempts.append(attempt_text(attacker, target, seed))
+            for line in figures.in_lines(attempts[-1], target):
+                out.print(line, soft_wrap=True)
+            if attempts[-1].found is not None and (reason := attempts[-1].no_evidence):
+                out.print(f"a failure of {attacker.name} is no evidence: {reason}", soft_wrap=True)
     guess = figures.guess(target, seed)
     out.print(figures.text_table(attempts, guess, target))
     malice = {} if played is None else {"threat": "malicious", "altered": list(played.altered), "refused": played.refusal}

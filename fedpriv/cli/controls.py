@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WIDTH = 120
+PULSE = 4.0
+"""Seconds between two lines on what is being done, where the output is no terminal."""
 
 
 def wide_console() -> Console:
@@ -53,13 +56,16 @@ def with_options(kind: type[T], name: str, options: Mapping[str, Any]) -> T:
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[str], None]]:
     """A block that reports ``total`` steps of work on standard error, each as it begins: a bar with the time left on a terminal,
-    lines elsewhere, nothing with ``--json``. Further ones count as the last."""
+    lines elsewhere, nothing with ``--json``. Further ones count as the last. During a step it says every :data:`PULSE` seconds
+    how far the attack is (:mod:`fedpriv.attacks.core.doing`)."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     if click.get_current_context().meta.get("fedpriv.json"):
         yield lambda text: None
         return
-    shown, began, done = terminal(err=True), time.monotonic(), 0
+    from fedpriv.attacks.core.doing import now
+
+    shown, began, done, step = terminal(err=True), time.monotonic(), 0, ""
     said = TextColumn("{task.description}", markup=False)
     columns = (said, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     # Results still go to standard output while the bar is shown.
@@ -67,14 +73,41 @@ def progress(total: int) -> Iterator[Callable[[str], None]]:
         task = bar.add_task("", total=total)
 
         def begin(text: str) -> None:
-            nonlocal done
+            nonlocal done, step
+            step = text
             bar.update(task, description=shown_text(text), completed=done)
             if not shown.is_terminal:
                 left = f", about {(time.monotonic() - began) / done * (total - done):.0f} s left" if done else ""
                 say(f"{done + 1} of {total}: {text}{left}", err=True)
             done = min(done + 1, total - 1)
 
-        yield begin
+        def beat() -> None:
+            far = now()
+            if shown.is_terminal:
+                bar.update(task, description=shown_text(f"{step}: {far}" if far else step))
+            elif step:
+                say(f"  {time.monotonic() - began:.0f} s: {far or step}", err=True)
+
+        with _every(PULSE, beat):
+            yield begin
+
+
+@contextmanager
+def _every(seconds: float, beat: Callable[[], None]) -> Iterator[None]:
+    """A block beside which ``beat`` is called in another thread."""
+    ended = threading.Event()
+
+    def call() -> None:
+        while not ended.wait(seconds):
+            beat()
+
+    beside = threading.Thread(target=call, name="progress", daemon=True)
+    beside.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        beside.join()
 
 
 def tell_controls(controls: Sequence[Control], out: Console) -> None:

@@ -11,7 +11,7 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png
 from fedpriv.cli.listing import Rows, listed
 from fedpriv.cli.options import config_from, config_options
-from fedpriv.cli.terminal import FilePath, styled
+from fedpriv.cli.terminal import FilePath, shown, styled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -177,20 +177,20 @@ def _table(counts: NDArray[np.int64], tests: NDArray[np.int64], classes: tuple[s
     """Counts per client and class; where the classes' names do not fit the width, each client's largest ones."""
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    needed = sum(max(4, len(name)) + 1 for name in classes) + max(6, *map(len, clients[:_CLIENTS_SHOWN])) + 3 * 6
+    classes, clients = tuple(map(shown, classes)), list(map(shown, clients[:_CLIENTS_SHOWN]))
+    needed = sum(max(4, len(name)) + 1 for name in classes) + max(6, *map(len, clients)) + 3 * 6
     few = len(classes) <= _CLASSES_SHOWN and needed <= width
     for column in ("client", "train", "test", *(classes if few else ["classes"])):
-        table.add_column(Text(column), justify="right", no_wrap=True, min_width=4)
+        table.add_column(column, justify="right", no_wrap=True, min_width=4)
     if not few:
         table.add_column("largest")
     for client, row in enumerate(counts[:_CLIENTS_SHOWN]):
-        start: list[str | Text] = [Text(clients[client]), str(row.sum()), str(tests[client])]
+        start = [clients[client], str(row.sum()), str(tests[client])]
         if few:
             table.add_row(*start, *(str(count) if count else "·" for count in row))
         else:
             largest = [c for c in row.argsort(kind="stable")[::-1][:5] if row[c]]
-            table.add_row(*start, str((row > 0).sum()), Text(", ".join(f"{classes[c]} {row[c]}" for c in largest)))
+            table.add_row(*start, str((row > 0).sum()), ", ".join(f"{classes[c]} {row[c]}" for c in largest))
     return table

@@ -58,7 +58,9 @@ def new_plugin(kind: str, folder: Path | None) -> dict[str, Any]:
     written = {"pyproject.toml": "pyproject.toml", f"{module}.py": kind, f"tests/test_{module}.py": "test", "README.md": "readme"}
     for file, template in written.items():
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / file, Template((_TEMPLATES / f"{template}.txt").read_text()).substitute(values).encode())
+        write_atomically(
+            folder / file, Template((_TEMPLATES / f"{template}.txt").read_text(encoding="utf-8")).substitute(values).encode()
+        )
     out = console()
     out.print(f"written: {folder}", soft_wrap=True)
     out.print(f"try it: fedpriv {words} {name} --plugin {folder / f'{module}.py'}", soft_wrap=True)

@@ -96,15 +96,19 @@ def _option(flag: str, kind: Any, text: str) -> Callable[[Command], Command]:
     return click.option("--" + flag, type=FilePath() if kind is Path else kind, help=text)
 
 
-def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any]) -> RunConfig:
-    """The config that the options of :func:`config_options` describe: file, then flags, then ``--set``."""
+def config_from(config_file: Path | None, assignments: tuple[str, ...], flags: dict[str, Any], here: bool = False) -> RunConfig:
+    """The config that the options of :func:`config_options` describe: file, then flags, then ``--set``.
+
+    Args:
+        here: as for :func:`fedpriv.api.keys.config_of`.
+    """
     from fedpriv.api.keys import SHORTHANDS, config_of
     from fedpriv.config import parse_assignment
 
     assigned = dict(parse_assignment(text) for text in assignments)
     replaced = SHORTHANDS if "wire.transforms" in assigned else ()
     keys = {name: value for name, value in flags.items() if value is not None and name not in replaced}
-    config = config_of(config_file, keys | assigned)
+    config = config_of(config_file, keys | assigned, here)
     given = click.get_current_context().meta.get("fedpriv.plugins", ())
     return config.model_copy(update={"plugins": tuple(dict.fromkeys((*config.plugins, *given)))})
 

@@ -57,6 +57,10 @@ def probe(
     Example: fedpriv probe runs/20260131-120000-fedavg+simclr-digits-s0-1a2b
              fedpriv probe runs/a --dataset cifar100 --fraction 0.1
     """
+    if device is not None:
+        from fedpriv.config.device import check_device
+
+        check_device(device)
     from rich.table import Table
 
     from fedpriv.simulation.probe_finished_run import probe_run

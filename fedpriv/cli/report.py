@@ -19,6 +19,7 @@ from fedpriv.audit.formats import bound
 from fedpriv.cli.common import run_folders
 from fedpriv.cli.terminal import styled, terminal
 from fedpriv.errors import FedprivError
+from fedpriv.outside.names import printable
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
@@ -148,6 +149,8 @@ class Reporter:
         else:
             spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
             rows.append((accuracy_of(summary), Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")))
+            if (learnt_nothing := constant_answer(summary)) is not None:
+                rows.append(("  at chance level", Bold("", learnt_nothing)))
             tested = summary["accuracy_per_client"]
             if left_out := tested.count(None):
                 rows.append(("clients that were not tested, left out", f"{left_out} of {len(tested)}"))
@@ -167,6 +170,8 @@ class Reporter:
             )
         if summary["turns_dropped"]:
             rows.append(("diverged local trainings, left out", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
+        if untrained := summary.get("turns_untrained"):  # a run of an earlier version has none
+            rows.append(("local trainings without a step, left out", Bold("", f"{untrained} of {summary['turns']}")))
         if summary["answers_refused"]:
             rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
         rows += self._privacy(summary.get("privacy"))
@@ -230,6 +235,17 @@ class Reporter:
             return "off"
         rest = {True: "", False: f" (incomplete: {tracker.later})", None: " (the rest is on its way)"}
         return tracker.place + rest[outcome.tracked]
+
+
+def constant_answer(summary: Mapping[str, Any]) -> str | None:
+    """That the model of a summary answers the same whatever it is shown, or is no better than one that does; ``None``: it is
+    better, or it is not known, as of an earlier version."""
+    only, guessed = summary.get("only_answer"), summary.get("chance")
+    if only is not None:
+        return f"the model predicts {printable(only)} for every test sample"
+    if not summary.get("at_chance") or guessed is None:
+        return None
+    return f"within its 95 % interval, the accuracy is no better than a constant answer's ({guessed:.1%})"
 
 
 def accuracy_of(summary: Mapping[str, Any]) -> str:

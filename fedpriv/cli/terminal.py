@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -30,13 +31,21 @@ def shown_error(error: BaseException) -> str:
 
 
 def terminal(err: bool = False) -> Any:
-    """A rich console that prints strings as they are, on standard output or standard error; :func:`styled` has the styles."""
+    """A rich console that prints strings as they are, on standard output or standard error; :func:`styled` has the styles.
+
+    A string is made :func:`shown` before it is measured, so that columns fit; whatever else is printed, as it is printed.
+    """
     from rich.console import Console
+    from rich.segment import Segment
     from rich.text import Text
 
     class Terminal(Console):
         def render_str(self, text: str, **how: Any) -> Text:
             return super().render_str(shown(text), **how)
+
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else shown(text), style, control)
 
     return Terminal(stderr=err, markup=False, emoji=False, highlight=False)
 

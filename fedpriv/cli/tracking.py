@@ -49,7 +49,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     arguments = ["--host", host, "--port", str(port), "--workers", "1"]
     if (store := sqlite_path(uri)) is not None:
         if not store.is_file() and any(tracked_in(file.parent) == store for file in runs_dir.glob("*/run.json")):
-            click.echo(f"making the MLflow store {store}, as no run is in it yet")
+            say(f"making the MLflow store {store}, as no run is in it yet")
             create_store(store)  # or wait until another process has made it
         if not store.is_file():
             raise UsageError(f"no MLflow store {store}; `fedpriv train` makes one, --runs-dir or --tracking-uri name another")
@@ -60,7 +60,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     # By default MLflow opens its pages for language-model applications.
     page = "#/experiments?workflowType=machine_learning"
     shown = "localhost" if host == "0.0.0.0" else host
-    click.echo(f"MLflow starts, which takes some seconds: http://{shown}:{port}/{page} (Ctrl-C ends it)")
+    say(f"MLflow starts, which takes some seconds: http://{shown}:{port}/{page} (Ctrl-C ends it)")
     sys.stdout.flush()
     settings = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     # By its environment: other users see the arguments of a process, and a database's address may hold a password.
@@ -160,6 +160,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     from rich.table import Table
 
     from fedpriv.api.comparing import contradictions, figures, labels, repeated
+    from fedpriv.cli.report import constant_answer
     from fedpriv.plots import compare_curves
     from fedpriv.server.run_folder import RunFolder
 
@@ -198,6 +199,8 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         if row["status"] != "finished":
             hint = f"; {RunFolder(folder).how_to_resume} continues it" if row["status"] == "killed" else ""
             out.print(f"* {row['run']}: {row['status']}, as of its last evaluation{hint}", soft_wrap=True)
+        elif (learnt_nothing := constant_answer(row)) is not None:
+            out.print(f"{row['run']}: {learnt_nothing}", soft_wrap=True)
         elif row["accuracy"] is None:
             outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
             outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"

@@ -11,7 +11,6 @@ import click
 
 from fedpriv.cli import main
 from fedpriv.cli.common import command, console, loading
-from fedpriv.cli.listing import check_name
 from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, WorkersParam
 
@@ -48,7 +47,7 @@ def train(
     Example: fedpriv train --method mpfedcon
              fedpriv train --config run.yaml --set method.mu=5
     """
-    config = config_from(config_file, assignments, flags)
+    config = config_from(config_file, assignments, flags, here=not dump_config)
     if dump_config:
         from fedpriv.methods.build import with_options
         from fedpriv.outside import plain_yaml
@@ -56,8 +55,6 @@ def train(
         chosen = with_options(config).chosen()
         click.echo(plain_yaml.dump(chosen), nl=False)
         return chosen
-    if not config.plugins:
-        check_name("methods", "method", config.method.name)
     loading()
     began = time.perf_counter()
     from fedpriv.cli.report import Reporter

@@ -195,6 +195,8 @@ class Client:
             method.local_update(turn)
         except ClientDiverged:
             return Answer(self.number, None, Report(round, self.number, turn.num_examples, diverged=True, spent=charges).seal())
+        if turn.untrained:  # it would weigh as much as a client that trained, and hold the others back
+            return Answer(self.number, None, Report(round, self.number, turn.num_examples, untrained=True, spent=charges).seal())
         trained = None if turn.spend is None else model.space.unpack(model.row.clone())
         with profile("serialisation", client=self.number):
             turn.over = True

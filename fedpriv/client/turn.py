@@ -100,6 +100,11 @@ class Turn:
         return {} if self.upload is None else decoded(self.upload, self.received).tensors()
 
     @property
+    def untrained(self) -> bool:
+        """Whether its phases took no step, as all its batches are smaller than may be, and its model is as it was."""
+        return bool(self.trained) and not self.steps and torch.equal(self.row, self.start)
+
+    @property
     def learner(self) -> ModelLearner:
         if self._learner is None:
             raise RuntimeError("a client's model learns only within a phase")

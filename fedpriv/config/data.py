@@ -57,6 +57,13 @@ class DataConfig(Section):
     label: str | None = Field(
         None, description="column of the labels, in files and data sets of the hub; null: found by its type or a common name"
     )
+    features: tuple[str, ...] | None = Field(
+        None,
+        min_length=1,
+        description="columns of a table of numbers and categories that are used, also dates and numbers that differ in each row; "
+        "null: all but those, and but texts",
+    )
+    drop: tuple[str, ...] = Field((), description="columns of a table that are not used")
     clients: PositiveInt = Field(
         20, description="number of registered clients; follows from the data if these are partitioned already"
     )

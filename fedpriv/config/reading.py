@@ -63,7 +63,7 @@ def _field_names(schema: Any) -> list[str]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """A config file as a mapping; :class:`UsageError` where it is not one."""
     try:
-        values = plain_yaml.load(path.read_text())
+        values = plain_yaml.load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read config {path}: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedpriv.data.dataset import Opened, Texts, Values
-from fedpriv.data.labels import read_labels
+from fedpriv.data.labels import read_labels, spellings
 from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.data.tables.columns import Columns
 from fedpriv.errors import UsageError
@@ -77,6 +77,7 @@ def assemble(
         new_id[[classes.index(cls) for cls in choice.keep]] = np.arange(len(choice.keep))
         labels, classes = [new_id[values] for values in labels], choice.keep
         kept = [np.flatnonzero(values >= 0) for values in labels]
+    notes += spellings(classes, columns.label, "classes")
     if choice.at_most is not None:
         kept[0] = kept[0][at_most(labels[0][kept[0]], choice.at_most)]
     if len(tables) == 2 and (alone := np.setdiff1d(labels[1][kept[1]], labels[0][kept[0]])).size:
@@ -142,7 +143,8 @@ def assemble(
         assert found[0] is not None
         if name == columns.label:
             notes.append(f"the clients are the labels, column {name!r}: each has one class, and the data of no other")
-        notes.extend(_like_missing(np.unique(found[0]).tolist(), name, "client", "client"))
+        clients = np.unique(found[0]).tolist()
+        notes.extend((*_like_missing(clients, name, "client", "client"), *spellings(clients, name, "clients")))
         return found[0], found[1]
 
     return Opened(

@@ -31,7 +31,8 @@ class Dataset:
     Attributes:
         images: decoded, each ``(N, C, H, W)`` uint8; ``None``: the samples have none.
         texts: one for each sample; ``None``: the samples have none.
-        vectors: rows of a table as the net takes them, each ``(N, F)`` float32; ``None``: the samples are no rows.
+        vectors: rows of a table as the net takes them, each ``(N, F)`` float32, or arrays such as time series, ``(N, C, L)``;
+            ``None``: the samples are neither.
         mean, std: of the images, per channel on the [0, 1] scale.
         suggests: values for config keys that the config leaves open.
         owners: whose each sample is; ``None``: the data do not say.
@@ -64,7 +65,7 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """``(C, H, W)`` of the images, or ``(F,)`` of rows; :class:`UsageError` where the samples are texts."""
+        """``(C, H, W)`` of images, ``(F,)`` of rows, or the shape of arrays; :class:`UsageError` where the samples are texts."""
         if self.vectors is not None:
             return tuple(self.vectors[0].shape[1:])
         channels, height, width = self.train_images.shape[1:]

@@ -66,6 +66,9 @@ class PairTable:
     def at(self, row: int) -> str:
         return str(self.pairs[row].image)
 
+    def written(self, name: str) -> None:
+        return None
+
     @cached_property
     def features(self) -> datasets.Features:
         import datasets

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedpriv.data.tables.files import CsvTable, class_names
+from fedpriv.data.tables.files import class_names
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ NEARLY_ALL = 0.9
 """Share of the samples: with more distinct labels than that, they are names of samples."""
 
 _SHOWN = 5
-"""How many classes an error names."""
+"""How many classes an error names, and how many groups of spellings a line."""
 _LEADING_ZERO = r"^\s*[-+]?0[0-9]"
 
 
@@ -44,8 +46,8 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
         classes = given
     elif (found := _no_classes(raw[0], values[0])) is not None:
         raise UsageError(
-            f"{tables[0].origin}: column {column!r} holds {found}; a label is a class, which samples share: "
-            "--set data.label=NAME names another column"
+            f"{tables[0].origin}: column {column!r} holds {found}; a label is a class, which samples share, and quantities "
+            "are not predicted: name another column (--set data.label=NAME), or put a class, such as a range, in place of each"
         )
     elif numbered:
         classes = _numbered(tables, values, column)
@@ -56,21 +58,34 @@ def read_labels(tables: list[Table], column: str) -> tuple[list[NDArray[np.int64
     ], classes
 
 
+def spellings(values: Iterable[object], column: str, read_as: str) -> Iterator[str]:
+    """A line on the values of a column that differ in capital letters, spaces, unseen characters or Unicode form alone.
+
+    Args:
+        read_as: what the values are, in the plural.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in sorted({str(value) for value in values if value is not None}):
+        folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+        groups.setdefault("".join(sign for sign in folded if unicodedata.category(sign)[0] not in "ZC"), []).append(name)
+    if alike := [" and ".join(map(repr, group)) for group in groups.values() if len(group) > 1]:
+        more = f", and {len(alike) - _SHOWN} more" if len(alike) > _SHOWN else ""
+        yield (
+            f"column {column!r}: {', '.join(alike[:_SHOWN])}{more} are different {read_as}, though they differ only in capital "
+            "letters, spaces or the form of Unicode; write them alike if they are the same"
+        )
+
+
 def _column(table: Table, name: str) -> pa.ChunkedArray:
     """A column of labels; of CSV files, as written where a number has a leading zero, since ``01`` and ``1`` are two names."""
-    import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.types as kinds
 
-    from fedpriv.data.own.clients import Joined
-
     column = table.column(name)
-    parts = table.tables if isinstance(table, Joined) else (table,)
-    files = [part for part in parts if isinstance(part, CsvTable)]
-    if len(files) < len(parts) or not (kinds.is_integer(column.type) or kinds.is_floating(column.type)):
+    if not (kinds.is_integer(column.type) or kinds.is_floating(column.type)):
         return column
-    written = pa.chunked_array([chunk for file in files for chunk in file.written(name).chunks], type=pa.string())
-    return written if pc.any(pc.match_substring_regex(written, _LEADING_ZERO)).as_py() else column
+    written = table.written(name)
+    return column if written is None or not pc.any(pc.match_substring_regex(written, _LEADING_ZERO)).as_py() else written
 
 
 def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, ...] | None) -> NDArray[Any]:
@@ -82,6 +97,8 @@ def _values(table: Table, column: pa.ChunkedArray, name: str, given: tuple[str, 
         raise UsageError(f"{table.origin} has no rows")
     if np.issubdtype(values.dtype, np.floating) and (rows := np.flatnonzero(~np.isfinite(values))).size:
         raise UsageError(f"{table.at(rows[0])}: the label in column {name!r} is {values[rows[0]]}")
+    if np.issubdtype(values.dtype, np.floating):
+        values = values + 0.0  # of which -0.0 is 0.0
     if values.dtype == object and isinstance(values[0], np.ndarray | dict | bytes):
         raise UsageError(f"{table.origin}: column {name!r} holds no labels but a {type(values[0]).__name__} in each row")
     blank = [row for row, value in enumerate(values) if not str(value).strip()] if values.dtype == object else []
@@ -130,8 +147,16 @@ def _ids(table: Table, values: NDArray[Any], column: str, classes: tuple[str, ..
 
 def _no_classes(column: pa.ChunkedArray, values: NDArray[Any]) -> str | None:
     """Why a column of labels holds no classes: names of samples, or quantities; ``None``: it may."""
-    distinct = len(column.unique())
-    quantity = np.issubdtype(values.dtype, np.floating) and bool((values % 1).any())
-    if distinct <= FEW or not (quantity or distinct > NEARLY_ALL * len(values)):
+    distinct = len(column.unique()) if values.dtype == object else len(np.unique(values))
+    if distinct <= FEW or not (distinct > NEARLY_ALL * len(values) or _are_quantities(values)):
         return None
     return f"{distinct:,} values in {len(values):,} rows, such as {values[0]!s}"
+
+
+def _are_quantities(values: NDArray[Any]) -> bool:
+    """Whether labels ``(N,)`` are numbers, or are written as numbers, of which some are not whole."""
+    try:
+        numbers = values.astype(np.float64)
+    except (TypeError, ValueError):
+        return False
+    return bool((numbers[np.isfinite(numbers)] % 1).any())

@@ -169,8 +169,10 @@ def _find(name: str, data: DataConfig) -> Source:
         path = Path(name).expanduser()
         if path.suffix.lower() in (".parquet", ".csv") or os.sep in name or path.is_dir():
             return local.local_source(path.absolute(), data)  # absolute: a run can be resumed from another working directory
-    if data.label is not None:
-        raise UsageError(f"data.label {data.label}: the columns of {name} are known; leave it out")
+    for key in ("label", "features", "drop"):
+        if value := getattr(data, key):
+            shown = value if isinstance(value, str) else ", ".join(value)
+            raise UsageError(f"data.{key} {shown}: the columns of {name} are known; leave it out")
     return REGISTRY.find(name)
 
 

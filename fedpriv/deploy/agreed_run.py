@@ -57,7 +57,7 @@ class AgreedRun:
         agreement, net = settle(config, loaded.prepared.build, declared, sizes, Apart(sizes), loaded.device)
         augment = augmentation(config.data.augment or "none", loaded.dataset.mean, loaded.dataset.std)
         self.agreement, self.initial = agreement, agreement.initial
-        self.initial_digest, self.agreement_fingerprint = digest_of(agreement.initial), agreement.config.fingerprint()
+        self.initial_digest, self.agreement_fingerprint = initial_digest(agreement), agreement.config.fingerprint()
         self.model = Resident(net, agreement.space, loaded.device)
         data = ClientData(loaded.data, number)
         self.client = Client(number, agreement, data, store, augment, secret, terms, self._check_repeated)
@@ -130,6 +130,12 @@ def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Maski
     from fedpriv.client.masking import Masking
 
     return Masking(number, agreement, run, folder / "uploads.json", folder.parent.parent / "summed")
+
+
+def initial_digest(agreement: Agreement) -> str:
+    """SHA-256 (hex) of the initial model, with its constants."""
+    constants = [one.double().flatten() for one in agreement.constants.values()]
+    return digest_of(torch.cat([agreement.initial.cpu().double(), *constants]))
 
 
 def digest_of(row: torch.Tensor) -> str:

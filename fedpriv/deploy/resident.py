@@ -7,7 +7,7 @@ import socket
 import sys
 from pathlib import Path
 
-from fedpriv.deploy.frames import Frame
+from fedpriv.deploy.frames import Frame, line_of
 from fedpriv.deploy.site import Site
 from fedpriv.deploy.stream import Broken, read, write
 from fedpriv.errors import FedprivError
@@ -53,7 +53,9 @@ def _answer(site: Site, head: bytes, parts: list[bytes]) -> Frame:
     except Refused as reason:
         return Frame({"error": str(reason)})
     except Exception as error:  # what a server sends must not end the process
-        print(f"fedpriv: a frame could not be answered: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        print(
+            f"fedpriv: a frame could not be answered: {type(error).__name__}: {line_of(str(error))}", file=sys.stderr, flush=True
+        )
         return Frame({"error": f"the client cannot answer ({type(error).__name__})"})
 
 

@@ -12,7 +12,7 @@ import torch
 from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
 from fedpriv.defenses import build_transforms
-from fedpriv.deploy.agreed_run import digest_of
+from fedpriv.deploy.agreed_run import digest_of, initial_digest
 from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
 from fedpriv.deploy.frames import Frame, Letter, line_of
 from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, outweighing, told_to_clients
@@ -24,6 +24,7 @@ from fedpriv.methods.build import with_options
 from fedpriv.models.encoders import is_local
 from fedpriv.models.own import is_own
 from fedpriv.plugins import load_plugins
+from fedpriv.secure.terms import check_trains
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.results import write_results
@@ -155,14 +156,17 @@ def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
     config = with_usual_share(resolve(config, first.usual_model, first.suggests), len(sizes))
     config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
     config, build = first.form.net(config, len(first.classes))
-    return settle(config, build, declared(facts), sizes, Apart(sizes), torch.device("cpu"))[0]
+    agreement, _ = settle(config, build, declared(facts), sizes, Apart(sizes), torch.device("cpu"))
+    check_trains(agreement, sizes)
+    return agreement
 
 
 def _run(
     agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], seconds: float, on_start: OnStart,
     on_round: OnRound, warn: Warn,
 ) -> dict[str, Any] | None:  # fmt: skip
-    remarks = agreement.method.remarks
+    without_a_step = check_trains(agreement, {one.client: one.train for one in facts if one.train})
+    remarks = [*agreement.method.remarks, *filter(None, [without_a_step])]
     for remark in remarks:
         warn(remark)
     terms = {"config": _public(agreement.config), "declared": told_to_clients(agreement.declared), "code": code_version()}
@@ -222,7 +226,7 @@ def _check_agreed(
     agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], missing: Mapping[int, str], facts: Sequence[Facts]
 ) -> None:
     """Every client has the same config and the same initial model as the server."""
-    expected = {"config": agreement.config.fingerprint(), "initial": digest_of(agreement.initial)}
+    expected = {"config": agreement.config.fingerprint(), "initial": initial_digest(agreement)}
     for one in facts:
         answer = answers.get(one.client)
         if answer is None:

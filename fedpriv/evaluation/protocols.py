@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+Confusion: TypeAlias = "NDArray[np.int64] | csr_array"
+"""Number of samples ``(C, C)`` by true class (row) and predicted class (column); sparse for many classes."""
+
+MOST_CLASSES = 500
+"""Up to which confusion matrices are dense; larger ones hold as many entries as there are pairs that occur."""
 Records = Sequence[Mapping[str, Any]]
 """Lines of ``metrics.jsonl``, in order of rounds."""
 
@@ -56,15 +64,24 @@ def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> 
     }
 
 
-def per_class(confusion: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+def confusion_of(labels: NDArray[np.int64], predicted: NDArray[np.int64], classes: int) -> Confusion:
+    """The confusion matrix of the true and the predicted classes ``(N,)``; its memory is linear in N for many classes."""
+    if classes <= MOST_CLASSES:
+        return np.bincount(labels * classes + predicted, minlength=classes**2).reshape(classes, classes)
+    from scipy.sparse import csr_array
+
+    return csr_array((np.ones(len(labels), np.int64), (labels, predicted)), shape=(classes, classes))
+
+
+def per_class(confusion: Confusion) -> dict[str, NDArray[np.float64]]:
     """``precision``, ``recall`` and ``f1`` of each class ``(C,)``, shares in [0, 1].
 
     0 / 0 counts as 0: the precision of a class that is never predicted, the recall of a class without samples.
 
     Args:
-        confusion: number of samples ``(C, C)`` by true class (row) and predicted class (column).
+        confusion: as of :func:`confusion_of`.
     """
-    right, true, predicted = np.diagonal(confusion), confusion.sum(axis=1), confusion.sum(axis=0)
+    right, true, predicted = confusion.diagonal(), confusion.sum(axis=1), confusion.sum(axis=0)
     return {
         "precision": right / np.maximum(predicted, 1),
         "recall": right / np.maximum(true, 1),
@@ -72,7 +89,7 @@ def per_class(confusion: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
     }
 
 
-def global_summary(confusion: NDArray[np.int64]) -> dict[str, float]:
+def global_summary(confusion: Confusion) -> dict[str, float]:
     """Precision, recall and F1 of the global model over its classes, as scikit-learn averages them (``zero_division=0``).
 
     Args:

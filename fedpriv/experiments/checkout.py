@@ -42,7 +42,12 @@ def _git(experiment: Path, *command: str) -> list[str] | None:
     """What git prints in the folder, by line; ``None`` outside a checkout, before its first commit, or without git."""
     try:
         done = subprocess.run(
-            ["git", "-C", str(experiment.absolute().parent), *command], capture_output=True, text=True, timeout=60, check=False
+            ["git", "-C", str(experiment.absolute().parent), *command],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            encoding="utf-8",
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -236,7 +236,7 @@ class _Runner:
             if self.data_dir is not None:
                 config = config.model_copy(update={"data": config.data.model_copy(update={"dir": None})})
             file = self.asked / f"{label}-s{seed}.yaml"
-            file.write_text(plain_yaml.dump(config.chosen()))
+            file.write_text(plain_yaml.dump(config.chosen()), encoding="utf-8")
             arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]
         # The data folder is passed by the environment, not by the config, so that a run can be resumed with another one.
         environment = os.environ | _ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})

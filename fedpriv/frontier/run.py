@@ -267,7 +267,7 @@ class _Frontier:
             "fedpriv": version("fedpriv"),
         }
         try:
-            before = json.loads(path.read_text())
+            before = json.loads(path.read_text(encoding="utf-8"))
             if before.pop("about") == about:
                 return Strength(**before)
         except (OSError, ValueError, KeyError, TypeError):

@@ -20,7 +20,7 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.evidence.statistics import listed
 from fedpriv.audit.evidence.views import recorded
-from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
+from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError, UsageError
@@ -102,7 +102,7 @@ def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str],
     not_tried: dict[str, str] = {}
     images = on_images(evidence, options, not_tried, say) if "image" in evidence.modalities else []
     texts = on_texts(evidence, options, not_tried, say) if "text" in evidence.modalities else []
-    labels = [labels_of(evidence, round, client).described() for round, client in evidence.messages()[: options.messages]]
+    labels = [labels_of(evidence, round, client) for round, client in evidence.messages()[: options.messages]]
     shadow = None
     if "labels" in wanted and options.label_shadows:
         with suppress(FedprivError):  # it cannot be mounted, and the audit of the real run says why
@@ -112,7 +112,7 @@ def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str],
         "statistics": {"listed": listed(evidence)},
         "attacks": [one.described(None) for one in images],
         "texts": texts,
-        "labels": labels,
+        "labels": findings_of(labels)["labels"],
         "label_shadow": shadow,
     }
 

@@ -50,4 +50,6 @@ class Apfl(Method):
     def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
         shared = private[OWN] if self.params.test_with == "local" else row
         space = self.context.space
-        return space.unpack(mixed(space, shared.to(row), private[PERSONAL].to(row), float(private[ALPHA])))
+        mixture = mixed(space, shared.to(row), private[PERSONAL].to(row), float(private[ALPHA]))
+        space.renew_spectral_norms(mixture)
+        return space.unpack(mixture)

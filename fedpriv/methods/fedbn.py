@@ -23,8 +23,8 @@ class FedBNParams:
 class FedBN(Method):
     """FedAvg, but each client keeps its own BatchNorm layers: scales, shifts and, unless they are averaged, running statistics.
 
-    They are found by module type. For a net without any, this is FedAvg, bit for bit; otherwise there is no global model, and
-    each client is tested with its own layers in the averaged net.
+    So are InstanceNorm layers that keep running statistics. They are found by module type. For a net without any, this is FedAvg,
+    bit for bit; otherwise there is no global model, and each client is tested with its own layers in the averaged net.
     """
 
     paper = "Li et al., ICLR 2021"

@@ -203,7 +203,7 @@ def _pooling_file(source: str) -> Path | None:
 def _pooling(stated: Path | None, config: Any) -> Pooling:
     if stated is None:
         return "pooler" if config.model_type == "bert" else "mean"
-    says = json.loads(stated.read_text())
+    says = json.loads(stated.read_text(encoding="utf-8"))
     ways = says.get("pooling_mode") or [_WAYS[key] for key, value in says.items() if key in _WAYS and value]  # since 6.0, before
     way = ways[0] if isinstance(ways, list) and len(ways) == 1 else ways
     if way in ("mean", "cls"):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from fedpriv.samples import Inputs
 
@@ -122,6 +123,16 @@ def copy_of(net: Module, shared: Iterable[Tensor] = ()) -> Module:
     # What hooks make of other tensors before each pass, as those of weight_norm do, torch refuses to copy with its graph.
     made = [one for part in net.modules() for one in vars(part).values() if isinstance(one, Tensor) and not one.is_leaf]
     return copy.deepcopy(net, {id(one): one for one in shared} | {id(one): one.detach() for one in made})
+
+
+def norms_with_statistics(net: nn.Module) -> dict[str, nn.Module]:
+    """The normalisation layers whose outputs depend on statistics of the client's data, by name: BatchNorm, and InstanceNorm
+    where it keeps running statistics. Without them it takes each sample by itself, as GroupNorm does."""
+    return {
+        where: module
+        for where, module in net.named_modules()
+        if isinstance(module, _BatchNorm) or (isinstance(module, _NormBase) and module.track_running_stats)
+    }
 
 
 def describe(net: Net) -> list[RoleSize]:

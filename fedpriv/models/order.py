@@ -91,6 +91,11 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._watched = {id(tensor) for tensor in tensors}
         self._count = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Torch would import its compiler, which takes longer than torch itself, to keep it away from the method below."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self._count += 1
         self.last |= {id(leaf): self._count for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._watched}

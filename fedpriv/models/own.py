@@ -21,18 +21,13 @@ from torch import Tensor, nn
 
 from fedpriv.errors import FedprivError, UnknownName, UsageError, in_a_line
 from fedpriv.models.net import Net
+from fedpriv.models.own_checks import alike, check_apart, check_logits, check_numbers, check_signs, passes
 from fedpriv.models.registry import Shape, predictor_on
-from fedpriv.models.state import State, drawn_alike, perturb
 from fedpriv.outside.names import shape_text
 
 Build = Callable[..., nn.Module]
 _here: dict[str, Build] = {}
 """Name -> what was defined in this process and cannot be imported."""
-_PASSES = ((False, True), (True, False), (True, True))
-"""Whether with other weights than the initial ones, and whether in training mode: where roles are compared with the whole net.
-Of a head that is zero at first, the initial logits are zero whatever comes after it."""
-TOLERANCE = 1e-4
-"""By how much, relative to the largest logit, the roles may differ from the whole net."""
 
 
 def is_own(name: str | None) -> bool:
@@ -131,12 +126,12 @@ def own_net(name: str, input_shape: Shape, classes: int, roles: Mapping[Any, str
         UsageError: it cannot be built, does not fit the data, or is not called as its roles say.
     """
     whole = _built(name, find_own(name), input_shape, classes)
-    _check_numbers(name, whole)
+    check_numbers(name, whole)
     for module in whole.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False  # hooks on activations and torch.func need the values
     net = _in_roles(name, whole.eval(), input_shape, classes, roles or {}, predictor).train()
-    _check_apart(name, net)
+    check_apart(name, net)
     return net
 
 
@@ -145,10 +140,11 @@ def _in_roles(
 ) -> Net:
     probe = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))
     logits, last = _logits(name, whole, probe)
-    repeats = _alike(_logits(name, whole, probe)[0], logits)
+    repeats = alike(_logits(name, whole, probe)[0], logits)
     parameters = list(whole.parameters())
-    told = _passes(whole, whole, parameters, probe)
-    _check_logits(name, told[0], len(probe), " in training mode")
+    told = passes(whole, whole, parameters, probe)
+    check_logits(name, told[0], len(probe), " in training mode")
+    check_signs(name, whole, parameters, probe)
     if logits.shape[1] != classes:
         raise UsageError(f"model {name} returns {logits.shape[1]} logits, and the data have {classes} classes")
     children = dict(whole.named_children())
@@ -171,10 +167,10 @@ def _in_roles(
                 found = head(projection)
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
                 continue
-        if features.ndim == projection.ndim == 2 and _alike(found, logits):
+        if features.ndim == projection.ndim == 2 and alike(found, logits):
             apart = nn.ModuleList([whole, projector, head])
-            others = _passes(apart, nn.Sequential(encoder, projector, head), parameters, probe)
-            if not all(map(_alike, others, told)):
+            others = passes(apart, nn.Sequential(encoder, projector, head), parameters, probe)
+            if not all(map(alike, others, told)):
                 continue
             d, k = features.shape[1], projection.shape[1]
             return Net(
@@ -235,36 +231,7 @@ def _logits(name: str, net: nn.Module, probe: Tensor) -> tuple[Tensor, str | Non
             hook.remove()
     if not torch.equal(given, probe):  # a batch goes through several nets, such as a teacher's
         raise UsageError(f"model {name} changes its input in place; let it compute a new tensor, as in x = x - 0.5 for x -= 0.5")
-    return _check_logits(name, logits, len(probe)), called[-1] if called else None
-
-
-def _check_logits(name: str, found: Any, size: int, when: str = "") -> Tensor:
-    if isinstance(found, Exception):
-        raise UsageError(f"model {name} fails on its inputs{when}: {in_a_line(found)}") from found
-    if not isinstance(found, Tensor) or found.ndim != 2:
-        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
-        raise UsageError(
-            f"model {name} returns {what} for a batch of {size}{when}; it should be logits, a tensor ({size}, classes)"
-        )
-    return found
-
-
-def _passes(net: nn.Module, path: nn.Module, parameters: list[nn.Parameter], probe: Tensor) -> list[Any]:
-    """What ``path`` through a net makes of a batch in the ``_PASSES``: outputs, or exceptions. The net, all of whose parameters
-    are given, is left as it was."""
-    state, found = State(net), list[Any]()
-    for moved, training in _PASSES:
-        with drawn_alike():
-            if moved:
-                perturb(parameters)
-            net.train(training)
-            try:
-                found.append(path(probe.clone()))
-            except Exception as error:
-                found.append(error)
-        state.restore()
-    net.eval()
-    return found
+    return check_logits(name, logits, len(probe)), called[-1] if called else None
 
 
 def _taken(name: str, whole: nn.Module, role: str, place: str) -> nn.Module:
@@ -275,54 +242,6 @@ def _taken(name: str, whole: nn.Module, role: str, place: str) -> nn.Module:
     owner, _, attribute = place.rpartition(".")
     setattr(modules[owner], attribute, nn.Identity())
     return modules[place]
-
-
-def _check_numbers(name: str, whole: nn.Module) -> None:
-    """Check that what is trained can be one row of numbers.
-
-    Raises:
-        UsageError: it cannot, or nothing is trained.
-    """
-    learnt = _learnt(whole)
-    if other := next((where for where, tensor in learnt.items() if tensor.dtype != torch.float32), None):
-        raise UsageError(f"model {name}: {other} is of {learnt[other].dtype}; what is trained must be of torch.float32")
-    if not any(isinstance(tensor, nn.Parameter) for tensor in learnt.values()):
-        raise UsageError(f"model {name} has no parameters to train; at least one must have requires_grad=True")
-
-
-def _check_apart(name: str, net: Net) -> None:
-    """Check that no two roles have a tensor in common: a method may send the one and keep the other.
-
-    Raises:
-        UsageError: two have.
-    """
-    first: dict[int, str] = {}
-    for where, tensor in _learnt(net).items():
-        other = first.setdefault(tensor.untyped_storage().data_ptr(), where) if tensor.numel() else where
-        if other.partition(".")[0] != where.partition(".")[0]:
-            raise UsageError(
-                f"model {name}: {other} and {where} are one tensor, and a method may send the one and keep the other; "
-                "tie tensors within a role only"
-            )
-
-
-def _learnt(net: nn.Module) -> dict[str, Tensor]:
-    """The tensors that a run changes, by each of their names; see :class:`fedpriv.parameters.ParameterSpace`."""
-    stored = {name: tensor for name, tensor in net.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
-    return {
-        name: tensor
-        for name, tensor in stored.items()
-        if (tensor.requires_grad if isinstance(tensor, nn.Parameter) else tensor.is_floating_point())
-    }
-
-
-def _alike(found: Any, logits: Any) -> bool:
-    """Whether both are the same logits, or no logits."""
-    if not isinstance(found, Tensor) or not isinstance(logits, Tensor):
-        return type(found) is type(logits)
-    finite = logits[logits.isfinite()]  # other weights than a net's own may give NaN, as of a root or logarithm
-    most = TOLERANCE * max(1e-6, float(finite.abs().max()) if finite.numel() else 0.0)
-    return found.shape == logits.shape and torch.allclose(found, logits, rtol=0.0, atol=most, equal_nan=True)
 
 
 def _imported(module: str, of: str) -> Any:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from fedpriv.models.fusion import Branch, Fusion
 from fedpriv.models.net import Net
 from fedpriv.models.text import TextEncoder
-from fedpriv.parameters import ParameterSpace
+from fedpriv.parameters import ParameterSpace, constant_buffers
 from fedpriv.samples import Inputs, Pairs, each, join, split
 from fedpriv.seeding import generator, global_rng
 
@@ -267,23 +267,24 @@ def unchanged(net: Net) -> Iterator[State]:
             module.training = training
 
 
-def changed_by_data(net: Net) -> str | None:
-    """The name of a buffer that a forward pass changes, such as running statistics; ``None``: there is none."""
+def changed_by_data(net: Net) -> list[str]:
+    """The names of the buffers that a forward pass changes, such as running statistics."""
     if not (buffers := dict(net.named_buffers())):
-        return None
+        return []
     with unchanged(net) as state:
         _logits(net, samples_for(net))
-        return next((name for name in state.changed() if name in buffers), None)
+        return [name for name in state.changed() if name in buffers]
 
 
 def carried(net: Net, space: ParameterSpace) -> str | None:
     """The name of what goes from client to client beside the row, and decides what the next one computes; ``None``: nothing.
 
     Two samples are passed through the net in training and in evaluation mode. A tensor of the row that gets other memory counts
-    in any case, as it leaves the row for good. Of what changes outside the row, or is a tensor of the row and replaced by
-    another, so does a whole number that goes on changing: a schedule may go by it later. Of the rest and the counters of
-    normalisation layers the next outputs tell, since a net may also store what is only looked at, such as attention weights. The
-    counters of torch's own layers decide nothing where there is a momentum. The net is left as it is.
+    in any case, as it leaves the row for good; so does a persistent buffer of floats, which is kept to be used later. Of what
+    changes outside the row, or is a tensor of the row and replaced by another, so does a whole number that goes on changing: a
+    schedule may go by it later. Of the rest and the counters of normalisation layers the next outputs tell, since a net may also
+    store what is only looked at, such as attention weights. The counters of torch's own layers decide nothing where there is a
+    momentum. The net is left as it is.
     """
     x = samples_for(net)
     with unchanged(net) as state:
@@ -297,12 +298,14 @@ def carried(net: Net, space: ParameterSpace) -> str | None:
 
 
 def _carried(net: Net, x: Inputs, space: ParameterSpace) -> str | None:
-    state = State(net)
+    state, constants = State(net), constant_buffers(net).keys()
     rows = state.within(space)
     _pass_both(net, x)
     if (moved := next((name for name in state.moved() if name in rows), None)) is not None:
         return moved
     left = _left_outside(net, state, rows)
+    if (statistic := next((name for name in left if name in constants), None)) is not None:
+        return statistic
     if numbers := [name for name in left if _is_whole_number(net, name) and not name.endswith(f".{_COUNTER}")]:
         # With the same row and samples, what follows from them, such as the size of a batch, is the same again; a counter is not.
         state.refill(space)

@@ -54,6 +54,15 @@ class Objective(Part):
                 "float32; use train.precision=float32"
             )
 
+    @property
+    def passes_per_step(self) -> int | None:
+        """Forward passes of a step that move the running statistics of the client's model; ``None``: not known.
+
+        One for each view, also in fedpriv's objectives with a step of their own that do not say otherwise.
+        """
+        by = next(kind for kind in type(self).__mro__ if "step" in vars(kind))
+        return self.views if by.__module__.startswith("fedpriv.") else None
+
     def _needs_whole_batches(self, private: bool) -> str:
         """Why a batch cannot be processed in parts; empty: it can."""
         if private:

@@ -7,22 +7,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from fedpriv.evaluation.protocols import global_summary, per_class
+from fedpriv.outside.names import printable
 from fedpriv.plots.curves import save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from fedpriv.evaluation.protocols import Confusion
+
 _MOST_NUMBERS, _MOST_NAMES = 20, 100
 """Largest numbers of classes for which cells have numbers, and rows and columns have names."""
 _LONGEST_NAME = 20
 
 
-def confusion_report(confusion: NDArray[np.int64], classes: Sequence[str], round: int) -> dict[str, Any]:
-    """Contents of ``confusion.json``: the matrix, and precision, recall, F1 (shares) and support (test samples) of each class.
+def confusion_report(confusion: Confusion, classes: Sequence[str], round: int) -> dict[str, Any]:
+    """Contents of ``confusion.json``: precision, recall, F1 (shares) and support (test samples) of each class, and the matrix.
+
+    Of many classes it has, in place of the matrix, the ``pairs`` of true and predicted class that occur, by number, with their
+    samples: ``[true, predicted, samples]``.
 
     Args:
         confusion: number of samples ``(C, C)`` by true class (row) and predicted class (column).
@@ -34,11 +39,19 @@ def confusion_report(confusion: NDArray[np.int64], classes: Sequence[str], round
     return {
         "round": round,
         "classes": [{"name": name, **dict(zip(columns, row, strict=True))} for name, row in zip(classes, rows, strict=True)],
-        "confusion": confusion.tolist(),
+        **_cells(confusion),
     }
 
 
-def draw_confusion(confusion: NDArray[np.int64], classes: Sequence[str], path: Path) -> None:
+def _cells(confusion: Confusion) -> dict[str, Any]:
+    if isinstance(confusion, np.ndarray):
+        return {"confusion": confusion.tolist()}
+    true, predicted = confusion.nonzero()
+    samples = confusion[true, predicted]
+    return {"pairs": np.stack([true, predicted, samples], axis=1).tolist()}
+
+
+def draw_confusion(confusion: Confusion, classes: Sequence[str], path: Path) -> bool:
     """Draw a confusion matrix: a row per true class, coloured by the share of its samples that each class is predicted for.
 
     Each cell shows its share in percent where there is room, and each row and column its class's name; a class without
@@ -46,8 +59,13 @@ def draw_confusion(confusion: NDArray[np.int64], classes: Sequence[str], path: P
 
     Args:
         confusion: as for :func:`confusion_report`.
-        path: the PNG (1500 pixels wide) to write.
+        path: the PNG (1500 pixels wide) to write; nothing is written of so many classes that a cell would be no pixel.
+
+    Returns:
+        Whether it was drawn.
     """
+    if not isinstance(confusion, np.ndarray):
+        return False
     samples = confusion.sum(axis=1, keepdims=True)
     shares = np.ma.masked_array(confusion / np.maximum(samples, 1), np.broadcast_to(samples == 0, confusion.shape))
 
@@ -75,13 +93,15 @@ def draw_confusion(confusion: NDArray[np.int64], classes: Sequence[str], path: P
         axes.set_title(f"Global model: accuracy {accuracy:.1%}, macro F1 {f1:.1%}")
 
     save(draw, path, (10, 8.8))
+    return True
 
 
 def _name(axes: Axes, classes: Sequence[str]) -> None:
     if len(classes) > _MOST_NAMES:
         return
     # A name such as "$5" must not be read as a formula.
-    short = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in classes]
+    names = map(printable, classes)
+    short = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in names]
     size = min(12.0, 420 / len(classes))  # of some 500 points in all, so that lines do not touch
     upright = len(classes) <= 12 and max(map(len, short)) * len(short) <= 72
     axes.set_xticks(range(len(classes)), short, fontsize=size, rotation=0 if upright else 90, parse_math=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +32,8 @@ LINES = ("-", "--", ":")  # by repetition of the palette
 MARKERS = "os^DvPX*<>dph"
 _LETTER = 0.092
 """Its width in a legend, in inches."""
+_WIDE = 0.125
+"""That of a wide one, by which labels are wrapped."""
 
 _STYLE: Any = {
     "font.size": 12,
@@ -157,7 +160,13 @@ def compare_curves(
         leaks: label -> (share of samples recovered, accuracy) of each audited run; with fewer than two of them it is not drawn.
     """
     audited = leaks if leaks is not None and sum(map(len, leaks.values())) > 1 else {}
-    width, longest = (16 if audited else 11), max(map(len, runs), default=0) + len(" (3 seeds)")
+    width = 16 if audited else 11
+    shown = {
+        label: fill(label + (f" ({len(group)} seeds)" if len(group) > 1 else ""), int((width - 1.2) / _WIDE))
+        for label, group in runs.items()
+    }
+    lines = [line for text in shown.values() for line in text.splitlines()]
+    longest = max(map(len, lines), default=0) + len(" (no accuracy)")
     columns = max(1, min(3, len(runs), int(width / (0.8 + _LETTER * longest))))
 
     def draw(figure: Figure) -> None:
@@ -165,15 +174,14 @@ def compare_curves(
         for index, (label, group) in enumerate(runs.items()):
             curves = [curve for records in group if (curve := _curve(records))]
             if not curves:
-                left.plot([], [], label=f"{label} (no accuracy)", **_look(index, 0))
+                left.plot([], [], label=f"{shown[label]} (no accuracy)", **_look(index, 0))
                 continue
             common = sorted(set.intersection(*(set(curve) for curve in curves)))
             sent = [fmean(curve[number][0] for curve in curves) for number in common]
-            seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
             by_round = [[curve[number][1] for curve in curves] for number in common]
             look = _look(index, len(common))
             for axes, x in (left, common), (right, sent):
-                axes.plot(x, list(map(fmean, by_round)), label=label + seeds, **look)
+                axes.plot(x, list(map(fmean, by_round)), label=shown[label], **look)
                 if len(curves) > 1:
                     low, high = list(map(min, by_round)), list(map(max, by_round))
                     axes.fill_between(x, low, high, color=look["color"], alpha=0.15, linewidth=0)
@@ -194,11 +202,10 @@ def compare_curves(
             axes.set_title("Accuracy against leakage")
             axes.set_xlabel("recovered by an audit's best attack, %")
             axes.set_xlim(-4, 104)
-        lines = sorted(left.get_lines(), key=_end, reverse=True)
-        figure.legend(handles=lines, loc="outside lower center", ncols=columns)
+        figure.legend(handles=sorted(left.get_lines(), key=_end, reverse=True), loc="outside lower center", ncols=columns)
 
     crowded = len(runs) > len(PALETTE)
-    save(draw, path, (width, (7 if crowded else 5) + 0.25 * (len(runs) // columns)))
+    save(draw, path, (width, (7 if crowded else 5) + 0.25 * (len(lines) // columns)))
 
 
 def _accuracy(record: Record) -> float | None:

@@ -150,10 +150,7 @@ def check_layers(net: Net) -> None:
     except Exception as error:  # of Opacus, functorch or the net
         why = first_line(error)
     if why:
-        raise UsageError(
-            f"privacy.clipping = ghost: Opacus cannot take the norms of this net's gradients ({why}); "
-            "use privacy.clipping = per_sample"
-        )
+        raise UsageError(f"privacy.clipping = ghost: Opacus cannot take the norms of this net's gradients ({why})")
 
 
 def _wrong(net: Net) -> str:

@@ -14,7 +14,7 @@ from fedpriv.config import PrivacyConfig, RunConfig
 from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError, in_a_line
 from fedpriv.methods.base import Method, Phase, ServerState
-from fedpriv.models.net import Net, copy_of
+from fedpriv.models.net import Net, copy_of, norms_with_statistics
 from fedpriv.models.state import changed_by_data, interact, made_up
 from fedpriv.models.text import TextEncoder
 from fedpriv.objectives.cross_entropy import cross_entropy
@@ -58,11 +58,13 @@ def check(
     level, name, kind = config.privacy.level, config.method.name, type(method)
     if not method.shared_names:
         raise UsageError(f"privacy.level {level}: method {name} sends nothing, so there is nothing to protect")
-    norms = [where for where, module in net.named_modules() if isinstance(module, _BatchNorm)]
-    if norms:
-        why = "mixes the samples of a batch" if level == "sample" else "keeps running variances, which noise would ruin"
+    if norms := norms_with_statistics(net):
+        where, norm = next(iter(norms.items()))
+        kind_of_norm = "BatchNorm" if isinstance(norm, _BatchNorm) else "InstanceNorm"
+        mixes = level == "sample" and isinstance(norm, _BatchNorm)
+        why = "mixes the samples of a batch" if mixes else "keeps running variances, which noise would ruin"
         raise UsageError(
-            f"privacy.level {level}: BatchNorm ({norms[0]}{', ...' if len(norms) > 1 else ''}) {why}; "
+            f"privacy.level {level}: {kind_of_norm} ({where}{', ...' if len(norms) > 1 else ''}) {why}; "
             "use a net with GroupNorm, or one without, such as --model cnn10, moon_cnn, lenet5 or mlp2"
         )
     own_way = kind.remember is not Method.remember or kind.participants is not Method.participants
@@ -114,31 +116,61 @@ def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
     """Check that per-sample gradients can be computed with the chosen clipping, and that all that the data change is trained."""
     encoder, modules = config.model.encoder, list(net.modules())
     x = made_up(net)
-    if (changed := changed_by_data(net)) is not None:
+    if changed := changed_by_data(net):
         raise UsageError(
-            f"privacy.level sample: the forward pass changes {changed} of the net by the data, which no noise covers; use layers "
-            "without running statistics"
+            f"privacy.level sample: the forward pass changes {changed[0]} of the net by the data, which no noise covers; use "
+            "layers without running statistics"
         )
     if interact(net, training=False):  # as features of a frozen encoder, and outputs of frozen models, are computed in batches
         raise UsageError(
             "privacy.level sample: in evaluation mode, the net's outputs for a sample depend on the other samples of the batch, "
             "so that one sample could change the gradients of others; use layers that take each sample by itself"
         )
+    by_sample = all(module.by_sample for module in modules if isinstance(module, TextEncoder))
     if config.privacy.clipping == "ghost":
         if any(isinstance(module, nn.Embedding) and module.weight.requires_grad for module in modules):
             raise UsageError(
                 f"privacy.clipping = ghost: embeddings of {encoder} are trained, and Opacus cannot separate the samples in those "
-                "of positions; use privacy.clipping = per_sample, or model.tune = lora or head"
+                f"of positions; use {'privacy.clipping = per_sample, or ' if by_sample else ''}model.tune = lora or head"
             )
         if x is not None:
-            check_layers(net)
-    elif any(isinstance(module, TextEncoder) and not module.by_sample for module in modules):
+            _check_clipping(config, phases, net, x)
+    elif not by_sample:
         raise UsageError(
             f"privacy.level sample: torch.func cannot take {encoder} sample by sample under masks of its own; "
             "use model.tune = head"
         )
     elif x is not None:
-        _check_gradients(config, phases, net, x)
+        _check_clipping(config, phases, net, x)
+
+
+def _check_clipping(config: RunConfig, phases: Sequence[Phase], net: Net, x: Tensor) -> None:
+    """Check on two samples that the chosen clipping can take the gradient of each.
+
+    Raises:
+        UsageError: it cannot; the message names the other clipping only if that one can.
+    """
+    checks = {"ghost": lambda: check_layers(net), "per_sample": lambda: _check_gradients(config, phases, net, x)}
+    chosen = config.privacy.clipping
+    (other,) = checks.keys() - {chosen}
+    try:
+        checks[chosen]()
+    except UsageError as error:
+        advice = f"use privacy.clipping = {other}"
+        try:
+            checks[other]()
+        except UsageError:
+            advice = f"nor can privacy.clipping = {other}: {_other_layers(net)}"
+        raise UsageError(f"{error}; {advice}") from error
+
+
+def _other_layers(net: Net) -> str:
+    """What to use in place of layers of which no clipping can take the gradients of single samples."""
+    for where, module in net.named_modules():
+        if isinstance(module, nn.RNNBase):
+            kind = module.mode.partition("_")[0]
+            return f"in place of nn.{kind} ({where}) use DP{kind} of opacus.layers, which both can"
+    return "use layers that take each sample by itself, without branches on values and with every parameter in one layer"
 
 
 def _check_gradients(config: RunConfig, phases: Sequence[Phase], net: Net, x: Tensor) -> None:
@@ -159,8 +191,7 @@ def _check_gradients(config: RunConfig, phases: Sequence[Phase], net: Net, x: Te
                 sums(tried.encode(x).detach() if cached else x, labels, {})
     except Exception as error:  # of functorch or the net
         raise UsageError(
-            f"privacy.level sample: torch.func cannot take the gradients of single samples of this net ({in_a_line(error)}); "
-            "use layers that it can take, and no branches on values, or try privacy.clipping = ghost"
+            f"privacy.level sample: torch.func cannot take the gradients of single samples of this net ({in_a_line(error)})"
         ) from error
 
 

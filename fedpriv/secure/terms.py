@@ -63,7 +63,7 @@ def check_linear(method: Method) -> None:
 
 
 def takes_a_step(agreement: Agreement, samples: int) -> bool:
-    """Whether a client with so many training samples trains at all: it skips smaller batches, and uploads what it received."""
+    """Whether a client with so many training samples trains at all: it skips smaller batches, and then sends nothing."""
     train, objective = agreement.config.train, agreement.method.objective
     if agreement.config.privacy.level == "sample":  # DP-SGD takes a step on every batch
         return True
@@ -113,7 +113,7 @@ def check_run(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapp
 
 
 def _check_trained(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapping[int, int]) -> None:
-    """Check that in each round enough clients train: the uploads of the others are known, so the sum would show that of the rest.
+    """Check that in each round enough clients train: the others send nothing, so the sum would be of too few.
 
     Raises:
         UsageError: too few do in one of them.
@@ -123,9 +123,30 @@ def _check_trained(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes:
         if (trained := len(set(clients) - idle)) < FEWEST:
             raise UsageError(
                 f"wire.secure_aggregation: in round {round}, {trained} of {len(clients)} clients have a batch that is large "
-                f"enough to train on, and {FEWEST} are needed: the others send back what they received, so the sum would show "
-                "single uploads (train.min_batch, train.batch_size, or objectives that need two samples)"
+                f"enough to train on, and {FEWEST} are needed: the others send nothing, so the sum would show single uploads "
+                "(train.min_batch, train.batch_size, or objectives that need two samples)"
             )
+
+
+def check_trains(agreement: Agreement, sizes: Mapping[int, int]) -> str | None:
+    """A line on the clients that never take a step, for the run's notes; ``None``: all take some.
+
+    Args:
+        sizes: client -> its number of training samples, of those that hold some.
+
+    Raises:
+        UsageError: none does, so nothing would be trained.
+    """
+    without = sum(not takes_a_step(agreement, size) for size in sizes.values())
+    least = max(agreement.config.train.min_batch, agreement.method.objective.smallest_batch)
+    if without == len(sizes):
+        raise UsageError(
+            f"no client would take a step: each step needs a batch of {least} samples (train.min_batch, or the objective's least "
+            f"batch), and the clients hold at most {max(sizes.values())}"
+        )
+    if not without:
+        return None
+    return f"{without} of {len(sizes)} clients take no step, as each needs a batch of {least} samples: they send nothing"
 
 
 def check_summed(records: Sequence[Mapping[str, Any]]) -> None:

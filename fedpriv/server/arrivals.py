@@ -60,9 +60,9 @@ class Arrivals:
         return report
 
     def in_order(self) -> list[tuple[Report, Upload | None]]:
-        """What fits of the turns that did not diverge, in the order of ``asked``: sums depend on it."""
+        """What fits of the turns that trained and did not diverge, in the order of ``asked``: sums depend on it."""
         whole = [self.reports[client] for client in self.asked if client in self.reports]
-        return [(report, self.uploads.get(report.client)) for report in whole if not report.diverged]
+        return [(report, self.uploads.get(report.client)) for report in whole if not (report.diverged or report.untrained)]
 
     def charges(self, client: int) -> Sequence[Charge]:
         """The steps of DP-SGD that the ledger books for a client that was asked: those that it reports; or, where no answer of it
@@ -107,9 +107,11 @@ class Arrivals:
 
     def _check_upload(self, answer: Answer, report: Report) -> None:
         agreement, upload = self.agreement, answer.upload
-        if report.diverged or not agreement.method.shared_names:
+        sends_none = {"diverged": report.diverged, "took no step": report.untrained}
+        sends_none["was to keep its model"] = not agreement.method.shared_names
+        if why := next((why for why, holds in sends_none.items() if holds), None):
             if upload is not None:
-                raise Refused("it uploads although it " + ("diverged" if report.diverged else "was to keep its model"))
+                raise Refused(f"it uploads although it {why}")
             return
         if upload is None:
             raise Refused("it uploads nothing")

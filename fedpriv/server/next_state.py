@@ -91,6 +91,8 @@ class Merger:
                 f"{self.method.aggregation.name} is at fault"
             )
             return Outcome(before, left_out="not_finite")
+        if state is not before:
+            self.agreement.space.renew_spectral_norms(state.row)
         return Outcome(state, turns.uploads)
 
     def _merged(self, round: int, before: ServerState, turns: Turns) -> ServerState:

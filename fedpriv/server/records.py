@@ -16,8 +16,9 @@ from fedpriv.files import Damaged, load_json, with_checksum, without_checksum, w
 
 Record = dict[str, Any]
 """One line: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated; ``refused``, ``missing``: the clients whose
-uploads were left out, and those that gave no answer, with reasons, if any; ``without_effect``: the clients whose turn counts for
-nothing, if any; ``summed``: the clients in the round's secure sum, also where its model is not finite and left out; ``opened``:
+uploads were left out, and those that gave no answer, with reasons, if any; ``diverged``, ``untrained``: the clients that
+diverged, and those that took no step and so sent nothing, if any; ``without_effect``: the clients whose turn counts for nothing,
+if any; ``summed``: the clients in the round's secure sum, also where its model is not finite and left out; ``opened``:
 those in a secure sum over the model with which the round ends, if one was opened; ``payloads``: the checksum of the list of what
 was kept of the round, if anything was."""
 

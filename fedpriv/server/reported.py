@@ -11,10 +11,11 @@ from fedpriv.wire.report import Report
 
 _OWN = frozenset(
     {
-        *("round", "participants", "dropped", "refused", "missing", "too_few_uploads", "not_finite", "summed", "sum_error"),
-        *("untested", "padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up", "bytes_down", "bytes_up_tests"),
-        *("bytes_down_tests", "total_bytes_up", "total_bytes_down", "accuracy", "accuracy_weighted", "accuracy_worst_tenth"),
-        *("accuracy_best", "accuracy_std", "accuracy_fresh_head", "accuracy_before_merge"),
+        *("untrained", "round", "participants", "dropped", "refused", "missing", "too_few_uploads", "not_finite"),
+        *("summed", "sum_error", "untested", "padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up"),
+        *("bytes_down", "bytes_up_tests", "bytes_down_tests", "total_bytes_up", "total_bytes_down", "accuracy"),
+        *("accuracy_weighted", "accuracy_worst_tenth", "accuracy_best", "accuracy_std", "accuracy_fresh_head"),
+        *("accuracy_before_merge"),
         # MLflow's names of some, beside those that differ in a slash.
         *("accuracy_mean", "bytes_total_up", "bytes_total_down", "loss_train", "loss_test", "privacy_epsilon", "privacy_clipped"),
     }

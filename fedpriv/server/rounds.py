@@ -181,6 +181,8 @@ class Server:
         }
         if diverged := sorted(one for one, report in arrivals.reports.items() if report.diverged):
             facts["diverged"] = diverged
+        if untrained := sorted(one for one, report in arrivals.reports.items() if report.untrained):
+            facts["untrained"] = untrained
         if turns.summed is not None:
             facts["summed"] = list(turns.summed.clients)
         if self._opened is not None:
@@ -372,6 +374,8 @@ def _numbers(arrivals: Arrivals, reports: Sequence[Report], summed: Summed | Non
         reports: of the turns that count.
     """
     numbers: dict[str, Any] = {"dropped": sum(report.diverged for report in arrivals.reports.values())}
+    if untrained := sum(report.untrained for report in arrivals.reports.values()):
+        numbers["untrained"] = untrained
     if arrivals.refused:
         numbers["refused"] = len(arrivals.refused)
     losses = [(report.loss, report.num_examples) for report in reports if report.loss is not None]

@@ -315,7 +315,7 @@ def git_commit() -> str | None:
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         folder = os.environ.get(CHECKOUT) or None
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=False, encoding="utf-8")
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() or None
@@ -325,7 +325,7 @@ def processor() -> str:
     """The kind of processor, by which libraries choose their kernels: name, family, model and widest vector unit, as Linux says
     it; elsewhere what Python knows."""
     try:
-        lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+        lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()]
     except OSError:
         return platform.processor() or platform.machine()
     said = {name.strip(): value.strip() for name, _, value in reversed(lines)}

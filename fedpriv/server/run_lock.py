@@ -34,9 +34,9 @@ class RunLock:
             try:
                 stack.enter_context(FileLock(self._file, timeout=SOON))
                 if plays:
-                    self._file.write_text(_this_process())
+                    self._file.write_text(_this_process(), encoding="utf-8")
             except Timeout:
-                holder = self._file.read_text() or "another process"
+                holder = self._file.read_text(encoding="utf-8") or "another process"
                 own = "; that is this process, and `close()` of its rounds ends it" if holder == _this_process() else ""
                 raise UsageError(f"{holder} is running the run in {self._file.parent}{own}") from None
             except OSError as error:
@@ -49,7 +49,7 @@ class RunLock:
         A free lock says something about processes of this machine alone: not all shared file systems tell other machines of it.
         """
         try:
-            with self._file.open() as file:
+            with self._file.open(encoding="utf-8") as file:
                 try:
                     fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several may look at once
                 except BlockingIOError:

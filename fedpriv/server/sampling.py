@@ -66,7 +66,7 @@ def read_schedule(path: Path, clients: int, rounds: int) -> tuple[tuple[int, ...
         UsageError: no such file, a line that is not client numbers, a client that does not exist, too few lines.
     """
     try:
-        lines = [line for line in path.read_text().splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read train.schedule {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
     found = []

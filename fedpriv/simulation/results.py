@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from fedpriv import plots
 from fedpriv.defenses.noise import SNR
+from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
 from fedpriv.files import save_json, save_tensors
@@ -20,12 +18,19 @@ from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.records import counted
 from fedpriv.server.rounds import Server
 
-Confusion = Callable[[], tuple[NDArray[np.int64], Sequence[str]]]
+if TYPE_CHECKING:
+    from fedpriv.evaluation.protocols import Confusion
+
+Tested = Callable[[], "tuple[Confusion, Sequence[str]]"]
 Export = Callable[[Path], dict[str, Any]]
 
 
 def write_results(
-    server: Server, notes: Sequence[str] = (), confusion: Confusion | None = None, export: Export | None = None
+    server: Server,
+    notes: Sequence[str] = (),
+    confusion: Tested | None = None,
+    export: Export | None = None,
+    chance: Callable[[], tuple[float, int]] | None = None,
 ) -> dict[str, Any]:
     """Write the final weights, the plots and the summary into the run's folder, and return the summary.
 
@@ -33,6 +38,8 @@ def write_results(
         notes: what the user should know of the run, a line each.
         confusion: the confusion matrix ``(C, C)`` of the server's model on its own test set, and the classes' names; called where
             the run was scored on one.
+        chance: the mean accuracy of the best constant answer in the clients' tests, and the number of samples in them; called
+            where clients were tested, ``None``: it is not known, as of clients on other machines.
         export: writes the server's final model into a folder, and says what it is.
     """
     agreement, folder, progress = server.agreement, server.folder, server.progress
@@ -40,14 +47,13 @@ def write_results(
     last = method.averaged_rounds
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
     per_client, last_turns = mean_per_client(records, last), _last_turns(server, records)
-    kept = PayloadStore(folder.payloads)
+    kept, only = PayloadStore(folder.payloads), None
     with folder.writing("the results"):
         if method.shared_names:
             folder.weights.mkdir(exist_ok=True)
-            save_tensors(
-                folder.weights / "server.safetensors",
-                agreement.space.unpack(server.server.row, method.shared_names),
-            )
+            shared = agreement.space.unpack(server.server.row, method.shared_names)
+            constants = {name: one for name, one in agreement.constants.items() if name.partition(".")[0] in method.shared}
+            save_tensors(folder.weights / "server.safetensors", {**shared, **constants})
         if server.canaries is not None:
             save_tensors(folder.canaries_file, server.canaries.found())
         folder.plots.mkdir(exist_ok=True)
@@ -56,8 +62,13 @@ def write_results(
             plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
         if confusion is not None and "global_accuracy" in records[-1]["metrics"]:  # the last round is always evaluated
             counts, classes = confusion()
+            only = _only_answer(counts, classes)
             save_json(folder.confusion_file, confusion_report(counts, classes, progress.round))
-            draw_confusion(counts, classes, folder.plots / "confusion.png")
+            if not draw_confusion(counts, classes, folder.plots / "confusion.png"):
+                notes = [
+                    *notes,
+                    f"no confusion.png: {len(classes)} classes are too many for a picture; confusion.json has the pairs",
+                ]
         exported = {} if export is None else export(folder.weights)
         summary = {
             "run_id": folder.facts["run_id"],
@@ -67,6 +78,8 @@ def write_results(
             "rounds": progress.round,
             "accuracy": protocols["last_rounds_client_mean"],
             "accuracy_per_client": per_client,
+            **_chance(protocols["last_rounds_client_mean"], chance),
+            **({} if only is None else {"only_answer": only}),
             **_probed(records),
             "averaged_rounds": last,
             "tested_from": method.tested_from,
@@ -84,12 +97,28 @@ def write_results(
             "split": config.eval.split,
             "turns": sum(record["metrics"].get("participants", 0) for record in records),
             "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
+            "turns_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
             "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
             "clients_never_trained": len(set(agreement.trainable) - last_turns.keys()),
             "last_turn_per_client": [last_turns.get(client) for client in range(config.data.clients)],
         }
         folder.write_summary(summary)
     return summary
+
+
+def _only_answer(confusion: Confusion, classes: Sequence[str]) -> str | None:
+    """The class that the server's model predicts for every sample of its test set; ``None``: it predicts several."""
+    predicted = confusion.sum(axis=0).nonzero()[0]
+    return classes[int(predicted[0])] if len(predicted) == 1 < len(classes) else None
+
+
+def _chance(accuracy: float | None, chance: Callable[[], tuple[float, int]] | None) -> dict[str, Any]:
+    """``chance``: the mean accuracy of the best constant answer; ``at_chance``: whether the run's is no better, as far as the
+    number of test samples tells."""
+    if accuracy is None or chance is None:
+        return {}
+    guessed, samples = chance()
+    return {"chance": guessed, "at_chance": at_chance(accuracy, guessed, samples)}
 
 
 def _last_turns(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, int]:

@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fedpriv.config import ExecutorConfig, RunConfig, parse
 from fedpriv.data.own.owners import owners_of
 from fedpriv.errors import ClientDiverged, UsageError
+from fedpriv.evaluation.chance import chance
 from fedpriv.files import Damaged
 from fedpriv.methods.build import changed_options
 from fedpriv.server.rounds import Server
@@ -33,6 +32,9 @@ from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
 from fedpriv.tracking import beside, check_tracking, default_uri, tracker_of
+
+if TYPE_CHECKING:
+    from fedpriv.evaluation.protocols import Confusion
 
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], object]
@@ -208,7 +210,7 @@ def _run(
     def results() -> dict[str, Any]:
         with_names = partial(_confusion, simulation)
         export = partial(export_model, simulation, warn) if federation.config.tracking.log_model else None
-        return write_results(simulation, simulation.notes(), with_names, export)
+        return write_results(simulation, simulation.notes(), with_names, export, partial(_chance, federation))
 
     report = None
     try:
@@ -302,9 +304,14 @@ def _conducted(
     return summary, tracked
 
 
-def _confusion(simulation: Simulation) -> tuple[NDArray[np.int64], Sequence[str]]:
+def _confusion(simulation: Simulation) -> tuple[Confusion, Sequence[str]]:
     """That of the server's model on the server's test set, and the names of the classes."""
     return simulation.scorer.confusion(simulation.server), simulation.federation.dataset.classes
+
+
+def _chance(federation: Federation) -> tuple[float, int]:
+    """Mean accuracy of the best constant answer in the clients' tests, and the number of samples in them."""
+    return chance(federation.data, federation.method, federation.config, len(federation.dataset.classes))
 
 
 def _profile(federation: Federation, began: float) -> Profile:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -15,7 +14,7 @@ from fedpriv.client.model import CHUNK
 from fedpriv.client.store import ClientStore
 from fedpriv.data.federated import Whole
 from fedpriv.evaluation.probe_during_run import Prober
-from fedpriv.evaluation.protocols import client_summary, global_summary, mean
+from fedpriv.evaluation.protocols import client_summary, confusion_of, global_summary, mean
 from fedpriv.methods.base import Phase, ServerState, phase
 from fedpriv.models.net import AFTER_ENCODER
 from fedpriv.samples import Modality, without
@@ -23,6 +22,9 @@ from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.stack import Stack
 from fedpriv.wire.coding import Upload
+
+if TYPE_CHECKING:
+    from fedpriv.evaluation.protocols import Confusion
 
 ALONE: Mapping[Modality, str] = {"text": "images_alone", "image": "texts_alone"}
 """What is left of pairs without their texts, and without their images."""
@@ -52,7 +54,7 @@ class AllClientsScorer:
         self._weights = [self.data.size(client) for client in clients] if whole else self.sizes
         self._lacking = {self.data.lacking(client) for client in clients}
         self._stack: Stack | None = None
-        self._confusion: NDArray[np.int64] | None = None  # of the last pass
+        self._confusion: Confusion | None = None  # of the last pass
         self.untested: Mapping[int, str] = {}
 
     def score(
@@ -87,6 +89,7 @@ class AllClientsScorer:
                     metrics[f"global_accuracy_{name}"] = float(hits[missing].double().mean())
                 for name, row in self.method.aggregation.tested_too(server.row, server.memory).items():
                     self.resident.row.copy_(row)
+                    self.resident.space.renew_spectral_norms(self.resident.row)
                     metrics[f"global_accuracy_{name}"] = float(self._correct("server").double().mean())
                     self.resident.row.copy_(server.row)  # which is tested further below
             if self.split != "test" or not self.data.clients_share_the_server_test_set:
@@ -105,7 +108,7 @@ class AllClientsScorer:
             metrics |= self._before_merge(server, uploads)
         return {**client_summary(accuracies, self._weights), **metrics, **self._probe(server)}, accuracies
 
-    def confusion(self, server: ServerState) -> NDArray[np.int64]:
+    def confusion(self, server: ServerState) -> Confusion:
         """Confusion matrix ``(C, C)`` of the server's model on the server's test set, a row per true class.
 
         It is that of the last pass. Only a run that was killed after its last round lacks it, and computes it again.
@@ -178,7 +181,6 @@ class AllClientsScorer:
         return share(correct[index], self.data.weights(self.split, client)) if len(index) else None
 
 
-def _confusion(predicted: Tensor, labels: Tensor, classes: int) -> NDArray[np.int64]:
-    """Number of samples ``(C, C)`` by true class (row) and predicted class (column); both arguments ``(N,)``."""
-    counts: NDArray[np.int64] = torch.bincount(labels * classes + predicted, minlength=classes**2).cpu().numpy()
-    return counts.reshape(classes, classes)
+def _confusion(predicted: Tensor, labels: Tensor, classes: int) -> Confusion:
+    """The confusion matrix ``(C, C)`` of predicted and true classes ``(N,)``."""
+    return confusion_of(labels.cpu().numpy(), predicted.cpu().numpy(), classes)

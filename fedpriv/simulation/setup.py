@@ -16,6 +16,7 @@ from fedpriv.client.client import Client
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig, filled, usual_share
+from fedpriv.config.device import check_device
 from fedpriv.data.augmentation.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
@@ -29,6 +30,7 @@ from fedpriv.methods.base import Method
 from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
 from fedpriv.samples import Modality
+from fedpriv.secure.terms import check_trains
 from fedpriv.seeding import generator, with_threads
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.simulation.executor_choice import ExecutorChoice, choose
@@ -131,7 +133,8 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     if config.eval.fresh_head and not agreement.method.objective.labels:
         why = f"objective {agreement.method.objective.name} learns without labels"
         raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
-    prepared = replace(prepared, said=(*prepared.said, *agreement.method.remarks))
+    without_a_step = None if begun else check_trains(agreement, data.sizes)
+    prepared = replace(prepared, said=(*prepared.said, *agreement.method.remarks, *filter(None, [without_a_step])))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     sizes = [data.size(client) for client in participants(agreement, 1)]
@@ -237,15 +240,10 @@ def lacking_modalities(config: RunConfig) -> dict[int, Modality]:
     return lacking | dict.fromkeys(order[images : images + texts], "image")
 
 
-DEVICES = ("cpu", "cuda", "mps")
-"""Kinds of devices on which a net can compute with views of a row. On XLA it cannot: training there changes nothing."""
-
-
 def _device(name: str) -> torch.device:
+    check_device(name)
     try:
         device = torch.device(name)
-        if device.type not in DEVICES:
-            raise UsageError(f"device {name!r} is not supported, only {', '.join(DEVICES)}; try --device cpu")
         if device.type == "cuda":  # or the same run would give other bits each time; cuBLAS reads its setting at its start
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)

@@ -70,6 +70,7 @@ class Apart:
                 stderr=subprocess.DEVNULL,  # not this process's: whatever reads that would wait for the other's end, too
                 text=True,
                 start_new_session=True,
+                encoding="utf-8",
             )
         except OSError as error:  # no memory, or too many processes: it must not stop the run
             self._lost(f"cannot be started ({error.strerror})")

@@ -340,7 +340,7 @@ def _description(facts: Mapping[str, Any], run_dir: Path) -> str:
 
 def _holds_password(path: Path) -> bool:
     """Whether a file of the run holds that of a tracking URI, as one that an older version wrote may."""
-    text, tracking = path.read_text(), _WITH_ADDRESSES[path.name](path).get("tracking")
+    text, tracking = path.read_text(encoding="utf-8"), _WITH_ADDRESSES[path.name](path).get("tracking")
     uri = str(tracking.get("uri")) if isinstance(tracking, Mapping) else ""
     return without_secrets(text) != text or shown_address(uri) != uri
 

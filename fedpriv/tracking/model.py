@@ -45,7 +45,9 @@ def send_model(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, A
     with TemporaryDirectory() as folder:
         (Path(folder) / "data").mkdir()
         shutil.copyfile(file, Path(folder) / "data" / "model.pt2")
-        (Path(folder) / "requirements.txt").write_text(f"torch=={facts['versions']['torch'].partition('+')[0]}\nmlflow\n")
+        (Path(folder) / "requirements.txt").write_text(
+            f"torch=={facts['versions']['torch'].partition('+')[0]}\nmlflow\n", encoding="utf-8"
+        )
         model.save(str(Path(folder) / "MLmodel"))
         client.log_model_artifacts(logged.model_id, folder)
     client.finalize_logged_model(logged.model_id, LoggedModelStatus.READY)

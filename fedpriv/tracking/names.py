@@ -123,6 +123,8 @@ def audit_values(run: dict[str, Any]) -> dict[str, float]:
         values[f"exact_texts_from_{place}"] = read and read["exact"] and read["exact"]["share"]
     if inferred := [one["exact"] for one in run["labels"] if one.get("applies", True)]:
         values["labels_exact"] = sum(inferred) / len(inferred)
+    counted = [one["count_accuracy"] for one in run["labels"] if one["count_accuracy"] is not None]
+    values["label_counts"] = sum(counted) / len(counted) if counted else None
     values["labels_exact_by_shadows"] = (run.get("label_shadow") or {}).get("exact")
     known = [one for one in run["membership"] if one["auc"] is not None]
     # As a condition on it has it: an attack that surely orders members last, read in reverse, has one less its area.

@@ -90,7 +90,7 @@ def _begun(folder: Path, uri: str, experiment: str, name: str) -> tuple[MlflowCl
     client, file = MlflowClient(tracking_uri=whole_address(uri)), folder / "parent.json"
     follow_move(uri)
     try:
-        known: Any = json.loads(file.read_text())
+        known: Any = json.loads(file.read_text(encoding="utf-8"))
         if known["uri"] == uri and client.get_run(known["run"]).info.lifecycle_stage == "active":
             client.update_run(known["run"], status="RUNNING")
             return client, str(known["run"])

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from fedpriv.errors import FedprivError
 from fedpriv.outside.addresses import keep_secrets, said_safely
+from fedpriv.outside.proxies import by_proxy, go_direct
 from fedpriv.processes import python_command
 from fedpriv.tracking.folder import read_run
 
@@ -62,7 +63,11 @@ def artifact_dir(store: Path) -> Path:
 
 
 def quiet_mlflow() -> None:
-    """Set short timeouts for MLflow, and turn off its output and telemetry; the user's environment variables take precedence."""
+    """Set short timeouts for MLflow, and turn off its output and telemetry; the user's environment variables take precedence.
+
+    It reaches this machine without a proxy.
+    """
+    go_direct()
     for name, value in {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
@@ -109,7 +114,9 @@ def _make_store(path: Path, drafts: str) -> None:
         draft = Path(folder) / path.name
         # In its own session, so that Ctrl-C, after which the run is still recorded, does not end it.
         command = python_command("from mlflow.cli import cli; cli()", "db", "upgrade", f"sqlite:///{draft}")
-        maker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        maker = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, encoding="utf-8"
+        )
         import mlflow  # noqa: F401 -- it takes seconds too, and they may as well pass meanwhile
 
         _, stderr = maker.communicate()
@@ -212,7 +219,7 @@ def explained(error: Exception, uri: str) -> TrackingError:
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, requests.RequestException):
-            return ServerAway(f"tracking server {uri} does not answer")
+            return ServerAway(f"tracking server {uri} does not answer{by_proxy(uri)}")
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, ModuleNotFoundError):  # the driver of a database
         return TrackingError(f"tracking at {uri} needs the package {error.name}, which is not installed")

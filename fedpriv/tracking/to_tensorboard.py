@@ -46,7 +46,7 @@ class TensorBoardTracker(Tracker):
         # A killed run left its own events, which would be shown twice: all are written again from the records.
         shutil.rmtree(self._folder, ignore_errors=True)
         writer = SummaryWriter(str(self._folder))
-        config = (self.run_dir / "config.yaml").read_text()
+        config = (self.run_dir / "config.yaml").read_text(encoding="utf-8")
         writer.add_text("config", "".join(f"    {line}\n" for line in config.splitlines()))
         return writer
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from fedpriv.wire.message import Payload, Refused
 from fedpriv.wire.sealing import Sealed, seal
 
-_LOSS, _ACCURACY, _KEEPS, _DIVERGED, _SPENT, _NUMBER = "loss", "accuracy", "keeps", "diverged", "spent", "number/"
+_LOSS, _ACCURACY, _SPENT, _NUMBER = "loss", "accuracy", "spent", "number/"
+_KEEPS, _DIVERGED, _UNTRAINED = _FLAGS = "keeps", "diverged", "untrained"
 
 LARGEST = 2.0**128
 """Above all finite float32 numbers; the mean of what many clients report is finite below it."""
@@ -35,6 +36,7 @@ class Report:
         accuracy: of a test, in [0, 1].
         keeps: whether it keeps a private state of this turn.
         diverged: its loss or its weights are not finite, so there is no upload.
+        untrained: it took no step, as all its batches are too small, so there is no upload either.
         spent: what it trained with sample-level DP.
         numbers: what the method and the transforms report, by name.
     """
@@ -46,6 +48,7 @@ class Report:
     accuracy: float | None = None
     keeps: bool = False
     diverged: bool = False
+    untrained: bool = False
     spent: Sequence[Charge] = ()
     numbers: Mapping[str, float] = field(default_factory=dict)
 
@@ -55,8 +58,8 @@ class Report:
         for name, value in ((_LOSS, self.loss), (_ACCURACY, self.accuracy)):
             if value is not None:
                 tensors[name] = _scalar(value)
-        for name, said in ((_KEEPS, self.keeps), (_DIVERGED, self.diverged)):
-            if said:
+        for name, holds in zip(_FLAGS, (self.keeps, self.diverged, self.untrained), strict=True):
+            if holds:
                 tensors[name] = torch.tensor(True)
         if self.spent:
             tensors[_SPENT] = torch.tensor(self.spent, dtype=torch.float64)
@@ -74,7 +77,7 @@ class Report:
             raise Refused("it is not a report")
         for name, (code, shape) in sealed.schema.items():
             known = name in (_LOSS, _ACCURACY) or name.startswith(_NUMBER)
-            right = ("F64", ()) if known else {_KEEPS: ("BOOL", ()), _DIVERGED: ("BOOL", ())}.get(name)
+            right = ("F64", ()) if known else ("BOOL", ()) if name in _FLAGS else None
             if name == _SPENT and code == "F64" and shape[1:] == (2,):
                 continue
             if right != (code, shape):
@@ -96,6 +99,7 @@ class Report:
             values.get(_ACCURACY),
             bool(values.get(_KEEPS, False)),
             bool(values.get(_DIVERGED, False)),
+            bool(values.get(_UNTRAINED, False)),
             [(rate, int(steps)) for rate, steps in charges],
             {name.removeprefix(_NUMBER): value for name, value in values.items() if name.startswith(_NUMBER)},
         )
@@ -106,7 +110,7 @@ class Answer:
     """A client's answer to a request of the server.
 
     Attributes:
-        upload: ``None``: it sends none (it diverged, or the method does not communicate).
+        upload: ``None``: it sends none (it diverged, it took no step, or the method does not communicate).
         report: its :class:`Report`, sealed.
     """
 

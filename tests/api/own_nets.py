@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from opacus.layers import DPGRU
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -224,7 +225,69 @@ class Complex(InRoles):
 class HalfStatistics(InRoles):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("mean", torch.zeros(16, dtype=torch.float16))
+        self.register_buffer("running_mean", torch.zeros(16, dtype=torch.float16))
+
+
+def ending_in(last: nn.Module) -> nn.Module:
+    """A net whose head ends in another module."""
+    net = InRoles()
+    net.head = nn.Sequential(net.head, last)  # type: ignore[assignment]
+    return net
+
+
+def softmax_in_head() -> nn.Module:
+    return ending_in(nn.Softmax(dim=1))
+
+
+def sigmoid_in_head() -> nn.Module:
+    return ending_in(nn.Sigmoid())
+
+
+def relu_in_head() -> nn.Module:
+    return ending_in(nn.ReLU())
+
+
+def log_softmax_in_head() -> nn.Module:
+    return ending_in(nn.LogSoftmax(dim=1))
+
+
+class Counts(InRoles):
+    """A buffer of floats that is no running statistic."""
+
+    counts: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("counts", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.counts += len(x)
+        return super().forward(2 * x)
+
+
+class Causal(InRoles):
+    """Its mask is a constant that is not finite."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.mask.softmax(1) @ x)
+
+
+class NotFinite(InRoles):
+    """A parameter without initial values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(float("nan")))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.scale * x)
 
 
 def frozen(*layers: int) -> nn.Module:
@@ -269,6 +332,12 @@ class Gated(Recurrent):
     def __init__(self) -> None:
         super().__init__()
         self.lines = nn.GRU(8, 16, batch_first=True)  # type: ignore[assignment]
+
+
+class GatedByOpacus(Recurrent):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = DPGRU(8, 16, batch_first=True)  # type: ignore[assignment]
 
 
 def mlp(width: int = 8) -> nn.Module:

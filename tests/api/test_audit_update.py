@@ -180,10 +180,12 @@ def test_noise_is_known_where_it_is_described_and_no_evidence_where_it_is_not(ne
 
 
 def test_steps_that_do_not_give_the_update_are_no_evidence(net: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A further term in the loss, which no attack simulates."""
+    """A further term in the loss, which no attack simulates. The attacks compute with one thread."""
     targets = list[Target]()
+    before = torch.get_num_threads()
 
     def noted(target: Target, *given: Any) -> Any:
+        assert torch.get_num_threads() == 1
         targets.append(target)
         return on_target(target, *given)
 
@@ -191,8 +193,13 @@ def test_steps_that_do_not_give_the_update_are_no_evidence(net: nn.Module, monke
     gradient = gradient_of(net)
     norm = float(torch.cat([tensor.flatten() for tensor in gradient.values()]).norm())
     more = {name: tensor + norm * torch.randn_like(tensor) / tensor.numel() ** 0.5 for name, tensor in gradient.items()}
-    audited(net, more)
-    audited(net, gradient)
+    torch.set_num_threads(2)
+    try:
+        audited(net, more)
+        audited(net, gradient)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
     doubt, none = (one.doubt() for one in targets)
     assert none is None and "do not give the message (cosine 0." in (doubt or "")
 

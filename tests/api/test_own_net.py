@@ -200,12 +200,19 @@ def test_two_of_one_name_are_told_apart() -> None:
         (own_nets.TwoInTraining, {}, "returns a tuple for a batch of 2 in training mode; it should be logits"),
         (own_nets.FailsInTraining, {}, "fails on its inputs in training mode: RuntimeError: it needs"),
         (own_nets.Scheduled, {}, "encoder.batches: .* would go from client to client; make it a persistent buffer of floats"),
+        (own_nets.Counts, {}, "counts: training changes this buffer.*if their mean is right for it, name it running_counts"),
+        (own_nets.NotFinite, {}, "encoder.scale of the net is not finite before training, so it cannot be sent"),
         (own_nets.Drawing, {}, "encoder.draws: .* would go from client to client; make it a persistent buffer of floats"),
         (own_nets.max_normed, {}, "encoder.1.weight: .* part of each client's state: .* in place, as in weight.data.copy_"),
         (own_nets.Gated, SAMPLE, "torch.func cannot take the gradients of single samples of this net .RuntimeError: output with"),
-        (own_nets.Branching, SAMPLE, "no branches on values, or try privacy.clipping = ghost"),
-        (own_nets.Softmax, {}, "something comes between or after them, such as a softmax"),
-        (own_nets.Softmax, {}, r"--set 'model\.roles={head: fc}'"),
+        (own_nets.Branching, SAMPLE, "torch.func cannot take .*; use privacy.clipping = ghost"),
+        (own_nets.Gated, GHOST, "nor can privacy.clipping = per_sample: in place of nn.GRU .encoder.lines. use DPGRU of opacus"),
+        (own_nets.Gated, SAMPLE, "nor can privacy.clipping = ghost: in place of nn.GRU .encoder.lines. use DPGRU of opacus.lay"),
+        (own_nets.Softmax, {}, r"returns probabilities \(each row sums to 1\) that are never negative.*: let it return logits"),
+        (own_nets.softmax_in_head, {}, r"returns probabilities \(each row sums to 1\) that are never negative, whatever its"),
+        (own_nets.sigmoid_in_head, {}, "returns outputs that are never negative, whatever its weights"),
+        (own_nets.relu_in_head, {}, "returns outputs that are never negative, whatever its weights"),
+        (own_nets.Capped, {}, r"--set 'model\.roles={head: fc}'"),
         (own_nets.Noisy, {}, "gives different logits each time for the same inputs"),
         (own_nets.InRoles, {"roles": {"head": "heda"}}, r"InRoles \(model.roles.head\) 'heda'; did you mean 'head'"),
         (own_nets.InRoles, {"roles": {"encoder": "encoder"}}, "model.roles.encoder"),
@@ -231,6 +238,31 @@ def test_what_cannot_be_right(model: Any, more: dict[str, Any], why: str, here: 
     with pytest.raises(FedprivError, match=why) as caught:
         fedpriv.train(method="fedavg", model=model, **{**SMALL, **more})
     assert "\n" not in str(caught.value) and not list(here.iterdir())
+
+
+def test_a_log_softmax_at_the_end_of_the_head_changes_nothing(here: Path) -> None:
+    """``log_softmax(log_softmax(x)) = log_softmax(x)``."""
+    plain, twice = (
+        fedpriv.train(method="fedavg", model=one, **SMALL) for one in (own_nets.InRoles, own_nets.log_softmax_in_head)
+    )
+    ends = [{name.replace("head.0.", "head."): value for name, value in one.weights().items()} for one in (plain, twice)]
+    assert ends[0].keys() == ends[1].keys()
+    for name, value in ends[0].items():
+        torch.testing.assert_close(ends[1][name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_constants_stay_as_they_are_and_are_not_sent(here: Path) -> None:
+    run = fedpriv.train(method="fedavg", model=own_nets.Causal, **SMALL)
+    assert torch.equal(run.weights()["encoder.mask"], nn.Transformer.generate_square_subsequent_mask(8))
+    assert "encoder.mask" not in run.payload(1, 0).names and "encoder.encoder.1.weight" in run.payload(1, 0).names
+
+
+@pytest.mark.parametrize("clipping", ["ghost", pytest.param("per_sample", marks=pytest.mark.slow)])
+def test_what_is_advised_in_place_of_a_gru_can_be_trained_privately(clipping: str, here: Path) -> None:
+    run = fedpriv.train(
+        method="fedavg", model=own_nets.GatedByOpacus, **{**SMALL, **SAMPLE, "privacy.clipping": clipping, "rounds": 1}
+    )
+    assert run.summary is not None and run.summary["privacy"]["epsilon"] > 0
 
 
 def test_draws_from_another_generator_do_not_make_another_net() -> None:

@@ -8,7 +8,8 @@ from torch import nn
 
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.image.centers import Prior, embedding, invert_centers, looks, read_centers, read_label_set, uploaded_body
+from fedpriv.attacks.image.centers import Prior, embedding, invert_centers, looks, read_centers, uploaded_body
+from fedpriv.attacks.labels.stated import read_label_set
 from tests.attacks.client import CLASSES, SHAPE, change, observe, pictures
 
 MEAN, STD = (0.5,), (0.25,)

@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedpriv.attacks.api.label_rules import RULES, STATED, infer
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.inference.labels import (
+    Samples,
     batch_labels,
     bias_counts,
     bias_label,
@@ -22,8 +24,11 @@ from fedpriv.attacks.inference.labels import (
     guessed_probability,
     idlg_label,
     present_classes,
+    public_counts,
+    row_classes,
     to_counts,
 )
+from fedpriv.attacks.labels.class_shares import likely_change
 from tests.attacks.client import change, gradient, mlp, observe, pictures
 
 C = 10
@@ -154,3 +159,107 @@ def test_where_the_layer_is_hidden_no_rule_applies() -> None:
     shared = {name: g for name, g in full.shared.items() if name.startswith("body")}
     with pytest.raises(Inapplicable, match="logits"):
         idlg_label(observe(full.net, shared, classes=C))
+
+
+PROTOTYPES = torch.rand(C, 1, 6, 6, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+
+
+def alike(labels: Tensor, seed: int) -> Tensor:
+    """Images ``(n, 1, 6, 6)`` that look like their class."""
+    return (0.7 * PROTOTYPES[labels] + 0.3 * pictures(len(labels), seed)).clamp(0, 1)
+
+
+PUBLIC = Samples(alike(torch.arange(C).repeat_interleave(8), 99), torch.arange(C).repeat_interleave(8))
+
+
+def of_steps(labels: Tensor, schedule: Schedule, seed: int = 0) -> Observation:
+    """The change of a client whose samples look like their classes."""
+    net = mlp(classes=C)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    sent = change(net, alike(labels, seed)[order], labels[order], schedule)
+    return observe(net, sent, kind="change", schedule=schedule, classes=C, num_examples=len(labels))
+
+
+def test_counting_finds_a_class_of_one_sample_that_the_sign_of_the_bias_gradient_misses() -> None:
+    """A mean prediction of about a tenth is more than a share of 1/21, so the bias gradient of class 1 is positive."""
+    labels = [0] * 20 + [1]
+    seen = message(labels)
+    assert present_classes(seen).nonzero().flatten().tolist() == [0]
+    expected = [20, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    assert embedding_counts(seen).tolist() == public_counts(seen, PUBLIC).tolist() == expected
+
+
+@pytest.mark.parametrize(("lr", "steps", "momentum"), [(0.2, 24, 0.0), pytest.param(0.01, 60, 0.9, marks=pytest.mark.slow)])
+def test_counts_after_local_training_that_makes_the_net_confident(
+    lr: float, steps: int, momentum: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The predictions at the start are not those of the steps; the mean over the way is."""
+    labels = torch.tensor([0] * 24 + [2] * 12 + [3] * 2 + [7] * 10)
+    schedule = Schedule(lr=lr, steps=steps, batch_size=8, momentum=momentum)
+    rules: list[Callable[[Observation], Tensor]] = [embedding_counts, lambda seen: public_counts(seen, PUBLIC)]
+
+    def right() -> list[float]:
+        messages = [of_steps(labels, schedule, seed) for seed in range(3)]
+        return [sum(count_accuracy(rule(seen), truth(labels.tolist())) for seen in messages) / len(messages) for rule in rules]
+
+    along = right()
+    monkeypatch.setattr("fedpriv.attacks.labels.class_shares._until", lambda observation: 0.0)
+    at_the_start = right()
+    assert min(along) >= 0.85 and all(one > other + 0.1 for one, other in zip(along, at_the_start, strict=True))
+
+
+def test_public_samples_count_what_a_layer_without_bias_or_with_few_entries_sends() -> None:
+    net, labels = mlp(classes=C), torch.tensor(LABELS)
+    seen = observe(net, gradient(net, alike(labels, 0), labels), classes=C, num_examples=len(LABELS))
+    bias = next(name for name in seen.shared if name.startswith("top.") and name.endswith("bias"))
+    without = replace(seen, shared={name: tensor for name, tensor in seen.shared.items() if name != bias})
+    assert torch.equal(public_counts(without, PUBLIC), truth())
+    with pytest.raises(Inapplicable, match="bias gradient"):
+        embedding_counts(without)
+    weight = bias.replace("bias", "weight")
+    kept = torch.rand(seen.shared[weight].shape, generator=torch.Generator().manual_seed(3)) < 0.3
+    few = {**seen.shared, weight: seen.shared[weight] * kept}
+    pruned = replace(seen, shared=few, altered=Altered(kept={weight: kept}))
+    assert torch.equal(public_counts(pruned, PUBLIC), truth())
+
+
+@pytest.mark.parametrize("rescaled", [False, True])
+def test_public_samples_count_nothing_in_random_numbers(rescaled: bool) -> None:
+    """Positive: the same labels, in the gradient that they made."""
+    altered = Altered(rescaled=rescaled)
+    assert torch.equal(public_counts(replace(message(LABELS), altered=altered), PUBLIC), truth())
+    seeds = range(30)
+    scores = [
+        count_accuracy(public_counts(replace(noise(seed, len(LABELS)), altered=altered), PUBLIC), truth()) for seed in seeds
+    ]
+    assert sum(scores) / len(scores) < 0.6
+
+
+def test_noise_longer_than_the_change_is_no_way_that_the_client_went() -> None:
+    labels = torch.tensor(LABELS)
+    schedule = Schedule(lr=0.01, steps=3, batch_size=4)
+    plain = of_steps(labels, schedule)
+    draw = torch.Generator().manual_seed(0)
+    noisy = {name: tensor + torch.randn(tensor.shape, generator=draw).to(tensor) for name, tensor in plain.shared.items()}
+    known = replace(plain, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, 1.0)))
+    assert all(float(tensor.norm()) < 0.5 * float(noisy[name].norm()) for name, tensor in likely_change(known).items())
+    assert all(torch.equal(tensor, plain.shared[name]) for name, tensor in likely_change(plain).items())
+
+
+def test_signs_of_rows_need_features_that_are_not_negative() -> None:
+    seen = message(LABELS)
+    assert torch.equal(row_classes(seen), row_classes(seen, PUBLIC))
+    assert torch.equal(row_classes(seen, PUBLIC) & ~(truth() > 0), torch.zeros(C, dtype=torch.bool)), "each is certain"
+    net = mlp(classes=C, act=nn.Tanh)
+    signed = observe(net, gradient(net, pictures(12), torch.tensor(LABELS)), classes=C, num_examples=12)
+    with pytest.raises(Inapplicable, match="never negative"):
+        row_classes(signed, PUBLIC)
+
+
+def test_every_rule_says_what_it_finds_or_why_it_does_not_apply() -> None:
+    found = infer(message(LABELS), PUBLIC)
+    assert {*found.by, *found.not_applicable} == set(RULES) and list(found.not_applicable) == [STATED]
+    hidden = message(LABELS)
+    hidden = replace(hidden, shared={name: tensor for name, tensor in hidden.shared.items() if name.startswith("body")})
+    assert infer(hidden, PUBLIC).not_applicable.keys() == RULES.keys()
+    assert "needs public samples" in infer(message(LABELS), None).not_applicable["last layer: least squares on public samples"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import pytest
 
@@ -58,7 +56,7 @@ def test_a_search_that_misses_the_seed_finds_nothing() -> None:
     assert unmask([made.pair], range(true, true + 1)) != [None]
 
 
-@pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: uv run --extra deploy pytest tests/attacks")
+@pytest.mark.extra("deploy")
 def test_what_flowers_own_clients_send_is_recovered() -> None:
     """The whole protocol by the library's code, at its clients; the server does what it may and then guesses."""
     from tests.attacks.flower_round import played

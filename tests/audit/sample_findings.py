@@ -105,6 +105,11 @@ def _undefended() -> dict[str, Any]:
             _labels(1, 7, "class centres, in clear", [0, 9], [0, 9]),
             {**_labels(15, 0, "bias gradient", [1, 4], [1, 7]), "count_accuracy": 0.44, "note": "after 40 local steps"},
         ],
+        "label_rules": [
+            _label_rule("class centres, in clear", 2, best=True) | {"not_applicable": "round 15 sent no centres"},
+            _label_rule("bias gradient", 0) | {"count_accuracy": 0.44, "best_counts": True},
+            _label_rule("class-wise embeddings", None) | {"not_applicable": "the last layer was not shared"},
+        ],
         "labels_over_rounds": [
             {
                 "client": 0,
@@ -362,6 +367,16 @@ def _attempt(
 def _labels(round: int, client: int, how: str, true: list[int], found: list[int]) -> dict[str, Any]:
     about = {"round": round, "client": client, "how": how, "true": true, "found": found}
     return {**about, "exact": true == found, "count_accuracy": None, "note": None}
+
+
+def _label_rule(rule: str, exact: int | None, best: bool = False) -> dict[str, Any]:
+    rates = (
+        {"exact": None, "together": None}
+        if exact is None
+        else {"exact": rate(exact, 3), "together": {"low": 0.1, "high": 0.9, "of": 2}}
+    )
+    about = {"rule": rule, "rests_on": f"what {rule} says", "messages": 0 if exact is None else 3, "best": best}
+    return {**about, **rates, "count_accuracy": None, "best_counts": False, "not_applicable": None}
 
 
 def _membership(round: int, attack: str, auc: float, epsilon: float) -> dict[str, Any]:

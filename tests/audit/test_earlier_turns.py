@@ -21,7 +21,7 @@ from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.membership import other_clients, rounds
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.classes import classes_open
-from fedpriv.audit.membership.label_leaks import labels_of, shadow_labels
+from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
 from fedpriv.interfaces import ClientTurn, Learner
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from tests.audit.test_statistics import ONE_STEP, evidence, gradient_of_the_truth
@@ -75,14 +75,14 @@ def test_several_steps_with_momentum_are_undone_too(tmp_path: Path) -> None:
 
 def test_the_rule_for_classes_reads_what_is_left(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{**ALL, "train.rounds": 4, "data.clients": 5})
-    said = [labels_of(found, *message).described() for message in found.messages()]
+    said = findings_of([labels_of(found, *message) for message in found.messages()])["labels"]
     assert len(said) == 20 and all(one["exact"] and one["open"] is None for one in said)
     assert all(one["how"].startswith("last layer") for one in said), "it shows counts, too"
 
 
 def test_where_earlier_messages_were_not_kept_a_failure_is_no_evidence(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{**ALL, "wire.keep_payloads": [4], "train.rounds": 4, "data.clients": 5})
-    said = [labels_of(found, *message).described() for message in found.messages()]
+    said = findings_of([labels_of(found, *message) for message in found.messages()])["labels"]
     for one in said:
         assert not one["applies"] and not one["exact"] and one["note"].startswith(one["open"])
         assert CORRECTED in one["open"] and "--keep-payloads all" in one["open"]
@@ -108,7 +108,7 @@ def test_approximate_corrections_count_hits_and_misses(tmp_path: Path) -> None:
     """What clipping left of FedDyn's is not known, so that a miss is no evidence; but it is no reason to count hits alone."""
     kept = {**ALL, "data.clients": 6, "train.rounds": 3, "method.alpha": 0.1}
     found = evidence(tmp_path / "run", "feddyn", **kept)
-    said = [labels_of(found, *message).described() for message in found.messages()]
+    said = findings_of([labels_of(found, *message) for message in found.messages()])["labels"]
     assert all(one["applies"] for one in said) and sum(one["exact"] for one in said) > 15
     assert [one["open"] is None for one in said] == [True] * 6 + [False] * 12
 

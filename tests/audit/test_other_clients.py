@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.api.label_rules import RULES, STATED
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.operating_points import area
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership import other_clients
 from fedpriv.audit.membership.candidates import candidates
-from fedpriv.audit.membership.classes import NO_RULE
 from fedpriv.audit.membership.inference import FEDMIA, ROWS, membership
-from fedpriv.audit.membership.label_leaks import Labels, labels_of, labels_over_rounds
+from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of, labels_over_rounds
 from fedpriv.audit.membership.other_clients import against_other_clients
 from tests.simulation.small import play
 
@@ -101,11 +102,15 @@ def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkey
     assert described[f"{FEDMIA}, {ROWS}", "negative"] is False
 
 
-def labels(client: int, present: list[int], counts: list[int] | None, how: str = "a rule") -> Labels:
+RULE = next(rule for rule in RULES if rule != STATED)
+
+
+def labels(client: int, present: list[int], counts: list[int] | None, applies: bool = True) -> Labels:
     shown = torch.zeros(4, dtype=torch.bool)
     shown[present] = True
     counted = None if counts is None else torch.tensor(counts)
-    return Labels(1, client, client, how, shown, counted, torch.tensor([6, 4, 0, 0]), None)
+    by = {RULE: LabelSet(shown, counted)} if applies else {}
+    return Labels(1, client, client, by, torch.tensor([6, 4, 0, 0]))
 
 
 def test_rounds_outvote_a_message_that_is_wrong() -> None:
@@ -117,7 +122,7 @@ def test_rounds_outvote_a_message_that_is_wrong() -> None:
         labels(1, [0], None),
         labels(2, [0, 1], None),
         labels(2, [0, 1], None),
-        labels(3, [], None, NO_RULE),
+        labels(3, [], None, applies=False),
         labels(3, [0, 1], None),
     ]
     several, sets = labels_over_rounds(messages)
@@ -132,7 +137,7 @@ def test_labels_of_a_run_over_rounds(kept: Evidence) -> None:
     single = [labels_of(kept, round, client) for round, client in kept.messages()]
     found = labels_over_rounds(single)
     assert [(one["client"], one["messages"]) for one in found] == [(client, 2) for client in range(4)]
-    true = {one.client: one.described()["true"] for one in single}
+    true = {row["client"]: row["true"] for row in findings_of(single)["labels"]}
     assert all(one["true"] == true[one["client"]] and one["count_accuracy"] > 0 for one in found)
 
 

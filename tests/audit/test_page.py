@@ -112,6 +112,21 @@ def test_what_is_known_of_members_and_what_was_not_tried_is_shown(page: Page, ma
     assert "0.60 to 0.81, best of 2 reconstructed samples are known members" in page.text
 
 
+def test_each_rule_for_labels_has_a_row(page: Page, markdown: str) -> None:
+    row = (
+        "class centres, in clear",
+        "sets",
+        "2 of 3",
+        "10.0 to 90.0 %",
+        "–",
+        "what class centres, in clear says",
+        "round 15 sent no centres",
+    )
+    best = " | ".join(row)
+    assert best in markdown and "| bias gradient | counts | 0 of 3 | 10.0 to 90.0 % | 44.0 % |" in markdown
+    assert {"class-wise embeddings", "what bias gradient says", "round 15 sent no centres"} <= set(page.texts)
+
+
 def test_labels_over_rounds_stand_where_there_are_any(page: Page, markdown: str) -> None:
     assert markdown.count("From all kept messages of a client together") == 1
     assert "| 0 | 2 | 1, 4 | 1, 4 | exact | 1 | 83.0 % | 71.0 % |" in markdown

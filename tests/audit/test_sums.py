@@ -95,6 +95,7 @@ def test_a_sum_in_which_few_clients_trained_is_called_so(tmp_path: Path, monkeyp
         with pytest.raises(FedprivError, match="none of the 1 rounds had a sum"):
             play(tmp_path / "none", "fedavg", **options)  # nor does the server open one
         patch.setattr("fedpriv.server.secure_sum.takes_a_step", lambda *of: True)
+        patch.setattr("fedpriv.client.turn.Turn.untrained", False)
         play(tmp_path / "run", "fedavg", **options)
     found = evidence_of(tmp_path / "run")
     ((round, number),) = found.messages()
@@ -116,7 +117,7 @@ def test_attacks_are_pooled_over_messages_and_paired_by_name() -> None:
     def attack(attacker: str, hits: int, n: int) -> dict[str, object]:
         return {"kind": "message", "attempts": [{"attacker": attacker, "success": {"0.01": {"successes": hits, "n": n}}}]}
 
-    nothing: dict[str, list[object]] = {"texts": [], "labels": [], "membership": []}
+    nothing: dict[str, list[object]] = {"texts": [], "label_rules": [], "membership": []}
     sums = {**nothing, "attacks": [attack("analytic", 1, 100)]}
     alone = {**nothing, "attacks": [attack("analytic", 5, 10), attack("analytic", 5, 30), attack("dlg", 1, 1)]}
     analytic, dlg = compared(sums, alone)

@@ -64,7 +64,7 @@ def test_of_a_class(error: FedprivError, family: str | None) -> None:
         ("ui --tracking-uri ftp://host", "tracking"),
         ("train --variance 0.1", "usage"),
         ("train --mask-layers 9", "usage"),
-        ("train --device banana", "usage"),
+        ("train --device banana", "config"),
         ("train --model no_such_module_here:Net", "usage"),
         ("attack analytik", "unknown-name"),
         ("audit run --fail-if recoverd>0", "unknown-name"),

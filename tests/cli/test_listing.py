@@ -34,6 +34,27 @@ for command in (["train", "--method", "fedavgg"], ["attack", "dlgg"]):
     assert refused.exit_code == 2 and "did you mean" in refused.output, refused.output
     assert "torch" not in sys.modules, command
 """
+REFUSED = """
+import sys
+from click.testing import CliRunner
+from fedpriv.cli import main
+train = ["train", "--dataset", "cells.csv", "--lr", "0.1"]
+for more, why in (
+    (["--method", "fedavgg"], "unknown method 'fedavgg'; did you mean 'fedavg'"),
+    (["--objective", "moo"], "unknown objective 'moo'; did you mean 'moon'"),
+    (["--aggregation", "fednovo"], "unknown aggregation 'fednovo'; did you mean 'fednova'"),
+    (["--partition", "dirichlett"], "unknown partition 'dirichlett'; did you mean 'dirichlet'"),
+    (["--model", "mlp22"], "unknown model 'mlp22'; did you mean 'mlp2'"),
+    (["--device", "tpu"], "device 'tpu' is not supported, only cpu, cuda, mps"),
+    (["--device", "cuda"], "device 'cuda' is not available here: this machine has no driver of a GPU"),
+    (["--set", "data.label=outcom"], "cells.csv has no column 'outcom'; its columns are: size, outcome"),
+    (["--partition", "by_column", "--column", "hospita"], "cells.csv has no column 'hospita'; its columns are: size, outcome"),
+):
+    refused = CliRunner().invoke(main, [*train, *more])
+    assert refused.exit_code == 2 and why in refused.output, (more, refused.output)
+    heavy = {"torch", "pandas", "datasets", "pyarrow"} & sys.modules.keys()
+    assert not heavy, (more, heavy)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +75,35 @@ def test_from_the_second_time_on_without_pytorch() -> None:
         assert rows(*command) == rows(*command)
     done = subprocess.run([sys.executable, "-c", CHILD], env=dict(os.environ), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux" or any(Path("/dev").glob("nvidia*")), reason="there may be a GPU")
+def test_what_a_run_cannot_have_is_refused_before_anything_large_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "cells.csv").write_text("size,outcome\n1,0\n2,1\n")
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSED], env=dict(os.environ), cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_names_that_are_known_without_pytorch_are_those_that_are_registered() -> None:
+    from fedpriv.aggregation import aggregations, find_aggregation
+    from fedpriv.api.request import registered
+    from fedpriv.data.dealing import partitions
+    from fedpriv.methods import methods
+    from fedpriv.models.registry import model_names
+    from fedpriv.objectives import objectives
+
+    for kind, known in {
+        "method": methods(),
+        "objective": objectives(),
+        "model": model_names(),
+        "partition": partitions(),
+    }.items():
+        assert registered(kind) == set(known), kind
+    aliases = registered("aggregation") - set(aggregations())
+    assert registered("aggregation") >= set(aggregations()) and all(find_aggregation(name) for name in aliases)
 
 
 @pytest.mark.slow

@@ -69,8 +69,40 @@ def test_tables_of_clients_with_their_own_test_rows(tmp_path: Path) -> None:
     partition = dealt(loaded.dataset, loaded.config)
     assert [len(held) for held in partition.train] == [20, 31] and [len(held) for held in partition.test] == [6, 6]
     (tmp_path / "anything" / "b" / "test.csv").unlink()
-    with pytest.raises(UsageError, match="client b has no test data, and client a has"):
-        open_data(data(tmp_path / "anything"))
+    loaded = load(run_of(tmp_path / "anything"))  # a fifth of b's 31 rows is held out, of those of a none
+    partition = dealt(loaded.dataset, loaded.config)
+    assert [len(held) for held in partition.train] == [20, 25] and [len(held) for held in partition.test] == [6, 6]
+    said = "no test split of their own have the clients b: a fixed fifth of their samples is held out"
+    assert said in loaded.dataset.said and not any("there is no test split" in line for line in loaded.dataset.said)
+
+
+def test_a_client_without_test_images_is_tested_by_a_held_out_part(tmp_path: Path) -> None:
+    north, south, other = pixels(20, 8, 8), pixels(10, 8, 8, seed=1), pixels(4, 8, 8, seed=2)
+    write_folder(tmp_path / "clients" / "north", north, [0, 1] * 10)
+    write_folder(tmp_path / "clients" / "south" / "train", south, [0, 1] * 5)
+    write_folder(tmp_path / "clients" / "south" / "test", other, [0, 1] * 2)
+    loaded = load(run_of(tmp_path / "clients"))
+    partition = dealt(loaded.dataset, loaded.config)
+    train, test = (
+        [{one.numpy().tobytes() for one in images[rows]} for rows in held]
+        for images, held in ((loaded.dataset.train_images, partition.train), (loaded.dataset.test_images, partition.test))
+    )
+    assert train[1] == {one.tobytes() for one in south} and test[1] == {one.tobytes() for one in other}
+    assert len(train[0]) == 16 and not train[0] & test[0] and train[0] | test[0] == {one.tobytes() for one in north}
+
+
+def test_a_row_of_a_held_out_part_is_named_by_its_line(tmp_path: Path) -> None:
+    """And its label is read as it is written."""
+    for name, rows in (("a", 20), ("b", 40)):
+        file = tmp_path / "clients" / name / "train.csv"
+        file.parent.mkdir(parents=True)
+        file.write_text("x,label\n" + "".join(f"{i % 7}.5,0{1 + i % 2}\n" for i in range(rows)))
+    (tmp_path / "clients" / "a" / "test.csv").write_text("x,label\n1.5,01\n")
+    assert load_data(data(tmp_path / "clients")).classes == ("01", "02")
+    with file.open("a") as opened:
+        opened.write("inf,01\n")
+    with pytest.raises(UsageError, match=r"/b/train\.csv, line 42: column 'x' is inf"):
+        load_data(data(tmp_path / "clients"))
 
 
 def test_which_folders_are_of_clients(tmp_path: Path) -> None:
@@ -179,7 +211,8 @@ def test_row_numbers_of_each_client_are_no_feature(kept: int, tmp_path: Path) ->
     folders, table = numbered_by_client(tmp_path, kept)
     by_site = load_data(data(table, partition={"name": "by_column", "column": "site"}))
     for found, width in ((load_data(data(folders)), 1 + 3), (by_site, 1)):
-        assert "columns that are no features: id (row numbers)" in found.said and found.input_shape == (width,)
+        assert any(line.startswith("columns that are no features: id (row numbers);") for line in found.said)
+        assert found.input_shape == (width,)
 
 
 def test_measurements_of_clients_with_few_rows_are_features(tmp_path: Path) -> None:

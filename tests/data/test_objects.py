@@ -148,6 +148,14 @@ def test_clients_from_a_list_or_by_name(tmp_path: Path) -> None:
     assert {one.numpy().tobytes() for one in held} <= {one.tobytes() for one in parts[1][0]} and len(held) == 8
 
 
+def test_a_client_without_a_test_split_beside_others() -> None:
+    x, y = pixels(20, 8, 8), [0, 1] * 10
+    found = loaded({"north": {"train": (x, y), "test": (x[:4], y[:4])}, "south": (x, y)})
+    assert found.owners is not None and found.owners.test is not None
+    assert [int((found.owners.test == client).sum()) for client in (0, 1)] == [4, 4]
+    assert [int((found.owners.train == client).sum()) for client in (0, 1)] == [20, 16]
+
+
 def test_a_hugging_face_data_set_keeps_its_columns() -> None:
     rows = {"text": [f"text {i}" for i in range(30)], "writer": [f"w{i % 3}" for i in range(30)], "label": LABELS.tolist()}
     found = load_data(
@@ -227,6 +235,51 @@ def test_a_run_on_objects_can_be_opened_later(tmp_path: Path) -> None:
         reopened(run.folder)
     name_of(clients)
     assert reopened(run.folder).dataset.hash == run.folder.facts["data_hash"]
+
+
+QUANTITIES = np.round(np.random.default_rng(0).normal(size=400), 1)
+ROWS = np.random.default_rng(1).normal(size=(400, 5)).astype(np.float32)
+PARTS = [(ROWS[i::20], QUANTITIES[i::20]) for i in range(20)]
+
+
+class OfPairs(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.from_numpy(ROWS[place]), torch.tensor(QUANTITIES[place])
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        (ROWS, QUANTITIES),
+        (ROWS, QUANTITIES.tolist()),
+        (torch.from_numpy(ROWS), torch.from_numpy(QUANTITIES)),
+        (pd.DataFrame(ROWS), pd.Series(QUANTITIES)),
+        list(zip(ROWS, QUANTITIES, strict=True)),
+        OfPairs(),
+        {"train": (ROWS, QUANTITIES), "test": (ROWS[:9], QUANTITIES[:9])},
+        PARTS,  # of whom each has few labels
+        datasets.Dataset.from_dict({"x": ROWS[:, 0], "label": QUANTITIES}),
+        (ROWS, [str(one) for one in QUANTITIES]),
+        (ROWS, [0, *QUANTITIES[1:].tolist()]),  # an integer among them
+    ],
+    ids=["arrays", "list", "tensors", "frame", "pairs", "torch", "splits", "clients", "datasets", "texts", "mixed"],
+)
+def test_quantities_are_no_classes(given: Any) -> None:
+    """As in a file."""
+    distinct = len(set(QUANTITIES.tolist()))
+    with pytest.raises(UsageError, match=rf"holds ({distinct}|{distinct + 1}) values in 400 rows.*quantities are not pred"):
+        loaded(given)
+
+
+def test_floats_and_texts_may_be_classes() -> None:
+    assert loaded((ROWS, np.arange(400) % 2 / 2)).classes == ("0.0", "0.5")
+    assert loaded((ROWS, (np.arange(400) % 2).astype(float))).classes == ("0.0", "1.0")
+    assert loaded((ROWS, np.array([-0.0, 0.0, 1.0, 0.5] * 100))).classes == ("0.0", "0.5", "1.0")
+    assert loaded((ROWS, np.arange(400) % 2 == 0)).classes == ("False", "True")
+    assert loaded((ROWS, [f"v{i % 30}.5" for i in range(400)])).classes[0] == "v0.5"
 
 
 @pytest.mark.parametrize(

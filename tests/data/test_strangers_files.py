@@ -124,6 +124,27 @@ def test_a_class_or_client_that_looks_like_a_missing_value_is_said(value: str, t
     assert not any("is missing" in line for line in load_data(DataConfig(name=str(tmp_path / "a.csv"), label="kind")).said)
 
 
+def test_names_in_several_spellings_are_said(tmp_path: Path) -> None:
+    """They stay the classes, or clients, that they are."""
+    names = ["Nein", "nein", "Caf\u00e9", "Cafe\u0301", "lung  cancer", "lung cancer", "plain", "x\u200b", "x"]
+    lines = "".join(f"{i * 7 % 30}.5,{name},{'ab'[i % 2]}\n" for i, name in enumerate(names * 4))
+    (tmp_path / "a.csv").write_text("x,kind,label\n" + lines, encoding="utf-8")
+    pairs = [sorted(names[first : first + 2]) for first in (0, 2, 4, 7)]
+    for data, what in (
+        (DataConfig(name=str(tmp_path / "a.csv"), label="kind"), "classes"),
+        (DataConfig(name=str(tmp_path / "a.csv"), partition={"name": "by_column", "column": "kind"}), "clients"),
+    ):
+        found = load_data(data)
+        (line,) = [one for one in found.said if one.startswith("column 'kind':")]
+        assert f"are different {what}" in line and "plain" not in line
+        assert all(f"{first!r} and {second!r}" in line for first, second in pairs)
+        assert set(found.classes if what == "classes" else found.owners.names) == set(names)  # type: ignore[union-attr]
+    photos(tmp_path / "photos")
+    (tmp_path / "photos" / "benign").rename(tmp_path / "photos" / "Malignant")
+    assert any("'Malignant' and 'malignant' are different classes" in one for one in load_dataset(str(tmp_path / "photos")).said)
+    assert not any("are different cl" in one for one in load_data(DataConfig(name=str(tmp_path / "a.csv"))).said)
+
+
 def test_a_class_that_only_the_test_has_is_said(tmp_path: Path) -> None:
     for split, labels in (("train", "01"), ("test", "012")):
         (tmp_path / f"{split}.csv").write_text("x,label\n" + "".join(f"{i}.5,{label}\n" for i, label in enumerate(labels * 6)))
@@ -146,7 +167,7 @@ def test_shuffled_row_numbers_are_no_feature(name: str, tmp_path: Path) -> None:
 
 def test_whole_numbers_that_measure_something_are_features(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
-    text = "".join(f"{draw.integers(18, 90)},{draw.integers(10**6)},{i % 2}\n" for i in range(200))
+    text = "".join(f"{draw.integers(18, 90)},{draw.integers(10**4) * 100},{i % 2}\n" for i in range(200))
     (tmp_path / "a.csv").write_text("age,income,label\n" + text)
     found = load_dataset(str(tmp_path / "a.csv"))
     assert found.vectors is not None and found.vectors[0].shape[1] == 2

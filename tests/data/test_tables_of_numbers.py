@@ -140,7 +140,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     found = load_data(data)
     assert found.input_shape == (3 + 1,)
     (line,) = [one for one in found.said if one.startswith("columns that are no features")]
-    assert "id (row numbers)" in line and "name (text" in line and "day (date32[day])" in line
+    assert "id (row numbers)" in line and "name (text" in line and "day (dates)" in line
 
 
 def test_how_to_name_one_of_several_texts_is_said(tmp_path: Path) -> None:

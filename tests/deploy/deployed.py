@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,7 @@ import pytest
 from tests.deploy.apart import hashes, records
 from tests.simulation.small import config
 
-REAL = [
-    pytest.mark.slow,
-    pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: uv run --extra deploy pytest tests/deploy"),
-]
+REAL = [pytest.mark.slow, pytest.mark.extra("deploy")]
 SMALL = {
     "data.clients": 3,
     "data.limit": 300,
@@ -59,7 +56,7 @@ class Deployment:
         from fedpriv.deploy.flower.requests import Request
 
         chosen = config(method, **{**SMALL, **more})
-        request = Request.write(self.home.requests, self.home.runs / name, chosen, 3, answer)
+        request = Request.write(self.home.requests, self.home.runs / name, chosen, self.home.settings().clients, answer)
         number = self.link.start(request.path)
         assert self.follow(request, number, on_round, meanwhile)
         return Path(request.run_dir)
@@ -82,19 +79,33 @@ class Deployment:
         return bool(request.follow(look, on_round))
 
 
-@pytest.fixture(scope="module")
-def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+@contextmanager
+def deployed(folder: Path, clients: int) -> Iterator[Deployment]:
+    """A deployment in a new folder, on 127.0.0.1, beside a proxy at which nothing listens."""
     from fedpriv.deploy.flower.demo import all_here
     from fedpriv.deploy.flower.home import make
     from fedpriv.deploy.flower.machines import free_port
 
     port = free_port()
-    home = make(tmp_path_factory.mktemp("deployed") / "d", 3, "127.0.0.1", port, inner_port=port)
-    for number in range(3):
+    home = make(folder, clients, "127.0.0.1", port, inner_port=port)
+    for number in range(clients):
         file = home.client_file(number)
         file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
-    with all_here(home) as (link, look, keepers):
-        yield Deployment(home, link, look, keepers)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("http_proxy", "https_proxy", "all_proxy"):
+            patch.setenv(name, "http://127.0.0.1:9")
+        for name in ("no_proxy", "NO_PROXY"):
+            patch.setenv(name, "")  # so that it is put back
+            patch.delenv(name)
+        with all_here(home) as (link, look, keepers):
+            yield Deployment(home, link, look, keepers)
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Of three clients."""
+    with deployed(tmp_path_factory.mktemp("deployed") / "d", 3) as made:
+        yield made
 
 
 def same(deployed: Path, whole: Path) -> None:

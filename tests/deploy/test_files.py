@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +31,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import save_json
 from fedpriv.server.run_folder import RunFolder
 
-needs_flower = pytest.mark.skipif(find_spec("flwr") is None, reason="Flower is not installed: see the extra deploy")
+needs_flower = pytest.mark.extra("deploy")
 
 
 @pytest.fixture(scope="module")
@@ -363,6 +362,8 @@ def answering(certificate: Path, key: Path, date: float, port: int = 0, status: 
             self.send_response(status)
             self.end_headers()
 
+        do_POST = do_GET  # noqa: N815
+
         def date_time_string(self, timestamp: float | None = None) -> str:
             return email.utils.formatdate(date, usegmt=True)
 
@@ -404,7 +405,7 @@ def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pyt
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     with (
         answering(made.certificate, made.key, time.time(), status=502) as port,
-        pytest.raises(machines.Unreachable, match="its proxy answers 502"),
+        pytest.raises(machines.Unreachable, match="the proxy in front of it answers 502"),
     ):
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
     foreign = make(tmp_path / "foreign", 1, "server.example.org")

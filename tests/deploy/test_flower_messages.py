@@ -13,6 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from fedpriv.deploy.flower.apps import _packed, _unpacked
 from fedpriv.deploy.stream import Broken
 
+pytestmark = pytest.mark.extra("deploy")
+
 LARGE = 10**15
 """As a number of bytes, more than any memory."""
 

@@ -28,6 +28,8 @@ from fedpriv.deploy.flower.apps import FlowerPost, _packed, _unpacked
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.stream import MOST_PARTS, Broken
 
+pytestmark = pytest.mark.extra("deploy")
+
 MB = 2**20
 HONEST, LIAR = "ticket-0", "ticket-1"
 

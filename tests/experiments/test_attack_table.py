@@ -94,3 +94,18 @@ def test_the_committed_report_is_that_of_the_committed_results(tmp_path: Path, m
 def test_an_unknown_row_is_refused(table: ModuleType) -> None:
     done = CliRunner().invoke(table.main, ["--only", "nothing"])
     assert done.exit_code == 2 and "'nothing' is not one of" in done.output
+
+
+def test_the_section_on_running_statistics_says_what_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FILE.parent))
+    section = importlib.import_module("running_statistics")
+    about = {"samples": 20, "candidates": 500, "messages": 4, "cpu_seconds": 7.7}
+    found = {"refused": [], "auc": 0.9994, "named": 0.9875, "colour_error": 0.0062, "colour_baseline": 0.0213}
+    rows = [
+        {"setting": "one step", **about, **found},
+        {"setting": "FedBN", **about, "refused": ["no running statistics of BatchNorm were sent"]},
+    ]
+    text = section.render(rows)
+    assert text.startswith("## Running statistics of BatchNorm\n")
+    assert "| one step | 500 | not attacked | 99% | 0.999 | 0.006 | 0.021 | 7.7 |" in text
+    assert "| FedBN | 500 | not attacked | none: no running statistics of BatchNorm were sent | – | – | – | 7.7 |" in text

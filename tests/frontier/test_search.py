@@ -16,6 +16,7 @@ from fedpriv.audit.conditions import conditions
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.frontier.search import Replayed, measured
+from fedpriv.models import build_model
 from tests.audit.sample_findings import rate
 from tests.simulation.small import FEW_STEPS, config, play
 
@@ -24,7 +25,9 @@ def evidence_on_texts(*statistics: str) -> Evidence:
     """Of a run on texts with one message, of which statistics were sent besides the model."""
     schema = {f"statistic.{name}": ("F32", (2,)) for name in statistics}
     store = SimpleNamespace(upload=lambda round, client: SimpleNamespace(schema=schema))
-    return cast(Evidence, SimpleNamespace(modalities=("text",), messages=lambda: [(1, 0)], store=store))
+    federation = SimpleNamespace(resident=SimpleNamespace(net=build_model("mlp", (1, 8, 8), 10)))
+    found = SimpleNamespace(modalities=("text",), messages=lambda: [(1, 0)], store=store, federation=federation)
+    return cast(Evidence, found)
 
 
 @pytest.mark.parametrize(("statistics", "holds"), [((), True), (("classes",), True), (("mystery",), False)])
@@ -34,7 +37,8 @@ def test_a_replay_on_texts_can_hold_unless_it_sends_what_audits_do_not_know(
     span: dict[str, Any] = {"attacker": "span", "inapplicable": None, "exact": rate(0, 8), "rouge_l": 0.0, "recall": 0.0}
     read = {"kind": "message", "attempts": [span | {"precision": 0.0}], "baseline": {"precision": 0.0}}
     monkeypatch.setattr("fedpriv.frontier.search.on_texts", lambda *given: [read])
-    monkeypatch.setattr("fedpriv.frontier.search.labels_of", lambda *given: SimpleNamespace(described=dict))
+    monkeypatch.setattr("fedpriv.frontier.search.labels_of", lambda *given: None)
+    monkeypatch.setattr("fedpriv.frontier.search.findings_of", lambda labels: {"labels": []})
     found = measured(evidence_on_texts(*statistics), AuditOptions(label_shadows=0), ["recovered"], lambda text: None)
     (target,) = conditions("recovered<=0.05", "--target")
     assert target.value(found) == 0.0 and target.holds(found) == holds

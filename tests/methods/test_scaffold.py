@@ -204,9 +204,13 @@ def test_a_hidden_tensor_is_not_corrected_and_a_hidden_variate_is_refused(simula
 
 
 def test_a_client_that_takes_no_step_keeps_its_variate(simulate: Simulate) -> None:
-    simulation = simulate("scaffold", **{"train.batch_size": 10_000, "train.min_batch": 10_000})
-    torch.testing.assert_close(simulation.server.row, simulation.federation.initial)
-    assert not any(bool(c.any()) for c in variates(simulation)[0].values())
+    uneven = {"data.clients": 3, "data.partition.name": "dirichlet", "data.partition.alpha": 0.3, "data.partition.seed": 3}
+    simulation = simulate("scaffold", **uneven, **{"train.participation": 1.0, "train.batch_size": 600, "train.min_batch": 200})
+    common, own = variates(simulation)
+    assert [any(bool(c.any()) for c in one.values()) for one in own] == [
+        simulation.federation.data.size(k) >= 200 for k in range(3)
+    ]
+    assert all(bool(c.any()) for c in common.values()) and simulation.progress.record["metrics"]["untrained"] == 2
 
 
 def test_one_half_needs_the_other(simulate: Simulate) -> None:

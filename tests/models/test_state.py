@@ -89,13 +89,59 @@ class NotPersistent(Linear):
 class InTheRow(Linear):
     """As it should be."""
 
+    running_m: Tensor
+
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("m", torch.zeros(16))
+        self.register_buffer("running_m", torch.zeros(16))
 
     def remember(self, h: Tensor) -> Tensor:
-        centred: Tensor = h - self.m.mul_(0.9).add_(0.1 * h.detach().mean(0))
+        centred: Tensor = h - self.running_m.mul_(0.9).add_(0.1 * h.detach().mean(0))
         return centred
+
+
+class Codebook(Linear):
+    """Counts the samples by their nearest code (van den Oord et al. 2017, A.1), of which a mean over clients is no count."""
+
+    codes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("codes", torch.randn(4, 16))
+        self.register_buffer("m", torch.zeros(4))
+
+    def remember(self, h: Tensor) -> Tensor:
+        nearest = torch.cdist(h.detach(), self.codes).argmin(1)
+        self.m.mul_(0.9).add_(torch.bincount(nearest, minlength=4), alpha=0.1)
+        return h
+
+
+class Extremes(Linear):
+    """The largest values so far, as observers of quantisation keep; they change no output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("m", torch.full((16,), -torch.inf))
+
+    def remember(self, h: Tensor) -> Tensor:
+        torch.maximum(self.m, h.detach().amax(0), out=self.m)
+        return h
+
+
+class Masked(Linear):
+    """Constants: a mask of negative infinities, and a table in float64."""
+
+    mask: Tensor
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((16,), -torch.inf).masked_fill(torch.arange(16) > 3, 0.0))
+        self.register_buffer("table", torch.arange(16, dtype=torch.float64))
+
+    def remember(self, h: Tensor) -> Tensor:
+        masked: Tensor = (h + self.mask).softmax(1) * self.table.float()
+        return masked
 
 
 class Counter(Linear):
@@ -277,7 +323,7 @@ def hooked(by: Callable[[nn.Linear], nn.Module]) -> nn.Module:
     "layer",
     [
         *(Attribute, AllZero, Assigned, NotPersistent, Counter, Queue, Generator),
-        *(MaxNorm, FirstBatch, Decaying, ByNumPy, ByPython, Array),
+        *(MaxNorm, FirstBatch, Decaying, ByNumPy, ByPython, Array, Codebook, Extremes),
     ],
 )
 def test_what_no_row_has_is_found(layer: Callable[[], nn.Module]) -> None:
@@ -288,6 +334,7 @@ def test_what_no_row_has_is_found(layer: Callable[[], nn.Module]) -> None:
     "layer",
     [
         InTheRow,
+        Masked,
         Shown,
         MaxNormInPlace,
         Sparse,
@@ -381,7 +428,7 @@ def test_samples_of_texts_and_pairs_that_change_each_other_are_found() -> None:
         assert interact(mixed) and interact(mixed, training=False)
     normed = of_pairs(norm(), FEATURES)
     assert interact(normed) and not interact(normed, training=False)
-    assert changed_by_data(normed.train()) == "encoder.image.encoder.2.running_mean"
+    assert changed_by_data(normed.train())[0] == "encoder.image.encoder.2.running_mean"
 
 
 def found(net: Net) -> str | None:

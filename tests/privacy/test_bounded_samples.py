@@ -125,7 +125,7 @@ class Dropped(nn.Module):
 @pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
 def test_ghost_clipping_refuses_padding_that_opacus_takes_for_zeros(mode: Any) -> None:
     net = net_of(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, padding_mode=mode), nn.ReLU(), nn.Flatten()), 256)
-    with pytest.raises(UsageError, match=rf"encoder.0 pads by {mode}, and Opacus by zeros\); use privacy.clipping = per_sample"):
+    with pytest.raises(UsageError, match=rf"encoder.0 pads by {mode}, and Opacus by zeros\)$"):
         check_layers(net)
 
 
@@ -213,5 +213,5 @@ def test_norms_of_sequences_do_not_cancel() -> None:
 def test_what_the_data_change_without_training_is_found(layer: nn.Module, changed: str | None) -> None:
     net = net_of(nn.Sequential(layer, nn.Flatten()), 64)
     before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    assert changed_by_data(net) == changed
+    assert next(iter(changed_by_data(net)), None) == changed
     assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())

@@ -1,7 +1,8 @@
 """Plays runs on a Ray cluster of two nodes on this machine, in a network namespace of its own; called by ``test_ray``.
 
 ``python -m tests.simulation.ray_cluster FOLDER CASE...``: a case is a method, ``killed`` or ``removed``. The last line of the
-output has, by case, whether the run equals that of one process, and what the run warned of.
+output has, by case, whether the run equals that of one process, and what the run warned of; and whether Ray found that uv had
+started it, and what it told its workers then.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.simulation import run
+from fedpriv.simulation.executors.ray import connected
 from tests.simulation.small import computed, config, play
 
 STATEFUL = "scaffold"
@@ -51,13 +53,16 @@ def until_both_run() -> None:
 
 
 def main(folder: Path, cases: list[str]) -> dict[str, Any]:
-    import ray
+    from ray._private.runtime_env.uv_runtime_env_hook import _get_uv_run_cmdline
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
-    ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
-    found = {}
+    ray = connected(cluster.address)
+    found: dict[str, Any] = {
+        "uv run": _get_uv_run_cmdline() is not None,
+        "runtime_env": dict(ray.get_runtime_context().runtime_env),
+    }
 
     def disturb(case: str, record: dict[str, Any]) -> None:
         nonlocal second

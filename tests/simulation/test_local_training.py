@@ -122,10 +122,14 @@ def test_small_batches_are_skipped_where_asked(simulate: Simulate) -> None:
 
 
 def test_a_client_without_a_whole_batch_stays_as_it_is(simulate: Simulate) -> None:
+    uneven = {"data.clients": 3, "data.partition.name": "dirichlet", "data.partition.alpha": 0.3, "data.partition.seed": 3}
     for stretch in (phase(epochs=2), phase(epochs=1, steps=3)):
-        turn = turn_of(simulate("fedavg", play=False, **{"train.batch_size": 10_000, "train.min_batch": 10_000}))
+        few_train = {**uneven, "train.participation": 1.0, "train.batch_size": 600, "train.min_batch": 200}
+        simulation = simulate("fedavg", play=False, **few_train)
+        sizes = simulation.federation.data.sizes
+        turn = turn_of(simulation, min(sizes, key=lambda client: sizes[client]))
         turn.train(stretch, cross_entropy)
-        assert turn.steps == 0 and torch.equal(turn.row, turn.start) and turn.mean_loss != turn.mean_loss
+        assert turn.untrained and turn.steps == 0 and torch.equal(turn.row, turn.start) and turn.mean_loss != turn.mean_loss
 
 
 def test_the_full_gradient_and_the_accuracy(simulate: Simulate) -> None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,13 +22,13 @@ from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.simulation import executor_choice
-from fedpriv.simulation.executors.ray import check_answers
+from fedpriv.simulation.executors.ray import RayWorkers, check_answers
 from fedpriv.simulation.setup import build
 from tests.marks import slow_but
 from tests.simulation.small import config
 
 HAS_RAY = find_spec("ray") is not None
-needs_ray = pytest.mark.skipif(not HAS_RAY, reason="Ray is not installed: uv run --extra cluster pytest")
+needs_ray = pytest.mark.extra("cluster")
 ALONE = ["unshare", "--net", "--map-root-user", sys.executable, "-c"]
 """Ray listens on all interfaces; in a network namespace of its own there is only loopback."""
 START = "import subprocess, sys; subprocess.run(['ip', 'link', 'set', 'lo', 'up'], check=True); "
@@ -40,13 +41,20 @@ def on_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict
     if not (shutil.which("unshare") and shutil.which("ip")):
         pytest.skip("no network namespaces here (unshare, ip)")
 
-    def play(*cases: str) -> dict[str, Any]:
+    def play(*cases: str, under_uv: bool = False) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("cluster")
         environment = os.environ | {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
         command, root = [*ALONE, START, str(folder), *cases], Path(__file__).parents[2]
-        done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=900, check=False)
+        here: dict[str, Any] = {"cwd": root}
+        if under_uv:  # Ray looks for a process of that name and first argument; uv itself need not be installed
+            (folder / "run").write_text('cd "$1"; shift; "$@"; exit $?\n')
+            command, here = ["uv", "run", str(root), *command], {"cwd": folder, "executable": "/bin/sh"}
+        done = subprocess.run(command, **here, env=environment, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        return dict(json.loads(done.stdout.splitlines()[-1]))
+        found = dict(json.loads(done.stdout.splitlines()[-1]))
+        assert found.pop("uv run") or not under_uv  # which may also have started the tests
+        assert found.pop("runtime_env") == {}  # no folder is copied, and workers have this Python
+        return found
 
     return play
 
@@ -61,10 +69,25 @@ def test_all_methods_end_where_one_process_ends(on_a_cluster: Callable[..., dict
 @needs_ray
 @pytest.mark.parametrize("case", slow_but(["killed"], ["killed", "removed"]))
 def test_a_worker_and_a_node_may_die(on_a_cluster: Callable[..., dict[str, Any]], case: str) -> None:
-    found = on_a_cluster(case)[case]
+    found = on_a_cluster(case, under_uv=case == "killed")[case]
     assert found["equal"]
     ends = ("they run again", "while it started; another one starts")  # a node may be removed before its worker is there
     assert [text for text in found["said"] if "Ray" in text and text.endswith(ends)], found["said"]
+
+
+@pytest.mark.parametrize(
+    ("runtime_env", "said"),
+    [
+        ({}, "the Ray cluster has 4 cores; `ray status`"),
+        ({"py_executable": "uv run python"}, "Ray starts them by 'uv run python'"),
+    ],
+)
+def test_what_keeps_workers_from_starting_is_named(runtime_env: dict[str, str], said: str) -> None:
+    """The second where the user's own process has called ``ray.init`` under uv."""
+    context = SimpleNamespace(runtime_env=runtime_env)
+    ray = SimpleNamespace(get_runtime_context=lambda: context, cluster_resources=lambda: {"CPU": 4.0})
+    workers: Any = SimpleNamespace(_ray=ray)
+    assert RayWorkers._why_none(workers).startswith(said)
 
 
 def test_states_travel_between_stores(tmp_path: Path) -> None:

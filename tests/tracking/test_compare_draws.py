@@ -70,7 +70,7 @@ def test_runs_of_another_plug_in_have_another_label(tmp_path: Path) -> None:
     table = compare([*old, *new])
     (first, second) = table.groupby("label").accuracy.mean().sort_values()
     assert (first, second) == (pytest.approx(0.1), pytest.approx(0.4)) and not table.repeated.any()
-    assert all(label.startswith("mpfedcon, code=") for label in table.label)
+    assert all(label.startswith("mpfedcon, code ") for label in table.label)
     text = shown(tmp_path, *old, *new)
     assert "10.0% ± 0.0% over 2 seeds" in text and "40.0% ± 0.0% over 3 seeds" in text
     went_on = made_by(drawn(tmp_path, "both", 2, 1, 0.2), plugins={"mine": "old"}, continued=[{"plugins": {"mine": "new"}}])
@@ -79,7 +79,7 @@ def test_runs_of_another_plug_in_have_another_label(tmp_path: Path) -> None:
 
 def test_runs_on_samples_that_were_corrected_have_another_label(tmp_path: Path) -> None:
     runs = [made_by(drawn(tmp_path, name, seed, 1, 0.5), data_hash=name * 9) for name, seed in (("a", 0), ("b", 1))]
-    assert list(compare(runs).label) == ["mpfedcon, data_hash=aaaaaaaa", "mpfedcon, data_hash=bbbbbbbb"]
+    assert list(compare(runs).label) == ["mpfedcon, data hash aaaaaaaa", "mpfedcon, data hash bbbbbbbb"]
 
 
 def test_runs_of_one_config_and_seed_with_other_results_have_no_mean(tmp_path: Path) -> None:

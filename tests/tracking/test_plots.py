@@ -104,6 +104,22 @@ def test_many_curves_differ_in_colour_or_line() -> None:
     assert len({look["color"] for look in looks[: 2 * len(PALETTE)]}) == 2 * len(PALETTE)
 
 
+def test_the_whole_legend_is_in_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the labels are, and also without spaces."""
+    from matplotlib.figure import Figure
+
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    words = "fedavg, sample-level DP, noise 1.1, target epsilon 8.0, clip grad norm 1.5, schedule " + "schedule.txt, " * 12
+    for labels in (["fedavg", words, words + "2"], ["x" * 400], [words + str(number) for number in range(9)]):
+        compare_curves({label: [records(3)] for label in labels}, tmp_path / "compare.png")
+        figure = figures.pop()
+        figure.canvas.draw()
+        box, legend = figure.bbox, figure.legends[0].get_window_extent()
+        assert box.x0 <= legend.x0 < legend.x1 <= box.x1 and box.y0 <= legend.y0 < legend.y1 <= box.y1
+        assert figure.axes[0].get_window_extent().height > 150, "there is room for the curves"
+
+
 def test_a_legend_of_long_names_is_not_cut(tmp_path: Path) -> None:
     short, long = tmp_path / "short.png", tmp_path / "long.png"
     compare_curves({f"run {number}": [records(3)] for number in range(6)}, short)

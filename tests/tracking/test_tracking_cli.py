@@ -138,7 +138,7 @@ def test_compare_names_what_differs(tmp_path: Path) -> None:
         (two / "config.yaml").read_text().replace("mu: 5", "mu: 1").replace("wire:", "wire:\n  keep_payloads: all")
     )
     found = json.loads(call("compare", one, two, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1])
-    assert [group["label"] for group in found["groups"]] == ["mpfedcon, mu=5", "mpfedcon, mu=1"]
+    assert [group["label"] for group in found["groups"]] == ["mpfedcon, mu 5", "mpfedcon, mu 1"]
 
 
 def test_compare_of_an_unknown_run(tmp_path: Path) -> None:
@@ -304,7 +304,31 @@ def test_compare_never_takes_another_config_for_another_seed(tmp_path: Path) -> 
     ]
     groups = compared(tmp_path, *runs)
     assert [one["runs"] for one in groups] == [["a"], ["b"], ["c", "d"]]
-    assert groups[1]["label"].endswith("weight_decay=0.5")
+    assert groups[1]["label"].endswith("weight decay 0.5")
+
+
+def test_labels_say_in_words_what_differs(tmp_path: Path) -> None:
+    private = {"privacy.level": "sample", "privacy.noise": 1.1}
+    runs = [make_run(tmp_path, "a"), configured(make_run(tmp_path, "b"), **private)]
+    assert [one["label"] for one in compared(tmp_path, *runs)] == ["mpfedcon, no DP", "mpfedcon, sample-level DP, noise 1.1"]
+    pruned = {"wire.transforms": [{"name": "prune", "fraction": 0.1}]}
+    runs = [make_run(tmp_path, "c"), configured(make_run(tmp_path, "d"), **pruned)]
+    first, second = (one["label"] for one in compared(tmp_path, *runs))
+    assert (first, second) == ("mpfedcon, defence clip:norm=1.0", "mpfedcon, defence prune:fraction=0.1")
+    runs = [make_run(tmp_path, "e"), configured(make_run(tmp_path, "f"), **{"train.clip_grad_norm": 2.0})]
+    assert [one["label"] for one in compared(tmp_path, *runs)] == ["mpfedcon, no clip grad norm", "mpfedcon, clip grad norm 2.0"]
+
+
+def test_compare_says_which_models_are_constant_answers(tmp_path: Path) -> None:
+    """As their summaries say; one of an earlier version says nothing."""
+    runs = [make_run(tmp_path, name) for name in ("a", "b", "c")]
+    for run, more in zip(runs, ({"only_answer": "seven"}, {"chance": 0.1, "at_chance": True}, {}), strict=True):
+        summary = json.loads((run / "summary.json").read_text())
+        (run / "summary.json").write_text(json.dumps(summary | more))
+    done = CliRunner().invoke(main, ["compare", *map(str, runs), "--output", str(tmp_path / "compare.png")])
+    assert "a: the model predicts seven for every test sample" in done.output, done.output
+    assert "b: within its 95 % interval, the accuracy is no better than a constant answer's (10.0%)" in done.output
+    assert "c: " not in done.output
 
 
 def test_compare_looks_at_no_executor_and_no_noise_that_a_run_found(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
-from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel, blank, state_names
+from fedpriv.attacks.core.observation import Observation, Passes, Schedule, SplitNet, ThreatModel, blank, state_names
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.evidence.earlier_turns import PlainChange, plain_change
-from fedpriv.audit.evidence.local_steps import idle_of, schedule_of, stands_still
+from fedpriv.audit.evidence.local_steps import idle_of, passes_of, schedule_of, stands_still
 from fedpriv.audit.evidence.shadow_turns import initial_row
 from fedpriv.audit.evidence.text_victim import text_facts
 from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
@@ -83,6 +83,8 @@ class AttackerView:
         known = message.num_examples if threat.num_examples else None
         schedule = self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None
         idle = self._idle(message, known) if threat.schedule and known is not None and gradient is None else None
+        buffers = self.buffers(message) if gradient is None else {}
+        passes = self._passes(message, buffers, known) if threat.schedule and known is not None and buffers else None
         observation = Observation(
             shared={victim.names[name]: tensor for name, tensor in plain.of.items() if name in victim.names},
             kind="change" if gradient is None else "gradient",
@@ -101,6 +103,8 @@ class AttackerView:
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
             idle=idle,
             penalty=idle if self._config.train.optimizer == "sgd" else None,
+            buffers={victim.names[name]: tensor for name, tensor in buffers.items() if name in victim.names},
+            passes=passes,
             unlike=(
                 *unlike_controls(
                     self._config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
@@ -129,6 +133,16 @@ class AttackerView:
         if self._config.privacy.level == "sample":  # noise moves them, too
             return None
         return idle_of(self._config.train, self._federation.method, message.round, message.of_model, num_examples, message.parts)
+
+    def buffers(self, message: Message) -> dict[str, Tensor]:
+        """The net's buffers that a client sent, such as running means, by the net's names."""
+        held = dict(self._federation.resident.net.named_buffers())
+        return {name: tensor for name, tensor in message.uploaded.items() if name in held and name in message.received}
+
+    def _passes(self, message: Message, buffers: Collection[str], num_examples: int) -> Passes | None:
+        """See :func:`fedpriv.audit.evidence.local_steps.passes_of`."""
+        method = self._federation.method
+        return passes_of(self._config.train, method, message.round, buffers, num_examples, message.parts)
 
     def _stands_still(self, message: Message, num_examples: int) -> bool:
         """See :func:`fedpriv.audit.evidence.local_steps.stands_still`."""

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.statistics import BYTES, kinds
+from fedpriv.audit.evidence.statistics import BYTES, kinds_besides
 from fedpriv.audit.formats import named
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.report import Report
@@ -64,7 +64,7 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
     if (report := evidence.store.report(*evidence.messages()[0])) is not None:
         server.append(f"receives a report beside each upload: {', '.join(_contents(report))}")
     server += evidence.of_sums()
-    if statistics := kinds(sealed.schema):
+    if statistics := kinds_besides(evidence, sealed.schema):
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
         server.append(f"knows the transforms of an upload: {', '.join(sealed.transforms)}")

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fedpriv.attacks.core.observation import Schedule
+from fedpriv.attacks.core.observation import Passes, Schedule
 from fedpriv.config import TrainConfig
 from fedpriv.methods import Method
 
@@ -32,6 +32,23 @@ def schedule_of(
     steps, lr = alike
     decay = (train.weight_decay, train.weight_decay_bias)
     return Schedule(lr, steps, min(_batch(train, method, parts), examples), train.momentum, *decay, plain)
+
+
+def passes_of(
+    train: TrainConfig, method: Method, round: int, buffers: Collection[str], examples: int, parts: int
+) -> Passes | None:
+    """The batches that moved the buffers, such as running means, in a client's local update; ``None``: not as many for each of
+    them, or not known of the objective. ``buffers`` are their names; the other arguments are those of :func:`schedule_of`.
+    """
+    objective, an_epoch = method.objective, _an_epoch(train, method, examples, parts)
+    steps = {
+        sum(phase.steps or phase.epochs * an_epoch for phase in method.phases(round) if role in phase.trains)
+        for role in {name.split(".")[0] for name in buffers}
+    }
+    if objective.passes_per_step is None or len(steps) != 1 or steps == {0}:
+        return None
+    samples = min(_batch(train, method, parts), examples) // (parts * objective.batches_per_step * train.accumulate)
+    return Passes(steps.pop() * objective.passes_per_step * train.accumulate, max(1, samples))
 
 
 def idle_of(

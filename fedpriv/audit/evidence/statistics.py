@@ -1,7 +1,8 @@
-"""Statistics sent besides the model: what each reveals of a client, and which can be attacked as a gradient.
+"""What is sent besides the layers that give the logits: what each part reveals of a client, and how it is attacked.
 
 Statistics are recognised by their names on the wire (:func:`fedpriv.wire.statistic`). So those of unknown methods are listed too,
-and one that is named as a gradient is attacked as one.
+and one that is named as a gradient is attacked as one. Of the model itself, buffers and layers that give no logits are listed:
+they are no change that attacks read as a gradient.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.audit.evidence.earlier_turns import earlier_turns
@@ -21,6 +23,8 @@ from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage
 from fedpriv.draws import SeededDraws
 from fedpriv.errors import UsageError
+from fedpriv.models.net import Net
+from fedpriv.models.state import changed_by_data, unchanged
 from fedpriv.seeding import generator
 from fedpriv.wire import STATISTIC, Payload, TransformContext, statistic
 from fedpriv.wire.coding import base_name, is_model
@@ -29,6 +33,9 @@ BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, 
 """Bytes of an entry, by safetensors' type names."""
 AS_GRADIENT = "as a gradient"
 """How statistics are attacked that are gradients."""
+RUNNING, BUFFERS, CONSTANTS, ASIDE = "running statistics", "buffers", "constants", "layers that give no logits"
+"""Parts of the model by their kind, as :func:`kinds_of_model` has them."""
+OF_MODEL = frozenset((RUNNING, BUFFERS, CONSTANTS, ASIDE))
 
 
 @dataclass(frozen=True)
@@ -57,8 +64,14 @@ MEANINGS = {
     "classes": Meaning("the classes that the client holds, in clear", otherwise="read"),
     "holders": Meaning("how many of the clients in a sum hold each class, in clear: a centre of one holder is that client's"),
     "counts": Meaning("how many samples of each class the client holds, in clear", otherwise="read"),
+    RUNNING: Meaning(
+        "averages over the client's batches of the mean and variance of each BatchNorm layer's inputs",
+        otherwise="for membership; for the images' mean colour",
+    ),
+    CONSTANTS: Meaning("nothing: buffers that training leaves as they are", otherwise="nothing to attack"),
+    ASIDE: Meaning("a change by the client's samples, as in other layers; attacks follow the layers that give the logits"),
 }
-"""By kind of statistic."""
+"""By kind of statistic, or of part of the model. :data:`BUFFERS` are not among them: what a net writes there is not known."""
 UNKNOWN = Meaning("computed from the client's data by a method that this audit does not know; what it reveals was not measured")
 
 
@@ -72,17 +85,58 @@ def kinds(names: Iterable[str]) -> list[str]:
     return list(dict.fromkeys(kind_of(name) for name in names if not is_model(name)))
 
 
+def kinds_of_model(net: Net) -> dict[str, str]:
+    """The kinds of a net's tensors that are listed besides the model, by name; of the others, attacks read the change."""
+    normal = {
+        f"{where}.{name}"
+        for where, module in net.named_modules()
+        if isinstance(module, _BatchNorm)
+        for name, _ in module.named_buffers(recurse=False)
+    }
+    buffers = {name for name, tensor in net.named_buffers() if tensor.is_floating_point()}
+    changed: set[str] = set()
+    if buffers - normal:
+        with unchanged(net):
+            changed = set(changed_by_data(net.train()))
+    found = {name: RUNNING if name in normal else BUFFERS if name in changed else CONSTANTS for name in buffers}
+    aside = [name for name, _ in net.named_parameters() if name.partition(".")[0] not in net.path]
+    aside += [name for name in buffers if name.partition(".")[0] not in net.path and found[name] != CONSTANTS]
+    return found | dict.fromkeys(aside, ASIDE)
+
+
+def kinds_besides(evidence: Evidence, names: Iterable[str]) -> list[str]:
+    """The kinds of what is among the names of a message besides the layers that give the logits, each once."""
+    return _kinds(names, kinds_of_model(evidence.federation.resident.net))
+
+
+def _kinds(names: Iterable[str], of_model: Mapping[str, str]) -> list[str]:
+    found = (_kind(name, of_model) for name in names)
+    return list(dict.fromkeys(kind for kind in found if kind is not None))
+
+
+def _kind(name: str, of_model: Mapping[str, str]) -> str | None:
+    return of_model.get(base_name(name)) if is_model(name) else kind_of(name)
+
+
 def listed(evidence: Evidence) -> list[dict[str, Any]]:
-    """For each statistic that clients sent: tensors and bytes per message, and what it reveals of the client."""
-    return listed_in(evidence.store.upload(*message).schema for message in evidence.messages())
+    """For each kind of what clients sent besides the layers that give the logits: tensors and bytes per message, and what it
+    reveals of the client."""
+    schemas = (evidence.store.upload(*message).schema for message in evidence.messages())
+    return listed_in(schemas, kinds_of_model(evidence.federation.resident.net))
 
 
-def listed_in(schemas: Iterable[Mapping[str, tuple[str, Sequence[int]]]]) -> list[dict[str, Any]]:
-    """The same of messages given by (data type, shape) of each of their tensors."""
+def listed_in(
+    schemas: Iterable[Mapping[str, tuple[str, Sequence[int]]]], of_model: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """The same of messages given by (data type, shape) of each of their tensors.
+
+    Args:
+        of_model: see :func:`kinds_of_model`.
+    """
     found: dict[str, dict[str, Any]] = {}
     for schema in schemas:
-        for what in kinds(schema):
-            those = [code for name, code in schema.items() if not is_model(name) and kind_of(name) == what]
+        for what in _kinds(schema, of_model or {}):
+            those = [code for name, code in schema.items() if _kind(name, of_model or {}) == what]
             nbytes = sum(prod(shape) * BYTES[dtype] for dtype, shape in those)
             meaning = MEANINGS.get(what, UNKNOWN)
             found.setdefault(
@@ -106,7 +160,7 @@ def gradient_like(message: Message) -> list[str]:
 
 
 def exposed(evidence: Evidence) -> tuple[str, ...]:
-    """The statistics that are sent unaltered although a defence alters the model.
+    """The kinds that are sent besides the model unaltered although a defence alters the model.
 
     Found by applying every transform to a test message, so that it works for any transform.
     """
@@ -126,10 +180,11 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
         context = TransformContext(first.received, agreement.layers, SeededDraws(draw), agreement.linear)
         after = transform(payload, context).tensors
         alters |= {name for name in before if name not in after or not torch.equal(after[name], before[name])}
-    if not any(map(is_model, alters)):
+    of_model = kinds_of_model(evidence.federation.resident.net)
+    changed = {_kind(name, of_model) for name in alters}
+    if None not in changed:
         return ()
-    changed = {kind_of(name) for name in alters if not is_model(name)}
-    return tuple(what for what in kinds(before) if what not in changed)
+    return tuple(what for what in _kinds(before, of_model) if what not in changed and what != CONSTANTS)
 
 
 def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatModel) -> Observation:

@@ -15,9 +15,10 @@ from torch import Tensor
 from fedpriv.attacks.core.altered import UNALTERED
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.image.centers import CENTERS, read_centers
+from fedpriv.attacks.image.centers import read_centers
 from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.membership import Array
+from fedpriv.attacks.labels.stated import CENTERS
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.client.resident import Resident

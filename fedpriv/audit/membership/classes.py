@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import NormalDist
 from typing import Any
 
+from fedpriv.attacks.api.label_rules import STATED
 from fedpriv.attacks.scoring.guessing import p_of_guessing
-from fedpriv.attacks.scoring.scores import wilson
+from fedpriv.attacks.scoring.scores import Rate, wilson
 
 Found = Mapping[str, Any]
 LEVEL = 0.05
 """Significance level of a comparison with guessing."""
 
 NO_RULE = "no rule applies"
-STATED = "the message names its classes in clear"
+
+
+def of_all_rules(successes: int, n: int, rules: int) -> Rate:
+    """A rate with the 95 % interval that holds for so many rules at once (Bonferroni), as the best of them is looked at."""
+    return wilson(successes, n, NormalDist().inv_cdf(1 - LEVEL / (2 * max(1, rules))))
 
 
 def by_rule(labels: Sequence[Found]) -> list[Found]:
@@ -67,18 +73,24 @@ def _mostly_exact(labels: Sequence[Found]) -> bool:
 def _by_guessing(labels: Sequence[Found]) -> bool:
     """Whether naming the same set each time could be right for as many clients.
 
-    A client counts as one however many messages it sent, whose set is the same. What a message names is read and not guessed.
-    Audits of earlier versions had no such comparison; there every exact set counts.
+    A client counts as one however many messages it sent, whose set is the same. What a message names is read and not guessed. Of
+    several rules the best is looked at, and each of them could be right by chance. Audits of earlier versions had no such
+    comparison; there every exact set counts.
     """
     if any(one.get("guess") is None or (one["exact"] and STATED in one["how"]) for one in labels):
         return False
     own = [[one for one in labels if one["client"] == client] for client in {one["client"] for one in labels}]
-    return p_of_guessing(sum(map(_mostly_exact, own)), len(own), _guess(labels)) >= LEVEL
+    return p_of_guessing(sum(map(_mostly_exact, own)), len(own), _guess(labels)) >= _level(labels)
 
 
 def _enough(labels: Sequence[Found]) -> bool:
     """Whether the clients are so many that perfect answers would be distinguished from guessing."""
-    return bool(_guess(labels) ** len({one["client"] for one in labels}) < LEVEL)
+    return bool(_guess(labels) ** len({one["client"] for one in labels}) < _level(labels))
+
+
+def _level(labels: Sequence[Found]) -> float:
+    """The significance level for the best of the rules that apply; audits of earlier versions had one for each message."""
+    return LEVEL / max((one.get("rules", 1) for one in labels), default=1)
 
 
 def _guess(labels: Sequence[Found]) -> float:
@@ -94,13 +106,28 @@ def of_labels(messages: Sequence[Found]) -> list[str]:
     if ways == [NO_RULE]:
         return [f"No rule applies that infers a client's classes from these {len(messages)} messages."]
     whose = "a client's classes" if isinstance(messages[0]["client"], int) else "the classes behind a sum"
-    rate = wilson(exact, len(messages))
+    tried = max(one.get("rules", 1) for one in messages)
+    rate = of_all_rules(exact, len(messages), tried)
     found = f"The set of {whose} was found exactly from {exact} of {len(messages)} messages"
-    details = f"{'; '.join(ways)}; 95 % interval {rate.low:.0%} to {rate.high:.0%}"
+    best = f"the best of {tried} rules, 95 % interval for all of them" if tried > 1 else "95 % interval"
+    details = f"{'; '.join(ways)}; {best} {rate.low:.0%} to {rate.high:.0%}"
     guesses = [one["guess"] for one in of_lacking(messages) if one.get("guess") is not None]
     constant = "always guessing the most common set would be right for"
     chance = f"; {constant} {max(guesses):.0%} of the clients that lack one" if guesses else ""
-    return [f"{found} ({details}){chance}."]
+    return [f"{found} ({details}){chance}.", *_of_counts(messages)]
+
+
+def _of_counts(messages: Sequence[Found]) -> list[str]:
+    """The sentence on the counts of a client's samples by class; none where no rule shows them."""
+    counted = [one for one in messages if one.get("counts_how")]  # audits of earlier versions do not say by what
+    if not counted:
+        return []
+    right, by_guess = (sum(one[name] for one in counted) / len(counted) for name in ("count_accuracy", "count_guess"))
+    ways = "; ".join(sorted({one["counts_how"] for one in counted}))
+    return [
+        f"Labels of single samples, as counts by class, were right for {right:.0%} of the samples ({ways}; mean of "
+        f"{len(counted)} messages); equal counts of all classes would be right for {by_guess:.0%}."
+    ]
 
 
 def finds_classes(shadow: Found | None) -> bool:

@@ -43,7 +43,8 @@ def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: 
 
 
 def over_rounds(evidence: Evidence, client: int, pool: Candidates, last: tuple[Array, Array]) -> tuple[Array, Array]:
-    """As :func:`by_gradients`, the sums of the scores of all kept rounds of the client, which may be the last one alone.
+    """As :func:`by_gradients`, from the client's messages of all kept rounds: the sums of the scores by round, or ``last``
+    if no other was kept.
 
     Args:
         pool: candidates for the last kept round, up to which no client trained on its non-members.

@@ -11,15 +11,29 @@ import numpy as np
 
 from fedpriv.attacks.inference.membership import Array, Mask
 from fedpriv.attacks.inference.membership_controls import SURE, positive_controls
+from fedpriv.attacks.inference.running_statistics_control import positive_control as running_statistics_control
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.epsilon import EpsilonBounds, epsilon_bounds
-from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, REGRESSION, REGRESSIONS, ROWS, Statistic
+from fedpriv.audit.membership.member_scores import (
+    CENTERS,
+    FEDMIA,
+    LIRA,
+    LOSS,
+    OFFLINE,
+    REGRESSION,
+    REGRESSIONS,
+    ROWS,
+    RUNNING,
+    Statistic,
+)
 from fedpriv.audit.membership.one_client import OfClient, counted_once, of_client
 from fedpriv.errors import FedprivError, UsageError
 
-__all__ = ["CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "REGRESSION", "REGRESSIONS", "ROWS", "Membership", "membership"]
+__all__ = [
+    "CENTERS", "FEDMIA", "LIRA", "LOSS", "OFFLINE", "REGRESSION", "REGRESSIONS", "ROWS", "RUNNING", "Membership", "membership",
+]  # fmt: skip
 CONFIDENCE = 0.95
 """Confidence of the reported intervals."""
 _THREAT = (
@@ -37,6 +51,10 @@ _ROWS = (
 _CENTERS = (
     "For the class centres it embeds candidates and its own samples by the encoder as the client sent it, or by its own where a "
     "defence altered that, and by what it trained itself of the layers that were not sent."
+)
+_RUNNING = (
+    "For the running statistics it undoes BatchNorm's momentum by the number of batches, which is known from the schedule, and "
+    "passes the candidates through the layers before, normalised by what it found."
 )
 _FEDMIA = (
     "For FedMIA it also uses the client's messages of other kept rounds, what it sent in them, and the messages of the other "
@@ -62,10 +80,11 @@ class Membership:
         attacks: by attack, and by the way to complete the upload where its last layers are hidden.
         not_tried: why other attacks were not tried: they could not be mounted, or their positive control failed.
         controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
-            chance once in a thousand times. FedMIA and the attacks on class centres are left out where their
-            own fail. That of the loss threshold is a turn of round 1, since later models were trained on the client's samples in
-            its earlier turns, which affects comparisons of candidates, but not those with shadows; it has none where that
-            download was not kept. It fails where the non-members differ from the members in more than membership.
+            chance once in a thousand times. FedMIA and the attacks on gradients, class centres and running statistics are left
+            out where their own fail. That of the loss threshold is a turn of round 1, since later models were trained on the
+            client's samples in its earlier turns, which affects comparisons of candidates, but not those with shadows; it has
+            none where that download was not kept. It fails where the non-members differ from the members in more than
+            membership.
         positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
             whole model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
@@ -135,20 +154,22 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     members = np.concatenate([one.members for one in found])
     kinds = {name: kind for name, kind in found[0].kinds.items() if all(name in one.kinds for one in found)}
     if REGRESSIONS in kinds and all(np.array_equal(one.scores[REGRESSIONS], one.scores[REGRESSION]) for one in found):
-        del kinds[REGRESSIONS]  # of no client a message of another round was kept
+        del kinds[REGRESSIONS]  # no client sent a message in another kept round
     not_tried = _refused(found)
     must = positive_controls(shadows, seed)
+    if RUNNING in kinds:
+        must[kinds[RUNNING]] = running_statistics_control(seed)
     failed = {name: must[which].sentence for name, which in kinds.items() if not must[which].passed}
     not_tried |= {name: f"its control failed: {sentence}" for name, sentence in failed.items()}
     controlled = [name for name in kinds if name not in not_tried and all(name in one.control for one in found)]
     pooled = {name: np.concatenate([one.control[name] for one in found]) for name in controlled}
     controls = {name: area(values, members, 1 - (1 - SURE) / len(pooled)) for name, values in pooled.items()}
-    # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out. Nor is a
-    # centre of other samples one where the server's model has learned members apart from others in the client's earlier turns.
+    # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out. Nor are
+    # centres, gradients or statistics of other samples where the server's model has learned members apart in earlier rounds.
     not_tried |= {
         name: f"its negative control failed: {_on_no_candidate(one)}"
         for name, one in controls.items()
-        if (kinds[name][1] == FEDMIA or kinds[name][0] == "class centre") and not _finds_nothing(one)
+        if (kinds[name][1] == FEDMIA or kinds[name][0] in ("class centre", "gradient", RUNNING)) and not _finds_nothing(one)
     }
     tried = [name for name in kinds if name not in not_tried]
     if not tried:
@@ -162,6 +183,7 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         _ROWS: ROWS in kinds,
         _CENTERS: CENTERS in kinds,
         _GRADIENTS: REGRESSION in kinds,
+        _RUNNING: RUNNING in kinds,
         _FEDMIA: across,
         _HIDDEN: LIRA not in kinds,
     }

@@ -1,45 +1,43 @@
-"""A client's labels from its messages: stated in them, by rules for the last layer, over several rounds, or by shadow clients."""
+"""A client's labels from its messages: by every rule that applies, over several rounds, and by shadow clients."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.api.label_rules import RULES, STATED, Inferred, balanced, infer
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.image.centers import read_label_set
-from fedpriv.attacks.inference.labels import batch_labels, count_accuracy, present_classes, to_counts
+from fedpriv.attacks.inference.labels import Samples, count_accuracy, to_counts
 from fedpriv.attacks.inference.shadow import fit_shadows, score_shadows
+from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.guessing import most_common_share
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.evidence.earlier_turns import had_earlier_turn, keeps_state, plain_change
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
-from fedpriv.audit.evidence.statistics import as_gradient, exposed, gradient_like
-from fedpriv.audit.membership.classes import NO_RULE, STATED
+from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
+from fedpriv.audit.membership.classes import NO_RULE, of_all_rules
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.samples import each
 from fedpriv.seeding import generator
 
 MOST_LABELS = 4
 """Shadow clients hold one to so many classes, as the attacker does not know the true number."""
 
-RULE = "last layer: its bias rose for the classes that are there"
-
 
 @dataclass(frozen=True)
 class Labels:
-    """What a message shows of its sender's labels.
+    """What a message shows of its sender's labels, by each rule.
 
     Attributes:
-        how: the rule that was used.
-        present: the classes that were found ``(C,)``.
-        counts: of each class ``(C,)``; ``None`` where only the set can be inferred.
+        by: rule -> the classes and counts that it finds.
         true: the true counts ``(C,)``, for scoring.
+        not_applicable: rule -> why it does not apply.
         guess: the share of clients whose set is found by naming the same one each time; ``None``: it is not known.
         open: why it says nothing if the classes were not found; ``None``: it does.
     """
@@ -47,117 +45,210 @@ class Labels:
     round: int
     client: int
     sender: int | str
-    how: str
-    present: Tensor
-    counts: Tensor | None
+    by: Mapping[str, LabelSet]
     true: Tensor
-    note: str | None
+    not_applicable: Mapping[str, str] = field(default_factory=dict)
     guess: float | None = None
     open: str | None = None
 
-    def described(self) -> dict[str, Any]:
-        """As JSON.
+    def exact(self, rule: str) -> bool:
+        """Whether the set of classes by a rule is the true one; not so where the rule does not apply."""
+        return rule in self.by and torch.equal(self.by[rule].present, self.true > 0)
 
-        ``applies``: whether a rule did; ``exact``: whether the set of classes is right; ``count_accuracy``: the share of samples
-        whose label was found.
-        """
-        scored = {"of": len(self.true), **_scored(self.present, self.counts, self.true)}
-        applies = self.how != NO_RULE
-        return {
-            "round": self.round,
-            "client": self.sender,
-            "how": self.how,
-            "applies": applies,
-            **scored,
-            "guess": self.guess,
-            "note": self.note,
-            "open": self.open,
-        }
+    def counted(self, rule: str) -> float | None:
+        """The share of the samples whose label a rule found; ``None``: it shows no counts."""
+        counts = self.by[rule].counts if rule in self.by else None
+        return None if counts is None else count_accuracy(counts, self.true)
+
+    @property
+    def by_equal_counts(self) -> float:
+        """The share of the samples whose label is found by naming all classes equally often, without any message."""
+        return count_accuracy(to_counts(torch.ones(len(self.true)), int(self.true.sum())), self.true)
 
 
-def _scored(present: Tensor, counts: Tensor | None, true: Tensor) -> dict[str, Any]:
+def findings_of(messages: Sequence[Labels]) -> dict[str, Any]:
+    """What messages show of their senders' labels, as JSON.
+
+    The best rule is the one that finds most sets over all messages, and the best rule for counts the one that finds the labels of
+    most samples; neither is chosen for a single message. A message to which the best one does not apply is read by the next.
+
+    Returns:
+        ``labels``: a row for each message, by the best rule for the set (``how``) and the best for counts (``counts_how``); of as
+        many rules that apply as ``rules`` says; ``label_rules``: a row for each rule, with intervals that hold for all that apply
+        at once (``together``); ``labels_over_rounds``: see :func:`labels_over_rounds`.
+    """
+    sets, counts = _ranked(messages)
+    return {
+        "labels": [_row(one, sets, counts) for one in messages],
+        "label_rules": [_of_rule(rule, messages, sets, counts) for rule in _names(messages)],
+        "labels_over_rounds": labels_over_rounds(messages),
+    }
+
+
+def _names(messages: Sequence[Labels]) -> list[str]:
+    """All rules that were tried."""
+    return list(dict.fromkeys(rule for one in messages for rule in (*one.by, *one.not_applicable)))
+
+
+def _ranked(messages: Sequence[Labels]) -> tuple[list[str], list[str]]:
+    """The rules that apply to some message, the best for sets first; and those that show counts, the best for counts first.
+
+    Sets of clients that hold every class say least, and decide only between rules that are equal in the others.
+    """
+    applied = [rule for rule in _names(messages) if any(rule in one.by for one in messages)]
+
+    def right(rule: str) -> float:
+        return sum(one.counted(rule) or 0.0 for one in messages)
+
+    def exact(rule: str) -> tuple[int, int, float]:
+        lacking = sum(one.exact(rule) for one in messages if not bool(one.true.all()))
+        return lacking, sum(one.exact(rule) for one in messages), right(rule)
+
+    counting = [rule for rule in applied if any(one.counted(rule) is not None for one in messages)]
+    return sorted(applied, key=exact, reverse=True), sorted(counting, key=right, reverse=True)
+
+
+def _row(one: Labels, sets: Sequence[str], counts: Sequence[str]) -> dict[str, Any]:
+    how = next((rule for rule in sets if rule in one.by), None)
+    counted = next((rule for rule in counts if one.counted(rule) is not None), None)
+    present = torch.zeros(len(one.true), dtype=torch.bool) if how is None else one.by[how].present
+    return {
+        "round": one.round,
+        "client": one.sender,
+        "how": how or NO_RULE,
+        "applies": how is not None,
+        "of": len(one.true),
+        **_scored(present, one.true),
+        "count_accuracy": None if counted is None else one.counted(counted),
+        "counts_how": counted,
+        "count_guess": one.by_equal_counts,
+        "rules": len(sets),
+        "guess": one.guess,
+        "note": None if how else "; ".join(dict.fromkeys(one.not_applicable.values())),
+        "open": one.open,
+    }
+
+
+def _of_rule(rule: str, messages: Sequence[Labels], sets: Sequence[str], counts: Sequence[str]) -> dict[str, Any]:
+    read = [one for one in messages if rule in one.by]
+    right = [share for one in read if (share := one.counted(rule)) is not None]
+    exact, reasons = (
+        sum(one.exact(rule) for one in read),
+        [one.not_applicable[rule] for one in messages if rule in one.not_applicable],
+    )
+    together = of_all_rules(exact, len(read), len(sets)) if read else None
+    return {
+        "rule": rule,
+        "rests_on": RULES[next(name for name in RULES if rule.endswith(name))].rests_on,
+        "messages": len(read),
+        "exact": None if not read else {**asdict(rate := wilson(exact, len(read))), "share": rate.share},
+        "together": None if together is None else {"low": together.low, "high": together.high, "of": len(sets)},
+        "count_accuracy": sum(right) / len(right) if right else None,
+        "best": rule == next(iter(sets), None),
+        "best_counts": rule == next(iter(counts), None),
+        "not_applicable": "; ".join(dict.fromkeys(reasons)) or None,
+    }
+
+
+def _scored(present: Tensor, true: Tensor) -> dict[str, Any]:
     return {
         "true": (true > 0).nonzero().flatten().tolist(),
         "found": present.nonzero().flatten().tolist(),
         "exact": bool(torch.equal(present, true > 0)),
-        "count_accuracy": None if counts is None else count_accuracy(counts, true),
     }
 
 
 def labels_over_rounds(messages: Sequence[Labels]) -> list[dict[str, Any]]:
     """The labels of each client with at least two messages that a rule applies to, from all of them together, as JSON.
 
-    A client's data do not change, but what one round shows of them does. A class counts as present if at least half of the
-    messages show it; counts are the mean of those of its messages, within that set. ``single_exact`` of the messages were exact
-    on their own, with a mean count accuracy of ``single_count_accuracy``.
+    A client's data do not change, but what one round shows of them does. By a rule a class counts as present if at least half of
+    the messages show it; counts are the mean of those of its messages, within that set. The best rule is that over all clients.
+    ``single_exact`` of the messages were exact on their own, with a mean count accuracy of
+    ``single_count_accuracy``.
     """
+    together = [
+        _together([one for one in messages if one.client == client]) for client in sorted({one.client for one in messages})
+    ]
+    pooled = [one for one in together if one.by]
+    sets, counts = _ranked(pooled)
     found = []
-    for client in sorted({one.client for one in messages}):
-        own = [one for one in messages if one.client == client and one.how != NO_RULE]
-        if len(own) < 2:
-            continue
-        present = 2 * torch.stack([one.present for one in own]).sum(0) >= len(own)
-        counted = [one.counts.double() for one in own if one.counts is not None]
-        true, counts = own[0].true, None
-        if counted:
-            counts = to_counts(torch.stack(counted).mean(0) * present, int(true.sum()))
-        alone = [one.described() for one in own]
-        accuracies = [one["count_accuracy"] for one in alone if one["count_accuracy"] is not None]
+    for one in pooled:
+        row = _row(one, sets, counts)
+        own = [message for message in messages if message.client == one.client and row["how"] in message.by]
+        alone = [share for message in own if (share := message.counted(row["counts_how"] or "")) is not None]
         found.append(
             {
-                "client": own[0].sender,
+                **{name: row[name] for name in ("client", "how", "of", "true", "found", "exact", "count_accuracy", "counts_how")},
                 "messages": len(own),
-                "how": "; ".join(dict.fromkeys(one.how for one in own)),
-                "of": len(true),
-                "guess": own[0].guess,
-                **_scored(present, counts, true),
-                "single_exact": sum(one["exact"] for one in alone),
-                "single_count_accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
+                "guess": one.guess,
+                "rules": len(sets),
+                "single_exact": sum(message.exact(row["how"]) for message in own),
+                "single_count_accuracy": sum(alone) / len(alone) if alone else None,
             }
         )
     return found
 
 
+def _together(own: Sequence[Labels]) -> Labels:
+    """A client's messages as one, by each rule that applies to at least two of them."""
+    by = dict[str, LabelSet]()
+    for rule in _names(own):
+        sets = [one.by[rule] for one in own if rule in one.by]
+        if len(sets) < 2:
+            continue
+        present = 2 * torch.stack([one.present for one in sets]).sum(0) >= len(sets)
+        counted = [one.counts.double() for one in sets if one.counts is not None]
+        counts = to_counts(torch.stack(counted).mean(0) * present, int(own[0].true.sum())) if counted else None
+        by[rule] = LabelSet(present, counts)
+    return replace(own[0], by=by, not_applicable={})
+
+
 def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
-    """Infer the client's labels from its message, by the first method that applies."""
-    message = evidence.message(round, client)
-    observation = evidence.attacker.observation(message, ThreatModel())
-    labels, classes = evidence.labels(client), len(evidence.federation.dataset.classes)
-    true = torch.bincount(labels, minlength=classes)
+    """Infer the client's labels from its message, by every rule of :mod:`fedpriv.attacks.api.label_rules` that applies.
+
+    The attacker's own samples are of the test split. Of statistics that are gradients, too.
+    """
+    message, classes = evidence.message(round, client), len(evidence.federation.dataset.classes)
+    true = torch.bincount(evidence.labels(client), minlength=classes)
     guess = None if evidence.summed else most_common_share(_label_sets(evidence, evidence.federation.data.nonempty))
-    counts: Tensor | None = None
-    note = None
-    plain = plain_change(evidence, message)
-    try:
-        read = read_label_set(observation)
-        how, found, counts = STATED, read.present, read.counts
-    except Inapplicable:
-        ways: dict[str, Callable[[], Observation]] = {} if plain.corrected else {RULE: lambda: observation}
-        gradients = gradient_like(message)
-        unaltered = exposed(evidence) if gradients else ()
-        for what in gradients:
-            reader = partial(as_gradient, evidence, message, what, ThreatModel())
-            # A statistic that no defence altered is used before the altered model.
-            read_as = f"{what}, of the last layer: the bias gradient is negative for the classes that are there"
-            ways = {read_as: reader, **ways} if what in unaltered else {**ways, read_as: reader}
-        how, found = NO_RULE, torch.zeros(classes, dtype=torch.bool)
-        reasons = [plain.open] if plain.corrected and plain.open is not None else []
-        for rule, observe in ways.items():
-            try:
-                seen = observe()
-                present = present_classes(seen).cpu()
-                # A statistic may be a mean or a sum over the samples, so it shows no counts.
-                guessed = torch.bincount(batch_labels(seen), minlength=classes) if seen.kind == "change" else None
-            except (Inapplicable, UsageError) as error:
-                reasons.append(str(error))
-                continue
-            how, found = rule, present
-            if guessed is not None:
-                counts = to_counts((guessed * found).double(), len(labels))
-            break
-        else:
-            note = "; ".join(dict.fromkeys(reasons))
-    return Labels(round, client, evidence.sender(round, client), how, found, counts, true, note, guess, plain.open)
+    samples, plain = _public_samples(evidence), plain_change(evidence, message)
+    seen = evidence.attacker.observation(message, ThreatModel())
+    if plain.corrected and plain.open is not None:
+        found = infer(seen, samples, only=[STATED])
+        found = Inferred(found.by, dict.fromkeys((rule for rule in RULES if rule not in found.by), plain.open))
+    else:
+        found = infer(seen, samples)
+    by, not_applicable = dict(found.by), dict(found.not_applicable)
+    for what, of in _statistics(evidence, message):
+        rules = [rule for rule in RULES if rule != STATED]
+        read = Inferred({}, dict.fromkeys(rules, of)) if isinstance(of, str) else infer(of, samples, only=rules)
+        by |= {f"{what}, {rule}": labels for rule, labels in read.by.items()}
+        not_applicable |= {f"{what}, {rule}": reason for rule, reason in read.not_applicable.items()}
+    return Labels(round, client, evidence.sender(round, client), by, true, not_applicable, guess, plain.open)
+
+
+def _statistics(evidence: Evidence, message: Message) -> Iterator[tuple[str, Observation | str]]:
+    """The statistics that are gradients, as attackers see them, or why they cannot be read.
+
+    Such a gradient may be a mean or a sum over the samples, so that it is known up to a factor.
+    """
+    for what in gradient_like(message):
+        try:
+            seen = as_gradient(evidence, message, what, ThreatModel())
+        except UsageError as reason:
+            yield what, str(reason)
+            continue
+        yield what, replace(seen, altered=replace(seen.altered, rescaled=True))
+
+
+def _public_samples(evidence: Evidence) -> Samples | None:
+    data = evidence.federation.data
+    labels = data.labels("server")
+    chosen = balanced(labels, len(evidence.federation.dataset.classes))
+    if not len(chosen):
+        return None
+    picked = data.pick("server", chosen)
+    return Samples(each(picked.inputs, lambda part: part.cpu()), picked.labels.cpu())
 
 
 def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:

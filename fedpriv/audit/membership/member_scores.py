@@ -13,6 +13,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.inference.membership import Array, Use, confidence
 from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.attacks.inference.row_distance import RowDistance
+from fedpriv.attacks.inference.running_statistics import shares_of_batches
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
@@ -23,8 +24,15 @@ from fedpriv.samples import Inputs, each, split
 
 Uploaded = Mapping[str, Tensor]
 LOSS, LIRA, OFFLINE, ROWS, FEDMIA = "loss threshold", "LiRA", "LiRA offline", "row distance", "FedMIA"
-CENTERS, REGRESSION, REGRESSIONS = "class centres", "gradient regression", "gradient regression over rounds"
-_NAMES: Mapping[Kind, str] = {"confidence": LOSS, "row distance": ROWS, "class centre": CENTERS, "gradient": REGRESSION}
+CENTERS, RUNNING = "class centres", "running statistics"
+REGRESSION, REGRESSIONS = "gradient regression", "gradient regression over rounds"
+_NAMES: Mapping[Kind, str] = {
+    "confidence": LOSS,
+    "row distance": ROWS,
+    "class centre": CENTERS,
+    "gradient": REGRESSION,
+    "running statistics": RUNNING,
+}
 """Of the attack that uses the statistic alone."""
 
 
@@ -105,6 +113,19 @@ def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statis
     first = evidence.attacker.observation(message, ThreatModel())
     rows = RowDistance.of(first, split(_as(first, inputs), CHUNK))
     return Statistic("row distance", "", seen)
+
+
+def running_statistics(evidence: Evidence, message: Message, uploaded: Uploaded, inputs: Inputs) -> Array:
+    """How often each candidate seems to be among the samples behind an upload ``(n,)``; without shadows.
+
+    Args:
+        uploaded: of the message, or of a simulated client in its place.
+
+    Raises:
+        Inapplicable: see :func:`fedpriv.attacks.inference.running_statistics.shares_of_batches`.
+    """
+    seen = evidence.attacker.observation(message.simulated(uploaded), ThreatModel())
+    return shares_of_batches(seen, lambda: iter(split(_as(seen, inputs), CHUNK)))
 
 
 def _as(seen: Observation, inputs: Inputs) -> Inputs:

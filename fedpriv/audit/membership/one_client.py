@@ -23,10 +23,12 @@ from fedpriv.audit.membership.member_scores import (
     FEDMIA,
     REGRESSION,
     REGRESSIONS,
+    RUNNING,
     Statistic,
     Uploaded,
     confidences,
     is_finite,
+    running_statistics,
     statistics_of,
 )
 from fedpriv.audit.membership.other_clients import against_other_clients
@@ -127,6 +129,13 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
             kinds[REGRESSIONS] = ("gradient", "alone")
     except Inapplicable as error:
         not_tried[REGRESSIONS if REGRESSION in kinds else REGRESSION] = str(error)
+    if evidence.attacker.buffers(message):
+        try:
+            found = [running_statistics(evidence, message, sent, pool.data.inputs) for sent in (message.uploaded, own.uploaded)]
+        except Inapplicable as error:
+            not_tried[RUNNING] = str(error)
+        else:
+            kinds[RUNNING], scores[RUNNING], control[RUNNING] = ("running statistics", "alone"), *found
     rounds: tuple[int, ...] = ()
     classes = pool.data.labels.cpu().numpy()
     if round == evidence.store.rounds()[-1]:

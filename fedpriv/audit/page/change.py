@@ -9,12 +9,13 @@ from typing import Any
 
 from fedpriv.audit.answer import CLASSES, CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SINGLES, WORDS_OF_TEXTS
 from fedpriv.audit.conditions import MEASURES, Condition, conditions
+from fedpriv.audit.evidence.statistics import OF_MODEL, RUNNING
 from fedpriv.audit.formats import percent
 from fedpriv.audit.membership.verdict import best_attack, reversed_attack
 from fedpriv.audit.verdict import gives_away
 
 Found = Mapping[str, Any]
-_NO_STATISTICS = 'mask:names=["statistic.*"]'
+_NO_STATISTICS, _NO_RUNNING = 'mask:names=["statistic.*"]', 'mask:names=["*.running_*"]'
 _REMOVABLE = {"centers", "counts"}
 """Statistics that a method can do without; others, such as control variates, it needs."""
 
@@ -74,14 +75,18 @@ def _command(run: Found, target: Condition) -> str:
     searched = target.measure in ("recovered", "labels") and not summed
     noise = ["gaussian:variance=1e-10..1e-4"] if searched else ["gaussian:variance=1e-6", "gaussian:variance=1e-4"]
     pruned = [] if summed else ["prune:fraction=0.01"]  # what is pruned has no sum
-    statistics = {one["what"] for one in (run.get("statistics") or {}).get("listed", [])}
+    listed_too = {one["what"] for one in (run.get("statistics") or {}).get("listed", [])}
+    statistics = listed_too - OF_MODEL
     removable = bool(statistics) and statistics <= _REMOVABLE
     # What an attack on samples does not use may stay beside a defence of the model; members and classes show in it.
     in_them = removable and (target.measure != "recovered" or any(map(gives_away, run.get("centers") or [])))
-    defences = [f"{one}+{_NO_STATISTICS}" if in_them else one for one in (*_masks(run), *pruned, *noise)]
+    without = [_NO_STATISTICS] if in_them else []
+    if RUNNING in listed_too and target.measure == "membership_auc":
+        without.append(_NO_RUNNING)
+    defences = ["+".join([one, *without]) for one in (*_masks(run), *pruned, *noise)]
     if run["epsilon"] is None and (removable or not statistics) and not any(map(_is_of_batch_norm, run["conditions"])):
         defences.append("dp-sample:target_epsilon=8" + (f"+{_NO_STATISTICS}" if removable else ""))
-    listed = " ".join([_NO_STATISTICS, *defences] if in_them else defences)
+    listed = " ".join(["+".join(without), *defences] if without else defences)
     config = shlex.quote(f"{run['run_dir']}/config.yaml")
     return f"fedpriv frontier --config {config} --defenses '{listed}' --target '{target}'"
 

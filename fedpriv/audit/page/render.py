@@ -22,11 +22,12 @@ from fedpriv.audit import cost, formats
 from fedpriv.audit.answer import WORDS
 from fedpriv.audit.conditions import MEASURES
 from fedpriv.audit.images.pictures import SHOWN
-from fedpriv.audit.membership.classes import by_rule
+from fedpriv.audit.membership.classes import by_rule, of_all_rules
 from fedpriv.audit.membership.verdict import reversed_attack
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.text.verdict import best_reading
 from fedpriv.errors import FedprivError
+from fedpriv.outside.names import printable
 
 Found = Mapping[str, Any]
 _FORMATS = (
@@ -91,7 +92,7 @@ def _environment(**settings: Any) -> Environment:
     made = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
     made.filters |= {name: getattr(formats, name) for name in _FORMATS}
     made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role}
-    made.filters |= {"at_least": _at_least, "contradicts": _contradicts}
+    made.filters |= {"at_least": _at_least, "contradicts": _contradicts, "best_for": _best_for}
     made.filters |= {"measured": _measured, "drawable": charts.drawable}
     made.globals["answers"] = WORDS
     made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
@@ -110,13 +111,19 @@ def _environment(**settings: Any) -> Environment:
 def _labels_found(run: Found) -> str | None:
     """In how many messages, and of how many clients by simulated ones, the set of classes was found exactly; with intervals."""
     ways = []
-    if found := [bool(one["exact"]) for one in by_rule(run["labels"])]:
-        rate = wilson(sum(found), len(found))
+    if found := by_rule(run["labels"]):
+        exact, tried = sum(bool(one["exact"]) for one in found), max(one.get("rules", 1) for one in found)
+        rate = of_all_rules(exact, len(found), tried)
         ways.append(f"in {rate.successes} of {rate.n} messages ({formats.span(rate.low, rate.high)})")
     if (shadow := run.get("label_shadow")) and shadow["exact"] is not None:
         exact, clients = shadow["exact"], shadow["clients"]
         ways.append(f"{round(exact * clients)} of {clients} clients, by shadow clients ({_interval_of(exact, clients)})")
     return "; ".join(ways) or None
+
+
+def _best_for(rule: Found) -> str | None:
+    """For what a rule for labels is the best of all that apply."""
+    return " and ".join(what for what, name in (("sets", "best"), ("counts", "best_counts")) if rule[name]) or None
 
 
 def _interval_of(share: float | None, n: int) -> str:
@@ -253,6 +260,8 @@ def _moment(iso: str) -> str:
 
 
 def _dash(value: Any) -> Any:
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return printable(value)  # names may be of someone else's data or run
     return formats.NOTHING if value is None else value
 
 
@@ -266,11 +275,11 @@ def _markdown(value: Any) -> str:
 
 def _code(text: str) -> Markup:
     """Code within a line, which its content cannot end."""
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return Markup(f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`")
 
 
 def _verbatim(text: str) -> Markup:
     """An indented block of code, which cannot be ended by its content."""
-    return Markup("\n".join(f"    {line}" for line in text.splitlines()))
+    return Markup("\n".join(f"    {line}" for line in printable(text).splitlines()))

@@ -23,6 +23,11 @@ CENTERS = (
     "share of the centre's squared length; where that of the true images is not near 0, the attacker does not know the net that "
     "made the centres, such as a projector that stays with the client."
 )
+LABEL_RULES = (
+    "Each rule was tried on every message; the attacker's own samples are public ones, of no client. The table above has the "
+    "rule that found most sets over all messages, and the counts of the rule that found most labels. Neither was chosen for a "
+    "single message, and the intervals hold for all rules that apply at once (Bonferroni)."
+)
 READING = (
     "The attacks get the messages of these runs, byte for byte as they were sent, and the knowledge of the threat model.",
     "A failure is a statement about an attack and its budget, not about the data: another attack, more steps, more messages or "
@@ -30,7 +35,8 @@ READING = (
     "Only messages that the run kept were attacked, and not always all of them; shares are of the samples behind them, not of "
     "all samples of all clients.",
     "Intervals are 95 % Wilson intervals over samples. They cover the draw of the samples, not that of the seed or of the run. "
-    "Where the best of several membership attacks is named, its interval holds for all of them at once (Bonferroni).",
+    "Where the best of several membership attacks, or rules for labels, is named, its interval holds for all of them at once "
+    "(Bonferroni).",
     "In the easiest case, samples are added until the result is decided; the interval is for the number that was tried.",
     "An attack counts as evidence only if it recovered images in a control: without a defence, at the same budget, with as "
     "many images per message. An attack that fails a control is not run; without a control, its failure is no evidence. One that "

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.disaster import holds_pairs
-from fedpriv.data.tables.files import Table
+from fedpriv.data.subsets import hold_out
+from fedpriv.data.tables.files import Table, array_types
 from fedpriv.data.tables.folders import by_split, data_folder, folders_in, holds_images, open_folder, table_files
 from fedpriv.data.tables.hub import SPLITS
 from fedpriv.errors import UsageError
@@ -26,6 +27,38 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 NAME = "clients"
+SHARE = 0.2
+"""Of a client's rows that is held out where it has no test rows, and others have."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows ``(n,)`` of a table."""
+
+    table: Table
+    rows: NDArray[np.int64]
+
+    @property
+    def origin(self) -> str:
+        return self.table.origin
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.table.files
+
+    @property
+    def features(self) -> datasets.Features:
+        return self.table.features
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        return self.table.column(name).take(self.rows)
+
+    def written(self, name: str) -> pa.ChunkedArray | None:
+        values = self.table.written(name)
+        return None if values is None else values.take(self.rows)
+
+    def at(self, row: int) -> str:
+        return self.table.at(int(self.rows[row]))
 
 
 @dataclass(frozen=True)
@@ -52,9 +85,10 @@ class Joined:
                     f"{', '.join(first)}; they must be the same"
                 )
             for column, kind in table.features.items():
-                classes = isinstance(kind, datasets.ClassLabel) or isinstance(first[column], datasets.ClassLabel)
-                if classes and kind != first[column]:
-                    raise UsageError(f"{self.origin}: clients {self.names[0]} and {name} have other classes in column {column!r}")
+                both = (kind, first[column])
+                what = {datasets.ClassLabel: "other classes", **dict.fromkeys(array_types(), "arrays of other shapes or types")}
+                if kind != first[column] and (told := next((what[type(one)] for one in both if type(one) in what), None)):
+                    raise UsageError(f"{self.origin}: clients {self.names[0]} and {name} have {told} in column {column!r}")
         return first
 
     def column(self, name: str) -> pa.ChunkedArray:
@@ -65,6 +99,13 @@ class Joined:
             return pa.concat_tables(parts, promote_options="permissive").column(name)
         except (pa.ArrowInvalid, pa.ArrowTypeError):
             raise UsageError(f"column {name!r} has not the same type for all clients of {self.origin}") from None
+
+    def written(self, name: str) -> pa.ChunkedArray | None:
+        import pyarrow as pa
+
+        parts = [part for table in self.tables if (part := table.written(name)) is not None]
+        chunks = [chunk for part in parts for chunk in part.chunks]
+        return pa.chunked_array(chunks, type=pa.string()) if len(parts) == len(self.tables) else None
 
     def at(self, row: int) -> str:
         owners = self.owners()
@@ -107,11 +148,12 @@ def looks_like_clients(folder: Path) -> str | None:
     return f"{names} are read as classes; if they are clients and {classes} their classes, add --partition given"
 
 
-def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None]:
-    """The clients' training rows, and their test rows; ``None``: no client has any of its own.
+def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None, tuple[str, ...]]:
+    """The clients' training rows, and their test rows (``None``: no client has any of its own); and the names of the clients
+    without test rows of their own, of whose rows a fifth is held out, where others have some.
 
     Raises:
-        UsageError: a client's folder holds no data, or pairs; or only some have test data.
+        UsageError: a client's folder holds no data, or pairs.
     """
     for folder in folders:
         if not folder.name.isprintable():
@@ -126,11 +168,19 @@ def open_clients(folders: Sequence[Path]) -> tuple[Joined, Joined | None]:
     opened = [open_folder(folder, classes) for folder in folders]
     names, where = tuple(folder.name for folder in folders), str(folders[0].parent)
     trained, tested = zip(*opened, strict=True)
-    without = [name for name, table in zip(names, tested, strict=True) if table is None]
-    if without and len(without) < len(names):
-        has = next(name for name in names if name not in without)
-        raise UsageError(f"{where}: client {without[0]} has no test data, and client {has} has; all of them or none")
-    return Joined(names, trained, where), None if without else Joined(names, tested, f"{where} (test)")
+    if not any(tested):
+        return Joined(names, trained, where), None, ()
+    without = tuple(name for name, table in zip(names, tested, strict=True) if table is None)
+    parts = [_held_out(train) if test is None else (train, test) for train, test in zip(trained, tested, strict=True)]
+    trained, tested = zip(*parts, strict=True)
+    return Joined(names, trained, where), Joined(names, tested, f"{where} (test)"), without
+
+
+def _held_out(table: Table) -> tuple[Table, Table]:
+    """The rows of a table without a fixed fifth, and these."""
+    count = len(table.column(next(iter(table.features))))
+    train, test = hold_out(np.zeros(count, dtype=np.int64), SHARE)
+    return Part(table, train), Part(table, test)
 
 
 def _train(folder: Path) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +17,9 @@ from fedpriv.data.own.objects import FOLDER
 from fedpriv.data.own.owners import GIVEN
 from fedpriv.data.tables.columns import find_columns
 from fedpriv.data.tables.files import open_file
-from fedpriv.data.tables.folders import not_read, open_folder
+from fedpriv.data.tables.folders import below, is_image, not_read, open_folder
 from fedpriv.data.tables.hub import open_hub
+from fedpriv.data.tables.paths import with_images
 from fedpriv.errors import UsageError
 from fedpriv.outside.names import printable
 
@@ -47,17 +50,34 @@ def _open(path: Path, folders: list[Path], data: DataConfig) -> Opened:
     train: Table
     test: Table | None
     if folders:
-        train, test = open_clients(folders)
+        train, test, without = open_clients(folders)
     else:
+        without = ()
         train, test = open_folder(path) if path.is_dir() else (open_file(path), None)
-    opened = _assembled(path.name, [train] if test is None else [train, test], data)
+    tables = [train] if test is None else [train, test]
+    if data.features is None:
+        tables = with_images(tables, (data.label, data.partition.column, *data.drop))
+    opened = _assembled(path.name, tables, data)
+    if without:
+        shown = ", ".join([*without[:_SHOWN], *["..."] * (len(without) > _SHOWN)])
+        opened.notes.append(f"no test split of their own have the clients {shown}: a fixed fifth of their samples is held out")
     read = folders or [path] if path.is_dir() else []
-    if unread := [printable(str(folder.relative_to(path) / name)) for folder in read for name in not_read(folder)]:
+    used = {os.path.normpath(file) for table in tables for file in table.files} if read else set[str]()
+    left = [folder / name for folder in read for name in not_read(folder)]
+    if unread := [printable(str(file.relative_to(path))) for entry in left for file in _unused(entry, used)]:
         more = f", ... ({len(unread):,} in all)" if len(unread) > _SHOWN else ""
         opened.notes.append(f"not read in {path}: {', '.join(unread[:_SHOWN])}{more}")
     if not folders and path.is_dir() and (hint := looks_like_clients(path)) is not None:
         opened.notes.append(hint)
     return opened
+
+
+def _unused(entry: Path, used: Collection[str]) -> list[Path]:
+    """The images of a folder that are not used, if some are; else the folder, or a file that is not used, itself."""
+    inside = below(entry) if entry.is_dir() else []
+    if any(str(file) in used for file in inside):
+        return [file for file in inside if is_image(file) and str(file) not in used]
+    return [] if str(entry) in used else [entry]
 
 
 def hub_source(name: str, data: DataConfig) -> Source:
@@ -80,7 +100,7 @@ def hub_source(name: str, data: DataConfig) -> Source:
 
 
 def _assembled(name: str, tables: list[Table], data: DataConfig) -> Opened:
-    opened = assemble(name, tables, find_columns(tables[0], data.label, data.partition.column))
+    opened = assemble(name, tables, find_columns(tables[0], data.label, data.partition.column, data.features, data.drop))
     if len(tables) == 1:
         whose = "the samples" if opened.owners is None else "each client's samples"
         opened.notes.append(f"there is no test split: a fixed fifth of {whose} is held out")

@@ -22,13 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.data.own.clients import NAME
-from fedpriv.data.tables.hub import SPLITS
+from fedpriv.data.tables.files import array_types
+from fedpriv.data.tables.hub import SPLITS, HubTable
+from fedpriv.data.tables.paths import file_names, is_image_name, names_images, resolved
 from fedpriv.errors import FedprivError, UsageError, first_line
 
 if TYPE_CHECKING:
     import datasets
 
 FOLDER = "objects"
+THIN = 4
+"""No image has fewer rows or columns."""
 _EXPECTED = (
     "expected arrays (x, y), a list of pairs (sample, label), a torch or Hugging Face data set, a mapping of train and test, or "
     "a list or mapping of these, one a client"
@@ -168,16 +172,19 @@ def _rows(data: Any) -> datasets.Dataset:
     columns, features = _samples(x)
     if len(labels) != len(next(iter(columns.values()))):
         raise UsageError(f"{len(next(iter(columns.values())))} samples and {len(labels)} labels")
-    kind = datasets.Value("int64") if all(type(label) is int for label in labels) else datasets.Value("string")
-    if kind.dtype == "string":
-        labels = [str(label) for label in labels]
+    kinds = {type(label) for label in labels}
+    if kinds <= {int, float} and float in kinds:
+        kind = datasets.Value("float64")  # as in a file, so that quantities are refused as labels
+    elif kinds != {int}:
+        kind, labels = datasets.Value("string"), [str(label) for label in labels]
     elif negative := [number for number, label in enumerate(labels) if label < 0]:
         raise UsageError(
             f"the label of sample {negative[0]} is {labels[negative[0]]}; number the classes from 0, or name them, and leave out "
             "samples without a label"
         )
-    elif names := _names(data, labels):
-        kind = datasets.ClassLabel(names=names)
+    else:
+        names = _names(data, labels)
+        kind = datasets.ClassLabel(names=names) if names else datasets.Value("int64")
     return datasets.Dataset.from_dict({**columns, "label": labels}, features=datasets.Features({**features, "label": kind}))
 
 
@@ -193,6 +200,11 @@ def _whole(data: datasets.Dataset) -> datasets.Dataset:
     import datasets
     from datasets.table import embed_table_storage
 
+    name = names_images(HubTable(data, "the data set", ()), Path.cwd())
+    if name is not None:
+        found, kind = _by_name(data[name], f"column {name!r}, row")
+        rest = data.remove_columns(name)
+        return rest.add_column(name, found["image"], feature=kind["image"])
     if not any(isinstance(kind, datasets.Image) for kind in data.features.values()):
         return data
     return data.with_format("arrow").map(embed_table_storage, batched=True, keep_in_memory=True).with_format(None)
@@ -217,12 +229,16 @@ def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
 
     if isinstance(x, Iterable) and len(getattr(x, "shape", (None,))) == 1:  # also texts as an array or a pandas Series
         x = list(x)
+    if isinstance(x, list) and any(isinstance(one, str | os.PathLike) for one in x) and (names := file_names(x)):
+        if not any(map(is_image_name, names)):
+            raise UsageError(f"samples that name files, such as {names[0]!r}; images alone are read so: give the arrays")
+        return _by_name(x, "sample")
     if isinstance(x, list) and any(isinstance(one, str) for one in x):
         if odd := [number for number, one in enumerate(x) if not isinstance(one, str)]:
             raise UsageError(f"sample {odd[0]} is {x[odd[0]]!r}, and others are texts; leave out what has no text")
         return {"text": [str(one) for one in x]}, {"text": datasets.Value("string")}
     arrays = [_array(one, number) for number, one in enumerate(x)] if isinstance(x, list) else []
-    if arrays and all(isinstance(one, PIL.Image.Image) for one in x) and all(one.dtype == np.uint8 for one in arrays):
+    if arrays and all(isinstance(one, PIL.Image.Image) for one in x):
         return _images(arrays)  # of whatever sizes, as in files
     try:
         array = np.stack(arrays) if isinstance(x, list) else _array(x)
@@ -231,9 +247,27 @@ def _samples(x: Any) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
     if array.ndim == 2 and array.dtype.kind in "fiub":
         columns = {f"x{i}": column.astype(np.float64) for i, column in enumerate(array.T)}
         return dict(columns), dict.fromkeys(columns, datasets.Value("float64"))
+    if array.dtype.kind == "f" and _are_no_images(array):
+        return _floats(array)
     if array.ndim in (3, 4):
         return _images(_pixels(array))
     raise UsageError(f"samples of shape {array.shape[1:]} and type {array.dtype}; images, rows of numbers, or texts")
+
+
+def _are_no_images(array: NDArray[Any]) -> bool:
+    """Whether floats ``(N, C, ...)`` are arrays of another kind, such as time series: by their shape, or, of ``(N, C, L)``, by
+    fewer channels than an image has rows, or numbers that are not in [0, 1]."""
+    if array.ndim == 4:
+        return not {1, 3} & {array.shape[1], array.shape[3]}
+    if array.ndim == 3 and array.size:
+        return min(array.shape[1:]) < THIN or not (np.nanmin(array) >= 0 and np.nanmax(array) <= 1)
+    return array.ndim in (5, 6)
+
+
+def _floats(array: NDArray[Any]) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """Arrays ``(N, C, ...)`` of floats as a column, and its type."""
+    array = array.astype(np.float64 if array.dtype.itemsize > 4 else np.float32)
+    return {"x": list(array)}, {"x": array_types()[array.ndim - 3](array.shape[1:], str(array.dtype))}
 
 
 def _array(sample: Any, number: int = 0) -> NDArray[Any]:
@@ -245,16 +279,21 @@ def _array(sample: Any, number: int = 0) -> NDArray[Any]:
     import PIL.Image
     import torch
 
-    from fedpriv.data.tables.decoding import is_deep, plain
+    from fedpriv.data.tables.decoding import plain
+    from fedpriv.data.tables.depth import DEEP, is_deep
 
     if isinstance(sample, torch.Tensor):
         sample = sample.detach().cpu()
         return np.asarray(sample.float() if sample.dtype == torch.bfloat16 else sample)
-    if isinstance(sample, PIL.Image.Image) and not is_deep(sample):
+    if isinstance(sample, PIL.Image.Image):
         try:
-            return plain(sample)
+            deep = is_deep(sample)
+            pixels = None if deep else plain(sample)
         except Exception as error:  # Pillow's plugins raise any exception on a broken file, which is read here
             raise FedprivError(f"cannot decode the image {number}: {type(error).__name__}: {first_line(error)}") from None
+        if pixels is None:
+            raise UsageError(f"the image {number} {DEEP}")
+        return pixels
     return np.asarray(sample)
 
 
@@ -263,6 +302,15 @@ def _images(images: Iterable[NDArray[np.uint8]]) -> tuple[dict[str, Sequence[Any
     import datasets
 
     return {"image": [{"bytes": _png(one), "path": None} for one in images]}, {"image": datasets.Image(decode=False)}
+
+
+def _by_name(names: Sequence[object], what: str) -> tuple[dict[str, Sequence[Any]], dict[str, Any]]:
+    """The files of images, named relative to the working folder, as a column, and its type."""
+    import datasets
+
+    paths = resolved(names, Path.cwd(), lambda row: f"{what} {row}")
+    values = [{"bytes": Path(path).read_bytes(), "path": None} for path in paths]
+    return {"image": values}, {"image": datasets.Image(decode=False)}
 
 
 def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -280,7 +328,8 @@ def _pixels(array: NDArray[Any]) -> NDArray[np.uint8]:
     if array.dtype.kind != "f" or not (array.min() >= 0 and array.max() <= 1):
         found = f"{array.dtype}, from {array.min():g} to {array.max():g}"
         raise UsageError(
-            f"images are uint8, or floats in [0, 1], and these are {found}; leave out what normalises them: the run does it"
+            f"images are uint8, or floats in [0, 1], and these are {found}; leave out what normalises them: the run does it; "
+            "arrays of other kinds, such as time series, are floats"
         )
     return np.round(array * 255).astype(np.uint8)
 

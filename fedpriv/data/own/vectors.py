@@ -1,8 +1,9 @@
 """Rows of a table as vectors: numbers standardised, categories one-hot, by statistics of the training rows.
 
-A number becomes ``(x - mean) / std``. A missing one becomes 0, the mean; a column that misses any in the training rows gets a
-second one, which is 1 where the number is missing. A category becomes one column for each of its :data:`MOST_LEVELS` most
-frequent levels in the training rows, and one for every other level. A missing category is a level of its own.
+A number becomes ``(x - mean) / std``; so do dates and times that are named as features. A missing one becomes 0, the mean; a
+column that misses any in the training rows gets a second one, which is 1 where the number is missing. A category becomes one
+column for each of its :data:`MOST_LEVELS` most frequent levels in the training rows, and one for every other level. A missing
+category is a level of its own.
 
 The statistics are those of all clients' training rows. For a federation to have them, its server would learn of each column the
 number of values, their sum and sum of squares, and how often each level occurs.
@@ -20,7 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.data.labels import spellings
 from fedpriv.data.own.clients import Joined
+from fedpriv.data.own.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,10 +34,14 @@ if TYPE_CHECKING:
 MOST_LEVELS = 20
 MANY = 50
 """Of so many rows, a measurement does not have a distinct whole number in each."""
+_WORDS = re.compile(r"[^\W\d_]{2,}\W*\s\W*\w|\w\W*\s\W*[^\W\d_]{2,}|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{2}")
 _INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|")  # pandas': of parquet, of CSV read and written again, of CSV
-_NUMBER = re.compile(r"\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*")
-_WITH_COMMAS = re.compile(r"\s*[-+]?(\d+,\d+|\d{1,3}(,\d{3})+(\.\d+)?)\s*")
 TEXTS = "text: over half of its values are distinct"
+ROW_NUMBERS = "row numbers"
+IDENTIFIERS = "identifiers: another whole number in every row"
+DATED = {"date": "dates", "time": "times"}
+_NUMBERS = (ROW_NUMBERS, IDENTIFIERS, *DATED.values())
+"""Reasons why a column of numbers is no feature unless it is named as one."""
 PUBLIC = (
     "columns are scaled and coded by statistics of all clients' training rows (means, deviations, levels), which count as "
     "public: a server that collects them learns them, and no epsilon covers them"
@@ -42,41 +49,64 @@ PUBLIC = (
 Rows = tuple["Table", NDArray[np.int64]]
 
 
-def choose_features(table: Table, label: str | None, client: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns of a table that are features, and a line on those that are left out.
+def choose_features(
+    table: Table, label: str | None, client: str | None, named: Sequence[str] | None = None, dropped: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns of a table that are features, and lines on those that are left out.
 
-    Left out are row numbers (in any order, as after shuffling; of all rows, or of each client's), texts (over half of the values
-    are distinct), and what is neither number nor category.
+    Left out are row numbers (in any order, as after shuffling; of all rows, or of each client's), identifiers (whole numbers of
+    which no two are the same), dates and times, texts (over half of the values are distinct), and what is neither number nor
+    category.
 
     Args:
         label, client: the columns of the labels and of the clients, which are no features.
+        named: the only features, also numbers that would be left out; ``None``: all that are none of the above.
+        dropped: columns that are no features, without a line on them.
 
     Raises:
-        UsageError: a column holds numbers, and some values that are none, so that it would be left out as a text.
+        UsageError: a column holds numbers, and some values that are none, so that it would be left out as a text; or a named
+            one can be no feature.
     """
+    arrays = [name for name in named or table.features if array_shape(table, name) and name not in (label, client, *dropped)]
+    if arrays:
+        others = [name for name in table.features if name not in (arrays[0], label, client, *dropped)]
+        unused = f"; not used: {', '.join(others)}" if others else ""
+        shape = array_shape(table, arrays[0])
+        return (arrays[0],), (
+            f"the samples are arrays of shape {shape}, scaled by the mean and deviation of each channel{unused}",
+        )
     chosen, left_out, notes = [], [], []
     owners = _owners(table, client)
-    for name in table.features:
-        if name in (label, client):
+    for name in table.features if named is None else named:
+        if name in (label, client, *dropped):
             continue
         values = table.column(name)
         reason = _no_feature(name, values, owners)
         odd = no_number(values) if reason in (None, TEXTS) else None
-        if reason == TEXTS and odd is not None:
+        if odd is not None and (reason == TEXTS or not odd[1]):
             raise UsageError(
-                f"{table.origin}: column {name!r} holds numbers, but also {odd!r}; leave a cell empty where a number is missing, "
-                "write 1234.5 for one, or remove the column"
+                f"{table.origin}: column {name!r} holds numbers, but also {odd[0]!r}; leave a cell empty where a number is "
+                "missing, write 1234.5 for one, or leave out the column (data.drop)"
             )
-        if reason is None:
+        if named is not None and reason not in (None, *_NUMBERS):
+            raise UsageError(f"data.features: column {name!r} of {table.origin} can be no feature ({reason})")
+        if reason is None or named is not None:
             chosen.append(name)
             if odd is not None:
                 notes.append(
-                    f"column {name!r} is read as categories, though most of its values are numbers: one of them is {odd!r}"
+                    f"column {name!r} is read as categories, though most of its values are numbers: one of them is {odd[0]!r}"
                 )
+            if is_string(values) and numbers_of(values) is None:
+                levels = values.unique().to_pylist()
+                notes += spellings(levels, name, "categories")
+                if len(levels) > MOST_LEVELS:
+                    notes.append(
+                        f"column {name!r}: of its {len(levels):,} levels, all but the {MOST_LEVELS} most frequent are read as one"
+                    )
         else:
             left_out.append(f"{name} ({reason})")
     if left_out:
-        notes.insert(0, f"columns that are no features: {', '.join(left_out)}")
+        notes.insert(0, f"columns that are no features: {', '.join(left_out)}; --set data.features=[NAME,...] names those to use")
     return tuple(chosen), tuple(notes)
 
 
@@ -88,36 +118,76 @@ def _owners(table: Table, client: str | None) -> list[NDArray[np.int64]]:
     return found
 
 
-def no_number(values: pa.ChunkedArray) -> str | None:
-    """The first value of a column of strings that is no number, where most are, or are written as numbers with commas; ``None``:
-    there is none, or most are not."""
-    if _is_number(values):
-        return None
-    found = [str(value) for value in values.to_pylist() if value not in (None, "")]
-    others = [value for value in found if not _NUMBER.fullmatch(value)]
-    words = sum(not _WITH_COMMAS.fullmatch(value) for value in others)
-    return others[0] if others and 2 * words < len(found) else None
-
-
 def is_text(values: pa.ChunkedArray) -> bool:
     """Whether over half of the values of a column of strings are distinct, so that they are no categories."""
     return len(values.unique()) > len(values) / 2
 
 
+def array_shape(table: Table, name: str) -> tuple[int, ...]:
+    """The shape of the arrays in a column; of another column none, ``()``."""
+    from fedpriv.data.tables.files import array_types
+
+    kind: Any = table.features[name]
+    return tuple(kind.shape) if isinstance(kind, array_types()) else ()
+
+
+def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
+    """The arrays ``(N, C, ...)`` in a column.
+
+    Raises:
+        UsageError: a number is missing or infinite.
+    """
+    table, places = rows
+    column, shape = table.column(name).take(places), array_shape(table, name)
+    parts = [np.stack(chunk.to_numpy(zero_copy_only=False)) for chunk in column.chunks if len(chunk)]
+    found = np.concatenate(parts).reshape(-1, *shape)
+    if (odd := np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))).size:
+        raise UsageError(f"{table.at(int(places[odd[0]]))}: column {name!r} holds a NaN or an infinity; mend it, or leave it out")
+    return found
+
+
+def _by_channel(train: Rows, test: Rows, name: str) -> tuple[Tensor, Tensor]:
+    """Training and test arrays ``(N, C, ...)`` float32, each channel standardised by its training numbers."""
+    if array_shape(test[0], name) != (shape := array_shape(train[0], name)):
+        raise UsageError(f"{test[0].origin}: column {name!r} is of shape {array_shape(test[0], name)}, in training {shape}")
+    seen, unseen = _arrays(train, name), _arrays(test, name)
+    axes = (0, *range(2, seen.ndim))
+    constant = seen.min(axes, keepdims=True) == seen.max(axes, keepdims=True)
+    mean, std = (function(seen, axes, np.float64, keepdims=True) for function in (np.mean, np.std))
+    std = np.where(constant, 1, std)
+    first, second = (torch.from_numpy(((values - mean) / std).astype(np.float32)) for values in (seen, unseen))
+    return first, second
+
+
+def has_words(values: pa.ChunkedArray) -> bool:
+    """Whether over half of the values of a column of strings are texts of several words, and no codes of persons or files; or are
+    of a script that has no spaces between words."""
+    there = [str(value) for value in values.to_pylist() if value]
+    return 2 * sum(_WORDS.search(value) is not None for value in there) > len(there)
+
+
 def vectors(train: Rows, test: Rows, features: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Training and test rows ``(N, F)`` float32.
+    """Training and test rows ``(N, F)`` float32, or arrays ``(N, C, ...)``.
 
     Raises:
         UsageError: a number is infinite, or a column is of another kind in the test rows.
     """
+    if array_shape(train[0], features[0]):
+        return _by_channel(train, test, features[0])
     parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     for name in features:
         (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
-        numeric = _is_number(seen)
-        if numeric != _is_number(unseen) and unseen.null_count < len(unseen):
+        one, other = numbers_of(seen), numbers_of(unseen)
+        if (one is None) != (other is None) and unseen.null_count < len(unseen):
             raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
-        if numeric:
-            parts.append(_scaled(_numbers(seen, name, train[0])[rows], _numbers(unseen, name, test[0])[test_rows]))
+        if one is not None:
+            other = other or Numbers(np.full(len(unseen), np.nan))
+            if units_differ(one, other):
+                raise UsageError(
+                    f"{test[0].origin}: column {name!r} is written as {other.unit or 'plain numbers'}, and as "
+                    f"{one.unit or 'plain numbers'} in {train[0].origin}"
+                )
+            parts.append(_scaled(_finite(one, name, train[0])[rows], _finite(other, name, test[0])[test_rows]))
         else:
             parts.append(_coded([*seen.take(rows).to_pylist()], [*unseen.take(test_rows).to_pylist()]))
     first, second = (np.concatenate(columns, axis=1).astype(np.float32) for columns in zip(*parts, strict=True))
@@ -149,10 +219,12 @@ def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.
     if values.null_count == len(values):
         return "empty"
     if _are_row_numbers(name, values, owners):
-        return "row numbers"
-    if _is_number(values):
-        return None
-    if _is_category(values):
+        return ROW_NUMBERS
+    if (numbers := numbers_of(values)) is not None:
+        if numbers.unit in DATED:
+            return DATED[numbers.unit]
+        return IDENTIFIERS if are_identifiers(values, numbers, MANY) else None
+    if is_string(values):
         return TEXTS if is_text(values) else None
     return str(values.type)
 
@@ -193,23 +265,9 @@ def _number_rows(numbers: NDArray[np.integer[Any]], owners: NDArray[np.int64]) -
     return whole or (len(numbers) - held >= MANY - 1 and 2 * len(numbers) >= span)
 
 
-def _is_number(values: pa.ChunkedArray) -> bool:
-    import pyarrow.types as kinds
-
-    kind = values.type
-    return bool(kinds.is_integer(kind) or kinds.is_floating(kind) or kinds.is_decimal(kind) or kinds.is_boolean(kind))
-
-
-def _is_category(values: pa.ChunkedArray) -> bool:
-    import pyarrow.types as kinds
-
-    kind = values.type.value_type if kinds.is_dictionary(values.type) else values.type
-    return bool(kinds.is_string(kind) or kinds.is_large_string(kind))
-
-
-def _numbers(values: pa.ChunkedArray, name: str, table: Table) -> NDArray[np.float64]:
-    """``(N,)`` with NaN where a number is missing; long integers are rounded."""
-    found: NDArray[np.float64] = values.cast("float64", safe=False).to_numpy().astype(np.float64)
+def _finite(numbers: Numbers, name: str, table: Table) -> NDArray[np.float64]:
+    """``(N,)`` with NaN where a number is missing."""
+    found = numbers.values
     if (infinite := np.flatnonzero(np.isinf(found))).size:
         raise UsageError(f"{table.at(infinite[0])}: column {name!r} is {found[infinite[0]]}")
     return found

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.errors import UsageError
 from fedpriv.files import write_atomically
+from fedpriv.outside.names import printable
 
 _COLUMNS = 1000
 _STYLE: Any = {
@@ -42,7 +43,7 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str], title: str
         sizes, heat = figure.subplots(2, sharex=True, height_ratios=(1, 2.6))
         sizes.bar(range(n), counts.sum(axis=1), width=0.82 if n <= 100 else 1.0, color="#0072B2", linewidth=0)
         sizes.set_ylabel("images")
-        sizes.set_title(title)
+        sizes.set_title(printable(title), parse_math=False)
         sizes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
         sizes.spines[["top", "right"]].set_visible(False)
         sizes.tick_params(axis="x", length=0)
@@ -65,7 +66,9 @@ def draw_partition(counts: NDArray[np.int64], classes: Sequence[str], title: str
             heat.set_ylabel("class")
             heat.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         else:
-            heat.set_yticks(range(len(classes)), [name if len(name) <= 18 else name[:17] + "…" for name in classes])
+            names = map(printable, classes)
+            short = [name if len(name) <= 18 else name[:17] + "…" for name in names]
+            heat.set_yticks(range(len(classes)), short, parse_math=False)  # "$5" is no formula
         content = io.BytesIO()
         figure.savefig(content, dpi=150, format="png")
     try:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedpriv.errors import UsageError
+from fedpriv.errors import UnknownName, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,46 +42,66 @@ class Columns:
         return tuple(name for name in (self.image, self.text, self.label, *self.features) if name is not None)
 
 
-def find_columns(table: Table, label: str | None = None, client: str | None = None) -> Columns:
+def find_columns(
+    table: Table,
+    label: str | None = None,
+    client: str | None = None,
+    named: Sequence[str] | None = None,
+    dropped: Sequence[str] = (),
+) -> Columns:
     """The columns of image, text and label, found by Hugging Face type where it is stated, otherwise by common names. Without
     images and texts, all other numbers and categories are features.
 
     Args:
         label: the column of the labels; ``None``: found.
         client: a column that says whose a row is, which is nothing else.
+        named: the columns that are features, of a table of numbers and categories; ``None``: all that can be.
+        dropped: columns that are not used.
 
     Raises:
-        UsageError: there is no label, or neither an image, a text nor a feature; the message lists the columns.
+        UnknownName: a named or dropped column is not there.
+        UsageError: one of them is that of the labels or the clients; there is no label, or neither an image, a text nor a
+            feature; the message lists the columns.
     """
     import datasets
 
-    from fedpriv.data.own.vectors import choose_features, is_text, no_number
+    from fedpriv.data.own.numbers import no_number, numbers_of
+    from fedpriv.data.own.vectors import array_shape, choose_features, has_words, is_text
+    from fedpriv.data.tables.paths import file_names
 
-    features = {name: kind for name, kind in table.features.items() if name != client}
     for name in (label, client):
         if name is not None and name not in table.features:
             raise UsageError(f"{table.origin} has no column {name!r}; its columns are: {', '.join(table.features)}")
+    features = {name: kind for name, kind in table.features.items() if name != client and name not in dropped}
     images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
-    labels = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
-    image = _choose(images, IMAGE_COLUMNS) or _choose([n for n, kind in features.items() if _holds_bytes(kind)], IMAGE_COLUMNS)
+    others = [name for name in features if name not in (named or ())]
+    labels = [name for name in others if isinstance(features[name], datasets.ClassLabel)]
+    image = choose(images, IMAGE_COLUMNS) or choose([n for n, kind in features.items() if holds_bytes(kind)], IMAGE_COLUMNS)
     guessed = label is None
-    label = label or _choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in features), None)
-    strings = [n for n, kind in features.items() if getattr(kind, "dtype", None) in ("string", "large_string") and n != label]
+    label = label or choose(labels, LABEL_COLUMNS) or next((name for name in LABEL_COLUMNS if name in others), None)
+    _check_named(table, label, client, named, dropped)
+    strings = [name for name, kind in features.items() if is_string(kind) and name != label]
+    files = {name: names[0] for name in strings if image is None and (names := file_names(table.column(name).to_pylist()))}
+    strings = [name for name in strings if name not in files]
     text = next((name for name in TEXT_COLUMNS if name in strings), None)
     if text is not None and image is None and set(features) > {text, label} and _are_levels(table.column(text)):
         text = None  # such as a question with the answers yes and no, beside other columns
-    if image is None and text is None and len(strings) == 1:  # beside numbers, it may be a category
+    if named is not None:
+        image = text = None
+    elif image is None and text is None and len(strings) == 1:  # beside numbers, it may be a category
         values = table.column(strings[0])
         is_only_one = set(features) <= {strings[0], label}
-        text = strings[0] if (is_only_one or is_text(values)) and no_number(values) is None else None
-    vector, notes = choose_features(table, label, client) if image is None and text is None else ((), ())
+        if has_words(values) if is_text(values) else is_only_one:
+            text = strings[0] if (no_number(values) or numbers_of(values)) is None else None
+    vector, notes = choose_features(table, label, client, named, dropped) if image is None and text is None else ((), ())
     if vector and any(is_text(table.column(name)) for name in strings):
         shown = ", ".join([*vector[:_SHOWN], *["..."] * (len(vector) > _SHOWN)])
         notes = (*notes, f"the samples are the numbers and categories of {shown}; to train on texts, name their column 'text'")
-    if text is not None and image is None and (unused := sorted(set(features) - {text, label})):
-        notes = (f"the samples are the texts of column {text}; not used: {', '.join(unused)}",)
+    if (image is None) != (text is None) and (unused := sorted(set(features) - {image, text, label})):
+        what = f"texts of column {text}" if image is None else f"images of column {image}"
+        notes = (f"the samples are the {what}; not used: {', '.join(unused)}",)
     if vector and label is not None:
-        notes = (*_on_label(table, label, guessed=guessed, others=vector), *notes)
+        notes = (*_on_label(table, label, guessed=guessed, others=[one for one in vector if not array_shape(table, one)]), *notes)
     missing = "label" if label is None else None
     if image is None and text is None and not vector:
         missing = "image or text"
@@ -90,10 +110,32 @@ def find_columns(table: Table, label: str | None = None, client: str | None = No
             raise UsageError(f"{table.origin} has no rows")
         columns = ", ".join(f"{name} ({_kind(kind)})" for name, kind in table.features.items())
         hint = "; name the one with the texts 'text'" if strings else ""
+        if named is None and notes:
+            hint += f"; {notes[0]}"
+        if files:
+            column, name = next(iter(files.items()))
+            hint = (
+                f"; {column} names files such as {name!r}: images alone are read by their names, from files beside a CSV or "
+                "parquet file; give others as arrays, by fedpriv.train(dataset=(x, y))"
+            )
         if missing == "label":
             hint = "; --set data.label=NAME says which it is"
         raise UsageError(f"{table.origin} has no recognisable {missing} column; its columns are: {columns}{hint}")
     return Columns(label, image, text, vector, notes)
+
+
+def _check_named(
+    table: Table, label: str | None, client: str | None, named: Sequence[str] | None, dropped: Sequence[str]
+) -> None:
+    """Check the columns that a config names as features, and as left out."""
+    for key, names in (("data.features", named or ()), ("data.drop", dropped)):
+        for name in names:
+            if name not in table.features:
+                raise UnknownName(f"column in {key}", name, table.features)
+            if name in (label, client):
+                raise UsageError(f"{key}: column {name!r} is that of the {'labels' if name == label else 'clients'}")
+    if both := [name for name in named or () if name in dropped]:
+        raise UsageError(f"column {both[0]!r} is in data.features and in data.drop")
 
 
 def _are_levels(values: pa.ChunkedArray) -> bool:
@@ -121,11 +163,18 @@ def _on_label(table: Table, label: str, guessed: bool, others: Sequence[str]) ->
             yield f"column {name!r} determines the label: remove it if it is the label in other words"
 
 
-def _choose(candidates: list[str], preferred: Sequence[str]) -> str | None:
+def choose(candidates: Sequence[str], preferred: Sequence[str]) -> str | None:
+    """The first of the preferred names that is a candidate, else the first candidate; ``None``: there is none."""
     return next((name for name in preferred if name in candidates), candidates[0] if candidates else None)
 
 
-def _holds_bytes(kind: Any) -> bool:
+def is_string(kind: Any) -> bool:
+    """Whether the type of a column is that of texts."""
+    return getattr(kind, "dtype", None) in ("string", "large_string")
+
+
+def holds_bytes(kind: Any) -> bool:
+    """Whether the type of a column is that of bytes, which images are."""
     if isinstance(kind, dict):
         return "bytes" in kind
     return getattr(kind, "dtype", None) in ("binary", "large_binary")

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedpriv.data.tables.depth import DEEP, is_deep
 from fedpriv.data.tables.files import Table
 from fedpriv.errors import FedprivError, UsageError, first_line
 
@@ -27,7 +28,6 @@ _GREY = {"L", "1"}
 _SMOOTH = 2  # PIL.Image.Resampling.BILINEAR, which smooths where it shrinks
 LARGEST = 224
 """Pixels a side that images of mixed sizes are brought to at most, the input of nets for photographs."""
-_DEEP = ("I", "F")  # 16 and 32 bits a pixel: an 8-bit copy would have to guess the range
 
 
 def decode(table: Table, column: str, rows: NDArray[np.int64], mode: Mode, side: int | None = None) -> Tensor:
@@ -107,7 +107,7 @@ def _open(value: object, table: Table, column: str, row: int) -> Image:
             raise FedprivError(f"{table.at(row)}: {told}") from None
         raise _undecodable(table, value, row, error) from None
     if is_deep(image):
-        raise UsageError(f"{_where(table, value, row)} has more than 8 bits a channel; convert it to 8 bits first")
+        raise UsageError(f"{_where(table, value, row)} {DEEP}")
     return image
 
 
@@ -118,11 +118,6 @@ def plain(image: Image) -> NDArray[np.uint8]:
         ``(H, W)`` where it is grey, else ``(H, W, 3)``.
     """
     return np.asarray(_flat(image).convert("L" if image.mode in _GREY else "RGB"))
-
-
-def is_deep(image: Image) -> bool:
-    """Whether an image has more than 8 bits a channel."""
-    return image.mode.startswith(_DEEP)
 
 
 def _flat(image: Image) -> Image:

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedpriv.errors import FedprivError, UsageError, first_line
 
@@ -40,6 +40,9 @@ class Table(Protocol):
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column; the others are not read."""
+
+    def written(self, name: str) -> pa.ChunkedArray | None:
+        """One column of CSV as texts, as they are in the file; ``None``: the rows have types of their own."""
 
     def at(self, row: int) -> str:
         """Where a row is, for messages."""
@@ -91,6 +94,9 @@ class ParquetTable:
             return pa.chunked_array([chunk for part in parts for chunk in part.chunks], type=parts[0].type)
         except (pa.ArrowInvalid, TypeError):
             raise UsageError(f"column {name!r} has not the same type in all of {self.origin}") from None
+
+    def written(self, name: str) -> None:
+        return None
 
     def at(self, row: int) -> str:
         return from_zero(self.origin, row)
@@ -197,6 +203,13 @@ def class_names(table: Table, column: str) -> tuple[str, ...] | None:
 
     kind = table.features[column]
     return tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else None
+
+
+def array_types() -> tuple[Any, ...]:
+    """The types of columns whose values are arrays of one shape."""
+    import datasets
+
+    return datasets.Array2D, datasets.Array3D, datasets.Array4D, datasets.Array5D
 
 
 @contextmanager

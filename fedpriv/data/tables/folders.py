@@ -23,7 +23,7 @@ def visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("*") if not path.name.startswith("."))
 
 
-def _below(folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
+def below(folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     """What is visible in a folder and in the folders below it, sorted.
 
     Links to folders are followed, which pathlib's ``**`` does not; but none to a folder that it lies in, which would not end.
@@ -35,7 +35,7 @@ def _below(folder: Path, above: tuple[Path, ...] = ()) -> list[Path]:
     for path in visible(folder):
         found.append(path)
         if path.is_dir() and path.resolve() not in here:
-            found += _below(path, here)
+            found += below(path, here)
     return found
 
 
@@ -54,7 +54,8 @@ def table_files(folder: Path) -> list[Path]:
     return [path for path in visible(folder) if _kind(path) in (".parquet", ".csv")]
 
 
-def _is_image(path: Path) -> bool:
+def is_image(path: Path) -> bool:
+    """Whether a file of a folder of images is one, by its suffix."""
     from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
 
     return _kind(path) in ImageFolder.EXTENSIONS
@@ -62,7 +63,7 @@ def _is_image(path: Path) -> bool:
 
 def holds_images(folder: Path) -> bool:
     """Whether there are images directly in a folder."""
-    return any(map(_is_image, visible(folder)))
+    return any(map(is_image, visible(folder)))
 
 
 def data_folder(folder: Path) -> Path:
@@ -99,7 +100,7 @@ def not_read(folder: Path) -> list[str]:
     Of other files beside the data, such as a licence, nothing is said.
     """
     inner = data_folder(folder)
-    tables, folders, images = table_files(inner), folders_in(inner), [path for path in visible(inner) if _is_image(path)]
+    tables, folders, images = table_files(inner), folders_in(inner), [path for path in visible(inner) if is_image(path)]
     splits = by_split(tables or folders)
     test = _test_split(splits)
     found = [path for name, paths in splits.items() if "train" in splits and name not in ("train", test) for path in paths]
@@ -111,7 +112,7 @@ def not_read(folder: Path) -> list[str]:
         roots = [splits[name][0] for name in ("train", test) if name in splits] if "train" in splits else [inner]
         found += images if inner not in roots else []
         # Directly in it, images are of no class; below it, other files are no images.
-        found += [path for root in roots for path in _below(root) if path.is_file() and _is_image(path) == (path.parent == root)]
+        found += [path for root in roots for path in below(root) if path.is_file() and is_image(path) == (path.parent == root)]
     return [str(path.relative_to(folder)) for path in found]
 
 
@@ -160,6 +161,8 @@ def open_folder(folder: Path, classes: Sequence[str] = ()) -> tuple[Table, Table
     if "train" not in folders:
         return _image_folder(folder, classes), None
     test = _test_split(folders)
+    if table_files(folders["train"][0]):
+        return open_folder(folders["train"][0])[0], open_folder(folders[test][0])[0] if test else None
     train = _image_folder(folders["train"][0], classes)
     return train, _image_folder(folders[test][0], train.features["label"].names) if test else None
 
@@ -211,14 +214,14 @@ def _image_folder(folder: Path, known: Sequence[str] = ()) -> Table:
     if known and (strange := sorted(set(found) - set(known))):
         raise UsageError(f"{folder} holds the class {strange[0]!r}, which is not in the training split ({', '.join(known)})")
     classes = list(known) or found
-    inside = _below(folder)
+    inside = below(folder)
     for path in inside:
         if not str(path).isascii() and (odd := str(path).encode(errors="replace").decode()) != str(path):
             raise UsageError(f"{odd}: the name of a file or a folder is not UTF-8")
     files = [path for path in inside if path.is_file()]
     if not classes or not files:
         raise UsageError(f"{folder} holds no parquet or CSV file and no image folder (<class>/<image>)")
-    images = [file for file in files if _is_image(file) and file.parent != folder]
+    images = [file for file in files if is_image(file) and file.parent != folder]
     if not images:
         raise UsageError(f"{folder} holds no images in its class folders {', '.join(classes[:5])}")
     if not known and (empty := sorted(set(classes) - {file.relative_to(folder).parts[0] for file in images})):

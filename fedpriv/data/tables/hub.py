@@ -34,6 +34,9 @@ class HubTable:
     def at(self, row: int) -> str:
         return from_zero(self.origin, row)
 
+    def written(self, name: str) -> None:
+        return None
+
     def column(self, name: str) -> pa.ChunkedArray:
         return without_half_floats(self.rows.select_columns([name]).with_format("arrow")[:].column(name))
 

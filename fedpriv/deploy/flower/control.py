@@ -28,6 +28,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedpriv.deploy.flower.tls import trusting, wrong_server
 from fedpriv.errors import FedprivError, UsageError
+from fedpriv.outside.proxies import go_direct
 
 _PYPROJECT = b"""[build-system]
 requires = ["hatchling"]
@@ -72,7 +73,7 @@ class Node:
 
 @dataclass(frozen=True)
 class SuperLink:
-    """The SuperLink at ``host:port``, reached over TLS.
+    """The SuperLink at ``host:port``, reached over TLS and without a proxy, as it is on this machine.
 
     Attributes:
         certificate: file of the authority that its certificate is from.
@@ -80,6 +81,9 @@ class SuperLink:
 
     address: str
     certificate: Path
+
+    def __post_init__(self) -> None:
+        go_direct(self.address.rpartition(":")[0].strip("[]"))
 
     def answers(self) -> bool:
         """Whether it answers at present; waits a moment where it does not.

@@ -52,14 +52,14 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
     port = machines.free_port()
     home = make(folder / "deployment", clients, "127.0.0.1", port, inner_port=port)
     for number in range(clients):
-        file, text = home.client_file(number), home.client_file(number).read_text()
+        file, text = home.client_file(number), home.client_file(number).read_text(encoding="utf-8")
         for line, value in {
             "name: null": _place(config.data.name),
             "label: null": config.data.label,
             "share: own": "dealt",
         }.items():
             text = text.replace(f"  {line}\n", f"  {line.split(':')[0]}: {json.dumps(value)}\n")
-        file.write_text(text)
+        file.write_text(text, encoding="utf-8")
     say(f"server on port {port}, certificates and keys in {home.path}")
     with all_here(home) as (link, look, _):
         say(f"{clients} clients joined after {time.monotonic() - began:.0f} s")

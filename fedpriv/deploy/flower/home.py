@@ -156,13 +156,13 @@ def make(path: Path, clients: int, host: str, port: int = PORT, listen: str = LO
             own.mkdir(mode=0o700, exist_ok=True)
             make_client_key(own / "key")
             (own / "ca.crt").write_bytes(home.authority.read_bytes())
-            home.client_file(number).write_text(_client_yaml(number, host, port))
+            home.client_file(number).write_text(_client_yaml(number, host, port), encoding="utf-8")
         for name, text in _units(home.path, clients).items():
             (home.path / "systemd").mkdir(exist_ok=True)
-            (home.path / "systemd" / name).write_text(text)
+            (home.path / "systemd" / name).write_text(text, encoding="utf-8")
         if proxied := inner != port:  # else it listens there itself
-            (home.path / "nginx.conf").write_text(_proxy(home, host, port, inner))
-        home.server_file.write_text(_server_yaml(clients, host, listen, inner, proxied))
+            (home.path / "nginx.conf").write_text(_proxy(home, host, port, inner), encoding="utf-8")
+        home.server_file.write_text(_server_yaml(clients, host, listen, inner, proxied), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write the deployment {path}: {error.strerror}") from None
     return home

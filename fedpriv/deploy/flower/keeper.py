@@ -130,5 +130,5 @@ class Keeper:
 
     def _last_line(self, beginning: str = "") -> str:
         """What follows that beginning in the last line that has it."""
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines()]
+        lines = [line.strip() for line in self.log.read_text(errors="replace", encoding="utf-8").splitlines()]
         return next((line.removeprefix(beginning)[:200] for line in reversed(lines) if line.startswith(beginning) and line), "")

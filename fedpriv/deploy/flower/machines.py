@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import email.utils
-import http.client
 import json
 import math
 import secrets
@@ -20,14 +19,15 @@ from fedpriv.deploy.flower.keeper import Keeper
 from fedpriv.deploy.flower.needed import require_flower
 from fedpriv.deploy.flower.tls import trusting, wrong_server
 from fedpriv.deploy.frames import line_of
-from fedpriv.errors import FedprivError, UsageError
+from fedpriv.errors import FedprivError, UsageError, first_line
+from fedpriv.outside.proxies import by_proxy, go_direct, proxy_for
 
 BEHIND, AHEAD = 300.0, 5.0
 """Seconds by which a client's clock may be behind its server's, or ahead of it: Flower takes no signature from the future."""
 START = 600.0
 """Seconds in which a server must answer, as long as it lives: a busy machine takes minutes to import Flower."""
 _AWAY = (502, 503, 504)
-"""What a proxy answers while the server behind it is not running."""
+"""What a reverse proxy answers while the server behind it is not running."""
 RETRY = 5.0
 """Seconds after which a client asks again for a server that it cannot reach."""
 POLL = {"FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1"}
@@ -54,6 +54,7 @@ def server(home: Home) -> Iterator[Keeper]:
     names = [address.rpartition(":")[0].strip("[]"), *(["localhost"] if (home.path / "nginx.conf").exists() else [])]
     for name in names:  # by which this machine's processes reach it, and nginx does
         check_handshake(home.certificate, home.key, home.authority, name)
+    link = SuperLink(address, home.authority)
     with Keeper(home.log, home.path, {"FLWR_HOME": str(home.flower), **POLL}) as keeper:
         keeper.start(
             "the SuperLink", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
@@ -62,7 +63,6 @@ def server(home: Home) -> Iterator[Keeper]:
             "--port", settings.port, "--database", home.database, "--isolation", "process",
             "--superexec-auth-secret-file", home.secret,
         )  # fmt: skip
-        link = SuperLink(address, home.authority)
         _await_answer(link.answers, keeper)
         for request in Request.broken_off(home.requests):  # at once: who follows such a run asks the SuperLink for its app
             link.start(request.path)
@@ -94,6 +94,7 @@ def client(
     from fedpriv.deploy.flower.certificates import write_secret
 
     settings = read_client(path)
+    go_direct()  # of its processes to each other
     _await_server(settings, tell, patience)
     folder = settings.folder
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -108,7 +109,8 @@ def client(
             stays = "from fedpriv.deploy.flower.machines import stay; stay()"
             keeper.start(f"client {settings.client}", stays, path.absolute(), address, *plugins)
             keeper.start(
-                "its SuperNode", f"from fedpriv.deploy.flower.node import run_node; run_node({settings.poll})",
+                "its SuperNode",
+                f"from fedpriv.deploy.flower.node import run_node; run_node({settings.server!r}, {settings.poll})",
                 "--root-certificates", settings.certificate, "--superlink", settings.server,
                 "--auth-supernode-private-key", settings.key, "--host", "127.0.0.1", "--port", port,
                 "--isolation", "process", "--superexec-auth-secret-file", secret,
@@ -147,29 +149,32 @@ class Unreachable(FedprivError):
 
 
 def check_server(settings: ClientFile) -> None:
-    """Ask the server for the time.
+    """Ask the server for the time, by the same proxy as the client's node does (:func:`~fedpriv.outside.proxies.proxy_for`).
 
     Raises:
-        UsageError: its certificate does not hold here, or the clocks differ.
+        UsageError: its certificate does not hold here, the clocks differ, or the proxy cannot be used.
         Unreachable: it does not answer, or not within :data:`~fedpriv.deploy.flower.tls.ANSWER` seconds.
     """
-    context = trusting(settings.certificate)
-    host, _, port = settings.server.rpartition(":")
-    connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=20, context=context)
+    import httpx
+
+    url = f"https://{settings.server}/v1/fleet/"
+    context, by = trusting(settings.certificate), by_proxy(url)
     asked = time.time()
     try:
-        connection.request("GET", "/v1/fleet/")
-        answer = connection.getresponse()
-        date = answer.getheader("Date")
-    except (OSError, http.client.HTTPException) as error:
-        if (wrong := wrong_server(settings.server, error)) is not None:
+        with (
+            httpx.Client(verify=context, timeout=20, proxy=proxy_for(url), trust_env=False) as connection,
+            connection.stream("GET", url) as answer,
+        ):
+            date = answer.headers.get("Date")
+    except httpx.HTTPError as error:
+        if (wrong := wrong_server(f"{settings.server}{by}", error)) is not None:
             raise wrong from None
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise Unreachable(f"the server {settings.server} cannot be reached: {why}") from None
-    finally:
-        connection.close()
-    if answer.status in _AWAY:
-        raise Unreachable(f"the server {settings.server} cannot be reached: its proxy answers {answer.status} {answer.reason}")
+        raise Unreachable(f"the server {settings.server} cannot be reached{by}: {_reason(error)}") from None
+    except (ImportError, ValueError, httpx.InvalidURL) as error:  # as of a kind of proxy that httpx does not know
+        raise UsageError(f"the server {settings.server} cannot be reached{by}: {first_line(error)}") from None
+    if answer.status_code in _AWAY:
+        said = f"{answer.status_code} {answer.reason_phrase}"
+        raise Unreachable(f"the server {settings.server} cannot be reached{by}: the proxy in front of it answers {said}")
     answered = time.time()
     try:
         there = email.utils.parsedate_to_datetime(date).timestamp() if date else answered
@@ -178,6 +183,16 @@ def check_server(settings: ClientFile) -> None:
     # A busy server says the time at some moment between the question and its answer.
     if not -AHEAD <= (behind := there - min(max(there, asked), answered)) <= BEHIND:
         raise UsageError(f"the clocks differ: {settings.server} is {behind:+.0f} s from this machine; set both by NTP")
+
+
+def _reason(error: BaseException) -> str:
+    """Why a connection failed, in the words of the system if it knows."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return first_line(error)
 
 
 def _await_server(settings: ClientFile, tell: Callable[[str], None], patience: float) -> None:

@@ -15,6 +15,7 @@ from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
 from fedpriv.deploy.flower.keeper import REFUSED
+from fedpriv.outside.proxies import proxy_for, use_proxy
 
 HEARTBEAT = 10
 """Seconds, the fewest that Flower takes. A node that is silent for two heartbeats is given up; from then on it may join again."""
@@ -37,12 +38,14 @@ class _Clock:
 _NOT_ADMITTED = "the server does not admit this node: its key is not registered, or another node with the same key is connected"
 
 
-def run_node(poll: float) -> None:
+def run_node(server: str, poll: float) -> None:
     """Flower's SuperNode, with the arguments in ``sys.argv[1:]``.
 
     Args:
+        server: ``host:port`` of the server, which it reaches by the same proxy as the check before it.
         poll: seconds between its questions for messages.
     """
+    use_proxy(proxy_for(f"https://{server}"))
     client: Any = FleetHttpClient
     join = client.ActivateNode
 

@@ -18,6 +18,7 @@ from filelock import FileLock
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_json, save_json
+from fedpriv.outside.names import printable
 from fedpriv.server.records import lines_of
 from fedpriv.tracking.folder import read_lines
 
@@ -132,7 +133,7 @@ class Request:
             with self.warnings.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
         except OSError as error:
-            print(f"fedpriv: {line} (not written to {self.warnings}: {error.strerror})", file=sys.stderr, flush=True)
+            print(f"fedpriv: {printable(line)} (not written to {self.warnings}: {error.strerror})", file=sys.stderr, flush=True)
 
     @property
     def warnings(self) -> Path:

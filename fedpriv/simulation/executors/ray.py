@@ -83,6 +83,14 @@ class RayWorkers(Spread):
     def _cores(self) -> int:
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
+    def _why_none(self) -> str:
+        """What may keep workers from starting."""
+        by = self._ray.get_runtime_context().runtime_env.get("py_executable")
+        if by is not None:  # of a Ray that the user's own process has started
+            return f"Ray starts them by {by!r}, as ray.init was told or found; ray.init(runtime_env=...) or `uv run` made it so"
+        cores = self._ray.cluster_resources().get("CPU", 0)
+        return f"the Ray cluster has {cores:g} cores; `ray status` shows who uses them"
+
     def _worker(self) -> _RemoteWorker:
         actor = self._actor.remote(self.federation.config, hashes(self.federation), self._broadcast)
         return _RemoteWorker(self._ray, actor, self._message, self.store)
@@ -99,10 +107,7 @@ class RayWorkers(Spread):
         awaited = {worker.awaited: worker for worker in self._workers if worker.awaited is not None}
         done, _ = self._ray.wait(list(awaited), num_returns=1, timeout=PATIENCE)
         if not done and not any(worker.task for worker in self._workers):
-            raise FedprivError(
-                f"no worker has started in {PATIENCE:g} s: the Ray cluster has {self._ray.cluster_resources().get('CPU', 0):g} "
-                "cores; `ray status` shows who uses them"
-            )
+            raise FedprivError(f"no worker has started in {PATIENCE:g} s: {self._why_none()}")
         ready: list[Worker] = []
         for worker in (awaited[one] for one in done):
             if worker.started:
@@ -229,14 +234,19 @@ class _Actor:
 def connected(address: str | None) -> Any:
     """The module ``ray``, connected to a cluster; several calls connect once.
 
+    Workers have the Python with which each machine's Ray was started, and nothing is copied to them. By default, Ray copies the
+    whole working folder where ``uv run`` started this process, with its runs and data, and starts the workers by uv in the copy.
+
     Raises:
         UsageError: the cluster does not answer, or has another version of Ray.
     """
     os.environ.update({name: os.environ.get(name, value) for name, value in _QUIET.items()})
     import ray
+    from ray._private import ray_constants
 
     if ray.is_initialized():
         return ray
+    ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False  # as the variable of that name, which holds if Ray is not yet imported
     if address is not None:
         check_answers(address)
     local: dict[str, Any] = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}

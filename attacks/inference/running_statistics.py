@@ -1,0 +1,154 @@
+"""Membership, and the mean colour of a client's images, from the running statistics of its BatchNorm layers.
+
+What a message gives away of a batch (:mod:`fedpriv.attacks.gradients.batch_statistics`) is, for each channel of each layer, the
+mean over its samples of a number that every sample has by itself: the mean of the layer's inputs over positions, and that of
+their squares. With the candidates' own numbers it is a linear system for the share that each has in the batch. These are not
+negative, and few: non-negative least squares (Lawson & Hanson 1974) finds more of them than there are equations. The attack needs
+no label, no shadow and no layer behind the last BatchNorm. It is a tracing attack on published means (Homer et al., PLoS Genetics
+2008) that solves for all candidates at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.batch_statistics import LayerStatistics, SampleStatistics, layer_statistics, sample_statistics
+from fedpriv.attacks.gradients.linear import from_picture
+from fedpriv.attacks.inference.membership import Array
+
+FLOORS = (1e-4, 1e-3, 1e-2, 1e-1)
+"""Standard deviations of an equation's error where nothing else is known of it, as shares of the candidates' deviation. The first
+is that of rounding; members who are no candidates are an error, too."""
+TOO_OFTEN = 1.5
+"""No sample is so many times more often in the batches than their schedule allows: then the error is larger than was taken."""
+OFF_THE_WAY = 0.3
+"""The same where the client's weights moved between batches, as a share of how far that moves a candidate's own number."""
+_AFFINE = 1e-4
+"""Rounding of an affine function's values, as a share of them."""
+_CONSTANT = 1e-9
+"""A number whose deviation over the candidates is below this share of its size tells none of them from others."""
+
+
+def shares_of_batches(observation: Observation, candidates: Callable[[], Iterator[Any]]) -> Array:
+    """How many times each candidate seems to be among the client's samples ``(n,)``, 0 or more; higher is likelier a member.
+
+    With ``a_ij`` the number of candidate j in equation i, ``t_i`` that of the batches and ``N`` samples behind the message, it is
+
+        argmin over u >= 0 of  sum_i (sum_j a_ij u_j / N - t_i)^2 / s_i^2 + (n / N) sum_j u_j^2
+
+    on centred numbers, with s_i the expected error (:data:`FLOORS`). The second term is a Gaussian prior of as many members as
+    there are samples; it decides between solutions that explain the equations alike. Not all of the client's samples need be
+    candidates.
+
+    Args:
+        candidates: inputs of the net, normalised, in consecutive parts; called once for each set of weights of the client.
+
+    Raises:
+        Inapplicable: see :func:`fedpriv.attacks.gradients.batch_statistics.layer_statistics`; or the inputs of none of these
+            layers are known.
+    """
+    seen = layer_statistics(observation)
+    own = sample_statistics(observation, seen, candidates)
+    if not own:
+        raise Inapplicable("layers before each BatchNorm whose running statistics were sent are not known")
+    assert observation.passes is not None
+    samples = observation.num_examples or observation.passes.samples
+    equations, doubt = list[tuple[Array, Array, Array, Array]](), 0.0
+    for name, one in own.items():
+        equations += _equations(seen[name], one, observation.passes.samples, samples, doubt)
+        doubt = max(doubt, _doubt(seen[name]))
+    numbers, sums, errors, drifts = (np.concatenate([row[i] for row in equations]) for i in range(4))
+    middle, spread = numbers.mean(1), numbers.std(1)
+    tells = (spread > _CONSTANT * np.abs(middle)) & (spread > 0) & np.isfinite(errors)
+    numbers, sums, errors, drifts = numbers[tells], sums[tells], errors[tells], drifts[tells]
+    middle, spread = middle[tells], spread[tells]
+    count, epoch = numbers.shape[1], math.ceil(samples / observation.passes.samples)
+    most = epoch * sum(next(iter(seen.values())).weights[::-epoch])  # of a sample in the last batch of every epoch
+    centred, target = numbers - middle[:, None], sums - middle
+    found: Array = np.zeros(count)
+    for floor in FLOORS:
+        deviation = np.sqrt((floor * spread) ** 2 + errors + (OFF_THE_WAY * drifts) ** 2)
+        system = np.concatenate([centred / (samples * deviation[:, None]), np.sqrt(count / samples) * np.eye(count)])
+        found = nnls(system, np.concatenate([target / deviation, np.zeros(count)]), maxiter=50 * count)[0]
+        if found.max(initial=0.0) <= TOO_OFTEN * most:
+            break
+    return found
+
+
+def _doubt(seen: LayerStatistics) -> float:
+    """The variance of what errors of a layer's statistics do to its output, in units of the output's own; infinite where some
+    were not sent."""
+    scale = seen.variance.clamp_min(_CONSTANT)
+    return float((seen.mean_error / scale + seen.variance_error / (4 * scale.square())).mean())
+
+
+def _equations(
+    seen: LayerStatistics, own: SampleStatistics, batch: int, samples: int, doubt: float
+) -> Iterator[tuple[Array, Array, Array, Array]]:
+    """For the means of a layer's channels, and for their mean squares: numbers of the candidates ``(C, n)``, what their weighted
+    mean over the batches is ``(C,)``, its error's variance, and by how much the numbers move with the client's weights.
+
+    The mean square of a batch is its biased variance plus the square of its mean. Over several batches the squares of their means
+    are not known, but that of the mean of all; they exceed it by the variance between batches, estimated from the candidates'.
+
+    Args:
+        batch, samples: in a batch, and behind the message.
+        doubt: of the layers before.
+    """
+    values = batch * own.positions
+    biased = (values - 1) / values
+    scattered = 1 - sum(weight**2 for weight in seen.weights)
+    left = max(0, samples - batch) / max(1, samples - 1)  # batches are drawn from the samples without replacement
+    between = own.means.var(0, correction=0) * scattered * left / batch
+    square = biased * seen.variance + seen.mean.square() + between
+    passed_on = doubt * seen.variance.clamp_min(_CONSTANT)
+    error = biased**2 * seen.variance_error + 4 * seen.mean.square() * seen.mean_error + between.square()
+    error = error + 4 * square.clamp_min(_CONSTANT) * passed_on
+    for numbers, sums, errors, drift in (
+        (own.means, seen.mean, seen.mean_error + passed_on, own.drift_means),
+        (own.squares, square, error, own.drift_squares),
+    ):
+        yield numbers.T.numpy(), sums.numpy(), errors.numpy(), drift.square().mean(0).sqrt().numpy()
+
+
+def mean_colour(observation: Observation) -> Tensor:
+    """The mean colour ``(C,)`` of the client's images, in [0, 1]: over its samples and their pixels.
+
+    In the first BatchNorm layer, behind a convolution alone, the batch's mean of a channel is what the convolution makes of the
+    mean colour, but for the padding at the border. The colour solves these equations by least squares.
+
+    Raises:
+        Inapplicable: see :func:`fedpriv.attacks.gradients.batch_statistics.layer_statistics`; or the first layer's input is no
+            affine function of the image, or has fewer channels.
+    """
+    seen = layer_statistics(observation)
+    channels, like = observation.input_shape[0], next(iter(observation.buffers.values()))
+    if len(observation.input_shape) != 3:
+        raise Inapplicable("the client's samples are no images")
+    flat = torch.cat([torch.zeros(1, channels), torch.eye(channels), torch.full((1, channels), 0.5)])
+    draw = torch.rand(2, *observation.input_shape, generator=torch.Generator().manual_seed(0))
+    images = torch.cat([flat[..., None, None].expand(-1, *observation.input_shape), draw, draw.mean(0, keepdim=True)])
+    inputs = from_picture(observation, images.to(like))
+    own = sample_statistics(observation, seen, lambda: iter([inputs]))
+    if not own:
+        raise Inapplicable("layers before the first BatchNorm whose running statistics were sent are not known")
+    name, first = next(iter(own.items()))
+    at = first.means - first.means[0]
+    sums = torch.stack([at[1 : 1 + channels].sum(0) / 2 - at[1 + channels], at[-3:-1].mean(0) - at[-1]])
+    if float(sums.abs().amax()) > _AFFINE * float(at.abs().amax()):
+        raise Inapplicable(f"{name}, the first BatchNorm whose statistics were sent, is not fed an affine function of the image")
+    sent = seen[name].mean_error.isfinite()
+    by_colour, off = at[1 : 1 + channels].T[sent], (seen[name].mean - first.means[0])[sent]
+    if not len(by_colour) or int(torch.linalg.matrix_rank(by_colour)) < channels:
+        raise Inapplicable(f"{name} has fewer independent channels than the image")
+    colour: Tensor = torch.linalg.lstsq(by_colour, off[:, None]).solution[:, 0]
+    return colour

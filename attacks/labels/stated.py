@@ -1,0 +1,53 @@
+"""What a message says of its classes in clear.
+
+A client of MpFedcon lists the classes that it holds beside their centres. That is a finding about the protocol, not an attack,
+and it holds where the centres themselves are held back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpriv.attacks.core.observation import Observation
+from fedpriv.attacks.core.reconstruction import Inapplicable
+
+CENTERS, CLASSES, COUNTS = "statistic.centers", "statistic.classes", "statistic.counts"
+
+
+@dataclass(frozen=True)
+class LabelSet:
+    """
+    Attributes:
+        present: ``(C,)`` bool.
+        counts: ``(C,)`` samples of each class, where they were sent.
+    """
+
+    present: Tensor
+    counts: Tensor | None
+
+
+def read_label_set(observation: Observation) -> LabelSet:
+    """The client's label set, which the message states: in a list of its classes, with or without their centres.
+
+    Without such a list, a dense table of centres ``(C, k)`` states it as well, as rows of absent classes are zero; so do counts
+    of all classes ``(C,)``.
+
+    Raises:
+        Inapplicable: neither was sent.
+    """
+    sent, present = observation.statistics, torch.zeros(observation.classes, dtype=torch.bool)
+    if CLASSES in sent:
+        classes, counts = sent[CLASSES].long().cpu(), None
+        present[classes] = True
+        if COUNTS in sent:
+            counts = torch.zeros(observation.classes, dtype=torch.long)
+            counts[classes] = sent[COUNTS].long().cpu()
+        return LabelSet(present, counts)
+    for dense in (COUNTS, CENTERS):
+        if dense in sent and len(sent[dense]) == observation.classes:
+            rows = sent[dense].cpu().reshape(observation.classes, -1)
+            return LabelSet((rows != 0).any(dim=1), rows[:, 0].long() if dense == COUNTS else None)
+    raise Inapplicable("neither the client's classes nor centres of all classes were sent")

@@ -1,0 +1,175 @@
+"""Columns of a table that name files: images are read by these names, relative to the table's own folder."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedpriv.data.tables.files import Table
+from fedpriv.errors import UsageError
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow as pa
+
+_NAME = re.compile(r"(?s).*[^\s./\\]\.(?P<suffix>[A-Za-z][A-Za-z0-9]{0,7}|7z)\s*")
+_OTHERS = re.compile(
+    "npy|npz|dcm|dicom|nii|gz|mha|mhd|nrrd|svs|ndpi|wav|mp3|flac|ogg|opus|m4a|aac|aiff|mp4|avi|mov|mkv|webm|mpg|mpeg|mat|h5|hdf|"
+    "hdf5|zarr|pt|pth|pkl|txt|json|jsonl|xml|pdf|heic|heif|raw|dng|cr2|nef|edf|csv|tsv|parquet|feather|zip|tar|7z"
+)
+"""Suffixes of files of data that are no images."""
+_FIRST = 100
+"""How many values decide whether it is worth while to look at all."""
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file is an image, by its suffix."""
+    from datasets.packaged_modules.imagefolder.imagefolder import ImageFolder
+
+    suffix = _suffix(name)
+    return suffix == "avif" or (f".{suffix}" in ImageFolder.EXTENSIONS and not _OTHERS.fullmatch(suffix))
+
+
+def file_names(values: Iterable[object]) -> list[str] | None:
+    """The values that name files, by their suffixes, where more than half of those that are there do; ``None``: these are no
+    names of files."""
+    there = [str(value) for value in values if value is not None and str(value).strip()]
+    for some in (there[:_FIRST], there):
+        found = [value for value in some if _OTHERS.fullmatch(_suffix(value)) or is_image_name(value)]
+        if 2 * len(found) <= len(some):
+            return None
+    return found
+
+
+def resolved(values: Sequence[object], folder: Path, at: Callable[[int], str]) -> list[str]:
+    """The paths of images that a column names, which may be absolute, or lead out of the folder: they are the user's own files.
+
+    Args:
+        at: the place of a row, for messages.
+
+    Raises:
+        UsageError: a name is missing, is no image's, or there is no such file.
+    """
+    found = []
+    for row, value in enumerate(values):
+        name = str(value or "").strip()
+        path = os.path.normpath(folder / name)
+        if not name:
+            raise UsageError(f"{at(row)} is empty, where others name images; remove the row")
+        if "://" in name:
+            raise UsageError(f"{at(row)} is the address {name!r}; download the images, and name the files")
+        if not is_image_name(name):
+            raise UsageError(f"{at(row)} is {name!r}, which is no image by its suffix; others are")
+        if not os.path.isfile(path):
+            raise UsageError(f"{at(row)} names {name!r}, and there is no file {path}")
+        found.append(path)
+    return found
+
+
+@dataclass(frozen=True)
+class ImagesByPath:
+    """A table of which one column names images, as one whose column has them.
+
+    Attributes:
+        name: of the column.
+    """
+
+    table: Table
+    name: str
+
+    @property
+    def origin(self) -> str:
+        return self.table.origin
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        folder = self.table.files[0].parent
+        return resolved(self.table.column(self.name).to_pylist(), folder, lambda row: f"{self.at(row)}: column {self.name!r}")
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (*self.table.files, *map(Path, self._paths))
+
+    @cached_property
+    def features(self) -> datasets.Features:
+        import datasets
+
+        return datasets.Features({**self.table.features, self.name: datasets.Image(decode=False)})
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        import pyarrow as pa
+
+        if name != self.name:
+            return self.table.column(name)
+        return pa.chunked_array([pa.array([{"bytes": None, "path": path} for path in self._paths])])
+
+    def written(self, name: str) -> pa.ChunkedArray | None:
+        return self.table.written(name)
+
+    def at(self, row: int) -> str:
+        return self.table.at(row)
+
+
+def names_images(table: Table, folder: Path, ignored: Iterable[str | None] = ()) -> str | None:
+    """The column of a table that names its images; ``None``: there is none, or the images are in the table.
+
+    Beside numbers, names of images that are not there are those of what was measured, and no images to be read.
+
+    Args:
+        folder: to which the names are relative.
+        ignored: columns that have another role.
+    """
+    import datasets
+
+    from fedpriv.data.tables.columns import IMAGE_COLUMNS, choose, holds_bytes, is_string
+
+    kinds = {name: kind for name, kind in table.features.items() if name not in ignored}
+    if any(isinstance(kind, datasets.Image) or holds_bytes(kind) for kind in kinds.values()):
+        return None
+    found = {name: names for name, kind in kinds.items() if is_string(kind) and (names := file_names(_values(table, name)))}
+    images = {name: names for name, names in found.items() if 2 * sum(map(is_image_name, names)) > len(names)}
+    numbers = any(getattr(kind, "dtype", "").startswith(("float", "double")) for kind in kinds.values())
+    there = {name for name, names in images.items() if any((folder / one.strip()).is_file() for one in islice(names, _FIRST))}
+    return choose([name for name in images if name in there or not numbers], IMAGE_COLUMNS)
+
+
+def with_images(tables: Sequence[Table], ignored: Iterable[str | None]) -> list[Table]:
+    """Tables of files with the images that one of their columns names, if one does.
+
+    Args:
+        ignored: as for :func:`names_images`.
+    """
+    from fedpriv.data.own.clients import Joined, Part
+
+    def first(table: Table) -> Table:
+        return first(table.tables[0]) if isinstance(table, Joined) else table
+
+    def wrapped(table: Table, name: str) -> Table:
+        if isinstance(table, Joined):
+            return replace(table, tables=tuple(wrapped(part, name) for part in table.tables))
+        if isinstance(table, Part):
+            return replace(table, table=wrapped(table.table, name))
+        return ImagesByPath(table, name) if name in table.features else table
+
+    files = first(tables[0]).files
+    name = names_images(tables[0], files[0].parent, ignored) if files else None
+    if name is None:
+        return [*tables]
+    return [wrapped(table, name) for table in tables]
+
+
+def _values(table: Table, name: str) -> list[object]:
+    values: list[object] = table.column(name).to_pylist()
+    return values
+
+
+def _suffix(name: str) -> str:
+    """In small letters; empty where a text does not end as the name of a file does."""
+    found = _NAME.fullmatch(name)
+    return found["suffix"].lower() if found else ""

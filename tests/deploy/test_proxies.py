@@ -1,0 +1,162 @@
+"""A deployment beside a proxy: its own processes are reached directly, and a client's check and its node agree."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from fedpriv.deploy.flower import machines
+from fedpriv.deploy.flower.home import ClientFile, Home, make, read_client
+from fedpriv.errors import UsageError
+from fedpriv.outside.proxies import proxy_for, use_proxy
+from fedpriv.tracking import ServerAway
+from fedpriv.tracking.store import check_server, quiet_mlflow
+from tests.deploy.test_files import answering
+
+needs_flower = pytest.mark.extra("deploy")
+DEAD = "http://127.0.0.1:9"
+"""A proxy at which nothing listens."""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Home:
+    return make(tmp_path / "d", 1, "server.example.org")
+
+
+@pytest.fixture(autouse=True)
+def only_its_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        for one in (name, name.upper()):
+            monkeypatch.setenv(one, "")  # so that it is put back
+            monkeypatch.delenv(one)
+
+
+@contextmanager
+def proxy(to: int, refuses: bytes | None = None) -> Iterator[tuple[str, list[str]]]:
+    """A real proxy, which leads every tunnel to a port of this machine; its URL, and the hosts that it was asked for."""
+    listening, asked = socket.create_server(("127.0.0.1", 0)), list[str]()
+
+    def pass_on(one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while sent := one.recv(65536):
+                other.sendall(sent)
+        for end in (one, other):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def listen() -> None:
+        with suppress(OSError):
+            while True:
+                one = listening.accept()[0]
+                request = one.recv(65536)
+                asked.append(request.split()[1].decode())
+                if refuses is not None:
+                    one.sendall(b"HTTP/1.1 " + refuses + b"\r\n\r\n")
+                    one.close()
+                    continue
+                one.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                other = socket.create_connection(("127.0.0.1", to))
+                for ends in ((one, other), (other, one)):
+                    threading.Thread(target=pass_on, args=ends, daemon=True).start()
+
+    threading.Thread(target=listen, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", asked
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+
+
+def of(home: Home, server: str) -> ClientFile:
+    return read_client(home.client_file(0)).model_copy(update={"server": server})
+
+
+@needs_flower
+def test_the_operator_reaches_the_server_of_this_machine(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedpriv.deploy.flower.control import SuperLink
+
+    for name in ("https_proxy", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, DEAD)
+    with answering(made.certificate, made.key, time.time(), status=200) as port:
+        link = SuperLink(f"127.0.0.1:{port}", made.authority)
+        assert link.answers() and link.nodes() == []
+
+
+def test_a_client_reaches_a_server_of_this_machine_directly(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", DEAD)
+    with answering(made.certificate, made.key, time.time()) as port:
+        machines.check_server(of(made, f"127.0.0.1:{port}"))
+        machines.check_server(of(made, f"localhost:{port}"))
+
+
+@needs_flower
+def test_a_client_and_its_node_go_by_the_same_proxy(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    server = "server.example.org:8443"  # no such machine, but by the proxy
+    with (
+        answering(made.certificate, made.key, time.time(), status=200) as port,
+        proxy(port) as (url, asked),
+    ):
+        monkeypatch.setenv("https_proxy", url)
+        machines.check_server(of(made, server))
+        assert asked == [server]
+        use_proxy(proxy_for(f"https://{server}"))  # as the process of a node does
+        node = FleetHttpClient.from_server_address(server, False, str(made.authority), [])
+        node.ActivateNode(ActivateNodeRequest())
+        assert asked == [server, server]
+
+
+def test_a_server_that_is_excepted_is_not_asked_by_the_proxy(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("https_proxy", DEAD)
+    monkeypatch.setenv("no_proxy", "server.invalid")
+    with pytest.raises(machines.Unreachable) as caught:
+        machines.check_server(of(made, "server.invalid:8443"))
+    assert "proxy" not in str(caught.value)
+
+
+def test_what_goes_wrong_by_a_proxy_names_it(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, direct = "server.example.org:8443", r"no_proxy=server\.example\.org goes without it"
+    monkeypatch.setenv("https_proxy", DEAD)
+    with pytest.raises(machines.Unreachable, match=rf"through the proxy {DEAD} .*{direct}.*: Connection refused"):
+        machines.check_server(of(made, server))
+    with proxy(0, b"403 Forbidden") as (url, _):
+        monkeypatch.setenv("https_proxy", url)
+        with pytest.raises(machines.Unreachable, match=rf"through the proxy {url} .*: 403 Forbidden"):
+            machines.check_server(of(made, server))
+    foreign = make(tmp_path / "foreign", 1, "server.example.org")  # as a proxy has that reads what passes
+    with answering(foreign.certificate, foreign.key, time.time()) as port, proxy(port) as (url, _):
+        monkeypatch.setenv("https_proxy", url)
+        with pytest.raises(UsageError, match=rf"certificate of {server} through the proxy {url} .* does not hold"):
+            machines.check_server(of(made, server))
+    monkeypatch.setenv("https_proxy", "ftp://proxy.example.org")
+    with pytest.raises(UsageError, match=r"through the proxy ftp://proxy\.example\.org .*: Unknown scheme"):
+        machines.check_server(of(made, server))
+
+
+def test_a_tracking_server_of_this_machine_is_reached(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", DEAD)
+    listening = socket.create_server(("127.0.0.1", 0))
+    with listening:
+        quiet_mlflow()
+        check_server(f"http://127.0.0.1:{_answering_once(listening)}")
+    with pytest.raises(ServerAway, match=rf"http://mlflow\.invalid:5000 does not answer through the proxy {DEAD} "):
+        check_server("http://mlflow.invalid:5000")
+
+
+def _answering_once(listening: socket.socket) -> int:
+    def answer() -> None:
+        one = listening.accept()[0]
+        one.recv(65536)
+        one.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+        one.close()
+
+    threading.Thread(target=answer, daemon=True).start()
+    return int(listening.getsockname()[1])
