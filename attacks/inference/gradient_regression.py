@@ -94,7 +94,7 @@ def gradient_regression(
     """
     if (loss := messages[0].loss) is not None:
         raise Inapplicable(f"the client minimised {loss}, and the regression needs gradients of a cross-entropy on labels")
-    net, _ = known_net(messages[0])
+    net = known_net(messages[0])[0].to(candidates.labels.device)
     names = [name for name, _ in net.named_parameters() if name in messages[0].shared]
     if not names:
         raise Inapplicable("no parameter was sent in both directions, so that the message shows no gradient")
@@ -118,7 +118,7 @@ def _normalised(message: Observation, weights: Mapping[str, Tensor], public: Lab
     place of the running ones: so the gradients of samples do not depend on each other."""
     if not batch_norms(message.net):
         return weights
-    net, found = copied(message.net), {name: tensor.clone() for name, tensor in weights.items()}
+    net, found = copied(message.net).to(public.labels.device), {name: tensor.clone() for name, tensor in weights.items()}
     net.eval()
     for module in net.modules():
         if isinstance(module, _BatchNorm):

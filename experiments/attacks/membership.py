@@ -21,7 +21,7 @@ from fedpriv.audit.membership.inference import REGRESSION, REGRESSIONS, membersh
 from fedpriv.errors import UsageError
 from fedpriv.experiments.markdown import table
 
-SHADOWS = 32
+SHADOWS = 64
 RUN: Mapping[str, Any] = {
     "method": "fedavg",
     "data.limit": 1000,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,7 @@ CANDIDATES, PUBLIC = samples(2 * N, 1), samples(N, 2)
 MEMBERS = np.arange(2 * N) % 4 < 2
 
 
-def trained(victim: SplitNet, data: Labelled, steps: int = 1, times: int = 1, **schedule: float) -> Observation:
+def trained(victim: SplitNet, data: Labelled, steps: int = 1, times: int = 1, **schedule: Any) -> Observation:
     """The message of plain SGD on the data, in ``steps`` batches; the first sample is in its batch so many times."""
     plan = Schedule(lr=0.1, steps=steps, batch_size=len(data) // steps, **schedule)
     before = {name: tensor.detach().clone() for name, tensor in victim.state_dict().items()}
@@ -50,7 +51,7 @@ def trained(victim: SplitNet, data: Labelled, steps: int = 1, times: int = 1, **
     own.load_state_dict(before)
     decays = [{"params": [one], "weight_decay": plan.weight_decay if one.ndim > 1 else 0.0} for one in own.parameters()]
     optimiser = torch.optim.SGD(decays, lr=plan.lr, momentum=plan.momentum)
-    for batch in torch.arange(len(data)).split(len(data) // steps):
+    for batch in torch.split(torch.arange(len(data)), len(data) // steps):
         if times > 1:
             batch = torch.cat([batch, batch[:1].repeat(times - 1)])
         optimiser.zero_grad()
@@ -91,9 +92,9 @@ def test_gradients_of_every_sample_are_those_of_one_backward_pass_each() -> None
 
 
 @pytest.mark.parametrize("schedule", [{}, {"weight_decay": 0.1, "momentum": 0.5}])
-def test_one_step_is_solved_exactly(schedule: dict[str, float]) -> None:
+def test_one_step_is_solved_exactly(schedule: dict[str, Any]) -> None:
     """The order is that of the coefficients of least squares, which are 1 / N for members and 0 for others."""
-    message = trained(net(), chosen(MEMBERS), **schedule)
+    message = trained(net(), chosen(MEMBERS), 1, 1, **schedule)
     decay, start = 0.1 * schedule.get("weight_decay", 0.0), net().state_dict()
     decayed = {name: one + decay * start[name] * (one.ndim > 1) for name, one in message.shared.items()}
     flat = np.concatenate([decayed[name].numpy().ravel() for name, _ in net().named_parameters()]) / -0.1
@@ -200,10 +201,10 @@ def test_a_batch_that_was_normalised_is_read_by_the_statistics_of_public_samples
     message = Observation(
         gradient, "gradient", start, blank(victim), (INPUTS,), CLASSES, ThreatModel(), num_examples=N, schedule=Schedule(lr=1.0)
     )
-    scaled = [replace(one, inputs={"": 3 * one.inputs[""]}) for one in (CANDIDATES, samples(8 * N, 2))]
-    (scores,) = gradient_regression([message], *scaled, [start])
+    asked, own = (replace(one, inputs={"": 3 * one.inputs[""]}) for one in (CANDIDATES, samples(8 * N, 2)))
+    (scores,) = gradient_regression([message], asked, own, [start])
     evaluated = replace(message, net=copy.deepcopy(message.net).eval())
-    (misled,) = gradient_regression([evaluated], *scaled, [start])
+    (misled,) = gradient_regression([evaluated], asked, own, [start])
     assert roc_auc_score(MEMBERS, scores) > max(0.8, roc_auc_score(MEMBERS, misled) + 0.05)
 
 

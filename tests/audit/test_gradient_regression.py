@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership.inference import REGRESSION, REGRESSIONS, Membership, membership
 from fedpriv.audit.membership.rounds import in_rounds
@@ -26,6 +26,7 @@ def attacked(folder: Path, method: str = "fedavg", clients: int = 1, **overrides
     return membership(run, last, run.whole_clients(last)[:clients], shadows=4)
 
 
+@pytest.mark.slow
 def test_members_of_one_step_are_found_where_no_other_attack_finds_them(tmp_path: Path) -> None:
     found = attacked(tmp_path / "run")
     assert found.attacks[REGRESSION].auc.value > 0.99 and REGRESSION not in found.failed_controls
@@ -67,27 +68,48 @@ def test_members_are_found_whatever_was_done_to_the_message(
     assert found.attacks[REGRESSION].auc.value > least, found.not_tried
 
 
+@pytest.mark.slow
 def test_several_rounds_tell_more_than_the_last(tmp_path: Path) -> None:
     strong = {"name": "gaussian", "variance": 1e-7}
-    options = {"train.rounds": 4, "train.participation": 1.0, "data.clients": 3, "data.limit": 90, "wire.transforms": [strong]}
+    options: dict[str, Any] = {
+        "train.rounds": 4,
+        "train.participation": 1.0,
+        "data.clients": 3,
+        "data.limit": 90,
+        "wire.transforms": [strong],
+    }
     found = attacked(tmp_path / "run", clients=3, **{"wire.keep_payloads": "all", **options})
     assert found.attacks[REGRESSIONS].auc.value > found.attacks[REGRESSION].auc.value > 0.5
     assert REGRESSIONS in found.controls and not found.failed_controls
 
 
+@pytest.mark.slow
 def test_the_message_of_another_client_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(tmp_path / "run", "fedavg", **ONE_STEP)
     run = Evidence(tmp_path / "run")
     clients = run.store.clients(1)[:3]
     others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
     real = run.message
-    monkeypatch.setattr(run, "message", lambda round, client: real(round, others.get(client, client)))
+
+    def swapped(round: int, client: int) -> Message:
+        return real(round, others.get(client, client))
+
+    monkeypatch.setattr(run, "message", swapped)
     found = membership(run, 1, clients, shadows=4).attacks[REGRESSION].auc
     assert found.low < 0.5 < found.high
 
 
+@pytest.mark.slow
+def test_of_one_kept_message_there_is_nothing_to_add_up(tmp_path: Path) -> None:
+    play(tmp_path / "run", "fedavg", **{**ONE_STEP, "train.rounds": 2, "wire.keep_payloads": "all"})
+    run = Evidence(tmp_path / "run")
+    new = [client for client in run.store.clients(2) if client not in run.store.clients(1)]
+    found = membership(run, 2, new[:1], shadows=4)
+    assert REGRESSION in found.attacks and REGRESSIONS not in {*found.attacks, *found.not_tried}
+
+
+@pytest.mark.slow
 def test_a_loss_without_labels_is_named_as_the_reason(tmp_path: Path) -> None:
-    found = attacked(
-        tmp_path / "run", "l-dawa", **{"model.name": None, "data.limit": 60, "data.clients": 3, "train.participation": 1.0}
-    )
+    few: dict[str, Any] = {"model.name": None, "data.limit": 60, "data.clients": 3, "train.participation": 1.0}
+    found = attacked(tmp_path / "run", "l-dawa", **few)
     assert "looks at no label" in found.not_tried[REGRESSION] and REGRESSION not in found.attacks

@@ -31,8 +31,11 @@ def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: 
     attacker, privacy = evidence.attacker, evidence.config.privacy
     seen, trained = (attacker.observation(one, ThreatModel()) for one in (message, message.simulated(own.uploaded)))
     names = attacker.victim(message).names
-    end = {names[name]: tensor for name, tensor in evidence.federation.resident.space.unpack(own.model).items() if name in names}
-    start = {name: seen.weights[name].to(tensor) if name in seen.weights else tensor for name, tensor in end.items()}
+    trained_to = evidence.federation.resident.space.unpack(own.model)
+    stand_in = {names[name]: tensor for name, tensor in trained_to.items() if name in names}
+    device = own.model.device
+    start = {**stand_in, **{name: tensor.to(device) for name, tensor in seen.weights.items()}}  # with what is never trained
+    end = {**start, **stand_in}
     middle = {name: (start[name] + tensor) / 2 for name, tensor in end.items()}
     clip = privacy.clip if privacy.level == "sample" else None
     known, control = gradient_regression([seen, trained], _labelled(pool.data), _labelled(pool.spare), [start, middle, end], clip)
