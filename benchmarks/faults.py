@@ -273,15 +273,16 @@ def attacked(folder: Path) -> dict[str, Any]:
 
 def audited(folder: Path) -> dict[str, Any]:
     """What an audit reads before it attacks, and what it says of the labels in each message."""
+    from fedpriv.audit.findings import facts
     from fedpriv.audit.membership.label_leaks import findings_of, labels_of
-    from fedpriv.audit.run_audit import _facts, check
+    from fedpriv.audit.run_audit import check
 
     evidence, summary = check(folder)
     evidence.verify()
     labels = findings_of([labels_of(evidence, round, client) for round, client in evidence.messages()])
-    facts = _facts(evidence, summary)
-    facts["config_yaml"] = evidence.config.fingerprint()  # what decides no number, such as where it is tracked, may be edited
-    return {"facts": facts, "labels": json.loads(json.dumps(labels)), "seen": attacked(folder)}
+    about = facts(evidence, summary)
+    about["config_yaml"] = evidence.config.fingerprint()  # what decides no number, such as where it is tracked, may be edited
+    return {"facts": about, "labels": json.loads(json.dumps(labels)), "seen": attacked(folder)}
 
 
 def digest(tensor: Any) -> str:
