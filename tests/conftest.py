@@ -52,6 +52,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture
+def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without proxies, which the test may change."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        for variable in (name, name.upper()):
+            monkeypatch.setenv(variable, "")  # so that it is put back
+            monkeypatch.delenv(variable)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def no_waiting() -> Iterator[None]:
     """No run waits until its files are on the disk, or for git: both together take as long as most runs here.

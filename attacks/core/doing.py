@@ -1,4 +1,4 @@
-"""What an attack is doing, for whoever shows its progress while it computes: in another thread, as an attack calls nobody."""
+"""What an attack is doing: another thread reads it and shows the progress, so that an attack need not know who does."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from fedpriv.tracking import ServerAway
 from fedpriv.tracking.store import check_server, quiet_mlflow
 from tests.deploy.test_files import answering
 
+pytestmark = pytest.mark.usefixtures("no_proxies")
 needs_flower = pytest.mark.extra("deploy")
 DEAD = "http://127.0.0.1:9"
 """A proxy at which nothing listens."""
@@ -27,14 +28,6 @@ DEAD = "http://127.0.0.1:9"
 @pytest.fixture
 def made(tmp_path: Path) -> Home:
     return make(tmp_path / "d", 1, "server.example.org")
-
-
-@pytest.fixture(autouse=True)
-def only_its_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        for one in (name, name.upper()):
-            monkeypatch.setenv(one, "")  # so that it is put back
-            monkeypatch.delenv(one)
 
 
 @contextmanager

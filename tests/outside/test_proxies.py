@@ -16,13 +16,7 @@ from fedpriv.outside.proxies import by_proxy, go_direct, proxy_for, use_proxy
 PROXY = "http://user:hunter2@proxy.example.org:3128"
 
 
-@pytest.fixture(autouse=True)
-def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment without proxies, which the test may change."""
-    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
-        for one in (name, name.upper()):
-            monkeypatch.setenv(one, "")  # so that it is put back
-            monkeypatch.delenv(one)
+pytestmark = pytest.mark.usefixtures("no_proxies")
 
 
 @pytest.mark.parametrize(
