@@ -1,0 +1,166 @@
+"""The measures of a run's leakage that conditions are on, and why each may be larger than what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fedpriv.attacks.scoring.scores import Rate
+from fedpriv.audit.judge import classes, images, members, texts
+from fedpriv.audit.judge.known import samples_cut, samples_not_known, statistics_not_known, was_cut
+from fedpriv.audit.results import AuditedRun
+
+Measure = Callable[[AuditedRun], float | None]
+FEW = "with so few members and others not even a perfect attack would be distinguished from guessing"
+
+
+@dataclass(frozen=True)
+class OpenRate:
+    """The rate that leaves most open.
+
+    Attributes:
+        kind: what was attacked: ``message``, ``single image``, ``single text`` or ``class centres``.
+    """
+
+    rate: Rate
+    attack: str
+    kind: str
+
+
+def most_recovered(run: AuditedRun) -> Rate | None:
+    """The rate, with its interval, of the attack that recovered the largest share of samples; ``None``: it is not known.
+
+    Of equal shares, it is that of the fewest samples, which leaves the most open: 0 of 6 rather than 0 of 72.
+    """
+    made = [most.counted.rate for target in run.images if (most := images.best(target)) is not None]
+    read = [found.figures.exact for target in run.texts if (found := texts.best(target)) is not None]
+    made += [rate for rate in read if rate is not None]
+    # What class centres do not give away is no evidence, so they can only add to what is known.
+    made += [one.counted.rate for one in run.centers if images.gives_away(one)]
+    return max(made, key=lambda rate: (rate.share, rate.high), default=None)
+
+
+def most_open(run: AuditedRun) -> OpenRate | None:
+    """Of all attacks that count, the rate whose interval reaches highest; ``None``: none counts."""
+    rates = [
+        OpenRate(images.counted(figures).rate, one.attack, target.kind)
+        for target in run.images
+        for one, figures in images.conclusive(target)
+    ]
+    rates += [OpenRate(rate, one.outcome.attack, target.kind) for target in run.texts for one, rate in texts.conclusive(target)]
+    rates += [OpenRate(one.counted.rate, "inversion", "class centres") for one in run.centers if images.gives_away(one)]
+    return max(rates, key=lambda one: one.rate.high, default=None)
+
+
+def known_recovered(run: AuditedRun) -> float | None:
+    """The measure ``recovered``; ``None`` also where nothing was recovered, but an attack that might have was not mounted."""
+    value = recovered(run)
+    return None if value == 0 and _samples_open(run) is not None else value
+
+
+def recovered(run: AuditedRun) -> float | None:
+    """The largest share of the samples behind a message, or of single samples or class centres, that an attack recovered."""
+    return None if (rate := most_recovered(run)) is None else rate.share
+
+
+def words(run: AuditedRun) -> float | None:
+    """The largest share of the tokens of texts that an attack named, far better than chance."""
+    named = [one.figures.recall or 0.0 for target in run.texts if (one := texts.naming_words(target)) is not None]
+    return max(named, default=0.0 if any(map(texts.best, run.texts)) else None)
+
+
+def membership_auc(run: AuditedRun) -> float | None:
+    """The largest area of a membership attack, or one less the area of an attack that surely orders members last."""
+    return None if (most := members.largest_area(run.membership)) is None else most.auc
+
+
+def epsilon(run: AuditedRun) -> float:
+    """The accountant's epsilon, infinite without differential privacy and where canaries contradict it."""
+    if run.epsilon is None or (epsilon_excess(run) or 0.0) > 0:  # a claim that is contradicted is none
+        return math.inf
+    return run.epsilon.upper
+
+
+def epsilon_measured(run: AuditedRun) -> float | None:
+    """The largest lower bound of epsilon from the run's canaries."""
+    return None if run.epsilon is None or run.epsilon.canaries is None else run.epsilon.canaries.best.epsilon
+
+
+def epsilon_excess(run: AuditedRun) -> float | None:
+    """By how much it exceeds the accountant's (above 0: they contradict)."""
+    lower = epsilon_measured(run)
+    return None if lower is None or run.epsilon is None else lower - run.epsilon.upper
+
+
+def labels(run: AuditedRun) -> float | None:
+    """The largest share of messages, or of clients, whose set of classes was found exactly, of those that lack a class; 0 where
+    guessing would find as many."""
+    shares = [classes.share_by_rule(found) for found in (run.labels, run.labels_over_rounds) if classes.by_rule(found)]
+    shadow = run.shadow_labels
+    if shadow is not None and (classes.could_find_classes(shadow) or classes.beyond_guessing(shadow)):
+        found = classes.beyond_guessing(shadow)
+        shares.append(shadow.report.lacking_exact / shadow.report.lacking if found else 0.0)
+    return max(shares, default=None)
+
+
+MEASURES: Mapping[str, Measure] = {
+    "recovered": recovered,
+    "words": words,
+    "membership_auc": membership_auc,
+    "epsilon": epsilon,
+    "epsilon_measured": epsilon_measured,
+    "epsilon_excess": epsilon_excess,
+    "labels": labels,
+}
+"""By name. ``None``: it is not known."""
+SHARES = ("recovered", "words", "membership_auc", "labels")
+"""Measures from 0 to 1."""
+
+
+def _samples_open(run: AuditedRun) -> str | None:
+    if samples_cut(run):
+        return "attacks on samples were cut by the audit's budget"
+    open_still = [images.may_be_more(part) for target in run.images for part in target.parts()]
+    open_still += [texts.sentences_not_known(part) for target in run.texts for part in target.parts()]
+    if why := next(filter(None, open_still), None):
+        return f"a failure is no evidence: {why}"
+    missing = list(samples_not_known(run))
+    return f"no attack whose failure is evidence shows whether {' or '.join(missing)}" if missing else None
+
+
+def _words_open(run: AuditedRun) -> str | None:
+    if samples_cut(run):
+        return "attacks on texts were cut by the audit's budget"
+    parts = [target.part(None) for target in run.texts]
+    unread = [part for part in parts if texts.best(part) is None]
+    named = [texts.naming_words(part) for part in unread]
+    if missing := [one for one in named if one is None or not one.outcome.status.is_evidence]:
+        return f"no attack whose failure is evidence was mounted on {len(missing)} of the texts' messages"
+    open_still = [what for what, samples in statistics_not_known(run) if samples == "texts"]
+    return f"no attack whose failure is evidence was mounted on {', '.join(open_still)}" if open_still else None
+
+
+def _members_open(run: AuditedRun) -> str | None:
+    if rounds := members.not_attacked(run.membership):
+        return f"no membership attack was mounted on messages of round {', '.join(map(str, rounds))}"
+    return FEW if members.too_few(run.membership) else run.membership_limit
+
+
+def _labels_open(run: AuditedRun) -> str | None:
+    if was_cut(run.not_run.get("shadow clients")):
+        return "inference of classes was cut by the audit's budget"
+    if why := classes.limit_of_rules(run.labels):
+        return why
+    if run.shadow_labels is None and any(one.lacks_a_class for one in run.labels):
+        return "no classifier was trained on messages of shadow clients, and that a rule fails is no evidence"
+    return None if run.shadow_labels is None else classes.limit_of_shadows(run.shadow_labels)
+
+
+OPEN: Mapping[str, Callable[[AuditedRun], str | None]] = {
+    "recovered": _samples_open,
+    "words": _words_open,
+    "membership_auc": _members_open,
+    "labels": _labels_open,
+}
+"""Why a measure may be larger than what was found; ``None``: it is not. Then a value below a bound is not known to be."""
