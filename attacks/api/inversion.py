@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from fedpriv.attacks.core.registry import image_attacks
 from torch import Tensor, nn
 
 from fedpriv.attacks.api.own_net import OwnNet, cut
@@ -19,7 +20,6 @@ from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, blank
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
-from fedpriv.attacks.core.registry import image_attacks
 from fedpriv.attacks.lab.attempts import NO_PROMISE, Attacker, attackers, harder, mount, out_of_reach, run_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.same_net import on_same_net

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Empty, Inapplicable, One, Reconstruction, together
-from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.analytic import (
     AnalyticOptions,
     Candidates,
@@ -31,7 +31,7 @@ from fedpriv.attacks.lab.setting import Setting
 
 @register("analytic")
 @dataclass(frozen=True)
-class Analytic(AnalyticOptions):
+class Analytic(AnalyticOptions, ImageAttack):
     """Images read off the first shared linear layer (weight over bias gradient) where it is fed the image; no optimisation."""
 
     control: ClassVar = Setting(net="one for each", least=0.5)
@@ -40,7 +40,7 @@ class Analytic(AnalyticOptions):
     simulates: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
+        """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
         The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels outside
         the range of images. Where there are fewer candidates than samples, the rest is NaN. Of a message that states no number of
@@ -50,7 +50,7 @@ class Analytic(AnalyticOptions):
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         seen = as_gradient(observation)
         first = fed_layers(seen)[0][0].name
         if observation.num_examples == 1 or is_rectified(seen, first):
@@ -59,7 +59,7 @@ class Analytic(AnalyticOptions):
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         return empty(observation)
 
     def _one(self, observation: Observation) -> One:
@@ -79,7 +79,7 @@ class Analytic(AnalyticOptions):
 
 @register("analytic-features")
 @dataclass(frozen=True)
-class AnalyticFeatures(InversionOptions):
+class AnalyticFeatures(InversionOptions, ImageAttack):
     """For one sample: features read off the first shared linear layer, then an image with these features and gradients."""
 
     control: ClassVar = Setting(layers=2, masked=1, images=2)
@@ -88,19 +88,19 @@ class AnalyticFeatures(InversionOptions):
     one_step: ClassVar = True
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         return together(observations, lambda observation: self._one(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         if observation.num_examples not in (1, None):
             raise Inapplicable("the features of a batch are mixtures: analytic-features is for one sample")
         needed_layers(observation)
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         return empty(observation)
 
     def _one(self, observation: Observation, seed: int) -> One:
@@ -113,7 +113,7 @@ class AnalyticFeatures(InversionOptions):
 
 @register("spear")
 @dataclass(frozen=True)
-class Spear(SpearOptions):
+class Spear(SpearOptions, ImageAttack):
     """All images of a batch from a first linear layer with ReLU, whose gradient is made of sparse columns (SPEAR)."""
 
     control: ClassVar = Setting(net="rectified")
@@ -123,7 +123,7 @@ class Spear(SpearOptions):
     simulates: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
+        """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
         The loss is the share of neurons and samples at which an image and its column of the gradient disagree; 0 where the images
         are certain. Where fewer are found than there are samples, the rest is NaN.
@@ -132,14 +132,14 @@ class Spear(SpearOptions):
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         layer, error = Spear._layer(observation)
         if not empty(observation):  # another message may hold something
             projected(layer, SpearOptions.most, error)
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         return empty(observation)
 
     @staticmethod
@@ -173,7 +173,7 @@ class Spear(SpearOptions):
 
 @register("unrolled")
 @dataclass(frozen=True)
-class Unrolled(UnrolledOptions):
+class Unrolled(UnrolledOptions, ImageAttack):
     """Dummy images whose simulated local training changes the weights as observed; for a few local steps."""
 
     control: ClassVar = Setting(net="perceptron", steps=2, images=2)
@@ -182,12 +182,12 @@ class Unrolled(UnrolledOptions):
     most_steps: ClassVar = 10
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         return together(observations, lambda observation: self._one(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         if observation.kind == "gradient":
             raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
 

@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.altered import UNALTERED
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
-from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import Distance, per_layer, relative, squared
 from fedpriv.attacks.gradients.each import for_each
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels, gradients_by_labels
@@ -28,7 +28,7 @@ FAILED = 3.0
 
 @register("dlg-published")
 @dataclass(frozen=True)
-class PublishedDlg:
+class PublishedDlg(ImageAttack):
     """DLG as published: image and soft labels, L-BFGS without line search, 300 steps, one start, unbounded image."""
 
     # A third of these runs diverges, so four images can only show that the attack can succeed.
@@ -38,13 +38,13 @@ class PublishedDlg:
     steps: int = 300
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         return _published(case_of(as_published(observations), bounded=False), False, self.steps, seed)
 
 
 @register("idlg-published")
 @dataclass(frozen=True)
-class PublishedIdlg:
+class PublishedIdlg(ImageAttack):
     """iDLG as published: the label by the sign rule, then as DLG."""
 
     control: ClassVar = Setting(least=0.25)
@@ -53,13 +53,13 @@ class PublishedIdlg:
     steps: int = 300
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         return _published(case_of(as_published(observations), bounded=False), True, self.steps, seed)
 
 
 @register("dlg")
 @dataclass(frozen=True)
-class Dlg:
+class Dlg(ImageAttack):
     """Robust DLG: strong-Wolfe line search, image kept in [0, 1], early stop, restart of starts that failed by their own loss.
 
     Attributes:
@@ -89,7 +89,7 @@ class Dlg:
     normalised: bool = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         return safe(self, case_of(observations, bounded=True), False, seed)
 
 
@@ -101,7 +101,7 @@ class Idlg(Dlg):
     any_labels: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         return safe(self, case_of(observations, bounded=True), True, seed)
 
 

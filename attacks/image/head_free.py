@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
-from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import per_layer, relative
 from fedpriv.attacks.gradients.each import for_each
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_signal, reached_around
@@ -27,7 +27,7 @@ from fedpriv.attacks.optimise.search import STALLED, Found, Starts, adam, lbfgs,
 
 @register("head-free")
 @dataclass(frozen=True)
-class HeadFree:
+class HeadFree(ImageAttack):
     """Needs no head: optimises the image; dL/dh of each sample follows from the last shared layer, or is optimised too.
 
     For one sample the bias gradient of the last shared linear layer *is* the back-propagated signal at its output, whatever the
@@ -59,7 +59,7 @@ class HeadFree:
     closed_form: bool = True
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         case = case_of(observations, bounded=True)
         objective = signal_matching(case, self.closed_form)
         how = LbfgsOptions(history=self.history, line_search=True)

@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
-from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import per_layer, relative, squared
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
 from fedpriv.attacks.gradients.variables import Layout
@@ -36,13 +36,13 @@ class KnownHead(Dlg):
     head: ClassVar = "hidden"
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         return safe(self, case_of(observations, bounded=True), False, seed, known_top=True)
 
 
 @register("random-head")
 @dataclass(frozen=True)
-class RandomHead:
+class RandomHead(ImageAttack):
     """The naive attacker of MpFedcon's paper: DLG on the shared layers through a random head, which is wrong.
 
     Attributes:
@@ -60,7 +60,7 @@ class RandomHead:
     published: bool = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         observations = as_published(observations) if self.published else observations
         case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
         objective = labels_together(case, squared if self.published else relative, case.labels, known_top=True)
@@ -81,7 +81,7 @@ class RandomHead:
 
 @register("joint-head")
 @dataclass(frozen=True)
-class JointHead:
+class JointHead(ImageAttack):
     """Optimises a head together with image and soft labels: with the hidden architecture, or ``assumed`` linear layers.
 
     Every start optimises all weights of the head (100,000 for two linear layers). Three times the steps and a second start did
@@ -100,7 +100,7 @@ class JointHead:
     failed: float = 1e-4
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         case = case_of(observations, bounded=True)
         if self.assumed is not None:
             case = with_own_top(case, self.assumed, seed)

@@ -10,10 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import optional
 from fedpriv.attacks.core.reconstruction import Reconstruction
-from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.distances import NEIGHBOURS, cosine
 from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of
 from fedpriv.attacks.gradients.variables import total_variation
@@ -29,7 +29,7 @@ RESOLVED = 1e-6
 
 @register("inverting-gradients")
 @dataclass(frozen=True)
-class InvertingGradients:
+class InvertingGradients(ImageAttack):
     """Cosine distance plus total variation, signed Adam; labels by sign or count. Independent of the gradient's norm.
 
     Attributes:
@@ -55,7 +55,7 @@ class InvertingGradients:
     running_statistics: float = 0.0
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         case = case_of(observations, bounded=True, scale_free=True)
         labels = case.labels if case.labels is not None else torch.stack([batch_labels(one) for one in observations])
         matching = replace(label_matching(case, cosine, labels, known_top=True), single=True)

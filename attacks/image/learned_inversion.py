@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, require_labels
-from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.simulated import check_simulation, simulated
 from fedpriv.attacks.lab.setting import Setting
 
@@ -61,7 +61,7 @@ class Defence(NamedTuple):
 
 @register("learned-inversion")
 @dataclass(frozen=True)
-class LearnedInversion:
+class LearnedInversion(ImageAttack):
     """A net that learns from public images to turn messages into images; works under noise and pruning where matching fails.
 
     Attributes:
@@ -84,7 +84,7 @@ class LearnedInversion:
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :meth:`fedpriv.attacks.lab.setting.Declared.check`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.check`."""
         if observation.public is None:
             raise Inapplicable("it needs public images of the same kind, as data sets and runs have, and there are none")
         if (observation.num_examples or 1) > 1:
@@ -95,7 +95,7 @@ class LearnedInversion:
         check_simulation(observation)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`."""
         began, n = time.process_time(), len(observations)
         for observation in observations:
             self.check(observation)

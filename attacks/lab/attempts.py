@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from fedpriv.attacks.core.registry import ImageAttack, image_attack, image_attacks
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -14,7 +15,6 @@ from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, ThreatModel, batch_norms
 from fedpriv.attacks.core.options import defaults_of, taken
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, mounting
-from fedpriv.attacks.core.registry import ImageAttack, image_attack, image_attacks
 from fedpriv.attacks.lab.controls import Control, controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.lab.setting import Setting, declared

@@ -12,10 +12,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.doing import doing
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting, one_thread
-from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack
 from fedpriv.attacks.lab.kept import Control, kept
 from fedpriv.attacks.lab.setting import Alter, Setting
 from fedpriv.attacks.scoring.baselines import flat, mean_image
@@ -142,7 +142,7 @@ class _Noise:
 
 def alteration(attack: ImageAttack) -> Alter | None:
     """What the attack makes of the weights that the server sends; ``None``: nothing, as of an honest server."""
-    return attack.alter if isinstance(attack, MaliciousAttack) else None
+    return attack.alter if attack.is_malicious() else None
 
 
 def _in_order(made: Tensor, images: Tensor, at_once: int) -> Tensor:

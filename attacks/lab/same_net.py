@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.altered import UNALTERED
 from fedpriv.attacks.core.observation import Observation, Public, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
-from fedpriv.attacks.core.registry import ImageAttack
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.explained import simulated
 from fedpriv.attacks.lab.images import default_images

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedpriv.attacks.attack import TextAttack
 from fedpriv.attacks.core.observation import Observation, TextFacts
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
-from fedpriv.attacks.core.text_registry import TextAttack
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import labels_for, samples_for, undefended
 from fedpriv.attacks.lab.setting import HALF

@@ -1,11 +1,10 @@
-"""Declarations of an attack for controls and audits: the setting where it must succeed, its usual budget, its scope."""
+"""The settings of controls: where an attack must succeed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from fedpriv.attacks.lab.images import default_images, digits
 from fedpriv.attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
 
 Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
-"""See :meth:`fedpriv.attacks.core.registry.MaliciousAttack.alter`."""
+"""See :meth:`fedpriv.attacks.attack.Attack.alter`."""
 PUBLIC = 200
 """Images that a malicious server of the controls has of its own."""
 HALF = 0.5
@@ -126,57 +125,16 @@ class Setting:
         return replace(observation, kind="change", shared=shared, schedule=schedule)
 
 
-class Declared:
-    """The declarations that an attack's class may have, with their defaults; not a base class.
+@dataclass(frozen=True)
+class TextSetting:
+    """The victim in the controls of an attack on texts: undefended gradients of one sentence each, through a small BERT.
 
     Attributes:
-        control: the setting where it must succeed; ``None``: not known, so a failure of the attack is no evidence.
-        usual: options with which audits run it and its controls, where they differ from its defaults; ``None``: audits use
-            another attack instead, which does the same better.
-        at_once: the largest number of images per message at which its control succeeds (measured). Audits do not try attacks that
-            optimise on more.
-        most_steps: the largest number of local steps behind a message on which audits try it; ``None``: any number.
-        head: whether it is for messages with the last layer's gradient, for those without, or for either.
-        optimises: ``False`` for a closed form, which costs next to nothing for any message.
-        simulates: whether it compares the message with that of a client with a cross-entropy, which it simulates; ``False``: it
-            works for any loss of the net's outputs.
-        one_step: whether it reads a change as the gradient of one step, at the weights that the client began with.
-        any_labels: whether it is as good on messages whose images share classes as on its control's, which all differ (measured).
+        messages: number of them.
+        tokens: of each sentence, two of which are special.
+        rouge: ROUGE-L that the positive control must reach where the attack finds an order; it must always find every token.
     """
 
-    control: ClassVar[Setting | None] = None
-    usual: ClassVar[Mapping[str, Any] | None] = MappingProxyType({})
-    at_once: ClassVar[int] = 1
-    most_steps: ClassVar[int | None] = None
-    head: ClassVar[Literal["shared", "hidden", "either"]] = "either"
-    optimises: ClassVar[bool] = True
-    simulates: ClassVar[bool] = True
-    one_step: ClassVar[bool] = False
-    any_labels: ClassVar[bool] = False
-
-    @staticmethod
-    def check(observation: Observation) -> None:
-        """A cheap check whether the attack can be mounted, before its controls are run.
-
-        Raises:
-            Inapplicable: it cannot.
-        """
-
-    @staticmethod
-    def harder(observation: Observation) -> str | None:
-        """In what a message that the attack was mounted on is harder than those of its control, as a clause; ``None``: in nothing
-        that only this attack would know."""
-
-    @staticmethod
-    def empty(observation: Observation) -> str | None:
-        """Why a message shows this attack nothing of any sample, before any defence, as a clause; ``None``: it may."""
-
-
-HOOKS = ("check", "harder", "empty")
-
-
-def declared(attack: Any) -> type[Declared]:
-    """The declarations of an attack, or its class, with the defaults of :class:`Declared`."""
-    own = {name: getattr(attack, name) for name in (*Declared.__annotations__, *HOOKS) if hasattr(attack, name)}
-    own |= {name: staticmethod(own.get(name, getattr(Declared, name))) for name in HOOKS}
-    return type("Declared", (Declared,), own)
+    messages: int = 3
+    tokens: int = 8
+    rouge: float = 0.8

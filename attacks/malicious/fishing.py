@@ -17,10 +17,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
-from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.analytic import CERTAIN, fed_layers
 from fedpriv.attacks.gradients.linear import output_layer
 from fedpriv.attacks.gradients.matching import case_of
@@ -39,7 +39,7 @@ ALONE = 1e-3
 
 @register("fishing")
 @dataclass(frozen=True)
-class Fishing:
+class Fishing(ImageAttack):
     """Malicious server: the head lets only the samples of one class into the gradient, which are then reconstructed.
 
     Attributes:
@@ -60,7 +60,7 @@ class Fishing:
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         if output_layer(observation).bias is None:
             raise Inapplicable("the last layer has no bias, which fishing sets")
         if observation.num_examples is None:
@@ -72,11 +72,11 @@ class Fishing:
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         return not_adapted(observation)
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
-        """See :class:`fedpriv.attacks.core.registry.MaliciousAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.alter`."""
         self.check(observation)
         layer = output_layer(observation)
         target = self._target(observation)
@@ -87,7 +87,7 @@ class Fishing:
         return {f"{layer.name}.weight": weight, f"{layer.name}.bias": bias}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
+        """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
         The loss is that of the attack that reconstructs the class. Images of other classes are NaN.
         """

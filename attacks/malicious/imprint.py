@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
-from fedpriv.attacks.core.registry import register
 from fedpriv.attacks.gradients.analytic import CERTAIN
 from fedpriv.attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
 from fedpriv.attacks.gradients.multistep import as_gradient, response, rounding
@@ -60,7 +60,7 @@ class Chain:
 
 @register("imprint")
 @dataclass(frozen=True)
-class Imprint:
+class Imprint(ImageAttack):
     """Malicious server: the first linear layer becomes a histogram; a sample that is alone in its bin is read off exactly.
 
     Attributes:
@@ -98,19 +98,19 @@ class Imprint:
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         _sent_whole(observation, chain_of(observation))
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
-        """See :class:`fedpriv.attacks.lab.setting.Declared`."""
+        """See :class:`fedpriv.attacks.attack.Attack`."""
         first = chain_of(observation).first
         rows, images = len(observation.weights[f"{first}.weight"]), observation.num_examples or 0
         few = f"{first!r} has {rows} rows for {images} images, and in its control there are at least twice as many rows"
         return "; ".join(filter(None, (few if rows < 2 * images else None, not_adapted(observation)))) or None
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
-        """See :class:`fedpriv.attacks.core.registry.MaliciousAttack`."""
+        """See :meth:`fedpriv.attacks.attack.Attack.alter`."""
         chain, weights = chain_of(observation), observation.weights
         draw = torch.Generator().manual_seed(seed)
         rows, width = weights[f"{chain.first}.weight"].shape
@@ -145,7 +145,7 @@ class Imprint:
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items() if name in weights}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        """See :class:`fedpriv.attacks.core.registry.ImageAttack`.
+        """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
         The loss is the share of samples that no candidate stands for. Where fewer are found than there are samples, the rest is
         NaN. Of a message that states no number of samples, all candidates are shown, and they stand for all.

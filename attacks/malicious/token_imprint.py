@@ -14,17 +14,18 @@ import copy
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import TextAttack, register
 from fedpriv.attacks.core.observation import Observation, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
-from fedpriv.attacks.core.text_registry import register
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 from fedpriv.attacks.gradients.rank import ROUNDING, noise_of
+from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.case import facts_of
 from fedpriv.attacks.text.gradient_span import TOGETHER, fed_to
 from fedpriv.attacks.text.tokens import inferred_labels
@@ -44,7 +45,7 @@ class Block(NamedTuple):
 
 @register("token-imprint")
 @dataclass(frozen=True)
-class TokenImprint:
+class TokenImprint(TextAttack):
     """Malicious server: the first feed-forward layer becomes a histogram; finds tokens and their positions.
 
     Attributes:
@@ -54,6 +55,10 @@ class TokenImprint:
         tolerance: largest relative distance from their span at which a token counts as found.
     """
 
+    control: ClassVar = TextSetting()
+    usual: ClassVar = None
+    at_once: ClassVar = None
+    optimises: ClassVar = False
     scale: float = 100.0
     outgoing: float = 0.1
     around: int = 4
@@ -94,7 +99,7 @@ class TokenImprint:
         return {name: tensor.to(weights[name]).contiguous() for name, tensor in altered.items()}
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :class:`fedpriv.attacks.core.text_registry.TextAttack`. Each word counts once at each of its positions."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`. Each word counts once at each of its positions."""
         began = time.process_time()
         found = [self.find(observation) for observation in observations]
         counts = torch.stack([hits.long().sum(1) for hits in found])

@@ -16,16 +16,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedpriv.attacks.attack import TextAttack, register
 from fedpriv.attacks.core.observation import Observation, TextFacts
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
-from fedpriv.attacks.core.text_registry import register
+from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.case import text_case
 from fedpriv.attacks.text.descent import Whole, ends, whole_sentences
 from fedpriv.attacks.text.gradient_span import first_span, later_span, off_span
@@ -37,7 +39,7 @@ from fedpriv.attacks.text.sentence_search import SearchOptions, Sought, known_la
 
 @register("span")
 @dataclass(frozen=True)
-class SpanAttack(SearchOptions):
+class SpanAttack(SearchOptions, TextAttack):
     """Sentences from the spans of the first linear layers' gradients (DAGER), exact also in batches.
 
     Attributes:
@@ -46,12 +48,16 @@ class SpanAttack(SearchOptions):
         matched: in batches of at most so many sentences, those that are not found are sought by gradient matching.
     """
 
+    control: ClassVar = TextSetting()
+    usual: ClassVar = {"steps": 100, "starts": 2, "budget": 20_000}  # testing a thousand sentences takes about two seconds
+    at_once: ClassVar = None
+    finds_order: ClassVar = True
     tolerance: float = 0.01
     budget: int = ranged(50_000)
     matched: int = ranged(4)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :class:`fedpriv.attacks.core.text_registry.TextAttack`. The loss is the unexplained share of the gradient."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
         return one_by_one(observations, lambda observation: self._one(observation, seed))
 
     def _one(self, observation: Observation, seed: int) -> Sought:

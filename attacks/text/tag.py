@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import TextAttack, register
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
-from fedpriv.attacks.core.text_registry import register
+from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.case import TextCase, text_case
 from fedpriv.attacks.text.mixture import Match, mix, places
 from fedpriv.attacks.text.rank import lengths
@@ -21,7 +23,7 @@ from fedpriv.attacks.text.tokens import find_tokens
 
 @register("tag")
 @dataclass(frozen=True)
-class Tag(SearchOptions):
+class Tag(SearchOptions, TextAttack):
     """Gradient matching over sentences, restricted to the tokens that the gradient of the word embedding reveals.
 
     Attributes:
@@ -31,12 +33,16 @@ class Tag(SearchOptions):
         probe: steps of Adam of the search for a length.
     """
 
+    control: ClassVar = TextSetting()
+    usual: ClassVar = {"steps": 100, "starts": 1, "sweeps": 10}  # a step through a pretrained encoder takes about a second
+    at_once: ClassVar = 4
+    finds_order: ClassVar = True
     known_tokens: bool = True
     length: int = ranged(0, most=512)
     probe: int = 40
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :class:`fedpriv.attacks.core.text_registry.TextAttack`. The loss is the unexplained share of the gradient."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
         return one_by_one(observations, lambda observation: self._one(observation, seed))
 
     def _one(self, observation: Observation, seed: int) -> Sought:

@@ -10,15 +10,17 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import TextAttack, register
 from fedpriv.attacks.core.observation import Observation, TextFacts
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
-from fedpriv.attacks.core.text_registry import register
 from fedpriv.attacks.inference.labels import batch_labels
+from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.rows import used_rows
 
@@ -117,11 +119,15 @@ def what_is_left(observation: Observation) -> str:
 
 @register("tokens")
 @dataclass(frozen=True)
-class TokenSet:
+class TokenSet(TextAttack):
     """The tokens of a batch, without their order, from the gradient of the word embedding; no optimisation."""
 
+    control: ClassVar = TextSetting()
+    at_once: ClassVar = None
+    optimises: ClassVar = False
+
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        """See :class:`fedpriv.attacks.core.text_registry.TextAttack`. Labels are inferred from the head where it was sent."""
+        """See :meth:`fedpriv.attacks.attack.Attack.run`. Labels are inferred from the head where it was sent."""
         began = time.process_time()
         found = [find_tokens(observation) for observation in observations]
         labels = [inferred_labels(observation) for observation in observations]
