@@ -35,7 +35,7 @@ def means(**scores: Any) -> TextScoreMeans:
 
 
 def figures(**scores: Any) -> TextFigures:
-    others = {
+    others: dict[str, Any] = {
         "by_frequency": None,
         "messages": 1,
         "refused": 0,
@@ -44,7 +44,7 @@ def figures(**scores: Any) -> TextFigures:
         "examples": (),
         "cpu_seconds": 1,
     }
-    return TextFigures(**(dict.fromkeys(MEANS) | others | scores))
+    return TextFigures(**{**dict.fromkeys(MEANS), **others, **scores})
 
 
 def run(outcome: TextOutcome) -> AuditedRun:
@@ -132,7 +132,7 @@ def test_that_the_net_takes_images_too_is_listed_as_the_reason() -> None:
 @pytest.mark.parametrize(("exact", "word"), [(wilson(1, 4), "found"), (wilson(0, 4), "inconclusive"), (None, "found")])
 def test_who_looks_for_sentences_must_find_one(exact: Rate | None, word: str) -> None:
     """Words suffice of who finds no order."""
-    attempt = TextAttempt(TextAttacker(TokenSet()), reasons=(Reason("no control", "there is none"),))
+    attempt = TextAttempt(TextAttacker(text_attack("tokens")()), reasons=(Reason("no control", "there is none"),))
     made = figures(precision=1.0, recall=0.5, named=wilson(12, 12), exact=exact)
     assert status_of(attempt, made, means(precision=0.1)).word == word
     if exact is None:
