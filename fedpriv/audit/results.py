@@ -211,7 +211,7 @@ class ImageTarget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextScoresOf:
+class TextScoreMeans:
     """Scores of texts: means of precision and recall over messages, of ROUGE-L over sentences; ``None``: there is no such figure.
 
     Attributes:
@@ -239,7 +239,7 @@ class TextExample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextFigures(TextScoresOf):
+class TextFigures(TextScoreMeans):
     """What an attack made of texts.
 
     Attributes:
@@ -302,7 +302,7 @@ class TextTargetResult:
     sender: Sender
     samples: int
     outcomes: tuple[TextOutcome, ...]
-    baseline: TextScoresOf
+    baseline: TextScoreMeans
 
     def parts(self) -> list[TextTargetResult]:
         """As :meth:`ImageTarget.parts`."""

@@ -25,7 +25,7 @@ from fedpriv.audit.results import (
     MembershipOutcome,
     Part,
     ShadowLabels,
-    TextScoresOf,
+    TextScoreMeans,
     TextTargetResult,
 )
 
@@ -212,7 +212,7 @@ def texts(target: TextTargetResult, found: BestTexts | None) -> str:
     return f"{result}; {_exact(found.figures.exact)}{open_still}."
 
 
-def _named(scores: TextScoresOf) -> str:
+def _named(scores: TextScoreMeans) -> str:
     if scores.precision is None:
         return "no token"
     return f"{scores.recall:.0%} of the tokens, with a precision of {scores.precision:.0%}"
