@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -282,7 +283,7 @@ def audited(folder: Path) -> dict[str, Any]:
     labels = findings_of([labels_of(evidence, round, client) for round, client in evidence.messages()])
     about = facts(evidence, summary)
     about["config_yaml"] = evidence.config.fingerprint()  # what decides no number, such as where it is tracked, may be edited
-    return {"facts": about, "labels": json.loads(json.dumps(labels)), "seen": attacked(folder)}
+    return {"facts": about, "labels": json.loads(json.dumps(asdict(labels))), "seen": attacked(folder)}
 
 
 def digest(tensor: Any) -> str:

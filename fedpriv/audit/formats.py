@@ -11,21 +11,6 @@ from rich.filesize import decimal
 NOTHING = "–"
 
 
-def named(sender: int | str) -> str:
-    """Whose message it is: ``client 3``, or the ``sum of 10`` clients' uploads."""
-    return f"client {sender}" if isinstance(sender, int) else sender
-
-
-def message_of(found: Mapping[str, Any]) -> str:
-    """``client 3's message of round 1``, or ``the sum of 10 clients' uploads of round 1``, with what the sum's name has in
-    brackets."""
-    sender, round = found["client"], found["round"]
-    if isinstance(sender, int):
-        return f"client {sender}'s message of round {round}"
-    whose, *added = sender.split(" (")
-    return " (".join([f"the {whose} clients' uploads of round {round}", *added])
-
-
 def percent(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:.1f} %"
 

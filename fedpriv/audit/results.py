@@ -428,14 +428,12 @@ class ShadowLabels:
     """The classes of clients by a classifier that was trained on messages of simulated clients.
 
     Attributes:
-        auc: ``None``: every tested client holds the same classes.
         wider: of the clients that lack a class, those that hold more classes than any simulated one.
         unlearned: of the others, those with a set that the classifier names of no message.
         later: those that kept something from an earlier turn.
     """
 
     report: ShadowReport
-    auc: float | None
     round: int
     shadows: int
     wider: int
