@@ -70,7 +70,7 @@ def audit_of(run_dir: Path) -> tuple[AuditedRun, Mapping[str, int | float | None
         raise Damaged(f"{path} is not what fedpriv writes; `fedpriv audit` writes it anew") from error
     run_id = read_run(run_dir).get("run_id")
     found = next((one for one in audit.runs if one.run_id == run_id), None)
-    return found and (found, audit.options)
+    return None if found is None else (found, audit.options)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
