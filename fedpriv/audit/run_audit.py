@@ -214,6 +214,7 @@ def facts(evidence: Evidence, summary: Mapping[str, Any]) -> AuditedRun:
     summed = ["secure aggregation"] if evidence.summed else []
     private = [f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else []
     server, outsider = knowledge(evidence)
+    assert config.model.name is not None, "a run's config names its model"
     return AuditedRun(
         name=evidence.folder.path.name,
         run_id=facts["run_id"],

@@ -144,7 +144,7 @@ def _classes(labels: Sequence[LabelResult]) -> dict[str, int] | None:
 def _classes_by_shadows(shadow: ShadowLabels | None) -> dict[str, Any] | None:
     if shadow is None:
         return None
-    counts = {name: getattr(shadow, name) for name in ("auc", "round", "shadows", "wider", "unlearned", "later")}
+    counts = {name: getattr(shadow, name) for name in ("round", "shadows", "wider", "unlearned", "later")}
     return asdict(shadow.report) | counts
 
 

@@ -109,6 +109,7 @@ def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str],
         with suppress(FedprivError):  # it cannot be mounted, and the audit of the real run says why
             shadow = shadow_labels(evidence, evidence.store.rounds()[0], options.label_shadows, options.seed)
     config, facts = evidence.config, evidence.folder.facts
+    assert config.model.name is not None, "a run's config names its model"
     return AuditedRun(
         name=evidence.folder.path.name,
         run_id=facts["run_id"],

@@ -130,7 +130,7 @@ def test_membership_is_attacked_in_each_round_that_is_looked_at(runs: Callable[[
     monkeypatch.setattr("fedpriv.audit.membership.rounds.membership", once)
     (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
     by_round = {round: {one["attack"] for one in made_of(run) if one["round"] == round} for round in (1, 3)}
-    assert [1, 3] == sorted({one["round"] for one in made_of(run)})
+    assert sorted({one["round"] for one in made_of(run)}) == [1, 3]
     assert all("class centres" in attacks and "row distance" in attacks for attacks in by_round.values())
     assert {one.partition(" (")[0].partition(",")[0] for one in by_round[3] - by_round[1]} == {"FedMIA"}
     assert {one["together"]["of"] for one in made_of(run)} == {len(made_of(run))}
@@ -266,7 +266,7 @@ def test_a_budget_that_is_spent_is_said_and_nothing_is_known(runs: Callable[[str
     why = [one["status"]["reasons"] for target in run["images"] for one in target["outcomes"]]
     assert all(reasons == [{"kind": "budget spent", "text": cut}] for reasons in why)
     parts = ("shadow clients", "class centres", "membership")
-    assert run["not_run"] == dict.fromkeys(parts, {"kind": "budget spent", "text": cut})
+    assert run["not_run"] == {part: {"kind": "budget spent", "text": cut} for part in parts}
     assert run["answer"]["words"] in ("Leakage not known", "Classes were inferred")
     assert cut in (runs("mpfedcon") / "audit" / "audit.html").read_text().replace("&#39;", "'")
 
