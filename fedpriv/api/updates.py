@@ -25,6 +25,7 @@ from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
+from fedpriv.audit.answer import NOT_KNOWN, NOTHING, concluded
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
 from fedpriv.audit.evidence.leaving import IN_TRANSIT, has_batch_norm, of_net
@@ -33,7 +34,6 @@ from fedpriv.audit.evidence.unlike import in_training, made_up, trains_otherwise
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
-from fedpriv.audit.judge.answer import NOT_KNOWN, NOTHING, concluded
 from fedpriv.audit.judge.images import known_members
 from fedpriv.audit.membership.label_leaks import Labels, findings_of
 from fedpriv.audit.page.change import changes

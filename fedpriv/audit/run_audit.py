@@ -16,6 +16,7 @@ from pydantic import Base64Bytes, TypeAdapter
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit import duration
+from fedpriv.audit.answer import concluded
 from fedpriv.audit.cost import cost, signal_to_noise
 from fedpriv.audit.evidence.leaving import conditions, crossed, has_batch_norm, knowledge
 from fedpriv.audit.evidence.messages import Evidence
@@ -28,7 +29,6 @@ from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.judge import images, texts
-from fedpriv.audit.judge.answer import concluded
 from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
