@@ -45,7 +45,12 @@ WORDS = (
 """Worst first."""
 CONTRADICTED, SAMPLES, WORDS_OF_TEXTS, MEMBERS, SINGLES, CLASSES, NOT_KNOWN, NOTHING = range(len(WORDS))
 _PROTOCOL = "a server that breaks the protocol, such as one that sends altered models"
-_PARTS: dict[Part, str] = {"class centres": "centers", "shadow clients": "label shadow", "single uploads": "without sums"}
+_PARTS: dict[Part, str] = {
+    "class centres": "centers",
+    "shadow clients": "label shadow",
+    "single uploads": "without sums",
+    "single samples": "clients with a single sample",
+}
 """How parts that were left out are named, other than by their own names."""
 
 

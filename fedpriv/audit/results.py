@@ -580,13 +580,13 @@ class Cost:
             ``accuracy_difference``, ``bytes_up_ratio``: compared with it.
     """
 
-    accuracy: float | None
-    worst_tenth: float | None
-    chance: float | None
-    at_chance: bool
+    accuracy: float | None = None
+    worst_tenth: float | None = None
+    chance: float | None = None
+    at_chance: bool = False
     bytes_up: int
-    bytes_down: int | None
-    seconds: float | None
+    bytes_down: int | None = None
+    seconds: float | None = None
     probes: tuple[ProbeResult, ...] = ()
     against: str | None = None
     against_at_chance: bool | None = None
