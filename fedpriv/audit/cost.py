@@ -8,7 +8,7 @@ from typing import Any
 
 from fedpriv.audit import formats
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.results import Cost, ProbeResult, SignalToNoise
+from fedpriv.audit.results import AuditedRun, Cost, ProbeResult, SignalToNoise
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
@@ -50,25 +50,25 @@ def signal_to_noise(records: Sequence[Found]) -> tuple[SignalToNoise, ...]:
     return tuple(SignalToNoise(name, min(values), median(values), len(values)) for name, values in layers.items())
 
 
-def in_sentences(run: Found) -> str:
+def in_sentences(run: AuditedRun) -> str:
     """The cost of the defences, in sentences; no conclusion is drawn from a model at chance level."""
-    found, sentences = run["cost"], []
-    if found["at_chance"]:
+    found, sentences = run.cost, []
+    if found.at_chance:
         sentences.append(
             f"The model is at chance level: within its 95 % interval, its accuracy is no better than a constant answer's "
-            f"({formats.percent(found['chance'])})."
+            f"({formats.percent(found.chance)})."
         )
-    if found["against"] is not None:
-        other = f"Against the undefended run {found['against']}: "
-        if found["at_chance"] or found["against_at_chance"]:
-            both = "both models are" if found["at_chance"] and found["against_at_chance"] else (
-                "that model is" if found["against_at_chance"] else "this model is"
+    if found.against is not None:
+        other = f"Against the undefended run {found.against}: "
+        if found.at_chance or found.against_at_chance:
+            both = "both models are" if found.at_chance and found.against_at_chance else (
+                "that model is" if found.against_at_chance else "this model is"
             )  # fmt: skip
             other += f"{both} at chance level, so the cost in accuracy cannot be determined; "
         else:
-            other += f"accuracy {formats.points(found['accuracy_difference'])}, "
-        sentences.append(f"{other}upload {formats.plain(found['bytes_up_ratio'])} times as large.")
-    elif run["defence"]:
+            other += f"accuracy {formats.points(found.accuracy_difference)}, "
+        sentences.append(f"{other}upload {formats.plain(found.bytes_up_ratio)} times as large.")
+    elif run.defence:
         sentences.append(
             "There is no undefended run of the same method among the given ones, so the cost of the defence is not known."
         )
