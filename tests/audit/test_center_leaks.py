@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.answer import SAMPLES, WORDS, answer
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.judge.measures import MEASURES
-from fedpriv.audit.results import CenterOutcome
+from fedpriv.audit.results import CenterOutcome, CountedRate
 from fedpriv.tracking.names import audit_values
-from tests.audit.built import counted
 from tests.audit.sample_findings import findings
 from tests.simulation.small import play
 
@@ -84,7 +84,8 @@ def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
     not_run = [one.only([outcome for outcome in one.outcomes if not outcome.status.was_run]) for one in whole.images]
     run = replace(whole, images=tuple(not_run), centers=())
     assert MEASURES["recovered"](run) is None
-    one, two = replace(center, counted=counted(1, 2)), replace(center, round=3, counted=counted(2, 2))
+    one = replace(center, counted=CountedRate(wilson(1, 2), "0.01"))
+    two = replace(center, round=3, counted=CountedRate(wilson(2, 2), "0.01"))
     found = answer(run := replace(run, centers=(one,)))
     assert found.words == WORDS[SAMPLES] and MEASURES["recovered"](run) == 0.5
     assert found.sentence == (
@@ -94,5 +95,5 @@ def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
     both = replace(run, centers=(one, two))
     assert answer(both).sentence.startswith("2 of 2 class centres in client 0's message of round 3")
     assert audit_values(both)["audit/recovered_from_centers"] == 1.0
-    nothing = replace(run, centers=(replace(one, counted=counted(0, 2)),))
+    nothing = replace(run, centers=(replace(one, counted=CountedRate(wilson(0, 2), "0.01")),))
     assert "audit/recovered_from_centers" not in audit_values(nothing), "a failure is no evidence"
