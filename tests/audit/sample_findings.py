@@ -127,7 +127,7 @@ def _undefended() -> AuditedRun:
     )
     absent = Reason("does not apply", "no linear layer with a bias was shared")
     return replace(
-        _run("mp", Cost(accuracy=0.964, worst_tenth=0.877, chance=0.5, at_chance=False, bytes_up=217_800_000, **_SPENT)),
+        _run("mp", _cost(0.964, 0.877, 217_800_000)),
         images=(
             _attack(MESSAGE, "message", 72, message, "mp-r1-c0.png"),
             _attack(single, "single image", 8, easiest, "mp-single.png"),
@@ -166,7 +166,7 @@ def _defended() -> AuditedRun:
         _attempt("analytic", (0, 0, 0), 72, 0.31),
         _attempt("multistep", (0, 0, 0), 72, 0.19, labels=0.42, budget="100 steps, 2 restarts", halving=90),
     ]
-    cost = Cost(accuracy=0.941, worst_tenth=0.802, chance=0.5, at_chance=False, bytes_up=174_200_000, **_SPENT)
+    cost = _cost(0.941, 0.802, 174_200_000)
     membership, every = _membership("loss threshold", 0.53), tuple(range(10))
     assert membership.points is not None
     return replace(
@@ -193,8 +193,7 @@ def _defended() -> AuditedRun:
 
 
 def _local() -> AuditedRun:
-    cost = Cost(accuracy=0.955, worst_tenth=None, chance=0.5, at_chance=False, bytes_up=0, bytes_down=0, seconds=42.2)
-    run = _run("local", replace(cost, probes=(ProbeResult(0.1, "cifar10", 0.425),)))
+    run = _run("local", replace(_cost(0.955, None, 0), bytes_down=0, probes=(ProbeResult(0.1, "cifar10", 0.425),)))
     return replace(
         run,
         method="local",
@@ -208,7 +207,10 @@ def _local() -> AuditedRun:
     )
 
 
-_SPENT = {"bytes_down": 234_800_000, "seconds": 42.2}
+def _cost(accuracy: float, worst_tenth: float | None, up: int) -> Cost:
+    return Cost(
+        accuracy=accuracy, worst_tenth=worst_tenth, chance=0.5, at_chance=False, bytes_up=up, bytes_down=234_800_000, seconds=42.2
+    )
 
 
 def _run(name: str, cost: Cost) -> AuditedRun:
