@@ -15,6 +15,7 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel, batch_nor
 from fedpriv.attacks.core.options import defaults_of, taken
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, mounting
 from fedpriv.attacks.core.registry import ImageAttack, image_attack, image_attacks
+from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.lab.controls import Control, controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.lab.setting import Setting, declared
@@ -33,7 +34,7 @@ from fedpriv.attacks.scoring.scores import (
     wilson,
 )
 
-NO_PROMISE = "no control shows that it can succeed"
+NO_PROMISE = Reason("no control", "no control shows that it can succeed")
 LARGEST = 32
 """Largest side of the controls' images: controls on larger ones would take longer than the attacks."""
 
@@ -61,11 +62,11 @@ class Attempt:
     Attributes:
         raw: its reconstructions ``(n, C, H, W)``, in the order of the originals; NaN where it found none.
         true: what they are scored against ``(n, C, H, W)``: the originals or, where clients augment, the nearest views of them.
-        inapplicable: why it could not be mounted, or was not tried; then the others are ``None``.
+        inapplicable: why it was not run; then the others are ``None``.
         controls: the controls that it passed, at its budget and with as many images per message.
         copies: threshold -> how many of the images a copy of the nearest public one would count for, where the attacker has
             public images.
-        unlike: in what the messages differ from those of the controls (:attr:`Observation.unlike`).
+        reasons: why a failure is no evidence in spite of its controls.
         cut: why it was not tried on the images after these.
     """
 
@@ -74,11 +75,11 @@ class Attempt:
     scores: Scores | None = None
     raw: Tensor | None = None
     true: Tensor | None = None
-    inapplicable: str | None = None
+    inapplicable: Reason | None = None
     controls: tuple[Control, ...] = ()
     copies: Mapping[float, int] | None = None
-    unlike: tuple[str, ...] = ()
-    cut: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    cut: Reason | None = None
 
     @property
     def images(self) -> Tensor | None:
@@ -97,24 +98,23 @@ class Attempt:
         return wilson(0, rates[RECOVERED].n) if limit is None else rates[limit]
 
     @property
-    def failed(self) -> bool:
-        """Whether it recovered nothing, in spite of its controls."""
-        return self.is_evidence and self.recovered is not None and not self.recovered.successes
-
-    @property
-    def is_evidence(self) -> bool:
-        """Whether a failure is evidence: the attack passed a positive control, on messages like these."""
-        return self.found is not None and self.promises and not self.unlike
-
-    @property
     def promises(self) -> bool:
         """Whether it passed a positive control."""
         return any(control.name == "positive" and control.passed for control in self.controls)
 
     @property
-    def no_evidence(self) -> str | None:
-        """Why a failure is no evidence; ``None``: it is."""
-        return None if self.is_evidence else "; ".join(self.unlike) or NO_PROMISE
+    def doubts(self) -> tuple[Reason, ...]:
+        """Why a failure is no evidence; empty: it is, as the attack passed a positive control, on messages like these."""
+        return self.reasons or (() if self.promises else (NO_PROMISE,))
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether it was run, and a failure is evidence."""
+        return self.found is not None and not self.doubts
+
+    def status(self, found: bool) -> Status:
+        """What the result says, where the attack ``found`` more than guesses would, or no more."""
+        return Status.of(found, self.doubts) if self.inapplicable is None else Status.not_run(self.inapplicable)
 
 
 def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker]:
@@ -196,16 +196,16 @@ def run_controls(
     return controls(attacker.attack, setting, seed)
 
 
-def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: int) -> str | None:
+def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: int) -> Reason | None:
     """Why a failure of the attacker would be no evidence, as the task is harder than its control; ``None`` if it is not."""
     says, schedule, each = declared(attacker.attack), observed[0].schedule, images // len(observed)
     if says.optimises and each > says.at_once:
         reach = f"at this budget its control recovers up to {says.at_once} at once" if _promises(says.control) else (
             f"it has no positive control, and is tried on up to {says.at_once}"
         )  # fmt: skip
-        return f"{each} images behind one message; {reach}"
+        return Reason("too many samples", f"{each} images behind one message; {reach}")
     if says.most_steps is not None and schedule is not None and schedule.steps > says.most_steps:
-        return f"{schedule.steps} local steps are more than the {says.most_steps} of this budget"
+        return Reason("too many steps", f"{schedule.steps} local steps are more than the {says.most_steps} of this budget")
     return None
 
 
@@ -232,10 +232,11 @@ def controlled(
     try:
         declared(attacker.attack).check(observed[0])
     except Inapplicable as error:
-        return Attempt(attacker, inapplicable=str(error))
+        return Attempt(attacker, inapplicable=Reason("does not apply", str(error)))
     passed = run_controls(attacker, seed, observed, images)
     if failed := [control.sentence for control in passed if not control.passed]:
-        return Attempt(attacker, inapplicable=f"not tried, as a control failed: {failed[0]}", controls=passed)
+        reason = Reason("control failed", f"not tried, as a control failed: {failed[0]}")
+        return Attempt(attacker, inapplicable=reason, controls=passed)
     return replace(attempt(attacker, observed, images, labels, seed, mount, views), controls=passed)
 
 
@@ -256,8 +257,8 @@ def joined(attempts: Sequence[Attempt], labels: Tensor) -> Attempt:
     copies = None
     if attempts[0].copies is not None:
         copies = {limit: sum(one.copies[limit] for one in attempts if one.copies is not None) for limit in attempts[0].copies}
-    scores, unlike = score(made, true, whole.labels, labels), dict.fromkeys(clause for one in attempts for clause in one.unlike)
-    return replace(attempts[0], found=whole, scores=scores, raw=made, true=true, copies=copies, unlike=tuple(unlike))
+    scores, reasons = score(made, true, whole.labels, labels), dict.fromkeys(reason for one in attempts for reason in one.reasons)
+    return replace(attempts[0], found=whole, scores=scores, raw=made, true=true, copies=copies, reasons=tuple(reasons))
 
 
 def _promises(control: Setting | None) -> bool:
@@ -294,7 +295,7 @@ def attempt(
     try:
         found = mount(attacker, observed, seed)
     except Inapplicable as error:
-        return Attempt(attacker, inapplicable=str(error))
+        return Attempt(attacker, inapplicable=Reason("does not apply", str(error)))
     views = images[:, None] if views is None else views
     made, guessed = _in_order(found, views, len(observed))
     true, public, copies = closest(made, views), observed[0].public, None
@@ -306,7 +307,8 @@ def attempt(
         *harder(attacker, observed[0], labels.view(len(observed), -1)),
         *_empty(attacker, observed, found),
     )
-    return Attempt(attacker, found, scores, raw=made, true=true, copies=copies, unlike=unlike)
+    reasons = tuple(Reason("unlike the controls", clause) for clause in unlike)
+    return Attempt(attacker, found, scores, raw=made, true=true, copies=copies, reasons=reasons)
 
 
 def harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[str]:

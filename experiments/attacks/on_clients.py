@@ -119,7 +119,7 @@ class Answers:
             made = attempt(Attacker(attack, self.threat), seen.observe(self.threat), seen.images, seen.labels, self.draw)
             recovered = 0 if made.scores is None else made.scores.recovered[RECOVERED].successes
             found = {"n": len(seen.images), "recovered": recovered, "copies": copied, "refused": refusal}
-            results.append(found if made.scores is not None else found | {"inapplicable": made.inapplicable})
+            results.append(found if made.scores is not None else found | {"inapplicable": str(made.inapplicable)})
         return results
 
 

@@ -7,7 +7,7 @@ The first of these rules that holds gives the words:
    of the nearest public image, or flat images, would count for at the same threshold (MSE < 0.01, 0.001 or 0.0001); or from the
    class centres that it sent; or a sentence, word for word.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and far more than of random
-   words (:func:`fedpriv.audit.text.verdict.naming_words`).
+   words (:func:`fedpriv.audit.judge.texts.naming_words`).
 3. *Members were identified*: a membership attack separates members from others, with an interval that holds for all attacks at
    once; or it finds more of them at a low false-positive rate than guessing would.
 4. *Single samples leak*: as 1 or 2, but from clients with one sample each, which the audit simulated.
@@ -23,40 +23,14 @@ The first of these rules that holds gives the words:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from fedpriv.audit.evidence.statistics import AS_GRADIENT
-from fedpriv.audit.membership.classes import (
-    classes_open,
-    could_find_classes,
-    finds_classes,
-    lacks_a_class,
-    of_labels,
-    of_lacking,
-    of_shadows,
-    rule_finds_classes,
-    rule_open,
-    steps_open,
-)
-from fedpriv.audit.membership.member_scores import CENTERS, FEDMIA
-from fedpriv.audit.membership.verdict import not_attacked, of_attacks, tells, too_few
-from fedpriv.audit.progress import was_cut
-from fedpriv.audit.text.verdict import best_reading, naming_words, of_reading, seeks_sentences, sentences_not_known
-from fedpriv.audit.verdict import (
-    best_attempt,
-    beyond_copies,
-    counted,
-    gives_away,
-    of_centers,
-    of_images,
-    part_of,
-    target_cut,
-    telling,
-)
-
-Found = Mapping[str, Any]
+from fedpriv.attacks.core.status import Reason
+from fedpriv.audit import sentences
+from fedpriv.audit.judge import classes, images, members, texts
+from fedpriv.audit.judge.known import samples_not_known
+from fedpriv.audit.results import Answer, AuditedRun, Outcome, Part, TargetKind
 
 WORDS = (
     "Claimed epsilon contradicted",
@@ -71,17 +45,18 @@ WORDS = (
 """Worst first."""
 CONTRADICTED, SAMPLES, WORDS_OF_TEXTS, MEMBERS, SINGLES, CLASSES, NOT_KNOWN, NOTHING = range(len(WORDS))
 _PROTOCOL = "a server that breaks the protocol, such as one that sends altered models"
+_PARTS: dict[Part, str] = {
+    "class centres": "centers",
+    "shadow clients": "label shadow",
+    "single uploads": "without sums",
+    "single samples": "clients with a single sample",
+}
+"""How parts that were left out are named, other than by their own names."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What an answer rests on.
-
-    Attributes:
-        level: the place of its words in :data:`WORDS`.
-        picture: the name of one that shows it.
-        roc: whether the membership attacks' curves show it.
-    """
+    """What an answer rests on; see :class:`fedpriv.audit.results.Answer`."""
 
     level: int
     sentence: str
@@ -89,205 +64,137 @@ class Finding:
     roc: bool = False
 
 
-def answer(run: Found) -> dict[str, Any]:
-    """The answer for a run's findings, as JSON; :mod:`fedpriv.audit.page.change` adds ``change`` once all runs are known."""
+def concluded(run: AuditedRun) -> AuditedRun:
+    """The run with its verdict and answer; :mod:`fedpriv.audit.page.change` adds what would change it once all runs are known."""
+    return replace(run, verdict=tuple(sentences.verdict(run)), answer=answer(run))
+
+
+def answer(run: AuditedRun) -> Answer:
+    """The answer for a run."""
     found = next(_findings(run), None) or _nothing(run)
-    return {
-        "words": WORDS[found.level],
-        "level": found.level,
-        "finding": asdict(found),
-        "change": None,
-        "not_tried": _not_tried(run),
-    }
+    return Answer(WORDS[found.level], found.level, found.sentence, found.picture, found.roc, tuple(_not_tried(run)))
 
 
-def _findings(run: Found) -> Iterator[Finding]:
+def _findings(run: AuditedRun) -> Iterator[Finding]:
     """Those that hold, worst first."""
-    by_canaries = (run["epsilon"] or {}).get("canaries")
-    if by_canaries and by_canaries["lower"] > run["epsilon"]["upper"]:
-        yield Finding(CONTRADICTED, by_canaries["sentences"][-1])
-    for level, kind in ((SAMPLES, "message"), (SINGLES, "single image")):
-        if level == SINGLES:
-            yield from _words(run, "message", WORDS_OF_TEXTS)
-            yield from _members(run)
-        images = [one for one in run["attacks"] if one["kind"] == kind and beyond_copies(one)]
-        if images:
-            worst = max(images, key=lambda one: counted(best_attempt(one))["share"])  # type: ignore[arg-type]
-            yield Finding(level, of_images(worst), worst["pictures"])
-        if level == SAMPLES and (telling := [one for one in run.get("centers") or [] if gives_away(one)]):
-            most = max(telling, key=lambda one: one["recovered"]["share"])
-            yield Finding(level, of_centers([most])[0], most.get("pictures"))
-        wanted = "message" if level == SAMPLES else "single text"
-        for read in run.get("texts") or []:
-            best = best_reading(read)
-            if read["kind"] == wanted and best is not None and best["exact"] and best["exact"]["successes"]:
-                yield Finding(level, of_reading(read, best))
+    if (claim := run.epsilon) is not None and claim.canaries is not None and claim.canaries.best.epsilon > claim.upper:
+        yield Finding(CONTRADICTED, sentences.contradiction(claim.canaries.best, claim.upper))
+    yield from _images(run, SAMPLES, "message")
+    told = [one for one in run.centers if images.gives_away(one)]
+    if told:
+        most = max(told, key=lambda one: one.counted.rate.share)
+        yield Finding(SAMPLES, sentences.center(most), most.picture)
+    yield from _texts(run, SAMPLES, "message")
+    yield from _words(run, "message", WORDS_OF_TEXTS)
+    if members.tells(run.membership):
+        yield Finding(MEMBERS, sentences.membership(run.membership), roc=True)
+    yield from _images(run, SINGLES, "single image")
+    yield from _texts(run, SINGLES, "single text")
     yield from _words(run, "single text", SINGLES)
     yield from _classes(run)
 
 
-def _classes(run: Found) -> Iterator[Finding]:
-    if rule_finds_classes(run["labels"]):
-        yield Finding(CLASSES, of_labels(run["labels"])[0])
-    together = of_lacking(run.get("labels_over_rounds") or [])
-    if rule_finds_classes(together):
-        exact = sum(one["exact"] for one in together)
+def _images(run: AuditedRun, level: int, kind: TargetKind) -> Iterator[Finding]:
+    found = [
+        (most, target)
+        for target in run.images
+        if target.kind == kind and images.closer(target) is not None and (most := images.best(target)) is not None
+    ]
+    if found:
+        _, worst = max(found, key=lambda pair: pair[0].counted.rate.share)
+        yield Finding(level, sentences.images(worst), worst.picture)
+
+
+def _texts(run: AuditedRun, level: int, kind: TargetKind) -> Iterator[Finding]:
+    for target in run.texts:
+        found = texts.best(target) if target.kind == kind else None
+        if found is not None and found.figures.exact is not None and found.figures.exact.successes:
+            yield Finding(level, sentences.texts(target, found))
+
+
+def _words(run: AuditedRun, kind: TargetKind, level: int) -> Iterator[Finding]:
+    for target in run.texts:
+        if target.kind == kind and (named := texts.naming_words(target)) is not None:
+            yield Finding(level, sentences.texts(target, named))
+
+
+def _classes(run: AuditedRun) -> Iterator[Finding]:
+    if classes.rule_finds_classes(run.labels):
+        yield Finding(CLASSES, sentences.labels(run.labels)[0])
+    together = classes.lacking(run.labels_over_rounds)
+    if classes.rule_finds_classes(together):
+        exact = sum(one.exact for one in together)
         found = f"from all its kept messages together for {exact} of {len(together)} clients that do not hold every class"
         yield Finding(CLASSES, f"The set of a client's classes was found exactly {found}.")
-    if finds_classes(shadow := run.get("label_shadow")):
-        yield Finding(CLASSES, of_shadows(shadow)[0])
+    if classes.shadows_find_classes(run.shadow_labels):
+        yield Finding(CLASSES, sentences.shadows(run.shadow_labels)[0])
 
 
-def _words(run: Found, kind: str, level: int) -> Iterator[Finding]:
-    for read in run.get("texts") or []:
-        if read["kind"] == kind and (named := naming_words(read)) is not None:
-            yield Finding(level, of_reading(read, named))
-
-
-def _members(run: Found) -> Iterator[Finding]:
-    if tells(run["membership"]):
-        yield Finding(MEMBERS, of_attacks(run["membership"]), roc=True)
-
-
-def _nothing(run: Found) -> Finding:
+def _nothing(run: AuditedRun) -> Finding:
     missing = list(_missing(run))
     if missing:
         return Finding(
             NOT_KNOWN, f"It is not known whether {' or '.join(missing)}: no attack whose failure is evidence was mounted."
         )
-    messages = [one for one in run["attacks"] if one["kind"] == "message"]
+    messages = [one for one in run.images if one.kind == "message"]
     what = "Reconstruction of samples"
-    if messages and not any(map(telling, messages)):  # the single ones, which are easier, decide
+    if messages and not any(map(images.is_known, messages)):  # the single ones, which are easier, decide
         what += " of clients with one sample each (of the messages themselves it is not known)"
     tried = f"{what}, membership inference: none succeeded, and each that counts had recovered its positive control."
-    classes = could_find_classes(run.get("label_shadow")) or of_lacking(run["labels"])
-    return Finding(NOTHING, f"{tried} Nor did the inference of classes, which has no control." if classes else tried)
+    without_control = classes.could_find_classes(run.shadow_labels) or classes.lacking(run.labels)
+    return Finding(NOTHING, f"{tried} Nor did the inference of classes, which has no control." if without_control else tried)
 
 
-def _missing(run: Found) -> Iterator[str]:
+def _missing(run: AuditedRun) -> Iterator[str]:
     yield from samples_not_known(run)
-    if not run["membership"] or not_attacked(run) or too_few(run["membership"]):
+    if not any(members.ran(run.membership)) or members.not_attacked(run.membership) or members.too_few(run.membership):
         yield "members can be identified"
-    elif why := run.get("membership_open"):
-        yield f"members can be identified ({why})"
-    if why := steps_open(run["labels"]):
+    elif run.membership_limit:
+        yield f"members can be identified ({run.membership_limit})"
+    if why := classes.limit_of_rules(run.labels):
         yield f"classes can be inferred ({why})"
-    if any(map(rule_open, (run["labels"], run.get("labels_over_rounds") or []))):
+    if any(map(classes.rule_open, (run.labels, run.labels_over_rounds))):
         yield "classes can be inferred (they were, of so few clients that guessing could have found as many)"
 
 
-def samples_not_known(run: Found) -> Iterator[str]:
-    """What may be recoverable of samples though it was not: no attack whose failure is evidence was mounted on it."""
-    modalities = run.get("modalities", ["image"])
-    images = [part_of(one, None) for one in run["attacks"]]
-    texts = [part_of(one, None) for one in run.get("texts") or []]
-    if "image" in modalities and (open_still := _not_told(run, "image", images, telling)):
-        yield open_still
-    if was_cut((run.get("not_tried") or {}).get("centers")):
-        yield "class centres give images away"
-    if "text" in modalities:
-        if open_still := _not_told(run, "text", texts, best_reading):
-            yield open_still
-        elif any(map(sentences_not_known, texts)) or not any(map(seeks_sentences, texts)):
-            yield "sentences can be recovered"
-    yield from (f"{samples} can be recovered from {what}" for what, samples in statistics_not_known(run))
-    if not modalities:
-        yield "rows of a table can be recovered"
-    if unknown := [one["what"] for one in _listed(run) if not one.get("known", True)]:
-        yield f"what was sent as {', '.join(unknown)} gives samples away"
-
-
-def _not_told(run: Found, sample: str, targets: Sequence[Found], tells: Callable[[Found], Found | None]) -> str:
-    """That samples can be recovered, where no attempt on them is evidence; that single ones can, where none on clients with one
-    sample is, the easiest case, with the rounds where these are not all in which they were attacked; empty: neither.
-
-    Args:
-        sample: ``image`` or ``text``.
-        tells: a target -> the attempt on it that is evidence.
-    """
-    if not any(map(tells, targets)) or target_cut(run, f"{sample}s"):
-        return f"{sample}s can be recovered"
-    singles = [one for one in targets if one.get("kind") == f"single {sample}"]
-    rounds = [str(one.get("round", 0)) for one in singles if tells(one) is None]
-    if not rounds and f"single_{sample}s" not in (run.get("not_tried") or {}):
-        return ""
-    where = f" from messages of round {', '.join(rounds)}" if 0 < len(rounds) < len(singles) else ""
-    return f"single {sample}s can be recovered{where}"
-
-
-def statistics_not_known(run: Found) -> Iterator[tuple[str, str]]:
-    """The statistics that are gradients from which samples may be recoverable though none were, and of which kind.
-
-    They are sent beside the model, and defences may leave them as they are, so that no attack on the model says anything of them.
-    Clients with one sample decide, if there are any; not where these gave away everything by the model's change.
-    """
-    for what in (one["what"] for one in _listed(run) if one.get("how") == AS_GRADIENT):
-        for samples, where, shown in (("images", "attacks", telling), ("texts", "texts", _reading)):
-            targets = run.get(where) or []
-            singles = [one for one in targets if one["kind"].startswith("single")]
-            told = [shown(part_of(one, what)) is not None or _all_recovered(one) for one in singles or targets]
-            if told and not (all(told) if singles else any(told)):
-                yield what, samples
-
-
-def _reading(read: Found) -> Found | None:
-    """:func:`best_reading` where it is known as well whether sentences can be recovered."""
-    return best_reading(read) if seeks_sentences(read) and sentences_not_known(read) is None else None
-
-
-def _all_recovered(target: Found) -> bool:
-    found = best_attempt(target) if "images" in target else None
-    return found is not None and counted(found)["share"] == 1
-
-
-def _not_tried(run: Found) -> list[str]:
+def _not_tried(run: AuditedRun) -> Iterator[str]:
     """Attacks that were not mounted, with reasons; and those that an audit does not have."""
-    by_reason: dict[str, list[str]] = {}
-    real = [one for one in (*run["attacks"], *(run.get("texts") or [])) if one["kind"] == "message"]
-    mounted = {one["attacker"] for attack in real for one in attack["attempts"] if not one.get("inapplicable")}
-    for attack in real:
-        for one in attack["attempts"]:
-            if one["attacker"] not in mounted:
-                by_reason.setdefault(_short(one["inapplicable"]), []).append(one["attacker"])
-    found = [f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items()]
-    found += [f"{name.replace('_', ' ')} ({reason})" for name, reason in (run.get("not_tried") or {}).items()]
-    found += [f"{name} ({reason})" for name, reason in (run.get("membership_not_tried") or {}).items()]
-    sent = any(one["what"] == "centers" for one in _listed(run))
-    if sent and not any(CENTERS in name for name in _membership_attacks(run)):
-        found.append("membership inference from class centres")
-    if sent and not run.get("centers") and "centers" not in (run.get("not_tried") or {}):
-        found.append("reconstruction from class centres")
-    if (shadow := run.get("label_shadow")) and (why := classes_open(shadow)) and not finds_classes(shadow):
-        found.append(f"inference of classes by shadow clients ({why})")
-    if not shadow and any(map(lacks_a_class, run["labels"])) and "label_shadow" not in (run.get("not_tried") or {}):
-        found.append("inference of classes by shadow clients (none were simulated)")
-    if unread := [one["what"].replace("_", " ") for one in _listed(run) if not one["attacked"] and not one["how"]]:
-        found.append(f"what the statistics sent with the model reveal ({', '.join(unread)})")
-    return [*found, f"{', '.join(_of_one_round(run))} from messages of several rounds together", _PROTOCOL]
+    real: list[Outcome] = [one for target in run.images if target.kind == "message" for one in target.outcomes]
+    real += [one for target in run.texts if target.kind == "message" for one in target.outcomes]
+    mounted, by_reason = {one.attack for one in real if one.status.was_run}, dict[str, list[str]]()
+    for one in real:
+        if one.attack not in mounted:
+            by_reason.setdefault("; ".join(map(_short, one.status.reasons)), []).append(one.attack)
+    yield from (f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items())
+    yield from (f"{_PARTS.get(part, part)} ({reason})" for part, reason in run.not_run.items())
+    yield from (f"{name} ({reason})" for name, reason in members.not_run(run.membership).items())
+    sent = any(one.what == "centers" for one in run.statistics)
+    if sent and not any(one.uses == "class centre" for one in run.membership):
+        yield "membership inference from class centres"
+    if sent and not run.centers and "class centres" not in run.not_run:
+        yield "reconstruction from class centres"
+    shadow = run.shadow_labels
+    if shadow is not None and (why := classes.limit_of_shadows(shadow)) and not classes.shadows_find_classes(shadow):
+        yield f"inference of classes by shadow clients ({why})"
+    if shadow is None and any(one.lacks_a_class for one in run.labels) and "shadow clients" not in run.not_run:
+        yield "inference of classes by shadow clients (none were simulated)"
+    if unread := [one.what.replace("_", " ") for one in run.statistics if not one.attacked]:
+        yield f"what the statistics sent with the model reveal ({', '.join(unread)})"
+    yield f"{', '.join(_of_one_round(run))} from messages of several rounds together"
+    yield _PROTOCOL
 
 
-def _listed(run: Found) -> Sequence[Found]:
-    """The statistics that were sent besides the model."""
-    return list((run.get("statistics") or {}).get("listed", []))
-
-
-def _of_one_round(run: Found) -> Iterator[str]:
+def _of_one_round(run: AuditedRun) -> Iterator[str]:
     """What was attacked from messages of one round only; FedMIA that was refused is listed with its reason."""
     yield "reconstruction of samples"
-    if not any(name.startswith(FEDMIA) for name in _membership_attacks(run)):
+    if not any(one.use == "FedMIA" for one in run.membership):
         yield "membership inference"
-    if not run.get("labels_over_rounds"):
+    if not run.labels_over_rounds:
         yield "inference of classes"
 
 
-def _membership_attacks(run: Found) -> list[str]:
-    """The names of those that were tried, and of those that are listed with the reason why not."""
-    return [*(one["attack"] for one in run["membership"]), *(run.get("membership_not_tried") or {})]
-
-
-def _short(reason: str) -> str:
+def _short(reason: Reason) -> str:
     """Without the counts of one message, so that equal reasons are said once."""
-    reason = reason.removeprefix("not tried: ")
-    return (
-        "too many samples behind a message for a budget with a positive control" if " behind one message; " in reason else reason
-    )
+    if reason.kind == "too many samples":
+        return "too many samples behind a message for a budget with a positive control"
+    return reason.text

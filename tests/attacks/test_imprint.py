@@ -164,7 +164,7 @@ def test_a_failure_is_no_evidence_where_other_constants_may_succeed(known: dict[
     message, images = answered(n=1)
     assert Imprint.harder(message) is None
     made = attempt(Attacker(ATTACK, ThreatModel()), [replace(message, **known)], images, torch.tensor([0]), 0)
-    assert made.found is not None and any(why in clause for clause in made.unlike), made
+    assert made.found is not None and any(why in reason.text for reason in made.reasons), made
 
 
 def test_a_first_layer_that_is_not_sent_whole_is_in_the_way() -> None:

@@ -261,7 +261,7 @@ def test_more_images_than_those_of_the_controls_are_no_evidence(net: Own) -> Non
     reach, *others = str(both.no_evidence).split("; no ")
     assert reach == "2 images behind one message; at this budget its control recovers up to 1 at once"
     assert others == ["ReLU follows 'hidden', so that every image behind a message moves every neuron"], "in the net's own names"
-    assert invert(net, gradient_of(net), input_shape=SHAPE, attack="of-one").no_evidence == NO_PROMISE
+    assert invert(net, gradient_of(net), input_shape=SHAPE, attack="of-one").no_evidence == NO_PROMISE.text
 
 
 @pytest.mark.usefixtures("own_attacks")
@@ -275,6 +275,7 @@ def test_after_local_steps_the_control_on_the_same_net_decides(net: Own, attack:
     if attack == "of-one":
         assert several.no_evidence is None
     else:
+        assert [reason.kind for reason in several.reasons] == ["same net"]
         assert "from undefended messages of this net, of-gradients recovers 0 of 4 photographs" in str(several.no_evidence)
 
 

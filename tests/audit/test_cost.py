@@ -61,15 +61,11 @@ def test_what_a_defence_cost_is_said_of_models_that_learned() -> None:
 
 def test_the_noise_of_each_layer_is_on_the_page() -> None:
     records = [{"metrics": {"snr_db/fc1": db, "accuracy": 0.1}} for db in (-20.0, -12.0, -10.0)] + [{"metrics": {}}]
-    assert signal_to_noise(records) == [{"layer": "fc1", "min": -20.0, "median": -12.0, "rounds": 3}]
+    assert signal_to_noise(records) == (SignalToNoise("fc1", -20.0, -12.0, 3),)
     audit = findings()
-    plain, defended, local = audit.runs
-    noisy = replace(
-        defended,
-        snr=(SignalToNoise("fc1", -20.0, -12.0, 3),),
-        cost=replace(defended.cost, at_chance=True, against_at_chance=True),
-    )
-    audit = replace(audit, runs=(plain, noisy, local))
+    plain, defended, *others = audit.runs
+    cost = replace(defended.cost, at_chance=True, against_at_chance=True)
+    audit = replace(audit, runs=(plain, replace(defended, snr=signal_to_noise(records), cost=cost), *others))
     for page in (render_html(audit, pictures()), render_markdown(audit).replace("\\", "")):
         assert "signal-to-noise" in page and "-20.0" in page and "-12.0" in page
         assert "both models are at chance" in page and "2.3 percentage points" not in page

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
 from fedpriv.attacks.core.registry import MaliciousAttack
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import Attacker, Attempt, observations
 from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one_step, explained
 from fedpriv.attacks.lab.images import default_images
@@ -83,12 +84,14 @@ class Target:
         doubt = self.doubt() if self.doubts_all or says.simulates else None
         if doubt is None and says.one_step:
             doubt = self.doubt_of_one_step()
-        asked = doubt is None and _is_asked(made) and (made.failed or self.guessed(made))
+        if doubt is not None:
+            return replace(made, reasons=(*made.reasons, Reason("unlike the controls", doubt)))
+        asked = _is_asked(made) and ((made.recovered is not None and not made.recovered.successes) or self.guessed(made))
         control = self.on_same_net(made.attacker) if asked else None
-        if control is not None:
-            made = replace(made, controls=(*made.controls, control))
-            doubt = None if control.passed else control.sentence
-        return made if doubt is None else replace(made, unlike=(*made.unlike, doubt))
+        if control is None:
+            return made
+        failed = () if control.passed else (Reason("same net", control.sentence),)
+        return replace(made, controls=(*made.controls, control), reasons=(*made.reasons, *failed))
 
     def guessed(self, made: Attempt) -> bool:
         """Whether an attempt recovered no more images than one of the baselines would count for."""

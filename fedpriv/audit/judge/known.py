@@ -46,9 +46,7 @@ def samples_not_known(run: AuditedRun) -> Iterator[str]:
         yield f"what was sent as {', '.join(unknown_statistics)} gives samples away"
 
 
-def _not_known(
-    run: AuditedRun, sample: str, targets: Sequence[T], is_known: Callable[[T], bool], cut: bool
-) -> Iterator[str]:
+def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Callable[[T], bool], cut: bool) -> Iterator[str]:
     """That samples can be recovered, where no attack on them is evidence; or that single ones can, where none on clients with one
     sample is, the easiest case, with the rounds where these are not all in which they were attacked.
 

@@ -21,7 +21,7 @@ from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit import cost, formats, sentences
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.judge import classes, images, members, texts
-from fedpriv.audit.judge.answer import WORDS
+from fedpriv.audit.answer import WORDS
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.results import (
     Audit,

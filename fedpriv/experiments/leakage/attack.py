@@ -76,7 +76,7 @@ def attack_cell(label: str, cell: Cell, dealt: Dealt) -> CellResult:
         return CellResult(**blank | _labels(cell, observed, dealt.labels))
     made = attempt(Attacker(attack, cell.attacker.threat), observed, dealt.images, dealt.labels, cell.attacker.seed)
     if made.found is None or made.scores is None:
-        return CellResult(**blank | {"inapplicable": made.inapplicable})
+        return CellResult(**blank | {"inapplicable": str(made.inapplicable)})
     return CellResult(**blank | _scores(made.found, made.scores))
 
 
