@@ -15,7 +15,7 @@ from fedpriv.attacks.inference.membership import Use
 from fedpriv.attacks.inference.shadow import ShadowReport
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, Point
 from fedpriv.attacks.scoring.scores import wilson as rate
-from fedpriv.audit.judge.answer import concluded
+from fedpriv.audit.answer import concluded
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.results import (
     Audit,

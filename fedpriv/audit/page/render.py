@@ -19,9 +19,9 @@ from markupsafe import Markup
 
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
 from fedpriv.audit import cost, formats, sentences
+from fedpriv.audit.answer import WORDS
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.judge import classes, images, members, texts
-from fedpriv.audit.answer import WORDS
 from fedpriv.audit.page import charts, words
 from fedpriv.audit.results import (
     Audit,
