@@ -145,7 +145,7 @@ def _undefended() -> AuditedRun:
             replace(_label_rule("class-wise embeddings", None), not_applicable="the last layer was not shared"),
         ),
         labels_over_rounds=(together,),
-        shadow_labels=ShadowLabels(report, auc=0.95, round=1, shadows=60, wider=0, unlearned=0, later=0),
+        shadow_labels=ShadowLabels(report, round=1, shadows=60, wider=0, unlearned=0, later=0),
         centers=(centers,),
         membership=(
             _membership("LiRA", 0.71, use="LiRA offline", extent="offline, 8 shadow turns", found=7),
