@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedpriv.audit.cost import at_chance, chance, in_sentences, signal_to_noise
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.results import SignalToNoise
+from fedpriv.audit.results import AuditedRun, SignalToNoise
 from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import play
 
@@ -37,9 +36,10 @@ def test_at_chance_is_within_the_interval() -> None:
     assert at_chance(0.52, 0.5, 360) and not at_chance(0.96, 0.5, 360)
 
 
-def cost(own: bool, other: bool | None, **more: Any) -> dict[str, Any]:
-    found = {"chance": 0.1, "at_chance": own, "against": "plain", "against_at_chance": other, **more}
-    return {"cost": {"accuracy_difference": 0.001, "bytes_up_ratio": 0.5, **found}, "defence": ["gaussian"]}
+def cost(own: bool, other: bool | None, against: str | None = "plain") -> AuditedRun:
+    run = findings().runs[1]
+    found = replace(run.cost, chance=0.1, at_chance=own, against=against, against_at_chance=other)
+    return replace(run, cost=replace(found, accuracy_difference=0.001, bytes_up_ratio=0.5))
 
 
 @pytest.mark.parametrize(

@@ -96,11 +96,8 @@ def _environment(**settings: Any) -> Environment:
     made.filters |= {"at_least": _at_least, "contradicts": _contradicts, "best_for": _best_for}
     made.filters |= {"measured": _measured, "drawable": charts.drawable}
     made.globals |= {"answers": WORDS, "words": words, "limit": f"{RECOVERED:g}", "shown": SHOWN, "measures": _MEASURES}
-    made.globals |= {
-        "recovered": words.RECOVERED.format(limit=RECOVERED),
-        "because": _because,
-        "cost_sentences": cost.in_sentences,
-    }
+    made.globals |= {"recovered": words.RECOVERED.format(limit=RECOVERED), "because": _because}
+    made.globals |= {"cost_sentences": cost.in_sentences}
     made.globals |= {"interval_of": _interval_of, "labels_found": _labels_found, "largest_area": members.largest_area}
     made.globals |= {"best_images": images.best_of, "best_of": _best_of, "limits_of": _limits_of, "values_of": _values_of}
     made.globals |= {"best_texts": texts.best_of, "best_reading": texts.best, "most_exact": texts.most_exact}
