@@ -79,8 +79,8 @@ def tradeoff(runs: Sequence[AuditedRun]) -> Chart | None:
         label += f"{formats.counted(one.rate)} images recovered, {formats.size(one.run.cost.bytes_up)} up"
         whisker = '<path class="whisker {}" d="M{} {}V{}"/>'
         parts.append(Markup(whisker).format(kind, left, y(one.rate.low), y(one.rate.high)))
-        disc = '<circle class="{}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>'
-        parts.append(Markup(disc).format(kind, left, top, radii[number], label))
+        mark = '<circle class="{}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>'
+        parts.append(Markup(mark).format(kind, left, top, radii[number], label))
     taken = [(*places[number], radii[number] + 6) for number in shown]
     for number in shown:
         left, top = _free(*places[number], radii[number], taken)
