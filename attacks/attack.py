@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Modality = Literal["image", "text"]
 Result = TypeVar("Result", Reconstruction, TextReconstruction)
+Kind = TypeVar("Kind", "ImageAttack", "TextAttack")
 BUILT_IN = (
     "fedpriv.attacks.image.dlg",
     "fedpriv.attacks.image.inverting_gradients",
@@ -96,6 +97,11 @@ class Attack(Generic[Result]):
         """Whether the attack is that of a server that alters what it sends; audits of an honest server leave it out."""
         return cls.alter is not Attack.alter
 
+    @classmethod
+    def is_beyond(cls, samples: int) -> bool:
+        """Whether so many samples behind a message are more than those of its control."""
+        return cls.at_once is not None and samples > cls.at_once
+
     @staticmethod
     def check(observation: Observation) -> None:
         """A cheap check whether the attack can be mounted, before its controls are run.
@@ -143,6 +149,24 @@ ATTACKS: Registry[type[ImageAttack] | type[TextAttack]] = Registry(
 register = ATTACKS.register
 
 
+def image_attack(name: str) -> type[ImageAttack]:
+    """One on images by name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _of(ImageAttack, name)
+
+
+def text_attack(name: str) -> type[TextAttack]:
+    """One on texts by name.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return _of(TextAttack, name)
+
+
 def image_attacks() -> dict[str, type[ImageAttack]]:
     """Those on images by name, sorted."""
     return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, ImageAttack)}
@@ -151,3 +175,10 @@ def image_attacks() -> dict[str, type[ImageAttack]]:
 def text_attacks() -> dict[str, type[TextAttack]]:
     """Those on texts by name, sorted."""
     return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, TextAttack)}
+
+
+def _of(wanted: type[Kind], name: str) -> type[Kind]:
+    kind = ATTACKS.find(name)
+    if not issubclass(kind, wanted):
+        raise KeyError(f"{name} is an attack on {kind.modality}s, not on {wanted.modality}s")
+    return kind

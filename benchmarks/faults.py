@@ -29,6 +29,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -273,16 +274,15 @@ def attacked(folder: Path) -> dict[str, Any]:
 
 def audited(folder: Path) -> dict[str, Any]:
     """What an audit reads before it attacks, and what it says of the labels in each message."""
-    from fedpriv.audit.findings import facts
     from fedpriv.audit.membership.label_leaks import findings_of, labels_of
-    from fedpriv.audit.run_audit import check
+    from fedpriv.audit.run_audit import check, facts
 
     evidence, summary = check(folder)
     evidence.verify()
     labels = findings_of([labels_of(evidence, round, client) for round, client in evidence.messages()])
-    about = facts(evidence, summary)
-    about["config_yaml"] = evidence.config.fingerprint()  # what decides no number, such as where it is tracked, may be edited
-    return {"facts": about, "labels": json.loads(json.dumps(labels)), "seen": attacked(folder)}
+    # Of the config, what decides no number, such as where it is tracked, may be edited.
+    about = replace(facts(evidence, summary), config_yaml=evidence.config.fingerprint())
+    return {"facts": asdict(about), "labels": [asdict(one) for one in (*labels.labels, *labels.rules)], "seen": attacked(folder)}
 
 
 def digest(tensor: Any) -> str:

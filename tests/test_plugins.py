@@ -18,9 +18,8 @@ from click.testing import CliRunner
 
 import fedpriv
 from fedpriv import aggregation, defenses, methods, objectives, plugins
+from fedpriv.attacks.attack import ATTACKS
 from fedpriv.attacks.core import by_name
-from fedpriv.attacks.core.registry import IMAGE_ATTACKS
-from fedpriv.attacks.core.text_registry import TEXT_ATTACKS
 from fedpriv.cli import main
 from fedpriv.cli.new_plugin import KINDS
 from fedpriv.config import load_config
@@ -40,8 +39,7 @@ REGISTRIES = {
     "data set": sources.REGISTRY,
     "partition": dealing.REGISTRY,
     "tracker": trackers.registry,
-    "attack": IMAGE_ATTACKS,
-    "attack on text": TEXT_ATTACKS,
+    "attack": ATTACKS,
 }
 OBJECTS = {
     "method": "from fedpriv.methods import Method\nclass Thing(Method): 'A thing.'",
@@ -51,10 +49,10 @@ OBJECTS = {
     "model": "from fedpriv.models import ModelSpec\nThing = ModelSpec('{name}', None, (1, 8, 8), 10, 'a test')",
     "data set": "from fedpriv.data.dataset import Source\nThing = Source('{name}', 'a test', None)",
     "partition": "from fedpriv.data.dealing import Dealing\nThing = Dealing(lambda deal: None, frozenset())",
-    "attack": "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass Thing:\n def run(self, observed, seed=0): ...",
+    "attack": "from dataclasses import dataclass\nfrom fedpriv.attacks.attack import TextAttack\n"
+    "@dataclass(frozen=True)\nclass Thing(TextAttack):\n def run(self, observed, seed=0): ...",
 }
 OBJECTS["tracker"] = "from fedpriv.tracking import Tracker\nclass Thing(Tracker): 'A thing.'"
-OBJECTS["attack on text"] = OBJECTS["attack"]
 OURS = {
     "method": "fedavg",
     "objective": "moon",
@@ -65,7 +63,6 @@ OURS = {
     "partition": "iid",
     "tracker": "mlflow",
     "attack": "dlg",
-    "attack on text": "tag",
 }
 
 

@@ -10,8 +10,7 @@ import click
 import pytest
 from pydantic import BaseModel
 
-from fedpriv.attacks.core.registry import image_attacks
-from fedpriv.attacks.core.text_registry import text_attacks
+from fedpriv.attacks.attack import ATTACKS
 from fedpriv.cli import main
 from fedpriv.config import RunConfig
 from fedpriv.methods import methods
@@ -50,7 +49,7 @@ def test_everything_by_name_has_its_place(site: Path) -> None:
     anchors = {name: set(re.findall(r'id="([^"]+)"', (site / f"reference/{name}.html").read_text())) for name in PAGES}
     assert set(commands(main, "fedpriv")) - {"fedpriv"} <= anchors["commands"]
     assert set(keys(RunConfig())) <= anchors["config"]
-    assert {*image_attacks(), *text_attacks()} <= anchors["attacks"]
+    assert ATTACKS.all().keys() <= anchors["attacks"]
     for name in methods():
         assert "The idea" in (site / "methods" / f"{name}.html").read_text(), f"docs/methods/notes/{name}.md says what it does"
 

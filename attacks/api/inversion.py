@@ -10,20 +10,20 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from fedpriv.attacks.core.registry import image_attacks
 from torch import Tensor, nn
 
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.api.smooth import is_smooth
 from fedpriv.attacks.api.tensors import Gradient, by_name, check_no_weights
+from fedpriv.attacks.attack import image_attacks
 from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, blank
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import NO_PROMISE, Attacker, attackers, harder, mount, out_of_reach, run_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.scores import Scores, match, score
 
 if TYPE_CHECKING:
@@ -39,20 +39,20 @@ class Inversion:
         found: all that it says, with its loss.
         threat: what it is assumed to know.
         controls: those that were run, where they were wanted.
-        unlike: in what the gradient is harder than those of its controls, a clause each.
+        reasons: why it would be no evidence, in spite of its controls, if these were not the client's images.
     """
 
     attack: str
     found: Reconstruction
     threat: ThreatModel
     controls: tuple[Control, ...] = ()
-    unlike: tuple[str, ...] = ()
+    reasons: tuple[Reason, ...] = ()
 
     @property
     def no_evidence(self) -> str | None:
         """Why it would be no evidence if these were not the client's images; ``None``: the attack passed controls as hard."""
         promises = any(control.name == "positive" for control in self.controls)
-        return "; ".join(self.unlike) or (None if promises else NO_PROMISE)
+        return "; ".join(map(str, self.reasons)) or (None if promises else str(NO_PROMISE))
 
     @property
     def images(self) -> Tensor:
@@ -200,13 +200,14 @@ def invert(
 
     seen, weights = as_seen(threat), as_seen(replace(threat, top="current")).weights
     try:
-        declared(attacker.attack).check(seen)
+        attacker.attack.check(seen)
         passed = _controls(attacker, seen, seed, say) if controls else ()
         if say:
             say(f"{attack}: {n} image(s) of {'x'.join(map(str, input_shape))}")
         found = mount(attacker, [seen], seed)
-        more, unlike = _beyond_controls(attacker, seen, weights, seed, say) if passed else ((), ())
-        return Inversion(attack, found, threat, (*passed, *more), tuple(map(net.in_own_names, unlike)))
+        more, reasons = _beyond_controls(attacker, seen, weights, seed, say) if passed else ((), ())
+        named = tuple(replace(reason, text=net.in_own_names(reason.text)) for reason in reasons)
+        return Inversion(attack, found, threat, (*passed, *more), named)
     except Inapplicable as refusal:
         raise Inapplicable(net.in_own_names(str(refusal))) from None
 
@@ -313,7 +314,7 @@ def _attacker(name: str, options: Mapping[str, Any]) -> Attacker:
     known = image_attacks()
     if name not in known:
         raise ValueError(f"unknown attack {name!r}; {nearest(name, known)}")
-    if hasattr(known[name], "alter"):
+    if known[name].is_malicious():
         raise ValueError(
             f"{name} alters what a server sends, so it needs a run: fedpriv attack {name} --threat malicious --run RUN"
         )
@@ -339,7 +340,7 @@ def _controls(attacker: Attacker, seen: Observation, seed: int, say: Callable[[s
 
 def _beyond_controls(
     attacker: Attacker, seen: Observation, weights: Mapping[str, Tensor], seed: int, say: Callable[[str], object] | None
-) -> tuple[tuple[Control, ...], tuple[str, ...]]:
+) -> tuple[tuple[Control, ...], tuple[Reason, ...]]:
     """A further control after several local steps, which those of the attack may lack; and in what a message is harder than all.
 
     Args:
@@ -348,14 +349,14 @@ def _beyond_controls(
     n = seen.num_examples or 1
     labels = torch.arange(n) if seen.labels is None else seen.labels  # what is not known may differ for each
     reach = out_of_reach(attacker, [seen], n)
-    unlike = (*([reach] if reach else []), *harder(attacker, seen, labels[None]))
+    unlike = (*([reach.text] if reach else []), *harder(attacker, seen, labels[None]))
     several = seen.schedule is not None and seen.schedule.steps > 1
-    if unlike or not several or not (declared(attacker.attack).optimises or n > 1):
-        return (), unlike
+    if unlike or not several or not (attacker.attack.optimises or n > 1):
+        return (), tuple(Reason("unlike the controls", clause) for clause in unlike)
     if say:
         say(f"{attacker.name} on undefended changes of this net")
     control = on_same_net(attacker.attack, seen, weights, seed)
-    return (control,), () if control.passed else (control.sentence,)
+    return (control,), () if control.passed else (Reason("same net", control.sentence),)
 
 
 def _framed(image: Tensor) -> Tensor:

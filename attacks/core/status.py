@@ -7,7 +7,7 @@ from typing import Literal
 
 ReasonKind = Literal[
     "does not apply", "too many samples", "too many steps", "not needed", "control failed", "budget spent", "no control",
-    "unlike the controls", "same net", "too few samples", "not available",
+    "unlike the controls", "same net", "too few samples", "not available", "other inputs",
 ]  # fmt: skip
 """Why an attack was not run, or why its failure is no evidence.
 
@@ -15,9 +15,9 @@ ReasonKind = Literal[
 control succeeds. ``not needed``: another attack recovered all. ``control failed``; ``no control``: none shows that it can
 succeed. ``unlike the controls``: the message is harder than those of the controls. ``same net``: it fails on undefended messages
 of the attacked net, too. ``too few samples``: even a perfect result could be chance. ``not available``: what it needs was not
-sent, kept or given.
+sent, kept or given. ``other inputs``: the net also takes what the attack cannot reconstruct.
 """
-_NOT_TRIED: frozenset[ReasonKind] = frozenset(("too many samples", "too many steps", "not needed"))
+_NOT_TRIED: frozenset[ReasonKind] = frozenset(("too many samples", "too many steps", "not needed", "other inputs"))
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import vmap
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 Values = Tensor | Mapping[str, Tensor]
 
@@ -16,15 +19,40 @@ Values = Tensor | Mapping[str, Tensor]
 def for_each(function: Callable[..., Any], *given: Values) -> Any:
     """``function`` of every problem: tensors ``(n, ...)``, or tensors by name, without their first dimension; results stacked.
 
-    By ``vmap``; one after another where the net cannot be computed so: its branches depend on values, or it is recurrent.
+    By ``vmap``; one after another where the net cannot be computed so: its branches depend on values, or it is recurrent. The
+    function may take a gradient, and its results may be differentiated.
     """
     with _differentiable():
         try:
-            return vmap(function)(*given)
+            with _WeightsApart():
+                return vmap(function)(*given)
         except RuntimeError:
             pass
         made = [function(*(_at(one, i) for one in given)) for i in range(_count(given[0]))]
         return _stacked(made)
+
+
+class _WeightsApart(TorchFunctionMode):
+    """Within, BatchNorm in training mode multiplies by its weight and adds its bias in steps of their own.
+
+    Under ``vmap``, torch's gradient at that weight takes the batch's mean and deviation for constants, so that its derivative is
+    wrong (torch 2.15).
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """See :class:`torch.overrides.TorchFunctionMode`."""
+        if func is not F.batch_norm:
+            return func(*args, **(kwargs or {}))
+        given = signature(func).bind(*args, **(kwargs or {})).arguments
+        if not given.get("training"):
+            return func(**given)
+        weight, bias = given.pop("weight", None), given.pop("bias", None)
+        found: Tensor = func(**given)
+        shape = (-1,) + (1,) * (found.ndim - 2)  # one value per channel
+        found = found if weight is None else found * weight.view(shape)
+        return found if bias is None else found + bias.view(shape)
 
 
 @contextmanager

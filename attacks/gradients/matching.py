@@ -36,8 +36,8 @@ class Objective:
     """``N`` losses of ``N`` rows of unknowns; a :data:`fedpriv.attacks.optimise.lbfgs.Function`.
 
     Attributes:
-        single: a problem that is evaluated alone is evaluated without ``vmap``. For a net with BatchNorm that saves a quarter of
-            the time, and its second derivatives are right, which under ``vmap`` they are not (by up to 5 %, torch 2.15).
+        single: a problem that is evaluated alone is evaluated without ``vmap``, which for a net with BatchNorm saves a quarter of
+            the time.
         together: the same losses of many rows ``(k, ...)`` at once, ``(k,)``, where that is quicker than ``vmap`` of one.
     """
 

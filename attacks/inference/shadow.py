@@ -44,7 +44,7 @@ class ShadowReport:
     """
     Attributes:
         f1: mean over the classes (macro) that a tested client holds or was said to hold.
-        auc: mean over the classes that some, not all, tested clients hold; NaN if none.
+        auc: mean over the classes that some, not all, tested clients hold; ``None`` if there is no such class.
         exact: share of clients whose label set was found exactly.
         majority_f1, all_f1: F1 of two trivial guesses: for each class what holds for most shadow clients, and that every client
             holds every class. Compare ``f1`` with ``all_f1``, which is high where clients hold most classes. (Both have AUC 0.5.)
@@ -56,7 +56,7 @@ class ShadowReport:
     """
 
     f1: float
-    auc: float
+    auc: float | None
     exact: float
     majority_f1: float
     all_f1: float
@@ -138,7 +138,7 @@ def score_shadows(
 
     return ShadowReport(
         f1=f1(found),
-        auc=float(np.mean(areas)) if areas else float("nan"),
+        auc=float(np.mean(areas)) if areas else None,
         exact=float(exact.mean()),
         majority_f1=f1(np.broadcast_to(classifier.prior >= 0.5, y.shape)),
         all_f1=f1(np.ones_like(y)),

@@ -7,17 +7,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from fedpriv.attacks.core.registry import ImageAttack, image_attack, image_attacks
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fedpriv.attacks.attack import ImageAttack, image_attack, image_attacks
 from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, ThreatModel, batch_norms
 from fedpriv.attacks.core.options import defaults_of, taken
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, mounting
+from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.lab.controls import Control, controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
-from fedpriv.attacks.lab.setting import Setting, declared
+from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.scoring.baselines import nearest as nearest_public
 from fedpriv.attacks.scoring.scores import (
     RECOVERED,
@@ -33,7 +34,7 @@ from fedpriv.attacks.scoring.scores import (
     wilson,
 )
 
-NO_PROMISE = "no control shows that it can succeed"
+NO_PROMISE = Reason("no control", "no control shows that it can succeed")
 LARGEST = 32
 """Largest side of the controls' images: controls on larger ones would take longer than the attacks."""
 
@@ -61,11 +62,11 @@ class Attempt:
     Attributes:
         raw: its reconstructions ``(n, C, H, W)``, in the order of the originals; NaN where it found none.
         true: what they are scored against ``(n, C, H, W)``: the originals or, where clients augment, the nearest views of them.
-        inapplicable: why it could not be mounted, or was not tried; then the others are ``None``.
+        inapplicable: why it was not run; then the others are ``None``.
         controls: the controls that it passed, at its budget and with as many images per message.
         copies: threshold -> how many of the images a copy of the nearest public one would count for, where the attacker has
             public images.
-        unlike: in what the messages differ from those of the controls (:attr:`Observation.unlike`).
+        reasons: why a failure is no evidence in spite of its controls.
         cut: why it was not tried on the images after these.
     """
 
@@ -74,11 +75,11 @@ class Attempt:
     scores: Scores | None = None
     raw: Tensor | None = None
     true: Tensor | None = None
-    inapplicable: str | None = None
+    inapplicable: Reason | None = None
     controls: tuple[Control, ...] = ()
     copies: Mapping[float, int] | None = None
-    unlike: tuple[str, ...] = ()
-    cut: str | None = None
+    reasons: tuple[Reason, ...] = ()
+    cut: Reason | None = None
 
     @property
     def images(self) -> Tensor | None:
@@ -97,24 +98,23 @@ class Attempt:
         return wilson(0, rates[RECOVERED].n) if limit is None else rates[limit]
 
     @property
-    def failed(self) -> bool:
-        """Whether it recovered nothing, in spite of its controls."""
-        return self.is_evidence and self.recovered is not None and not self.recovered.successes
-
-    @property
-    def is_evidence(self) -> bool:
-        """Whether a failure is evidence: the attack passed a positive control, on messages like these."""
-        return self.found is not None and self.promises and not self.unlike
-
-    @property
     def promises(self) -> bool:
         """Whether it passed a positive control."""
         return any(control.name == "positive" and control.passed for control in self.controls)
 
     @property
-    def no_evidence(self) -> str | None:
-        """Why a failure is no evidence; ``None``: it is."""
-        return None if self.is_evidence else "; ".join(self.unlike) or NO_PROMISE
+    def doubts(self) -> tuple[Reason, ...]:
+        """Why a failure is no evidence; empty: it is, as the attack passed a positive control, on messages like these."""
+        return self.reasons or (() if self.promises else (NO_PROMISE,))
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether it was run, and a failure is evidence."""
+        return self.found is not None and not self.doubts
+
+    def status(self, found: bool) -> Status:
+        """What the result says, where the attack ``found`` more than guesses would, or no more."""
+        return Status.of(found, self.doubts) if self.inapplicable is None else Status.not_run(self.inapplicable)
 
 
 def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker]:
@@ -131,7 +131,7 @@ def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> 
         TypeError: the value of an option is not valid.
     """
     options, named = options or {}, image_attack(name)
-    chosen = _suited(masked) if masked and declared(named).head == "shared" else {name: named}
+    chosen = _suited(masked) if masked and named.head == "shared" else {name: named}
     defaults = {one: defaults_of(kind) for one, kind in chosen.items()}
     known = set().union(*defaults.values())
     for option in options.keys() - known:
@@ -141,7 +141,7 @@ def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> 
         naive = {} if one == name else {"assumed": masked, "published": name.endswith("published")}
         own = {option: value for option, value in naive.items() if defaults[one].get(option) is not None}
         if one != name:
-            own |= declared(kind).usual or {}
+            own |= kind.usual or {}
         given = taken(kind, {option: options[option] for option in defaults[one].keys() & options.keys()})
         made.append(_attacker(kind, own | given))
     return made
@@ -152,20 +152,20 @@ def suited(masked: int) -> list[Attacker]:
     made = []
     for kind in _suited(masked).values():
         assumed = {"assumed": masked} if masked and defaults_of(kind).get("assumed") is not None else {}
-        made.append(_attacker(kind, {**assumed, **(declared(kind).usual or {})}))
+        made.append(_attacker(kind, {**assumed, **(kind.usual or {})}))
     return made
 
 
 def _suited(masked: int) -> dict[str, type[ImageAttack]]:
     """By name, closed forms first: attacks for such messages, except those that another attack supersedes."""
-    fits = {name: kind for name, kind in image_attacks().items() if declared(kind).usual is not None}
+    fits = {name: kind for name, kind in image_attacks().items() if kind.usual is not None}
     wanted = ("either", "hidden" if masked else "shared")
-    fits = {name: kind for name, kind in fits.items() if declared(kind).head in wanted}
-    return dict(sorted(fits.items(), key=lambda item: (declared(item[1]).optimises, item[0])))
+    fits = {name: kind for name, kind in fits.items() if kind.head in wanted}
+    return dict(sorted(fits.items(), key=lambda item: (item[1].optimises, item[0])))
 
 
 def _attacker(kind: type[ImageAttack], options: dict[str, Any]) -> Attacker:
-    control = declared(kind).control
+    control = kind.control
     return Attacker(kind(**options), ThreatModel() if control is None else control.threat)
 
 
@@ -180,7 +180,7 @@ def run_controls(
         images: the images behind all messages ``(n, C, H, W)``: the controls have as many per message, up to what the attack
             declares, and of the same size, up to :data:`LARGEST`.
     """
-    says = declared(attacker.attack)
+    says = attacker.attack
     if (setting := says.control) is None:
         return ()
     if observed:
@@ -191,28 +191,28 @@ def run_controls(
         if says.optimises and batch_norms(observed[0].net):
             setting = setting.with_batch_norm()
     if observed and images is not None:
-        at_once, side = len(images) // len(observed), max(images.shape[2:])
-        setting = replace(setting, at_once=min(at_once, says.at_once), side=min(side, LARGEST))
+        each, side = len(images) // len(observed), max(images.shape[2:])
+        setting = replace(setting, at_once=min(each, says.at_once or each), side=min(side, LARGEST))
     return controls(attacker.attack, setting, seed)
 
 
-def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: int) -> str | None:
+def out_of_reach(attacker: Attacker, observed: Sequence[Observation], images: int) -> Reason | None:
     """Why a failure of the attacker would be no evidence, as the task is harder than its control; ``None`` if it is not."""
-    says, schedule, each = declared(attacker.attack), observed[0].schedule, images // len(observed)
-    if says.optimises and each > says.at_once:
+    says, schedule, each = attacker.attack, observed[0].schedule, images // len(observed)
+    if says.optimises and says.is_beyond(each):
         reach = f"at this budget its control recovers up to {says.at_once} at once" if _promises(says.control) else (
             f"it has no positive control, and is tried on up to {says.at_once}"
         )  # fmt: skip
-        return f"{each} images behind one message; {reach}"
+        return Reason("too many samples", f"{each} images behind one message; {reach}")
     if says.most_steps is not None and schedule is not None and schedule.steps > says.most_steps:
-        return f"{schedule.steps} local steps are more than the {says.most_steps} of this budget"
+        return Reason("too many steps", f"{schedule.steps} local steps are more than the {says.most_steps} of this budget")
     return None
 
 
 def mountable(attacker: Attacker, observation: Observation) -> bool:
     """Whether the attack does not refuse a message by its cheap check."""
     try:
-        declared(attacker.attack).check(observation)
+        attacker.attack.check(observation)
     except Inapplicable:
         return False
     return True
@@ -230,12 +230,13 @@ def controlled(
 ) -> Attempt:  # fmt: skip
     """:func:`attempt`, if the attacker passes its controls at the same budget, with as many images per message."""
     try:
-        declared(attacker.attack).check(observed[0])
+        attacker.attack.check(observed[0])
     except Inapplicable as error:
-        return Attempt(attacker, inapplicable=str(error))
+        return Attempt(attacker, inapplicable=Reason("does not apply", str(error)))
     passed = run_controls(attacker, seed, observed, images)
     if failed := [control.sentence for control in passed if not control.passed]:
-        return Attempt(attacker, inapplicable=f"not tried, as a control failed: {failed[0]}", controls=passed)
+        reason = Reason("control failed", f"not tried, as a control failed: {failed[0]}")
+        return Attempt(attacker, inapplicable=reason, controls=passed)
     return replace(attempt(attacker, observed, images, labels, seed, mount, views), controls=passed)
 
 
@@ -256,8 +257,8 @@ def joined(attempts: Sequence[Attempt], labels: Tensor) -> Attempt:
     copies = None
     if attempts[0].copies is not None:
         copies = {limit: sum(one.copies[limit] for one in attempts if one.copies is not None) for limit in attempts[0].copies}
-    scores, unlike = score(made, true, whole.labels, labels), dict.fromkeys(clause for one in attempts for clause in one.unlike)
-    return replace(attempts[0], found=whole, scores=scores, raw=made, true=true, copies=copies, unlike=tuple(unlike))
+    scores, reasons = score(made, true, whole.labels, labels), dict.fromkeys(reason for one in attempts for reason in one.reasons)
+    return replace(attempts[0], found=whole, scores=scores, raw=made, true=true, copies=copies, reasons=tuple(reasons))
 
 
 def _promises(control: Setting | None) -> bool:
@@ -294,7 +295,7 @@ def attempt(
     try:
         found = mount(attacker, observed, seed)
     except Inapplicable as error:
-        return Attempt(attacker, inapplicable=str(error))
+        return Attempt(attacker, inapplicable=Reason("does not apply", str(error)))
     views = images[:, None] if views is None else views
     made, guessed = _in_order(found, views, len(observed))
     true, public, copies = closest(made, views), observed[0].public, None
@@ -306,16 +307,17 @@ def attempt(
         *harder(attacker, observed[0], labels.view(len(observed), -1)),
         *_empty(attacker, observed, found),
     )
-    return Attempt(attacker, found, scores, raw=made, true=true, copies=copies, unlike=unlike)
+    reasons = tuple(Reason("unlike the controls", clause) for clause in unlike)
+    return Attempt(attacker, found, scores, raw=made, true=true, copies=copies, reasons=reasons)
 
 
 def harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[str]:
     """In what messages like the first, with labels ``(messages, n)``, are harder than those of the attack's positive control: a
     clause each."""
-    says, each = declared(attacker.attack), labels.shape[1]
+    says, each = attacker.attack, labels.shape[1]
     if first.num_examples is None and each > 1:
         yield f"messages do not say how many images are behind them ({each}), and those of its control do"
-    if not says.optimises and each > says.at_once:  # an attack that optimises is not tried on as many
+    if not says.optimises and says.is_beyond(each):  # an attack that optimises is not tried on as many
         yield f"{each} images are behind a message, and its control has at most {says.at_once}"
     if says.optimises and not says.any_labels and any(len(of.unique()) < each for of in labels):
         yield "images behind a message share classes, and those of its control do not"
@@ -326,7 +328,7 @@ def harder(attacker: Attacker, first: Observation, labels: Tensor) -> Iterator[s
 def _empty(attacker: Attacker, observed: Sequence[Observation], found: Reconstruction) -> Iterator[str]:
     """A clause where some messages show the attack nothing, so that it was tried on fewer than are counted."""
     nothing = found.raw.isnan().flatten(1).all(1).view(len(observed), -1).all(1).tolist()
-    says = declared(attacker.attack)
+    says = attacker.attack
     why = [clause for one, blank in zip(observed, nothing, strict=True) if blank and (clause := says.empty(one)) is not None]
     if why:
         yield f"in {len(why)} of {len(observed)} messages {why[0]}"

@@ -41,6 +41,13 @@ class Tag(SearchOptions, TextAttack):
     length: int = ranged(0, most=512)
     probe: int = 40
 
+    @staticmethod
+    def harder(observation: Observation) -> str | None:
+        """See :meth:`fedpriv.attacks.attack.Attack.harder`."""
+        if observation.text is None or observation.text.words in observation.shared:
+            return None
+        return "the word embedding was not sent, so that it searches among all words, as its controls do not"
+
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
         return one_by_one(observations, lambda observation: self._one(observation, seed))

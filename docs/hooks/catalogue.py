@@ -11,9 +11,7 @@ from click.testing import CliRunner
 from plain import plain
 from pydantic import TypeAdapter
 
-from fedpriv.attacks.core.registry import image_attacks
-from fedpriv.attacks.core.text_registry import text_attacks
-from fedpriv.attacks.lab.setting import Declared, declared
+from fedpriv.attacks.attack import ATTACKS, Attack
 from fedpriv.cli import main
 from fedpriv.cli.config_keys import in_words
 from fedpriv.defenses import transforms
@@ -60,30 +58,30 @@ def attacks() -> Iterator[str]:
 
 def needs(name: str) -> Iterator[str]:
     """What the class of an attack declares."""
-    kind = {**image_attacks(), **text_attacks()}.get(name)
+    kind = ATTACKS.all().get(name)
     if kind is None:
         return
-    says = declared(kind)
-    if name in image_attacks():
-        yield f"* Layers: {LAYERS[says.head]}."
-    if hasattr(kind, "alter"):
+    if kind.modality == "image":
+        yield f"* Layers: {LAYERS[kind.head]}."
+    if kind.is_malicious():
         yield "* A malicious server: `--threat malicious`; no audit mounts it."
-    elif says.usual is None:
+    elif kind.usual is None:
         yield "* No audit mounts it: another attack does the same better."
-    elif name in image_attacks():
-        yield f"* Audits try it on {scope(says)}."
-    if name in image_attacks() and says.control is None:
+    else:
+        yield f"* Audits try it on {scope(kind)}."
+    if kind.control is None:
         yield "* It has no positive control, so its failure is no evidence."
     yield ""
 
 
-def scope(says: type[Declared]) -> str:
+def scope(kind: type[Attack[Any]]) -> str:
     """The messages that an attack's control covers."""
-    images = (
-        "any number of images" if not says.optimises else "one image" if says.at_once == 1 else f"up to {says.at_once} images"
-    )
-    steps = "" if says.most_steps is None else f", and up to {says.most_steps} local steps"
-    return f"{images} behind a message{steps}"
+    any_number = not kind.optimises or kind.at_once is None
+    samples = f"any number of {kind.modality}s" if any_number else (
+        f"one {kind.modality}" if kind.at_once == 1 else f"up to {kind.at_once} {kind.modality}s"
+    )  # fmt: skip
+    steps = "" if kind.most_steps is None else f", and up to {kind.most_steps} local steps"
+    return f"{samples} behind a message{steps}"
 
 
 def nets() -> Iterator[str]:

@@ -109,7 +109,7 @@ def _measured(name: str, data_dir: str) -> dict[str, Any]:
         "setting": name,
         "before": {"attack": best, "auc": others[best].auc.value},
         "regression": {one: _figures(points) for one, points in by_regression.items()},
-        "not_tried": {one: reason for one, reason in found.not_tried.items() if one in (REGRESSION, REGRESSIONS)},
+        "not_tried": {one: reason.text for one, reason in found.not_tried.items() if one in (REGRESSION, REGRESSIONS)},
         "members": others[best].members,
         "cpu_seconds": round(time.process_time() - began, 1),
     }

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 import fedpriv
+from fedpriv.attacks.attack import ImageAttack, image_attack
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.core.registry import ImageAttack, MaliciousAttack, image_attack
 from fedpriv.attacks.lab.attempts import Attacker, attempt
 from fedpriv.attacks.scoring.scores import RECOVERED
 from fedpriv.audit.evidence.messages import Evidence
@@ -46,7 +46,7 @@ def _cell(
     """An attack on all answers; for ``copies`` of each client's images a copy of the nearest public image would count."""
     attack, began = image_attack(config["attack"])(**config["options"]), time.process_time()
     answers = [honest]
-    if isinstance(attack, MaliciousAttack):
+    if attack.is_malicious():
         sent = OneDownload(attack) if config.get("together") else attack
         answers = [Answers.to_altered(evidence, sent, draw) for draw in draws]
     if config.get("together"):
@@ -61,10 +61,10 @@ def _cell(
     }
 
 
-class OneDownload:
+class OneDownload(ImageAttack):
     """A malicious attack that alters a draw's download once, for the first client; the others get the same."""
 
-    def __init__(self, attack: MaliciousAttack) -> None:
+    def __init__(self, attack: ImageAttack) -> None:
         self.attack, self.name, self.made = attack, attack.name, dict[int, dict[str, Tensor]]()
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class Answers:
         return cls(found, [None] * len(found), ThreatModel())
 
     @classmethod
-    def to_altered(cls, evidence: Evidence, attack: MaliciousAttack | OneDownload, draw: int) -> Answers:
+    def to_altered(cls, evidence: Evidence, attack: ImageAttack, draw: int) -> Answers:
         found = [target.altered(evidence, *which, attack, draw) for which in evidence.messages()]
         refusals = [None if played.refusal is None else _pattern(played.refusal) for _, played in found]
         return cls([seen for seen, _ in found], refusals, ThreatModel(download="altered", public=True), draw)
@@ -119,7 +119,7 @@ class Answers:
             made = attempt(Attacker(attack, self.threat), seen.observe(self.threat), seen.images, seen.labels, self.draw)
             recovered = 0 if made.scores is None else made.scores.recovered[RECOVERED].successes
             found = {"n": len(seen.images), "recovered": recovered, "copies": copied, "refused": refusal}
-            results.append(found if made.scores is not None else found | {"inapplicable": made.inapplicable})
+            results.append(found if made.scores is not None else found | {"inapplicable": str(made.inapplicable)})
         return results
 
 

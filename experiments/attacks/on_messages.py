@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpriv.attacks.attack import image_attack, text_attack
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
-from fedpriv.attacks.core.registry import image_attack
-from fedpriv.attacks.core.text_registry import MaliciousTextAttack, text_attack
 from fedpriv.attacks.gradients.local_run import local_run
 from fedpriv.attacks.lab.attempts import Attacker, attempt
 from fedpriv.attacks.lab.controls import alteration
@@ -183,7 +182,7 @@ def on_text(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
 def _altered(attack: Any, seed: int, size: Size, tokens: int) -> Any:
     """The net that the client is sent; a malicious server knows 200 other sentences."""
     net, others = small_bert(seed, size), sentences([tokens] * 200, SEED + 1, size)
-    if isinstance(attack, MaliciousTextAttack):
+    if attack.is_malicious():
         honest = observe_text(net, others[:1], torch.zeros(1, dtype=torch.long), facts(size))
         net.load_state_dict(attack.alter(honest, others, seed), strict=False)
     return net

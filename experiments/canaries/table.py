@@ -124,8 +124,7 @@ def of_runs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
             run = fedpriv.train(runs_dir=folder, **config["keys"], seed=seed)
             shown = measured(run.folder, run.summary["privacy"])
             assert shown is not None, "the run has canaries"
-        bounds = {bound["name"]: bound["epsilon"] for bound in shown["bounds"]}
-        found.append({"seed": seed, "claim": shown["claim"], "bounds": bounds})
+        found.append({"seed": seed, "claim": shown.claim, "bounds": {bound.name: bound.epsilon for bound in shown.bounds}})
     return found
 
 

@@ -106,13 +106,12 @@ def leakage(folder: Path) -> dict[str, Any]:
     """
     from fedpriv.tracking.folder import audit_of
 
-    with audit_of(folder) as run:
-        if run is None:
-            return dict.fromkeys(("answer", "recovered", "membership_auc"))
-        from fedpriv.audit.conditions import MEASURES, known_recovered
+    if (audited := audit_of(folder)) is None:
+        return dict.fromkeys(("answer", "recovered", "membership_auc"))
+    from fedpriv.audit.judge.measures import known_recovered, membership_auc
 
-        found = {"recovered": known_recovered(run), "membership_auc": MEASURES["membership_auc"](run)}
-        return {"answer": str(run["answer"]["words"]), **found}
+    run, _ = audited
+    return {"answer": run.concluded.words, "recovered": known_recovered(run), "membership_auc": membership_auc(run)}
 
 
 def summary(folder: Path) -> dict[str, Any]:

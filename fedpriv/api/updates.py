@@ -19,26 +19,27 @@ from fedpriv.attacks.api.label_rules import balanced, infer
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.api.tensors import Message, check_no_weights, read_message
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.audit.answer import NOT_KNOWN, NOTHING, answer
+from fedpriv.audit.answer import NOT_KNOWN, NOTHING, concluded
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
-from fedpriv.audit.evidence.leaving import IN_TRANSIT, of_net
+from fedpriv.audit.evidence.leaving import IN_TRANSIT, has_batch_norm, of_net
 from fedpriv.audit.evidence.statistics import MEANINGS, UNKNOWN, kinds, listed_in, named
 from fedpriv.audit.evidence.unlike import in_training, made_up, trains_otherwise
-from fedpriv.audit.findings import best_of_images, distinct, known_members
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
+from fedpriv.audit.judge.images import known_members
 from fedpriv.audit.membership.label_leaks import Labels, findings_of
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import Progress, check_budget
-from fedpriv.audit.run_audit import Audited
-from fedpriv.audit.verdict import verdict
+from fedpriv.audit.results import Audit, AuditedRun, Cost, Part, Sender, TensorInfo, Wire
+from fedpriv.audit.run_audit import Audited, distinct
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.seeding import with_threads
@@ -47,9 +48,9 @@ from fedpriv.wire.coding import is_model
 from fedpriv.wire.sealing import CODES
 
 Update = Mapping[str, Any] | Sequence[Any] | Payload | Sealed
-NEEDS_A_RUN = "it needs a run, whose clients can be simulated"
+NEEDS_A_RUN = Reason("not available", "it needs a run, whose clients can be simulated")
 IN_A_RUN = "it is a change since the client's last turn, and only a run says what came before"
-NO_GRADIENT = "they are no gradient of the loss, and no attack on one message reads them"
+NO_GRADIENT = Reason("does not apply", "they are no gradient of the loss, and no attack on one message reads them")
 
 
 def audit_update(
@@ -184,35 +185,36 @@ def audit_update(
     own_samples = None if public is None else _samples(*public, net.classes, mean, std)
     progress = Progress(say or (lambda text: None), budget)
     with with_threads(1):  # as in fedpriv attack
-        attacked = on_target(target, 1, 0, seed, progress)
+        attacked = on_target(target, 1, Sender(0), seed, progress)
     progress.note()
     pictures = {"update.png": grid(rows)} if (rows := attacked.pictures()) else {}
-    attacks = [attacked.described("update.png" if rows else None)]
     payload = update if isinstance(update, Payload | Sealed) else None
-    run = _facts(name, model, net, message, shape, payload, seed) | {
-        "attacks": attacks,
-        "texts": [],
-        "controls": distinct(attacked.controls()),
-        "best": {kind: best_of_images(attacks, kind) for kind in ("message", "single image")},
-        "best_of_texts": {"message": None, "single text": None},
-        **findings_of([_labels(seen, labels, net.classes, own_samples)]),
-        "known_members": known_members(attacks, []),
-        "seconds": {step: round(seconds, 1) for step, seconds in progress.times.items()},
-    }
-    run["verdict"] = verdict(run)
-    run["answer"] = answer(run)
-    known = run["answer"]["level"] in (NOT_KNOWN, NOTHING)
-    run["answer"]["change"] = changes(run, []) if known else {"sentence": "A run with a defence, audited.", "command": None}
-    findings = {
-        "created": created,
-        "seconds": round(time.monotonic() - began, 1),
-        "fedpriv": version("fedpriv"),
-        "command": "fedpriv.audit_update(model, update, data)",
-        "options": {"seed": seed, "budget": budget},
-        "controls": run["controls"],
-        "runs": [run],
-    }
-    return Report(Audited(findings, pictures))
+    inferred = findings_of([_labels(seen, labels, net.classes, own_samples)])
+    targets = (attacked.described("update.png" if rows else None),)
+    run = replace(
+        _facts(name, model, net, message, shape, payload, seed),
+        images=targets,
+        controls=distinct(attacked.controls()),
+        labels=tuple(inferred.labels),
+        label_rules=tuple(inferred.rules),
+        labels_over_rounds=tuple(inferred.over_rounds),
+        known_members=tuple(known_members(targets)),
+        seconds={step: round(seconds, 1) for step, seconds in progress.times.items()},
+    )
+    run = concluded(run)
+    known = run.concluded.level in (NOT_KNOWN, NOTHING)
+    change, command = changes(run, []) if known else ("A run with a defence, audited.", None)
+    run = replace(run, answer=replace(run.concluded, change=change, command=command))
+    audit = Audit(
+        created=created,
+        seconds=round(time.monotonic() - began, 1),
+        fedpriv=version("fedpriv"),
+        command="fedpriv.audit_update(model, update, data)",
+        options={"seed": seed, "budget": budget},
+        controls=run.controls,
+        runs=(run,),
+    )
+    return Report(Audited(audit, pictures))
 
 
 def _sent(model: nn.Module, update: Update, lr: float | None) -> tuple[Message, bool]:
@@ -259,14 +261,14 @@ def _labels(seen: Observation, labels: Tensor, classes: int, samples: Samples | 
     """
     true, found = torch.bincount(labels, minlength=classes), infer(seen, samples)
     guess = 1 / math.comb(classes, int((true > 0).sum()))  # of other clients nothing is known: any set of as many classes
-    return Labels(1, 0, 0, found.by, true, found.not_applicable, guess)
+    return Labels(1, 0, Sender(0), found.by, true, found.not_applicable, guess)
 
 
-def _listed(name: str, role: str, tensor: Tensor, up: bool) -> dict[str, Any]:
-    """A tensor as a run's findings have it."""
+def _listed(name: str, role: str, tensor: Tensor, up: bool) -> TensorInfo:
     code = next((code for code, dtype in CODES.items() if dtype == tensor.dtype), str(tensor.dtype))
-    size = {"dtype": code, "shape": list(tensor.shape), "bytes": tensor.nbytes}
-    return {"name": name, "role": role, **size, "up": up, "down": True, "broadcast": False}
+    return TensorInfo(
+        name=name, role=role, dtype=code, shape=tuple(tensor.shape), bytes=tensor.nbytes, up=up, down=True, broadcast=False
+    )
 
 
 def _facts(
@@ -277,66 +279,47 @@ def _facts(
     shape: tuple[int, ...],
     payload: Payload | Sealed | None,
     seed: int,
-) -> dict[str, Any]:
-    """What a run's findings say of the run; what a message alone does not say is ``None`` or empty."""
+) -> AuditedRun:
+    """What the message says, without attacks, and what was not run as it says nothing of it."""
     held = f"{head}." if (head := net.head) else ""
     tensors = [
         _listed(one, "head" if one.startswith(held) else "encoder", parameter.detach().float(), one in message.parameters)
         for one, parameter in model.named_parameters()
     ]
     tensors += [_listed(one, "buffer", tensor, True) for one, tensor in message.buffers.items()]
-    nbytes = sum(one["bytes"] for one in tensors if one["up"])
-    server = [
-        "has the message and the weights that the client began with",
-        "knows the architecture, the number of samples and the schedule that was given",
-    ]
     sealed = seal(payload) if isinstance(payload, Payload) else payload
-    listed = [] if sealed is None else listed_in([sealed.schema])
-    sums = {one["what"]: IN_A_RUN for one in listed if MEANINGS.get(one["what"], UNKNOWN).gradient == "change"}
-    centers = NEEDS_A_RUN if any(one["what"] == "centers" for one in listed) else "an update alone names none"
-    return {
-        "update": True,
-        "name": name,
-        "run_id": name,
-        "run_dir": "",
-        "method": "one update",
-        "title": "One update of a training loop",
-        "paper": "",
-        "dataset": f"images of {'x'.join(map(str, shape))}",
-        "model": type(model).__name__,
-        "modalities": ["image"],
-        "seed": seed,
-        "clients": 1,
-        "participants": 1,
-        "rounds": 1,
-        "defence": [] if payload is None else list(payload.transforms),
-        "git_commit": None,
-        "versions": {},
-        "partition_hash": None,
-        "config_yaml": "",
-        "cost": {
-            "accuracy": None, "worst_tenth": None, "chance": None, "at_chance": False, "probes": [], "bytes_up": nbytes,
-            "bytes_down": None, "seconds": None, "against": None, "against_at_chance": None, "accuracy_difference": None,
-            "bytes_up_ratio": None,
-        },
-        "snr": [],
-        "wire": {"tensors": tensors, "facts": [], "rounds": [], "schemas": []},
-        "knowledge": {"server": server, "outsider": list(IN_TRANSIT)},
-        "conditions": of_net(net.split),
-        "statistics": {"listed": listed, "exposed": []},
-        "label_shadow": None,
-        "centers": [],
-        "membership": [],
-        "membership_not_tried": {},
-        "membership_controls": [],
-        "epsilon": None,
-        "without_sums": None,
-        "not_tried": {
-            "membership": NEEDS_A_RUN,
-            "label_shadow": NEEDS_A_RUN,
-            "centers": centers,
-            "clients with a single sample": NEEDS_A_RUN,
-            **({"buffers": NO_GRADIENT} if message.buffers else {}),
-            **sums,
-        },
-    }  # fmt: skip
+    statistics = () if sealed is None else listed_in([sealed.schema])
+    sent = any(one.what == "centers" for one in statistics)
+    not_run: dict[Part, Reason] = {
+        "membership": NEEDS_A_RUN,
+        "shadow clients": NEEDS_A_RUN,
+        "class centres": NEEDS_A_RUN if sent else Reason("not available", "an update alone names none"),
+        "single samples": NEEDS_A_RUN,
+    }
+    if message.buffers:
+        not_run["buffers"] = NO_GRADIENT
+    if sums := [one.what for one in statistics if MEANINGS.get(one.what, UNKNOWN).gradient == "change"]:
+        not_run["statistics"] = Reason("not available", f"{', '.join(sums)}: {IN_A_RUN}")
+    return AuditedRun(
+        is_update=True,
+        name=name,
+        run_id=name,
+        method="one update",
+        title="One update of a training loop",
+        dataset=f"images of {'x'.join(map(str, shape))}",
+        model=type(model).__name__,
+        modalities=("image",),
+        seed=seed,
+        defence=() if payload is None else tuple(payload.transforms),
+        cost=Cost(bytes_up=sum(one.bytes for one in tensors if one.up)),
+        wire=Wire(tuple(tensors)),
+        server_knows=(
+            "has the message and the weights that the client began with",
+            "knows the architecture, the number of samples and the schedule that was given",
+        ),
+        outsider_knows=IN_TRANSIT,
+        conditions=of_net(net.split),
+        batch_norm=has_batch_norm(net.split),
+        statistics=statistics,
+        not_run=not_run,
+    )

@@ -26,7 +26,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from fedpriv.attacks.core.status import Reason
 from fedpriv.audit import sentences
 from fedpriv.audit.judge import classes, images, members, texts
 from fedpriv.audit.judge.known import samples_not_known
@@ -45,7 +44,12 @@ WORDS = (
 """Worst first."""
 CONTRADICTED, SAMPLES, WORDS_OF_TEXTS, MEMBERS, SINGLES, CLASSES, NOT_KNOWN, NOTHING = range(len(WORDS))
 _PROTOCOL = "a server that breaks the protocol, such as one that sends altered models"
-_PARTS: dict[Part, str] = {"class centres": "centers", "shadow clients": "label shadow", "single uploads": "without sums"}
+_PARTS: dict[Part, str] = {
+    "class centres": "centers",
+    "shadow clients": "label shadow",
+    "single uploads": "without sums",
+    "single samples": "clients with a single sample",
+}
 """How parts that were left out are named, other than by their own names."""
 
 
@@ -159,7 +163,7 @@ def _not_tried(run: AuditedRun) -> Iterator[str]:
     mounted, by_reason = {one.attack for one in real if one.status.was_run}, dict[str, list[str]]()
     for one in real:
         if one.attack not in mounted:
-            by_reason.setdefault("; ".join(map(_short, one.status.reasons)), []).append(one.attack)
+            by_reason.setdefault(_why(one), []).append(one.attack)
     yield from (f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items())
     yield from (f"{_PARTS.get(part, part)} ({reason})" for part, reason in run.not_run.items())
     yield from (f"{name} ({reason})" for name, reason in members.not_run(run.membership).items())
@@ -188,8 +192,7 @@ def _of_one_round(run: AuditedRun) -> Iterator[str]:
         yield "inference of classes"
 
 
-def _short(reason: Reason) -> str:
-    """Without the counts of one message, so that equal reasons are said once."""
-    if reason.kind == "too many samples":
-        return "too many samples behind a message for a budget with a positive control"
-    return reason.text
+def _why(one: Outcome) -> str:
+    """Why it was not run; without the counts of one message, so that equal reasons are said once."""
+    many = "too many samples behind a message for a budget with a positive control"
+    return "; ".join(many if reason.kind == "too many samples" else reason.text for reason in one.status.reasons)

@@ -15,6 +15,7 @@ import torch
 from fedpriv.audit import report
 from fedpriv.audit.conditions import conditions, first_met
 from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.results import AuditedRun, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.files import check_place
 from fedpriv.outside.names import printable
@@ -29,32 +30,32 @@ class Report:
     """What an audit found. A notebook shows it as the page.
 
     Attributes:
-        findings: all of it, as in ``audit.json``; ``findings["runs"]`` has an entry a run.
-        pictures: PNG bytes by the names that the findings give.
+        audit: all of it; ``audit.runs`` has a record of each run.
+        pictures: PNG bytes by the names that it gives.
     """
 
     def __init__(self, audited: Audited) -> None:
-        self.findings, self.pictures = audited.findings, audited.pictures
+        self.audit, self.pictures = audited.audit, audited.pictures
 
     @property
-    def runs(self) -> list[dict[str, Any]]:
-        """The findings of each run."""
-        return list(self.findings["runs"])
+    def runs(self) -> tuple[AuditedRun, ...]:
+        """What was found of each run."""
+        return self.audit.runs
 
     @property
     def answers(self) -> dict[str, str]:
         """The answer for each run, such as ``Samples were recovered``, by its name."""
-        return {run["name"]: run["answer"]["words"] for run in self.runs}
+        return {run.name: run.concluded.words for run in self.runs}
 
     @property
     def answer(self) -> str:
         """The worst of the answers."""
-        return str(min(self.runs, key=lambda run: run["answer"]["level"])["answer"]["words"])
+        return min((run.concluded for run in self.runs), key=lambda one: one.level).words
 
     @property
     def verdict(self) -> list[str]:
         """The conclusions on all runs, in sentences."""
-        return [sentence for run in self.runs for sentence in run["verdict"]]
+        return [sentence for run in self.runs for sentence in run.verdict]
 
     def met(self, wanted: str) -> str | None:
         """The first condition that holds of a run, in a sentence, such as of ``"recovered>0.05,membership_auc>0.6"``; ``None``:
@@ -63,15 +64,19 @@ class Report:
         Raises:
             UsageError: it is no condition.
         """
-        return first_met(self.findings["runs"], conditions(wanted))
+        return first_met(self.runs, conditions(wanted))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON, as in ``audit.json``."""
+        return to_json(self.audit)
 
     def html(self) -> str:
         """The page, which loads nothing and has no script."""
-        return render_html(self.findings, self.pictures)
+        return render_html(self.audit, self.pictures)
 
     def markdown(self) -> str:
         """The same without pictures."""
-        return render_markdown(self.findings)
+        return render_markdown(self.audit)
 
     def write(self, folder: str | os.PathLike[str]) -> None:
         """Write ``audit.html``, ``audit.md``, ``audit.json`` and the pictures into a folder.
@@ -79,7 +84,7 @@ class Report:
         Raises:
             FedprivError: it cannot be written.
         """
-        report.write(Audited(self.findings, self.pictures), Path(folder))
+        report.write(Audited(self.audit, self.pictures), Path(folder))
 
     def __repr__(self) -> str:
         return printable(f"<Report: {'; '.join(f'{name}: {words}' for name, words in self.answers.items())}>")

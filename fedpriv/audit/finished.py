@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from pydantic import TypeAdapter
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Reconstruction
@@ -18,6 +19,7 @@ from fedpriv.attacks.lab.kept import code
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, checksum, load_json, load_tensors, save_json, save_tensors
 
+T = TypeVar("T")
 UNFINISHED = "unfinished"
 """Folder of the results, in that of a run's audit."""
 WORTH_KEEPING = 1.0
@@ -50,20 +52,21 @@ class Finished:
             self._save(save_tensors, path, tensors | {"cpu_seconds": torch.tensor(made.cpu_seconds)})
         return made
 
-    def findings(self, *facts: object, compute: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        """Findings as JSON, read if they are there.
+    def part(self, *facts: object, form: TypeAdapter[T], compute: Callable[[], T]) -> T:
+        """What a part of the audit found, read if it is there.
 
         Args:
-            facts: what they depend on; what their ``repr`` says.
+            facts: what it depends on; what their ``repr`` says.
+            form: how it is stored.
 
         Raises:
-            FedprivError: they cannot be written.
+            FedprivError: it cannot be written.
         """
         path = self._path(*facts, suffix="json")
         with suppress(Damaged):
-            return load_json(path)
+            return form.validate_python(load_json(path))
         made = compute()
-        self._save(save_json, path, made)
+        self._save(save_json, path, form.dump_python(made, mode="json"))
         return made
 
     def _path(self, *facts: object, suffix: str) -> Path:

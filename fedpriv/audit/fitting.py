@@ -11,8 +11,7 @@ Holds = Literal["images", "texts", "rows of a table"]
 
 def unfit(what: str, holds: Holds) -> UsageError:
     """The error for an attack on the other modality than that of ``what`` (a data set, a run)."""
-    from fedpriv.attacks.core.registry import image_attacks
-    from fedpriv.attacks.core.text_registry import text_attacks
+    from fedpriv.attacks.attack import image_attacks, text_attacks
 
     if holds == "rows of a table":
         return UsageError(f"{what} holds {holds}, and attacks are on images or on texts")

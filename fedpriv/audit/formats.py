@@ -8,22 +8,10 @@ from typing import Any
 
 from rich.filesize import decimal
 
+from fedpriv.attacks.scoring.scores import Rate
+from fedpriv.audit.results import Interval, Value
+
 NOTHING = "–"
-
-
-def named(sender: int | str) -> str:
-    """Whose message it is: ``client 3``, or the ``sum of 10`` clients' uploads."""
-    return f"client {sender}" if isinstance(sender, int) else sender
-
-
-def message_of(found: Mapping[str, Any]) -> str:
-    """``client 3's message of round 1``, or ``the sum of 10 clients' uploads of round 1``, with what the sum's name has in
-    brackets."""
-    sender, round = found["client"], found["round"]
-    if isinstance(sender, int):
-        return f"client {sender}'s message of round {round}"
-    whose, *added = sender.split(" (")
-    return " (".join([f"the {whose} clients' uploads of round {round}", *added])
 
 
 def percent(share: float | None) -> str:
@@ -35,18 +23,18 @@ def points(difference: float | None) -> str:
     return NOTHING if difference is None else f"{100 * difference:+.1f} percentage points".replace("-", "−")
 
 
-def counted(rate: Mapping[str, Any] | None) -> str:
+def counted(rate: Rate | None) -> str:
     """``13 of 72``."""
-    return NOTHING if rate is None else f"{rate['successes']} of {rate['n']}"
+    return NOTHING if rate is None else f"{rate.successes} of {rate.n}"
 
 
-def interval(rate: Mapping[str, Any] | None) -> str:
-    return NOTHING if rate is None else span(rate["low"], rate["high"])
+def interval(found: Rate | Value | Interval | None) -> str:
+    return NOTHING if found is None else span(found.low, found.high)
 
 
-def span(low: float | None, high: float | None) -> str:
+def span(low: float, high: float) -> str:
     """An interval of shares as ``10.9 to 28.5 %``."""
-    return NOTHING if low is None or high is None else f"{100 * low:.1f} to {100 * high:.1f} %"
+    return f"{100 * low:.1f} to {100 * high:.1f} %"
 
 
 def whole(count: int | None) -> str:

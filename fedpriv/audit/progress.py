@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from numbers import Real
 
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import Mount, mount
 from fedpriv.audit.finished import Finished
 from fedpriv.errors import FedprivError, UsageError
@@ -13,8 +14,6 @@ from fedpriv.errors import FedprivError, UsageError
 Say = Callable[[str], object]
 END = "end"
 """Name of the moment at which an audit ended."""
-_CUT = "cut: "
-"""What a reason begins with that is the end of the budget."""
 WARM = 5.0
 """Seconds after which an audit's pace is compared with that of the one before."""
 
@@ -23,6 +22,14 @@ def check_budget(seconds: object) -> None:
     """Raise :class:`UsageError` where a budget from Python is no number of seconds, or none at all."""
     if seconds is not None and not (isinstance(seconds, Real) and float(seconds) > 0):
         raise UsageError(f"budget = {seconds!r}: more than 0 s, a number of seconds")
+
+
+class BudgetSpent(FedprivError):
+    """No further step may begin, as the audit's budget was spent."""
+
+    def __init__(self, reason: Reason) -> None:
+        self.reason = reason
+        super().__init__(str(reason))
 
 
 class Progress:
@@ -77,16 +84,16 @@ class Progress:
         """Seconds since the audit began."""
         return time.monotonic() - self._began
 
-    def spent(self) -> str | None:
+    def spent(self) -> Reason | None:
         """Why no further step may begin; ``None``: one may."""
         if self._budget is None or self.so_far() < self._budget:
             return None
-        return f"{_CUT}the audit's budget of {self._budget:g} s was spent"
+        return Reason("budget spent", f"cut: the audit's budget of {self._budget:g} s was spent")
 
     def in_time(self) -> None:
-        """Raise :class:`FedprivError` where no further step may begin."""
+        """Raise :class:`BudgetSpent` where no further step may begin."""
         if (cut := self.spent()) is not None:
-            raise FedprivError(cut)
+            raise BudgetSpent(cut)
 
     def _left(self, number: str, now: float) -> str:
         if number not in self._before or END not in self._before:
@@ -96,12 +103,7 @@ class Progress:
         return f", about {(self._before[END] - then) * pace:.0f} s left"
 
 
-def was_cut(reason: str | None) -> bool:
-    """Whether a reason why something was not tried is that of :meth:`Progress.spent`."""
-    return (reason or "").startswith(_CUT)
-
-
-def spent(say: Say) -> str | None:
+def spent(say: Say) -> Reason | None:
     """:meth:`Progress.spent`, where what says the steps is one."""
     return say.spent() if isinstance(say, Progress) else None
 

@@ -8,9 +8,9 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from multiprocessing.managers import SyncManager
@@ -18,13 +18,13 @@ from pathlib import Path
 from queue import Queue
 from typing import Any
 
-from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.attacks.text.controls import text_controls
-from fedpriv.audit.findings import distinct
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
+from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, from_json, to_json
+from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check, distinct
+from fedpriv.audit.text.recovery import audited
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
@@ -35,7 +35,8 @@ from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
 
 Say = Callable[[str], object]
-CONTROLLED_ON_TEXTS = ("tokens", "tag", "span")
+Part = tuple[AuditedRun, Mapping[str, bytes]]
+"""A run with its pictures."""
 
 
 def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Say) -> Audited:
@@ -57,26 +58,25 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
         configs.append(evidence.config)
     controls = _text_controls({name for config in configs for name in _modalities(config)}, options.seed, say)
     parts = _in_processes(run_dirs, options, workers, say)
-    runs = [part.findings for part in parts]
-    _compare(runs)
-    findings = {
-        "created": created,
-        "seconds": round(time.monotonic() - began, 1),
-        "fedpriv": version("fedpriv"),
-        "command": command,
-        "options": asdict(options),
-        "controls": distinct([*(control for run in runs for control in run["controls"]), *controls]),
-        "runs": runs,
-    }
-    return Audited(findings, {name: picture for part in parts for name, picture in part.pictures.items()})
+    runs = _compared([run for run, _ in parts])
+    audit = Audit(
+        created=created,
+        seconds=round(time.monotonic() - began, 1),
+        fedpriv=version("fedpriv"),
+        command=command,
+        options=asdict(options),
+        controls=distinct([*(control for run in runs for control in run.controls), *controls]),
+        runs=runs,
+    )
+    return Audited(audit, {name: picture for _, pictures in parts for name, picture in pictures.items()})
 
 
 def kept(run_dir: Path) -> Audited | None:
     """The audit that :func:`write` left in a run's folder; ``None``: there is none that can be read."""
     folder = run_dir / "audit"
     try:
-        findings = json.loads((folder / "audit.json").read_text(encoding="utf-8"))
-        return Audited(findings, {path.name: path.read_bytes() for path in (folder / "pictures").glob("*.png")})
+        audit = from_json(json.loads((folder / "audit.json").read_text(encoding="utf-8")))
+        return Audited(audit, {path.name: path.read_bytes() for path in (folder / "pictures").glob("*.png")})
     except (OSError, ValueError):
         return None
 
@@ -88,13 +88,15 @@ def side_by_side(audits: Sequence[Audited], command: str) -> Audited:
         audits: at least one.
         command: the command line, for the record.
     """
-    every = [one.findings for one in audits]
-    runs = [run for one in every for run in one["runs"]]
-    _compare(runs)
-    controls = distinct(control for one in every for control in one["controls"])
-    seconds = round(sum(one["seconds"] for one in every), 1)
-    findings = {**every[-1], "command": command, "seconds": seconds, "controls": controls, "runs": runs}
-    return Audited(findings, {name: picture for one in audits for name, picture in one.pictures.items()})
+    every = [one.audit for one in audits]
+    together = replace(
+        every[-1],
+        command=command,
+        seconds=round(sum(one.seconds for one in every), 1),
+        controls=distinct(control for one in every for control in one.controls),
+        runs=_compared([run for one in every for run in one.runs]),
+    )
+    return Audited(together, {name: picture for one in audits for name, picture in one.pictures.items()})
 
 
 def write(audited: Audited, folder: Path) -> None:
@@ -104,9 +106,9 @@ def write(audited: Audited, folder: Path) -> None:
         FedprivError: it cannot be written.
     """
     made = {
-        "audit.json": json.dumps(audited.findings, indent=1, allow_nan=False).encode(),
-        "audit.md": render_markdown(audited.findings).encode(),
-        "audit.html": render_html(audited.findings, audited.pictures).encode(),
+        "audit.json": json.dumps(to_json(audited.audit), indent=1, allow_nan=False).encode(),
+        "audit.md": render_markdown(audited.audit).encode(),
+        "audit.html": render_html(audited.audit, audited.pictures).encode(),
     }
     try:
         (folder / "pictures").mkdir(parents=True, exist_ok=True)
@@ -124,19 +126,21 @@ def _modalities(config: RunConfig) -> tuple[Modality, ...]:
     return ("image", "text") if config.model.name == PAIR_MODEL else ("image",) if config.model.encoder is None else ("text",)
 
 
-def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[dict[str, Any]]:
+def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[ControlResult]:
     """The controls of the attacks on texts, if there are texts; those of attacks on images run with the attacks."""
     found = []
-    for name in CONTROLLED_ON_TEXTS if "text" in modalities else ():
-        say(f"controls of {name}")
-        for control in text_controls(text_attack(name)(), seed):
+    for attack in audited() if "text" in modalities else ():
+        if attack.control is None:
+            continue
+        say(f"controls of {attack.name}")
+        for control in text_controls(attack, seed):
             if not control.passed:
                 raise FedprivError(f"a control failed, so there can be no result: {control.sentence}")
-            found.append({"attacker": name, **vars(control)})
+            found.append(ControlResult(attack.name, control.name, control.passed, control.sentence, control.cpu_seconds))
     return found
 
 
-def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int, say: Say) -> list[Audited]:
+def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int, say: Say) -> list[Part]:
     if workers <= 1 or len(run_dirs) == 1:
         return [audit_run(one, options, lambda text, one=one: say(f"{one.name}: {text}"), workers) for one in run_dirs]  # type: ignore[misc]
     context = multiprocessing.get_context("spawn")
@@ -162,7 +166,7 @@ def _begin(parent: int) -> None:
     load_inherited()
 
 
-def _audit_with_progress(run_dir: Path, options: AuditOptions, progress: Queue[str | None]) -> Audited:
+def _audit_with_progress(run_dir: Path, options: AuditOptions, progress: Queue[str | None]) -> Part:
     return audit_run(run_dir, options, lambda text: progress.put(f"{run_dir.name}: {text}"))
 
 
@@ -171,29 +175,33 @@ def _relay(progress: Queue[str | None], say: Say) -> None:
         say(text)
 
 
-def _compare(runs: Sequence[dict[str, Any]]) -> None:
-    """Note in each run's findings what its defences cost, and what the other runs say would change its answer."""
-    bare = [_without_defence(run) for run in runs]
+def _compared(runs: Sequence[AuditedRun]) -> tuple[AuditedRun, ...]:
+    """The runs with what their defences cost, and what the others say would change their answers."""
+    bare, found = [_without_defence(run) for run in runs], []
     for run, own in zip(runs, bare, strict=True):
         alike = [other for other, its in zip(runs, bare, strict=True) if other is not run and its == own]
-        _held_against(run, alike)
-        run["answer"]["change"] = changes(run, alike)
+        sentence, command = changes(run, alike)
+        answer = replace(run.concluded, change=sentence, command=command)
+        found.append(replace(run, cost=_held_against(run, alike), answer=answer))
+    return tuple(found)
 
 
-def _held_against(run: dict[str, Any], alike: Sequence[dict[str, Any]]) -> None:
-    """Note the cost of the run's defences, compared with the run that differs in nothing else."""
-    other = next((one for one in alike if not one["defence"]), None)
-    if run["defence"] and other is not None:
-        mine, theirs = run["cost"], other["cost"]
-        run["cost"] |= {
-            "against": other["name"],
-            "against_at_chance": theirs["at_chance"],
-            "accuracy_difference": None if mine["accuracy"] is None else mine["accuracy"] - theirs["accuracy"],
-            "bytes_up_ratio": mine["bytes_up"] / theirs["bytes_up"],
-        }
+def _held_against(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
+    """The cost of the run's defences, compared with the run that differs in nothing else."""
+    other = next((one for one in alike if not one.defence), None)
+    if not run.defence or other is None:
+        return run.cost
+    mine, theirs = run.cost, other.cost
+    return replace(
+        mine,
+        against=other.name,
+        against_at_chance=theirs.at_chance,
+        accuracy_difference=None if mine.accuracy is None or theirs.accuracy is None else mine.accuracy - theirs.accuracy,
+        bytes_up_ratio=mine.bytes_up / theirs.bytes_up,
+    )
 
 
-def _without_defence(run: dict[str, Any]) -> dict[str, Any]:
+def _without_defence(run: AuditedRun) -> dict[str, Any]:
     """The config of a run but for its defences, where its records are, and who ran its clients, which some defences decide."""
-    config = parse(RunConfig, plain_yaml.load(run["config_yaml"]), f"config of {run['name']}")
+    config = parse(RunConfig, plain_yaml.load(run.config_yaml), f"config of {run.name}")
     return config.model_dump(mode="json", exclude={"wire", "privacy", "run_dir", "tracking", "executor", "device", "threads"})

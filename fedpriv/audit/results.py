@@ -211,7 +211,7 @@ class ImageTarget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextScoresOf:
+class TextScoreMeans:
     """Scores of texts: means of precision and recall over messages, of ROUGE-L over sentences; ``None``: there is no such figure.
 
     Attributes:
@@ -239,7 +239,7 @@ class TextExample:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextFigures(TextScoresOf):
+class TextFigures(TextScoreMeans):
     """What an attack made of texts.
 
     Attributes:
@@ -302,7 +302,7 @@ class TextTargetResult:
     sender: Sender
     samples: int
     outcomes: tuple[TextOutcome, ...]
-    baseline: TextScoresOf
+    baseline: TextScoreMeans
 
     def parts(self) -> list[TextTargetResult]:
         """As :meth:`ImageTarget.parts`."""
@@ -428,14 +428,12 @@ class ShadowLabels:
     """The classes of clients by a classifier that was trained on messages of simulated clients.
 
     Attributes:
-        auc: ``None``: every tested client holds the same classes.
         wider: of the clients that lack a class, those that hold more classes than any simulated one.
         unlearned: of the others, those with a set that the classifier names of no message.
         later: those that kept something from an earlier turn.
     """
 
     report: ShadowReport
-    auc: float | None
     round: int
     shadows: int
     wider: int
@@ -582,13 +580,13 @@ class Cost:
             ``accuracy_difference``, ``bytes_up_ratio``: compared with it.
     """
 
-    accuracy: float | None
-    worst_tenth: float | None
-    chance: float | None
-    at_chance: bool
+    accuracy: float | None = None
+    worst_tenth: float | None = None
+    chance: float | None = None
+    at_chance: bool = False
     bytes_up: int
-    bytes_down: int | None
-    seconds: float | None
+    bytes_down: int | None = None
+    seconds: float | None = None
     probes: tuple[ProbeResult, ...] = ()
     against: str | None = None
     against_at_chance: bool | None = None

@@ -1,48 +1,74 @@
-"""The audit of one run: all findings, in the form of ``audit.json``."""
+"""The audit of one run: what every attack found."""
 
 from __future__ import annotations
 
-import base64
 import json
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from pydantic import Base64Bytes, TypeAdapter
+
+from fedpriv.attacks.core.status import Reason
 from fedpriv.audit import duration
-from fedpriv.audit.answer import answer
+from fedpriv.audit.answer import concluded
+from fedpriv.audit.cost import cost, signal_to_noise
+from fedpriv.audit.evidence.leaving import conditions, crossed, has_batch_norm, knowledge
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import NotSimulated
 from fedpriv.audit.evidence.statistics import RUNNING, exposed, listed
 from fedpriv.audit.evidence.sums import HeldBack, evidence_of
-from fedpriv.audit.findings import best_of_images, best_of_texts, distinct, facts, known_members, of_epsilon
 from fedpriv.audit.finished import UNFINISHED, Finished
-from fedpriv.audit.formats import named
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
+from fedpriv.audit.judge import images, texts
 from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
-from fedpriv.audit.progress import END, Progress, Say, check_budget, spent
+from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, spent
+from fedpriv.audit.results import (
+    Audit,
+    AuditedRun,
+    Canaries,
+    CenterOutcome,
+    ControlResult,
+    Epsilon,
+    EpsilonBounds,
+    ImageTarget,
+    LabelResult,
+    LabelRule,
+    MeanColour,
+    MembershipOutcome,
+    Part,
+    Sender,
+    ShadowLabels,
+    Statistic,
+    TextTargetResult,
+)
 from fedpriv.audit.sums import compared
-from fedpriv.audit.text.recovery import Read, on_single_texts
 from fedpriv.audit.text.recovery import on_message as on_texts_of
-from fedpriv.audit.verdict import verdict
+from fedpriv.audit.text.recovery import on_single_texts
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import forked
 from fedpriv.samples import Modality
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.server.sampling import participants
 
-ROWS = (
+ROWS = Reason(
+    "does not apply",
     "the attacks reconstruct images and texts, and the samples are rows of a table; a first layer that is fully connected can "
-    "reveal a row as it reveals an image"
+    "reveal a row as it reveals an image",
 )
-CENTERS_OF_TEXTS = "the class centres are means of embeddings of texts, and the attack inverts only embeddings of images"
+CENTERS_OF_TEXTS = Reason(
+    "does not apply", "the class centres are means of embeddings of texts, and the attack inverts only embeddings of images"
+)
 """Why the class centres of runs on texts, or on image-text pairs, are not inverted."""
 
 
@@ -79,10 +105,10 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class Audited:
-    """A run's findings (JSON) and its pictures (PNG), which the findings name."""
+    """What was found, and the pictures (PNG) by the names that it gives."""
 
-    findings: dict[str, Any]
-    pictures: dict[str, bytes]
+    audit: Audit
+    pictures: Mapping[str, bytes]
 
 
 def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
@@ -103,36 +129,60 @@ def _kind(evidence: Evidence, options: AuditOptions, workers: int) -> str:
     return json.dumps([config, asdict(options), workers], sort_keys=True)
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class _Part:
     """What some of the attacks found.
 
     Attributes:
-        lower: the lower bound of epsilon, if there is one.
         times, moments: see :class:`fedpriv.audit.progress.Progress`.
     """
 
-    findings: dict[str, Any]
-    pictures: dict[str, bytes] = field(default_factory=dict)
-    lower: dict[str, Any] | None = None
-    times: Mapping[str, float] = field(default_factory=dict)
-    moments: Mapping[str, float] = field(default_factory=dict)
+    not_run: Mapping[Part, Reason]
+    pictures: Mapping[str, Base64Bytes] = field(default_factory=dict)
+    times: Mapping[str, float]
+    moments: Mapping[str, float]
 
-    def to_json(self) -> dict[str, Any]:
-        """With the pictures as base64."""
-        return {**asdict(self), "pictures": {name: base64.b64encode(png).decode() for name, png in self.pictures.items()}}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> _Part:
-        """The inverse of :meth:`to_json`."""
-        return cls(**{**values, "pictures": {name: base64.b64decode(png) for name, png in values["pictures"].items()}})
+    def added_to(self, run: AuditedRun) -> AuditedRun:
+        """The run with what they found, which has the names that it has there."""
+        names = {one.name for one in fields(self)} & {one.name for one in fields(run)}
+        return replace(run, **{name: getattr(self, name) for name in names} | {"not_run": {**run.not_run, **self.not_run}})
 
 
-def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) -> Audited:
+@dataclass(frozen=True, kw_only=True)
+class _OfSamples(_Part):
+    """The samples behind messages."""
+
+    images: tuple[ImageTarget, ...]
+    texts: tuple[TextTargetResult, ...]
+    controls: tuple[ControlResult, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OfClients(_Part):
+    """What a client holds; ``bounds``: of epsilon, if there are any."""
+
+    statistics: tuple[Statistic, ...]
+    exposed: tuple[str, ...]
+    labels: tuple[LabelResult, ...]
+    label_rules: tuple[LabelRule, ...]
+    labels_over_rounds: tuple[LabelResult, ...]
+    shadow_labels: ShadowLabels | None
+    mean_colours: tuple[MeanColour, ...]
+    centers: tuple[CenterOutcome, ...]
+    membership: tuple[MembershipOutcome, ...]
+    membership_controls: tuple[ControlResult, ...]
+    membership_limit: str | None
+    bounds: EpsilonBounds | None
+
+
+def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) -> tuple[AuditedRun, Mapping[str, bytes]]:
     """Audit a finished run from what it kept.
 
     Args:
         workers: processes; findings do not depend on them, unless a budget cuts them.
+
+    Returns:
+        what was found, and the pictures (PNG) by name.
 
     Raises:
         UsageError: see :func:`check`; or the data have changed since the run.
@@ -145,132 +195,226 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
     if goes_on:
         say("continuing an audit that was interrupted")
     progress("what left the clients")
-    found = _attacked(evidence, options, progress, workers)
-    findings = facts(evidence, summary) | found.findings
-    statement = summary.get("privacy")
-    findings["epsilon"] = of_epsilon(statement, found.lower, measured(evidence.folder, statement))
-    findings["without_sums"] = None
+    samples, clients = _attacked(evidence, options, progress, workers)
+    run = _together(facts(evidence, summary), samples, clients)
+    run = replace(run, epsilon=_epsilon(evidence.folder, summary, clients.bounds))
     if evidence.summed:
-        findings["without_sums"] = _without_sums(run_dir, options, findings, progress)
-    progress.note(found.times, found.moments)
+        run = _beside_uploads(run, run_dir, options, progress)
+    progress.note({**samples.times, **clients.times}, {**samples.moments, **clients.moments})
     if not goes_on and progress.spent() is None:
         duration.keep(kind, progress.moments | {END: progress.so_far()})
-    findings["seconds"] = {step: round(seconds, 1) for step, seconds in progress.times.items()}
-    findings["verdict"] = verdict(findings)
-    findings["answer"] = answer(findings)
-    return Audited(findings, found.pictures)
+    run = replace(run, seconds={step: round(seconds, 1) for step, seconds in progress.times.items()})
+    return concluded(run), {**samples.pictures, **clients.pictures}
 
 
-def _attacked(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Part:
+def facts(evidence: Evidence, summary: Mapping[str, Any]) -> AuditedRun:
+    """The run without attacks: what it is, what it cost, what left its clients."""
+    config, facts, federation = evidence.config, evidence.folder.facts, evidence.federation
+    transforms = evidence.store.upload(*evidence.messages()[0]).transforms
+    summed = ["secure aggregation"] if evidence.summed else []
+    private = [f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else []
+    server, outsider = knowledge(evidence)
+    assert config.model.name is not None, "a run's config names its model"
+    return AuditedRun(
+        name=evidence.folder.path.name,
+        run_id=facts["run_id"],
+        run_dir=str(evidence.folder.path),
+        method=config.called,
+        title=federation.method.title,
+        paper=federation.method.paper,
+        dataset=Path(config.data.name).name,
+        model=config.model.name,
+        modalities=evidence.modalities,
+        seed=config.seed,
+        clients=config.data.clients,
+        participants=_a_round(evidence),
+        rounds=summary["rounds"],
+        defence=(*transforms, *summed, *private),
+        summed=evidence.summed,
+        git_commit=facts.get("git_commit"),
+        versions=facts.get("versions") or {},
+        partition_hash=facts["partition_hash"],
+        config_yaml=config.to_yaml(),
+        cost=cost(evidence, summary),
+        snr=signal_to_noise(evidence.folder.records()),
+        wire=crossed(evidence),
+        server_knows=server,
+        outsider_knows=outsider,
+        conditions=conditions(evidence),
+        batch_norm=has_batch_norm(federation.resident.net),
+    )
+
+
+def distinct(controls: Iterable[ControlResult]) -> tuple[ControlResult, ...]:
+    """The distinct controls; those that differ in their cost alone are equal."""
+    return tuple({(one.attacker, one.name, one.sentence): one for one in controls}.values())
+
+
+def _a_round(evidence: Evidence) -> int:
+    """How many clients take part in a round: of a schedule, on average."""
+    config, agreement = evidence.config, evidence.federation.agreement
+    if config.train.selection not in ("all", "schedule"):
+        return config.participants_of(len(agreement.trainable))
+    return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
+
+
+def _epsilon(folder: RunFolder, summary: Mapping[str, Any], bounds: EpsilonBounds | None) -> Epsilon | None:
+    """The ledger's statement beside the lower bounds of attacks and canaries; ``None``: without differential privacy."""
+    statement = summary.get("privacy")
+    canaries: Canaries | None = measured(folder, statement)
+    if statement is None:
+        return None
+    known = filter(
+        None, (statement["adjacency"], statement["holds_if"], statement.get("randomness"))
+    )  # the last not in older runs
+    return Epsilon(
+        upper=statement["epsilon"],
+        delta=statement["delta"],
+        level=statement["level"],
+        accountant=statement["accountant"],
+        by_attack=bounds,
+        canaries=canaries,
+        statement=(*known, *(f"not covered: {one}" for one in statement["not_covered"])),
+    )
+
+
+def _attacked(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> tuple[_OfSamples, _OfClients]:
     """What all attacks find. Two processes share them: what is behind the messages, and who and which classes."""
     if evidence.federation.resident.device.type != "cpu":
         workers = 1  # what an accelerator holds does not survive a fork
-    made = [
+    made: list[Callable[[], _Part]] = [
         partial(_of_samples, evidence, options, progress, workers),
         partial(_finished_of_clients, evidence, options, progress),
     ]
     samples, clients = forked(made, workers)
-    together = clients.findings | samples.findings
-    together["not_tried"] = samples.findings["not_tried"] | clients.findings["not_tried"]
-    together["known_members"] = known_members(together["attacks"], together["texts"])
-    return _Part(
-        together,
-        samples.pictures | clients.pictures,
-        clients.lower,
-        {**samples.times, **clients.times},
-        {**samples.moments, **clients.moments},
-    )
+    assert isinstance(samples, _OfSamples) and isinstance(clients, _OfClients)
+    return samples, clients
 
 
-def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Part:
+def _together(run: AuditedRun, samples: _OfSamples, clients: _OfClients) -> AuditedRun:
+    run = clients.added_to(samples.added_to(run))
+    return replace(run, known_members=(*images.known_members(run.images), *texts.known_members(run.texts)))
+
+
+def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _OfSamples:
     """Reconstruction of images and texts."""
     progress.again("samples")
-    name, pictures, not_tried = evidence.folder.path.name, dict[str, bytes](), dict[str, str]()
-    texts = on_texts(evidence, options, not_tried, progress) if "text" in evidence.modalities else []
-    attacks, controls = [], list[dict[str, Any]]()
-    for attacked in on_images(evidence, options, not_tried, progress, workers) if "image" in evidence.modalities else []:
-        picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-{_slug(attacked.client)}.png"
+    name, pictures, not_run = evidence.folder.path.name, dict[str, bytes](), dict[Part, Reason]()
+    read = on_texts(evidence, options, not_run, progress) if "text" in evidence.modalities else []
+    targets, controls = list[ImageTarget](), list[ControlResult]()
+    for attacked in on_images(evidence, options, not_run, progress, workers) if "image" in evidence.modalities else []:
+        picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-{_slug(attacked.sender)}.png"
         rows = attacked.pictures()
         if rows:
             pictures[picture] = grid(rows)
-        attacks.append(attacked.described(picture if rows else None))
+        targets.append(attacked.described(picture if rows else None))
         controls += attacked.controls()
     if not evidence.modalities:
-        not_tried["rows"] = ROWS
+        not_run["rows"] = ROWS
     progress.note()
-    findings = {
-        "not_tried": not_tried,
-        "texts": texts,
-        "attacks": attacks,
-        "controls": distinct(controls),
-        "best": {kind: best_of_images(attacks, kind) for kind in ("message", "single image")},
-        "best_of_texts": {kind: best_of_texts(texts, kind) for kind in ("message", "single text")},
-    }
-    return _Part(findings, pictures, None, progress.times, progress.moments)
+    return _OfSamples(
+        images=tuple(targets),
+        texts=tuple(read),
+        controls=distinct(controls),
+        not_run=not_run,
+        pictures=pictures,
+        times=progress.times,
+        moments=progress.moments,
+    )
 
 
-def _finished_of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -> _Part:
+def _finished_of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -> _OfClients:
     """:func:`_of_clients`, read where an audit that was broken off has finished it."""
     if progress.finished is None or options.budget is not None:  # a budget may cut them
         return _of_clients(evidence, options, progress)
     what = ("clients", type(evidence).__name__, options)
-    return _Part.from_json(progress.finished.findings(*what, compute=lambda: _of_clients(evidence, options, progress).to_json()))
+    return progress.finished.part(*what, form=TypeAdapter(_OfClients), compute=lambda: _of_clients(evidence, options, progress))
 
 
-def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -> _Part:
+def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -> _OfClients:
     """What a client holds: its classes, class centres, and whether given samples are among its own."""
     progress.again("clients")
-    name, pictures, not_tried = evidence.folder.path.name, dict[str, bytes](), dict[str, str]()
-    findings: dict[str, Any] = {"statistics": {"listed": listed(evidence), "exposed": list(exposed(evidence))}}
+    pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
+    statistics, unaltered = listed(evidence), exposed(evidence)
     progress("labels")
-    labels = [labels_of(evidence, round, client) for round, client in evidence.messages()]
-    findings |= findings_of(labels)
-    findings["label_shadow"] = None
-    first, last = evidence.store.rounds()[0], evidence.store.rounds()[-1]
+    labels = findings_of([labels_of(evidence, round, client) for round, client in evidence.messages()])
+    first, shadows = evidence.store.rounds()[0], None
     if options.label_shadows:
         progress(f"labels: {options.label_shadows} shadow clients")
         try:
             progress.in_time()
-            findings["label_shadow"] = shadow_labels(evidence, first, options.label_shadows, options.seed)
+            shadows = shadow_labels(evidence, first, options.label_shadows, options.seed)
+        except BudgetSpent as cut:
+            not_run["shadow clients"] = cut.reason
         except FedprivError as error:
-            not_tried["label_shadow"] = str(error)
-    sent = {one["what"] for one in findings["statistics"]["listed"]}
-    findings["mean_colour"] = None
+            not_run["shadow clients"] = Reason("not available", str(error))
+    sent, colours = {one.what for one in statistics}, tuple[MeanColour, ...]()
     if RUNNING in sent and evidence.modalities == ("image",):
-        findings["mean_colour"] = mean_colours(evidence, not_tried)
-    findings["centers"] = []
-    of_centers = [(round, evidence.store.clients(round)[0]) for round in (first, last)]
+        seen = mean_colours(evidence)
+        if isinstance(seen, Reason):
+            not_run["mean colour"] = seen
+        else:
+            colours = seen
     if "text" in evidence.modalities and "centers" in sent:
-        not_tried["centers"] = CENTERS_OF_TEXTS
-    for round, client in dict.fromkeys(of_centers if evidence.modalities == ("image",) else []):
+        not_run["class centres"] = CENTERS_OF_TEXTS
+    centers = _centers(evidence, not_run, pictures, progress)
+    earlier = _rounds(evidence, options.messages) if options.messages > 1 else []
+    members = in_rounds(evidence, earlier, options.membership_shadows, options.seed, progress)
+    if members.refused is not None:
+        not_run["membership"] = members.refused
+    progress.note()
+    return _OfClients(
+        statistics=statistics,
+        exposed=unaltered,
+        labels=tuple(labels.labels),
+        label_rules=tuple(labels.rules),
+        labels_over_rounds=tuple(labels.over_rounds),
+        shadow_labels=shadows,
+        mean_colours=colours,
+        centers=tuple(centers),
+        membership=tuple(members.outcomes),
+        membership_controls=distinct(members.controls),
+        membership_limit=members.limit,
+        bounds=members.epsilon,
+        not_run=not_run,
+        pictures=pictures,
+        times=progress.times,
+        moments=progress.moments,
+    )
+
+
+def _centers(
+    evidence: Evidence, not_run: dict[Part, Reason], pictures: dict[str, bytes], progress: Progress
+) -> list[CenterOutcome]:
+    """Images from the class centres of the first and of the last kept round; ``pictures`` gets some of each."""
+    found, rounds = list[CenterOutcome](), evidence.store.rounds()
+    for round in dict.fromkeys((rounds[0], rounds[-1]) if evidence.modalities == ("image",) else ()):
+        client = evidence.store.clients(round)[0]
         if (cut := progress.spent()) is not None:
-            not_tried["centers"] = cut
+            not_run["class centres"] = cut
             break
         progress(f"class centres of round {round}")
         if (inverted := inverted_centers(evidence, round, client)) is not None:
-            picture = f"{name}-centers-round-{round}-{_slug(evidence.sender(round, client))}.png"
-            pictures[picture] = grid(inverted[1])
-            findings["centers"].append(inverted[0] | {"pictures": picture})
-    earlier = _rounds(evidence, options.messages) if options.messages > 1 else []
-    members, lower = in_rounds(evidence, earlier, options.membership_shadows, options.seed, not_tried, progress)
-    members["membership_controls"] = distinct(members["membership_controls"])
-    progress.note()
-    return _Part(findings | members | {"not_tried": not_tried}, pictures, lower, progress.times, progress.moments)
+            outcome, shown = inverted
+            picture = f"{evidence.folder.path.name}-centers-round-{round}-{_slug(outcome.sender)}.png"
+            pictures[picture] = grid(shown)
+            found.append(replace(outcome, picture=picture))
+    return found
 
 
-def _slug(sender: int | str) -> str:
-    return re.sub(r"\W+", "-", named(sender)).strip("-")
+def _slug(sender: Sender) -> str:
+    return re.sub(r"\W+", "-", sender.named).strip("-")
 
 
-def _without_sums(run_dir: Path, options: AuditOptions, findings: dict[str, Any], progress: Progress) -> list[dict[str, Any]]:
-    """Each attack on the sums, beside the same on the uploads behind them, which the server did not see."""
+def _beside_uploads(run: AuditedRun, run_dir: Path, options: AuditOptions, progress: Progress) -> AuditedRun:
+    """The run with each attack on the sums beside the same on the uploads behind them, which the server did not see."""
     try:
         behind = HeldBack(run_dir)
     except UsageError:
-        findings["not_tried"]["without_sums"] = "the clients of other machines hold back their uploads and keep none"
-        return []
+        why = Reason("not available", "the clients of other machines hold back their uploads and keep none")
+        return replace(run, comparison=(), not_run={**run.not_run, "single uploads": why})
     progress("for comparison: the uploads behind the sums")
-    return compared(findings, _attacked(behind, options, progress, 1).findings)
+    return replace(run, comparison=compared(run, _together(run, *_attacked(behind, options, progress, 1))))
 
 
 def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[int, int]]:
@@ -303,11 +447,13 @@ def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> list[tuple[in
     return list(dict.fromkeys((min(chosen, key=lacks), min(reversed(chosen), key=lacks))))
 
 
-def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say, workers: int = 1) -> list[Attacked]:
-    """Attack some messages of clients with images, and the easiest case; ``not_tried`` gets the reason where it cannot be."""
+def on_images(
+    evidence: Evidence, options: AuditOptions, not_run: dict[Part, Reason], say: Say, workers: int = 1
+) -> list[Attacked]:
+    """Attack some messages of clients with images, and the easiest case; ``not_run`` gets the reason where it cannot be."""
     chosen, found = _chosen(evidence, options.messages, "image"), list[Attacked]()
     if not chosen:
-        not_tried["images"] = "no client whose message was kept has images"
+        not_run["images"] = Reason("not available", "no client whose message was kept has images")
         return []
     singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles, workers=workers)
     attacks: list[tuple[Callable[..., Attacked], tuple[int, int]]] = [(on_message, one) for one in chosen]
@@ -320,34 +466,33 @@ def on_images(evidence: Evidence, options: AuditOptions, not_tried: dict[str, st
         try:
             made = attack(evidence, *one, options.seed, say)
         except UsageError as error:
-            not_tried["images"] = str(error)
+            not_run["images"] = Reason("does not apply", str(error))
         except NotSimulated as error:
-            not_tried["single_images"] = str(error)
+            not_run["single images"] = Reason("not available", str(error))
         else:
             found.append(made)
             easiest += [made] if attack is singles else []
     return found
 
 
-def on_texts(evidence: Evidence, options: AuditOptions, not_tried: dict[str, str], say: Say) -> list[dict[str, Any]]:
-    """As :func:`on_images`, for texts, as JSON."""
-    chosen = _chosen(evidence, options.messages, "text")
+def on_texts(evidence: Evidence, options: AuditOptions, not_run: dict[Part, Reason], say: Say) -> list[TextTargetResult]:
+    """As :func:`on_images`, for texts."""
+    chosen, found = _chosen(evidence, options.messages, "text"), list[TextTargetResult]()
     if not chosen:
-        not_tried["texts"] = "no client whose message was kept has texts"
+        not_run["texts"] = Reason("not available", "no client whose message was kept has texts")
         return []
-    found: list[Read] = []
     for round, client in chosen:
         if (cut := spent(say)) is not None:
-            not_tried["texts"] = cut
-            return [one.described() for one in found]
+            not_run["texts"] = cut
+            return found
         found.append(on_texts_of(evidence, round, client, options.seed, say))
     if evidence.summed:
-        not_tried["texts"] = "of a client with one text, the server sees no message but a sum"
+        not_run["texts"] = Reason("not available", "of a client with one text, the server sees no message but a sum")
     for one in [] if evidence.summed else _easiest(evidence, chosen):
         try:
             found.append(on_single_texts(evidence, *one, options.seed, say))
         except NotSimulated as error:
-            not_tried["single_texts"] = str(error)
+            not_run["single texts"] = Reason("not available", str(error))
         except FedprivError as error:
-            not_tried["texts"] = str(error)
-    return [one.described() for one in found]
+            not_run["texts"] = Reason("does not apply", str(error))
+    return found

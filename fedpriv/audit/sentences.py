@@ -25,7 +25,7 @@ from fedpriv.audit.results import (
     MembershipOutcome,
     Part,
     ShadowLabels,
-    TextScoresOf,
+    TextScoreMeans,
     TextTargetResult,
 )
 
@@ -212,7 +212,7 @@ def texts(target: TextTargetResult, found: BestTexts | None) -> str:
     return f"{result}; {_exact(found.figures.exact)}{open_still}."
 
 
-def _named(scores: TextScoresOf) -> str:
+def _named(scores: TextScoreMeans) -> str:
     if scores.precision is None:
         return "no token"
     return f"{scores.recall:.0%} of the tokens, with a precision of {scores.precision:.0%}"
@@ -339,8 +339,8 @@ def membership(attacks: Sequence[MembershipOutcome], besides: bool = False) -> s
         span = f"{turned.together.low:.2f} to {turned.together.high:.2f}"
         return (
             f"Of {count} membership attacks, {_in_round(turned.outcome, attacks)} gives members lower scores than non-members, "
-            f"on {turned.points.members} members and {turned.points.non_members} non-members (AUC {turned.auc:.2f}, 95 % interval "
-            f"{span}{held}): read in the opposite order, these scores tell them apart."
+            f"on {turned.points.members} members and {turned.points.non_members} non-members (AUC {turned.auc:.2f}, 95 % "
+            f"interval {span}{held}): read in the opposite order, these scores tell them apart."
         )
     if best.together.low > 0.5:
         tells = f"The best of {count} membership attacks, {name}, separates members from non-members"

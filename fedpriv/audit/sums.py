@@ -3,79 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Literal
 
-from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.verdict import LIMIT
+from fedpriv.attacks.scoring.scores import Rate, wilson
+from fedpriv.audit.judge import images, members, texts
+from fedpriv.audit.results import AuditedRun, SumComparison, Value
 
-Found = Mapping[str, Any]
-Measured = dict[str, dict[str, Any]]
-"""By attack: ``value``, its 95 % interval from ``low`` to ``high``, and ``n``, the number of samples (of labels: of messages)."""
+Measure = Literal["images", "texts", "label sets", "membership"]
 
 
-def compared(sums: Found, alone: Found) -> list[dict[str, Any]]:
-    """Rows of a table, ``{measure, attack, with, without}``; ``None``: the attack was not mounted there.
+def compared(sums: AuditedRun, alone: AuditedRun) -> tuple[SumComparison, ...]:
+    """Each attack on the sums beside the same on the single uploads behind them.
 
     Args:
-        sums: findings on the sums; ``alone``: on the single uploads.
+        sums: what was found of the sums; ``alone``: of the single uploads.
     """
     rows = []
     for measure, read in _MEASURES.items():
         behind, single = read(sums), read(alone)
         for attack in dict.fromkeys((*behind, *single)):
-            rows.append({"measure": measure, "attack": attack, "with": behind.get(attack), "without": single.get(attack)})
-    return rows
+            rows.append(SumComparison(measure, attack, behind.get(attack), single.get(attack)))
+    return tuple(rows)
 
 
-def _images(found: Found) -> Measured:
-    return _pooled(
-        (one["attacker"], one["success"][LIMIT]["successes"], one["success"][LIMIT]["n"])
-        for attack in found["attacks"]
-        if attack["kind"] == "message"
-        for one in attack["attempts"]
-        if not one.get("inapplicable")
-    )
+def _images(run: AuditedRun) -> dict[str, Value]:
+    messages = (target for target in run.images if target.kind == "message")
+    return _pooled((one.attack, figures.success[images.LIMIT]) for target in messages for one, figures in images.ran(target))
 
 
-def _texts(found: Found) -> Measured:
-    return _pooled(
-        (one["attacker"], one["exact"]["successes"], one["exact"]["n"])
-        for read in found["texts"]
-        if read["kind"] == "message"
-        for one in read["attempts"]
-        if not one.get("inapplicable") and one["exact"]
-    )
+def _texts(run: AuditedRun) -> dict[str, Value]:
+    messages = (target for target in run.texts if target.kind == "message")
+    made = (one for target in messages for one in texts.ran(target))
+    return _pooled((one.outcome.attack, rate) for one in made if (rate := one.figures.exact) is not None)
 
 
-def _labels(found: Found) -> Measured:
-    return _pooled((one["rule"], one["exact"]["successes"], one["messages"]) for one in found["label_rules"] if one["exact"])
+def _labels(run: AuditedRun) -> dict[str, Value]:
+    return _pooled((one.rule, one.exact) for one in run.label_rules if one.exact is not None)
 
 
-def _membership(found: Found) -> Measured:
-    return {
-        f"{one['attack'].partition(' (')[0]}, round {one['round']}": {
-            "value": one["auc"],
-            "low": one["auc_low"],
-            "high": one["auc_high"],
-            "n": one["members"],
-        }
-        for one in found["membership"]
-    }
+def _membership(run: AuditedRun) -> dict[str, Value]:
+    made = {f"{one.outcome.attack}, round {one.outcome.round}": one.points for one in members.ran(run.membership)}
+    return {name: Value(one.auc.value, one.auc.low, one.auc.high, one.members) for name, one in made.items()}
 
 
-def _pooled(hits: Iterable[tuple[str, int, int]]) -> Measured:
-    """Over the messages: (attack, how many it found, of how many)."""
+def _pooled(rates: Iterable[tuple[str, Rate]]) -> dict[str, Value]:
+    """By attack, over the messages."""
     totals: dict[str, tuple[int, int]] = {}
-    for name, found, of in hits:
-        before = totals.get(name, (0, 0))
-        totals[name] = before[0] + found, before[1] + of
-    rates = {name: wilson(found, of) for name, (found, of) in totals.items() if of}
-    return {name: {"value": one.share, "low": one.low, "high": one.high, "n": one.n} for name, one in rates.items()}
+    for name, rate in rates:
+        found, of = totals.get(name, (0, 0))
+        totals[name] = found + rate.successes, of + rate.n
+    pooled = {name: wilson(found, of) for name, (found, of) in totals.items() if of}
+    return {name: Value(one.share, one.low, one.high, one.n) for name, one in pooled.items()}
 
 
-_MEASURES: Mapping[str, Callable[[Found], Measured]] = {
-    "images recovered": _images,
-    "texts recovered word by word": _texts,
-    "sets of classes found exactly": _labels,
-    "membership AUC (0.5: guessing)": _membership,
+_MEASURES: Mapping[Measure, Callable[[AuditedRun], dict[str, Value]]] = {
+    "images": _images,
+    "texts": _texts,
+    "label sets": _labels,
+    "membership": _membership,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +19,11 @@ from fedpriv.errors import UnknownName, UsageError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from fedpriv.attacks.core.registry import MaliciousAttack
+    from fedpriv.attacks.attack import ImageAttack
+    from fedpriv.attacks.lab.attempts import Attempt
     from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.images.target import Target
+    from fedpriv.audit.results import Baseline, ImageFigures
 
 OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
 """Options for attacks on texts alone, and for single steps."""
@@ -102,8 +105,7 @@ def attack(
     """
     check_name("attacks", "attack", name)
     loading()
-    from fedpriv.attacks.core.registry import IMAGE_ATTACKS, image_attacks
-    from fedpriv.attacks.core.text_registry import TEXT_ATTACKS, text_attacks
+    from fedpriv.attacks.attack import ATTACKS, image_attacks, text_attacks
     from fedpriv.config import parse_assignment
     from fedpriv.seeding import with_threads
 
@@ -123,8 +125,8 @@ def attack(
         with with_threads(1):
             return attack_text(name, options, seed, run_name, **chosen)
     if name not in image_attacks():
-        if name in IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing:
-            raise UsageError(f"attack {name!r} is not available: {(IMAGE_ATTACKS.missing | TEXT_ATTACKS.missing)[name]}")
+        if name in ATTACKS.missing:
+            raise UsageError(f"attack {name!r} is not available: {ATTACKS.missing[name]}")
         raise UnknownName("attack", name, [*image_attacks(), *text_attacks(), MASKS])
     for option in OF_TEXTS:
         if chosen.pop(option):
@@ -136,16 +138,16 @@ def attack(
 def _attack_images(
     name: str, options: dict[str, Any], seed: int, output: Path | None, run_name: str | None, **chosen: Any
 ) -> dict[str, Any]:
-    from fedpriv.attacks.core.registry import MaliciousAttack, image_attack
-    from fedpriv.attacks.lab.attempts import Attempt, attackers, controlled, out_of_reach
+    from fedpriv.attacks.attack import image_attack
+    from fedpriv.attacks.core.status import Reason
+    from fedpriv.attacks.lab.attempts import attackers, controlled, out_of_reach
     from fedpriv.audit.images import figures
     from fedpriv.audit.images.attempts import FIRST, until_decided
 
     out = wide_console()
     played: Replay | None = None
-    if hasattr(image_attack(name), "alter"):
+    if image_attack(name).is_malicious():
         attack = with_options(image_attack(name), name, options)
-        assert isinstance(attack, MaliciousAttack)
         target, played = _altered(attack, run_name, seed, chosen)
         out.print(f"altered: {', '.join(played.altered)}", soft_wrap=True)
         out.print(played.sentence, soft_wrap=True)
@@ -161,7 +163,7 @@ def _attack_images(
         raise UsageError(f"{name}: {error}") from None
     if name not in (names := [one.name for one in tried]):
         out.print(f"{name} needs the hidden layers; in its place, attacks without them: {', '.join(names)}", soft_wrap=True)
-    attempts, beyond = list[Attempt](), dict[str, str]()
+    attempts: list[Attempt] = []
     with progress(len(tried)) as begin:
         if len(tried) > 1 and run_name is None:
             n = len(target.images)
@@ -169,14 +171,14 @@ def _attack_images(
         for attacker in tried if not attempts else ():
             begin(f"{target.title}: {attacker.name}")
             observed = target.observe(attacker.threat)
-            if reason := out_of_reach(attacker, observed, len(target.images)):
-                beyond[attacker.name] = reason
-            made = controlled(attacker, observed, target.images, target.labels, seed, views=target.views)
-            attempts.append(target.held_against(made))
+            made = target.held_against(controlled(attacker, observed, target.images, target.labels, seed, views=target.views))
+            if reach := out_of_reach(attacker, observed, len(target.images)):
+                made = replace(made, reasons=(Reason("unlike the controls", reach.text),))
+            attempts.append(made)
     tell_controls([control for made in attempts for control in made.controls], out)
     if all(made.found is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])
-    for line in figures.remarks(attempts, beyond):
+    for line in figures.remarks(attempts):
         out.print(line, soft_wrap=True)
     guesses = target.guesses()
     out.print(figures.table(attempts, guesses, target))
@@ -191,12 +193,30 @@ def _attack_images(
         "images": len(target.images),
         "mask_layers": target.masked,
         "seed": seed,
-        "attackers": [
-            figures.figures(one) | {"is_evidence": one.is_evidence and one.attacker.name not in beyond} for one in attempts
-        ],
-        "baselines": figures.guess_figures(guesses),
+        "attackers": [_attacker(one) for one in attempts],
+        "baselines": {name: _figures(one) for name, one in figures.guess_figures(guesses).items()},
         "controls": [vars(control) for made in attempts for control in made.controls],
     }
+
+
+def _attacker(made: Attempt) -> dict[str, Any]:
+    """An attempt for ``--json``, with its figures if it was run."""
+    from fedpriv.audit.images.figures import figures
+
+    why, found = made.inapplicable, figures(made)
+    said = {
+        "attacker": made.attacker.name,
+        "threat": asdict(made.attacker.threat),
+        "is_evidence": made.is_evidence,
+        "inapplicable": None if why is None else str(why),
+    }
+    return said if found is None else said | _figures(found)
+
+
+def _figures(found: ImageFigures | Baseline) -> dict[str, Any]:
+    """With the share of each rate."""
+    success = {limit: asdict(rate) | {"share": rate.share} for limit, rate in found.success.items()}
+    return asdict(found) | {"success": success}
 
 
 @command(main, "attacks")
@@ -223,8 +243,7 @@ def attacks() -> dict[str, Any]:
 def _all() -> Rows:
     from dataclasses import fields
 
-    from fedpriv.attacks.core.registry import image_attacks
-    from fedpriv.attacks.core.text_registry import text_attacks
+    from fedpriv.attacks.attack import image_attacks, text_attacks
     from fedpriv.attacks.inference.masked_sums import SecaggMasks
 
     rows = []
@@ -238,10 +257,9 @@ def _all() -> Rows:
 
 def _check_threat(name: str, threat: str, run_name: str | None) -> None:
     """Hold the declared threat model against the attack's."""
-    from fedpriv.attacks.core.registry import image_attacks
-    from fedpriv.attacks.core.text_registry import text_attacks
+    from fedpriv.attacks.attack import ATTACKS
 
-    altering = [one for one, kind in {**image_attacks(), **text_attacks()}.items() if hasattr(kind, "alter")]
+    altering = [one for one, kind in ATTACKS.all().items() if kind.is_malicious()]
     if (name in altering) == (threat == "malicious"):
         if name in altering and run_name is None:
             raise UsageError(f"{name} alters what a server sends to a client; name the run with --run")
@@ -312,7 +330,7 @@ def _target(
     return target.message(evidence, *evidence.messages(round_, client)[0])
 
 
-def _altered(attack: MaliciousAttack, run_name: str | None, seed: int, chosen: Mapping[str, Any]) -> tuple[Target, Replay]:
+def _altered(attack: ImageAttack, run_name: str | None, seed: int, chosen: Mapping[str, Any]) -> tuple[Target, Replay]:
     """What a client of the run sends after an altered download."""
     from fedpriv.audit.evidence.sums import evidence_of
     from fedpriv.audit.images import target

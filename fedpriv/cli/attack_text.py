@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ from fedpriv.cli.controls import held_to, progress, tell_controls, wide_console,
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedpriv.attacks.core.text_registry import MaliciousTextAttack
+    from fedpriv.attacks.attack import TextAttack
+    from fedpriv.attacks.core.status import Status
     from fedpriv.audit.evidence.malicious import Replay
-    from fedpriv.audit.text.attempts import TextAttacker
+    from fedpriv.audit.results import PartialLeakage, TextFigures, TextScoreMeans
+    from fedpriv.audit.text.attempts import TextAttacker, TextAttempt
     from fedpriv.audit.text.target import TextTarget
 
 USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1), "token-imprint": (1, 1)}
@@ -29,34 +32,37 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         UsageError: an option does not apply, or the run or the data set has no texts.
         FedprivError: a control failed.
     """
-    from fedpriv.attacks.core.text_registry import MaliciousTextAttack, text_attack
+    from fedpriv.attacks.attack import text_attack
     from fedpriv.attacks.text.controls import text_controls
     from fedpriv.audit.text import figures
     from fedpriv.audit.text.attempts import attempt_text
 
     out = wide_console()
     target, played = _target(name, seed, run_name, **chosen), None
-    if isinstance(attack := with_options(text_attack(name), name, options), MaliciousTextAttack):
+    if (attack := with_options(text_attack(name), name, options)).is_malicious():
         assert run_name is not None, "fedpriv attack asks for a run"
         target, played = _altered(attack, target, run_name, seed, chosen)
         out.print(f"altered: {', '.join(played.altered)}", soft_wrap=True)
         out.print(played.sentence, soft_wrap=True)
-    tried = _attackers(name, options, target)
-    attempts = []
+    tried, guess = _attackers(name, options, target), figures.guess(target, seed)
+    baseline, attempts, rows = figures.score_figures(guess), [], []
     with progress(1 + len(tried)) as begin:
         begin(f"controls of {name}")
-        controls = text_controls(tried[0].attack, seed) if name in USUAL else []
+        controls = [] if attack.control is None else text_controls(attack, seed)
         tell_controls(controls, out)
         held_to(controls)
         for attacker in tried:
             begin(f"{target.title}: {attacker.name}")
             out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences(images=False))}", soft_wrap=True)
-            attempts.append(attempt_text(attacker, target, seed))
-            for line in figures.in_lines(attempts[-1], target):
+            attempt = attempt_text(attacker, target, seed)
+            for line in figures.in_lines(attempt, target):
                 out.print(line, soft_wrap=True)
-            if attempts[-1].found is not None and (reason := attempts[-1].no_evidence):
-                out.print(f"a failure of {attacker.name} is no evidence: {reason}", soft_wrap=True)
-    guess = figures.guess(target, seed)
+            made = figures.text_figures(attempt, target)
+            status = figures.status_of(attempt, made, baseline)
+            if status.was_run and status.reasons:
+                out.print(f"a failure of {attacker.name} is no evidence: {status.why}", soft_wrap=True)
+            attempts.append(attempt)
+            rows.append(_row(attempt, made, status))
     out.print(figures.text_table(attempts, guess, target))
     malice = {} if played is None else {"threat": "malicious", "altered": list(played.altered), "refused": played.refusal}
     return {
@@ -66,26 +72,46 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         "messages": target.messages,
         "sentences": len(target.ids),
         "seed": seed,
-        "attackers": [figures.text_figures(attempt, target) for attempt in attempts],
-        "baselines": {figures.GUESS: figures.score_figures(guess)},
+        "attackers": rows,
+        "baselines": {figures.GUESS: _with_shares(baseline)},
         "controls": [vars(control) for control in controls],
     }
 
 
+def _row(attempt: TextAttempt, figures: TextFigures | None, status: Status) -> dict[str, Any]:
+    """An attempt as JSON."""
+    row: dict[str, Any] = {"attacker": attempt.attacker.name, "threat": asdict(attempt.attacker.threat)}
+    if attempt.left is not None:
+        row["left"] = _with_shares(attempt.left)
+    if figures is None:
+        return row | {"inapplicable": status.why}
+    row |= {**_with_shares(figures), "no_evidence": status.why or None}
+    row["recovered"] = row.pop("examples")
+    return row
+
+
+def _with_shares(found: TextScoreMeans | PartialLeakage) -> dict[str, Any]:
+    """A record as JSON, its rates with their shares."""
+    from fedpriv.attacks.scoring.scores import Rate
+
+    rates = {name: one for name, one in vars(found).items() if isinstance(one, Rate)}
+    return asdict(found) | {name: asdict(one) | {"share": one.share} for name, one in rates.items()}
+
+
 def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[TextAttacker]:
     """The attack itself and, where a hidden head matters, also one that knows the initial head."""
+    from fedpriv.attacks.attack import text_attack
     from fedpriv.attacks.core.observation import ThreatModel
-    from fedpriv.attacks.core.text_registry import MaliciousTextAttack, text_attack
-    from fedpriv.audit.text.attempts import SEEKS, TextAttacker
+    from fedpriv.audit.text.attempts import TextAttacker
 
     attack = with_options(text_attack(name), name, options)
-    own = ThreatModel(download="altered") if isinstance(attack, MaliciousTextAttack) else ThreatModel()
-    known = [ThreatModel(top="initial")] if target.hidden and name in SEEKS else []
+    own = ThreatModel(download="altered") if attack.is_malicious() else ThreatModel()
+    known = [ThreatModel(top="initial")] if target.hidden and attack.finds_order else []
     return [TextAttacker(attack, threat) for threat in (own, *known)]
 
 
 def _altered(
-    attack: MaliciousTextAttack, honest: TextTarget, run_name: str, seed: int, chosen: Mapping[str, Any]
+    attack: TextAttack, honest: TextTarget, run_name: str, seed: int, chosen: Mapping[str, Any]
 ) -> tuple[TextTarget, Replay]:
     """What a client of the run sends after an altered download."""
     from fedpriv.audit.evidence.malicious import replay

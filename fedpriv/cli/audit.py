@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -116,20 +117,20 @@ def audit(
     for folder in folders:
         send(folder, tracking_uri, "the report", out)
     for run in found.runs:
-        out.print(styled("\n", (run["name"], "bold"), ": ", (run["answer"]["words"], "bold")), soft_wrap=True)
-        change = run["answer"]["change"]
-        out.print(f"  What would change it: {change['sentence']} {change['command'] or ''}", soft_wrap=True)
-        for sentence in run["verdict"]:
+        answer = run.concluded
+        out.print(styled("\n", (run.name, "bold"), ": ", (answer.words, "bold")), soft_wrap=True)
+        out.print(f"  What would change it: {answer.change} {answer.command or ''}", soft_wrap=True)
+        for sentence in run.verdict:
             out.print(f"  {sentence}", soft_wrap=True)
         if profile:
-            _show_times(run["seconds"], out)
+            _show_times(run.seconds, out)
     out.print(f"\nreport: {page}", soft_wrap=True)
     if fail_if is not None and (why := found.met(fail_if)) is not None:
         raise ConditionMet(f"{why}; the report is {page}")
-    return found.findings | {"report": str(page)}
+    return found.to_json() | {"report": str(page)}
 
 
-def _show_times(seconds: dict[str, float], out: Console) -> None:
+def _show_times(seconds: Mapping[str, float], out: Console) -> None:
     """A table of CPU seconds by step, the longest first."""
     from rich.table import Table
 

@@ -22,6 +22,7 @@ from fedpriv.errors import FedprivError
 from fedpriv.outside.names import printable
 
 if TYPE_CHECKING:
+    from fedpriv.audit.results import Canaries
     from fedpriv.config import RunConfig
     from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation.run import Outcome
@@ -129,7 +130,7 @@ class Reporter:
                 f"round {record['round']}/{self._rounds}  {text}  left {timedelta(seconds=round(left))}", soft_wrap=True
             )
 
-    def conclude(self, outcome: Outcome, measured: dict[str, Any] | None = None) -> None:
+    def conclude(self, outcome: Outcome, measured: Canaries | None = None) -> None:
         """Print the summary, or how to resume the run.
 
         Args:
@@ -176,7 +177,9 @@ class Reporter:
             rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
         rows += self._privacy(summary.get("privacy"))
         if measured is not None:
-            rows += [("  measured", sentence) for sentence in measured["sentences"]]
+            from fedpriv.audit.sentences import canaries
+
+            rows += [("  measured", sentence) for sentence in canaries(measured)]
         if summary["clients_never_trained"]:
             counted = ", whose accuracy is in the mean" if summary["accuracy"] is not None else ""
             lost = any(record["metrics"].keys() & {"too_few_uploads", "not_finite"} for record in records)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +14,9 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console, loading
 from fedpriv.cli.options import config_from, config_options
 from fedpriv.cli.terminal import FilePath, WorkersParam
+
+if TYPE_CHECKING:
+    from fedpriv.audit.results import Canaries
 
 _RUNS_DIR = click.option(
     "--runs-dir",
@@ -116,10 +120,10 @@ def _conclude(reporter: Any, outcome: Any, imports: float) -> dict[str, Any]:
         sys.exit(130)
     found = _measured(outcome)
     reporter.conclude(outcome, found)
-    return dict(outcome.summary) | ({} if found is None else {"canaries": found})
+    return dict(outcome.summary) | ({} if found is None else {"canaries": asdict(found)})
 
 
-def _measured(outcome: Any) -> dict[str, Any] | None:
+def _measured(outcome: Any) -> Canaries | None:
     """What the run's canaries show, if it has some."""
     if not outcome.folder.canaries_file.exists():
         return None

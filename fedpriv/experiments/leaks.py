@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedpriv.audit.membership.classes import NO_RULE
-from fedpriv.audit.membership.verdict import best_attack, reversed_attack
-from fedpriv.audit.text.verdict import best_reading
-from fedpriv.audit.verdict import beside_copies, best_attempt, counted
+from fedpriv.attacks.scoring.scores import Rate
+from fedpriv.audit.judge import classes, images, members, texts
+from fedpriv.audit.results import (
+    AuditedRun,
+    ImageOutcome,
+    ImageTarget,
+    LabelResult,
+    MembershipOutcome,
+    Outcome,
+    ShadowLabels,
+    TextTargetResult,
+)
 from fedpriv.experiments.markdown import table
 from fedpriv.experiments.results import Result, rounded
 from fedpriv.tracking.folder import audit_of
@@ -48,40 +57,50 @@ def leakage(run_dir: Path) -> dict[str, Any]:
     Raises:
         UsageError: the report in the folder is not what fedpriv writes.
     """
-    with audit_of(run_dir) as run:
-        return {name: rounded(value) for name, value in _figures(run).items()} if run else {}
+    if (audited := audit_of(run_dir)) is None:
+        return {}
+    run, options = audited
+    return {name: rounded(value) for name, value in _figures(run, options).items()}
 
 
-def _figures(run: Found) -> dict[str, Any]:
-    targets = [_target(one) for one in (*run["attacks"], *(run.get("texts") or []))]
+def _figures(run: AuditedRun, options: Mapping[str, int | float | None]) -> dict[str, Any]:
+    targets = [*map(_of_images, run.images), *map(_of_texts, run.texts)]
     singles = [one for one in targets if one["kind"] != "message"]
     return {
-        "answer": run["answer"]["words"],
+        "answer": run.concluded.words,
         "messages": [one for one in targets if one["kind"] == "message"],
         "singles": max(singles, key=_share_or_unknown, default=None),
-        "members": _members(run["membership"]),
-        "members_by_round": _members_by_round(run["membership"]),
-        "classes": _classes(run["labels"]),
-        "classes_by_shadows": run["label_shadow"],
-        "options": run["options"],
+        "members": _members(run.membership),
+        "members_by_round": _members_by_round(run.membership),
+        "classes": _classes(run.labels),
+        "classes_by_shadows": _classes_by_shadows(run.shadow_labels),
+        "options": dict(options),
     }
 
 
-def _target(one: Found) -> dict[str, Any]:
-    """A message, or the clients with one sample each, and how many of its samples the best attack recovered."""
-    if "images" in one:
-        samples, best = one["images"], best_attempt(one)
-        hit = best and counted(best)
-    else:
-        samples, best = one["texts"], best_reading(one)
-        hit = best and best["exact"]
+def _of_images(target: ImageTarget) -> dict[str, Any]:
+    """A message, or the clients with one image each, and how many of its images the best attack recovered."""
+    if (most := images.best(target)) is None:
+        return _target(target, None, None)
+    beside = _beside(target, most.outcome) if most.counted.rate.successes else {}
+    return _target(target, most.outcome, most.counted.rate) | beside
+
+
+def _of_texts(target: TextTargetResult) -> dict[str, Any]:
+    """The same of texts."""
+    found = texts.best(target)
+    figures = _target(target, None, None) if found is None else _target(target, found.outcome, found.figures.exact)
+    return {"what": "texts", **figures}
+
+
+def _target(target: ImageTarget | TextTargetResult, best: Outcome | None, hit: Rate | None) -> dict[str, Any]:
     return {
-        **{name: one[name] for name in ("kind", "round", "client")},
-        **({} if "images" in one else {"what": "texts"}),
-        "samples": hit["n"] if hit else samples,  # an attack may have been tried on some of them
-        "recovered": hit and hit["successes"],
-        "attack": best and best["attacker"],
-        **(_beside(one, best) if "images" in one and best and hit and hit["successes"] else {}),
+        "kind": target.kind,
+        "round": target.round,
+        "client": target.sender.short if target.sender.client is None else target.sender.client,
+        "samples": hit.n if hit else target.samples,  # an attack may have been tried on some of them
+        "recovered": hit and hit.successes,
+        "attack": best and best.attack,
     }
 
 
@@ -90,38 +109,43 @@ def _share_or_unknown(one: Found) -> tuple[float, bool]:
     return (one["recovered"] or 0) / one["samples"], one["recovered"] is None
 
 
-def _beside(attack: Found, best: Found) -> dict[str, Any]:
+def _beside(target: ImageTarget, best: ImageOutcome) -> dict[str, Any]:
     """For how many of the images copies of public ones would count, and which were recovered more closely than any copy."""
-    copies, closer = beside_copies(attack, best)
+    assert best.figures is not None
+    copies, closer = images.beside_guesses(target, best.figures)
     if closer is None:
         return {"copies": copies}
-    attempt, limit = closer
-    return {"copies": copies, "closer": {"recovered": attempt["success"][limit]["successes"], "limit": float(limit)}}
+    return {"copies": copies, "closer": {"recovered": closer.rate.successes, "limit": float(closer.limit)}}
 
 
-def _members(attacks: Sequence[Found]) -> dict[str, Any] | None:
+def _members(attacks: Sequence[MembershipOutcome]) -> dict[str, Any] | None:
     """The attack with the larger area, of the best one and of one whose scores reveal members in the opposite order."""
-    best, turned = best_attack(attacks), reversed_attack(attacks)
+    best, turned = members.best(attacks), members.reversed_attack(attacks)
     if best is None:
         return None
-    if turned is None or best["auc"] >= 1 - turned["auc"]:
-        return {"attack": best["attack"], "auc": best["auc"], **best["together"]}
-    span = {"low": 1 - turned["together"]["high"], "high": 1 - turned["together"]["low"]}
-    return {"attack": turned["attack"], "auc": 1 - turned["auc"], **turned["together"], **span, "reversed": True}
+    if turned is None or best.auc >= 1 - turned.auc:
+        return {"attack": best.outcome.name, "auc": best.auc, **asdict(best.together)}
+    span = {"low": 1 - turned.together.high, "high": 1 - turned.together.low, "of": turned.together.of}
+    return {"attack": turned.outcome.name, "auc": 1 - turned.auc, **span, "reversed": True}
 
 
-def _members_by_round(attacks: Sequence[Found]) -> list[dict[str, Any]]:
+def _members_by_round(attacks: Sequence[MembershipOutcome]) -> list[dict[str, Any]]:
     """The best attack of each round, without the rounds in which none could be mounted."""
-    by_round = {
-        number: _members([one for one in attacks if one["round"] == number]) for number in {one["round"] for one in attacks}
-    }
+    by_round = {number: _members([one for one in attacks if one.round == number]) for number in {one.round for one in attacks}}
     return [{"round": number, **best} for number, best in sorted(by_round.items()) if best]
 
 
-def _classes(labels: Sequence[Found]) -> dict[str, int] | None:
-    if all(one["how"] == NO_RULE for one in labels):
+def _classes(labels: Sequence[LabelResult]) -> dict[str, int] | None:
+    if not classes.by_rule(labels):
         return None
-    return {"exact": sum(bool(one["exact"]) for one in labels), "of": len(labels)}
+    return {"exact": sum(one.exact for one in labels), "of": len(labels)}
+
+
+def _classes_by_shadows(shadow: ShadowLabels | None) -> dict[str, Any] | None:
+    if shadow is None:
+        return None
+    counts = {name: getattr(shadow, name) for name in ("round", "shadows", "wider", "unlearned", "later")}
+    return asdict(shadow.report) | counts
 
 
 def section(results: Mapping[str, Mapping[int, Result]]) -> list[str]:
@@ -146,22 +170,22 @@ def section(results: Mapping[str, Mapping[int, Result]]) -> list[str]:
 
 def _row(result: Result, rounds: Sequence[int]) -> list[str]:
     found = result.leakage
-    members, classes, shadows = found["members"], found["classes"], found["classes_by_shadows"]
+    tells, by_rule, shadows = found["members"], found["classes"], found["classes_by_shadows"]
     return [
         result.label,
         str(result.seed),
         found["answer"],
         *(_of_round([one for one in found["messages"] if one["round"] == number]) for number in rounds),
         _recovered(found["singles"]),
-        f"{members['auc']:.2f} ({members['low']:.2f} to {members['high']:.2f}{_reversed(members, '; ')})" if members else "–",
+        f"{tells['auc']:.2f} ({tells['low']:.2f} to {tells['high']:.2f}{_reversed(tells, '; ')})" if tells else "–",
         ", ".join(f"{one['round']}: {one['auc']:.2f}{_reversed(one)}" for one in found.get("members_by_round") or []) or "–",
-        f"{classes['exact']} of {classes['of']}" if classes else "–",
+        f"{by_rule['exact']} of {by_rule['of']}" if by_rule else "–",
         f"{round(shadows['exact'] * shadows['clients'])} of {shadows['clients']}" if shadows else "–",
     ]
 
 
-def _reversed(members: Found, before: str = " ") -> str:
-    return f"{before}reversed" if members.get("reversed") else ""
+def _reversed(one: Found, before: str = " ") -> str:
+    return f"{before}reversed" if one.get("reversed") else ""
 
 
 def _of_round(messages: Sequence[Found]) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedpriv.audit.conditions import MEASURES, Condition, known_recovered, membership_open, most_open, most_recovered
+from fedpriv.audit.conditions import Condition
+from fedpriv.audit.judge import members
+from fedpriv.audit.judge.measures import MEASURES, OpenRate, known_recovered, most_open, most_recovered
+from fedpriv.audit.results import AuditedRun
 from fedpriv.experiments.claims import mean_interval
-
-Found = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -21,12 +22,12 @@ class Trade:
         accuracy: mean over the clients, in [0, 1]; ``interval``: 95 % of it over the clients (Student's t, clipped to [0, 1]).
         recovered: the largest share of samples that an attack recovered, from a message or in the easiest case; ``None``: it is
             not known, as none was and not all could be mounted. ``recovered_interval``: 95 % (Wilson).
-        leakage: every measure of :mod:`fedpriv.audit.conditions`.
+        leakage: every measure of :mod:`fedpriv.audit.judge.measures`.
         bytes: sent in both directions, in the whole run.
         unmet: the conditions of the target that do not hold of it, or of which it is not known.
         recovered_open: the largest upper end of the intervals (95 %) of all attacks that count, not only of the one that
-            recovered most; ``recovered_open_by``: the rate it is of (:func:`fedpriv.audit.conditions.most_open`).
-        membership_open: the same of membership attacks, an AUC (:func:`fedpriv.audit.conditions.membership_open`).
+            recovered most; ``recovered_open_by``: the rate it is of (:func:`fedpriv.audit.judge.measures.most_open`).
+        membership_open: the same of membership attacks, an AUC (:func:`fedpriv.audit.judge.members.largest_open`).
         membership_not_tried: why membership attacks were not tried, by attack.
     """
 
@@ -54,30 +55,37 @@ class Trade:
         return not self.unmet and not self.at_chance and self.accuracy is not None
 
 
-def trade(label: str, method: str, defence: str, run: Found, accuracies: Sequence[float], target: Sequence[Condition]) -> Trade:
-    """A run's findings as a trade.
+def trade(
+    label: str, method: str, defence: str, run: AuditedRun, accuracies: Sequence[float], target: Sequence[Condition]
+) -> Trade:
+    """An audited run as a trade.
 
     Args:
         accuracies: of its clients.
     """
     leakage = {name: measure(run) for name, measure in MEASURES.items()}
     recovered, rate, widest = known_recovered(run), most_recovered(run), most_open(run)
+    assert run.cost.bytes_down is not None, "a run counts its bytes"
     return Trade(
-        label, method, defence, run["seed"],
-        accuracy=run["cost"]["accuracy"],
+        label, method, defence, run.seed,
+        accuracy=run.cost.accuracy,
         interval=clipped(mean_interval(accuracies)) if len(accuracies) > 1 else None,
-        at_chance=run["cost"]["at_chance"],
+        at_chance=run.cost.at_chance,
         recovered=recovered,
-        recovered_interval=None if rate is None or recovered is None else (rate["low"], rate["high"]),
+        recovered_interval=None if rate is None or recovered is None else (rate.low, rate.high),
         leakage={name: None if value is None or math.isinf(value) else value for name, value in leakage.items()},
-        bytes=run["cost"]["bytes_up"] + run["cost"]["bytes_down"],
-        words=run["answer"]["words"],
+        bytes=run.cost.bytes_up + run.cost.bytes_down,
+        words=run.concluded.words,
         unmet=tuple(str(one) for one in target if not one.holds(run)),
-        recovered_open=None if widest is None or recovered is None else float(widest["high"]),
-        recovered_open_by=None if widest is None else {name: widest[name] for name in ("attacker", "kind", "successes", "n")},
-        membership_open=membership_open(run),
-        membership_not_tried=dict(run.get("membership_not_tried") or {}),
+        recovered_open=None if widest is None or recovered is None else widest.rate.high,
+        recovered_open_by=None if widest is None else _rate(widest),
+        membership_open=members.largest_open(run.membership),
+        membership_not_tried=members.not_run(run.membership),
     )  # fmt: skip
+
+
+def _rate(one: OpenRate) -> dict[str, Any]:
+    return {"attacker": one.attack, "kind": one.kind, "successes": one.rate.successes, "n": one.rate.n}
 
 
 def clipped(interval: Sequence[float]) -> tuple[float, float]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fedpriv.audit import report
 from fedpriv.audit.conditions import Condition
+from fedpriv.audit.results import AuditedRun
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.config import RunConfig
 from fedpriv.defenses import build_transforms
@@ -171,7 +172,7 @@ class _Frontier:
             if (audited := self._kept(run_dir := self.run_dir(one.label, seed))) is not None:
                 accuracies = (RunFolder.open(run_dir).summary() or {}).get("accuracy_per_client") or []
                 known = [value for value in accuracies if value is not None]
-                run = audited.findings["runs"][0]
+                (run,) = audited.audit.runs
                 self._of_the_same_data(run_dir)
                 self.trades[one.label, seed] = trade(one.label, one.method, one.defence, run, known, self.plan.target)
 
@@ -200,10 +201,9 @@ class _Frontier:
         """The audit of a run, if this version made it of just that run, with the options of this plan."""
         if (found := report.kept(run_dir)) is None:
             return None
-        said = found.findings
-        about = (said.get("options"), said.get("fedpriv"), said["runs"][0].get("run_id"))
-        run_id = RunFolder.open(run_dir).facts.get("run_id")
-        return found if about == (asdict(self.plan.audit), version("fedpriv"), run_id) else None
+        said, run_id = found.audit, RunFolder.open(run_dir).facts.get("run_id")
+        about = (said.options, said.fedpriv, [run.run_id for run in said.runs])
+        return found if about == (asdict(self.plan.audit), version("fedpriv"), [run_id]) else None
 
     def _audit(self, run_dirs: Sequence[Path]) -> None:
         """Audit those that have none yet; a few at a time, so that little is lost where this is broken off."""
@@ -219,9 +219,9 @@ class _Frontier:
                 else:
                     self.failed[some[0].name] = f"not audited: {error}"
                 continue
-            for run_dir, run in zip(some, both.findings["runs"], strict=True):
+            for run_dir, run in zip(some, both.audit.runs, strict=True):
                 shown = {name: picture for name, picture in both.pictures.items() if name.startswith(f"{run_dir.name}-")}
-                report.write(Audited({**both.findings, "runs": [run]}, shown), run_dir / "audit")
+                report.write(Audited(replace(both.audit, runs=(run,)), shown), run_dir / "audit")
                 try:
                     sync(run_dir)
                 except FedprivError as error:
@@ -275,7 +275,7 @@ class _Frontier:
         run_dir = self.run_dir(base.label, self.plan.seed)
         stored = RunFolder.open(run_dir).config()
 
-        def at(strength: float) -> dict[str, Any]:
+        def at(strength: float) -> AuditedRun:
             config = self._point(method, defence.at(strength)).config
             replayed = Replayed(run_dir, stored.model_copy(update={"wire": config.wire, "privacy": config.privacy}))
             return measured(replayed, self.plan.audit, [one.measure for one in self.plan.target], lambda text: None)

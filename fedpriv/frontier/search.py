@@ -11,16 +11,17 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
+from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.conditions import Condition
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.evidence.statistics import listed
 from fedpriv.audit.evidence.views import recorded
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
+from fedpriv.audit.results import AuditedRun, Cost, Part
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError, UsageError
@@ -93,37 +94,47 @@ class Strength:
     tried: Sequence[tuple[float, Mapping[str, float | None]]]
 
 
-def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str], say: Say) -> dict[str, Any]:
-    """What conditions on :data:`BY_REPLAY` look at, as in the findings of an audit.
+def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str], say: Say) -> AuditedRun:
+    """The run with what conditions on :data:`BY_REPLAY` look at.
 
     Args:
         wanted: the measures; without ``labels`` no simulated clients are trained for it.
     """
-    not_tried: dict[str, str] = {}
-    images = on_images(evidence, options, not_tried, say) if "image" in evidence.modalities else []
-    texts = on_texts(evidence, options, not_tried, say) if "text" in evidence.modalities else []
+    not_run: dict[Part, Reason] = {}  # the audit of the real run says it
+    images = on_images(evidence, options, not_run, say) if "image" in evidence.modalities else []
+    texts = on_texts(evidence, options, not_run, say) if "text" in evidence.modalities else []
     labels = [labels_of(evidence, round, client) for round, client in evidence.messages()[: options.messages]]
     shadow = None
     if "labels" in wanted and options.label_shadows:
         with suppress(FedprivError):  # it cannot be mounted, and the audit of the real run says why
             shadow = shadow_labels(evidence, evidence.store.rounds()[0], options.label_shadows, options.seed)
-    return {
-        "modalities": list(evidence.modalities),  # without them, what is not known is that of images
-        "statistics": {"listed": listed(evidence)},
-        "attacks": [one.described(None) for one in images],
-        "texts": texts,
-        "labels": findings_of(labels)["labels"],
-        "label_shadow": shadow,
-    }
+    config, facts = evidence.config, evidence.folder.facts
+    assert config.model.name is not None, "a run's config names its model"
+    return AuditedRun(
+        name=evidence.folder.path.name,
+        run_id=facts["run_id"],
+        method=config.called,
+        title=evidence.federation.method.title,
+        dataset=facts["dataset"],
+        model=config.model.name,
+        modalities=evidence.modalities,  # without them, what is not known is that of images
+        seed=config.seed,
+        cost=Cost(bytes_up=0),
+        statistics=listed(evidence),
+        images=tuple(one.described(None) for one in images),
+        texts=tuple(texts),
+        labels=tuple(findings_of(labels).labels),
+        shadow_labels=shadow,
+    )
 
 
 def search(
-    measure: Callable[[float], Mapping[str, Any]], bounds: tuple[float, float], target: Sequence[Condition], say: Say
+    measure: Callable[[float], AuditedRun], bounds: tuple[float, float], target: Sequence[Condition], say: Say
 ) -> Strength:
     """Bisect for the weakest value at which every condition that a replay can measure holds.
 
     Args:
-        measure: a value -> findings of a replay under it.
+        measure: a value -> what a replay under it shows.
         bounds: the weakest value and the strongest.
 
     Raises:
@@ -134,16 +145,16 @@ def search(
 
     def holds(strength: float) -> bool:
         try:
-            findings = measure(strength)
+            run = measure(strength)
         except UsageError:  # no result, and not one of this strength alone
             raise
         except FedprivError as error:  # such as a turn that diverges under it
             tried.append((strength, {one.measure: None for one in wanted}))
             say(f"strength {strength:.3g}: does not hold, as it is not known: {error}")
             return False
-        values = {one.measure: one.value(findings) for one in wanted}
+        values = {one.measure: one.value(run) for one in wanted}
         tried.append((strength, values))
-        good = all(one.holds(findings) for one in wanted)
+        good = all(one.holds(run) for one in wanted)
         if good:
             held.insert(0, strength)
         said = ", ".join(f"{name} {'not known' if value is None else f'{value:.3g}'}" for name, value in values.items())

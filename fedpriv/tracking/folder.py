@@ -6,15 +6,18 @@ import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, without_checksum
 from fedpriv.server.records import Record, Records, lines_of, parsed
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
+
+if TYPE_CHECKING:
+    from fedpriv.audit.results import AuditedRun
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
@@ -50,24 +53,24 @@ def read_records(run_dir: Path) -> list[Record]:
     return RunFolder(run_dir).records()
 
 
-@contextmanager
-def audit_of(run_dir: Path) -> Iterator[dict[str, Any] | None]:
-    """What an audit found in a run, with the audit's ``options``, for a block that reads it; ``None``: it was not audited.
+def audit_of(run_dir: Path) -> tuple[AuditedRun, Mapping[str, int | float | None]] | None:
+    """What an audit found in a run, and the audit's options; ``None``: it was not audited.
 
     Raises:
-        Damaged: the report is not what fedpriv writes; also where the block misses something in it.
+        Damaged: the report is not what this version of fedpriv writes.
     """
     path = run_dir / "audit" / "audit.json"
     if not path.exists():
-        yield None
-        return
-    run_id = read_run(run_dir).get("run_id")
+        return None
+    from fedpriv.audit.results import from_json  # not before: its forms take a while
+
     try:
-        audit = load_json(path)
-        found = next((one for one in audit["runs"] if one["run_id"] == run_id), None)
-        yield found and {**found, "options": audit.get("options")}
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Damaged(f"{path} is not what fedpriv writes") from error
+        audit = from_json(load_json(path))
+    except ValueError as error:
+        raise Damaged(f"{path} is not what fedpriv writes; `fedpriv audit` writes it anew") from error
+    run_id = read_run(run_dir).get("run_id")
+    found = next((one for one in audit.runs if one.run_id == run_id), None)
+    return None if found is None else (found, audit.options)
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -289,8 +289,8 @@ class _Copy:
                 self._send_summary(load_json(path))
                 self._send_table(client_table(read_records(self.run_dir)))
             if name.as_posix() == "audit/audit.json":
-                with audit_of(self.run_dir) as found:
-                    values = audit_values(found) if found else {}
+                found = audit_of(self.run_dir)
+                values = audit_values(found[0]) if found else {}
                 self._log(as_points(self._audited_before() | values, int(time.time() * 1000), 0))
             if name.parts[0] == "probe":
                 self._log(as_points(probe_values(load_json(path)), int(time.time() * 1000), 0))

@@ -16,6 +16,8 @@ from fedpriv.tracking.folder import flatten
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
+    from fedpriv.audit.results import AuditedRun
+
 # The dashboard groups charts by the prefix before a slash, sorted by name, and shows the rest last. So the most important metrics
 # have prefixes that come first.
 SECTIONS = {
@@ -108,29 +110,33 @@ def summary_values(summary: dict[str, Any]) -> dict[str, float]:
     return {f"final/{key}": value for key, value in values.items()}
 
 
-def audit_values(run: dict[str, Any]) -> dict[str, float]:
-    """MLflow's metrics from an audit's findings in a run, under ``audit/``: the leakage, for a table of runs."""
+def audit_values(run: AuditedRun) -> dict[str, float]:
+    """MLflow's metrics from what an audit found in a run, under ``audit/``: the leakage, for a table of runs."""
+    from fedpriv.audit.judge import classes, images, measures, texts
+
     values: dict[str, float | None] = {}
-    for kind, most in run["best"].items():
-        values[f"recovered_from_{kind.replace(' ', '_')}"] = most and most["success"]["share"]
+    for what in ("message", "single image"):
+        if (most := images.best_of(run, what)) is not None:
+            values[f"recovered_from_{what.replace(' ', '_')}"] = most.counted.rate.share
     # That class centres gave no image away is no evidence.
-    telling = [one["recovered"]["share"] for one in run.get("centers") or [] if one["recovered"]["successes"]]
-    values["recovered_from_centers"] = max(telling, default=None)
-    for kind, read in (run.get("best_of_texts") or {}).items():
-        place = kind.replace(" ", "_")
-        values[f"token_recall_from_{place}"] = read and read["recall"]
-        values[f"token_precision_from_{place}"] = read and read["precision"]
-        values[f"exact_texts_from_{place}"] = read and read["exact"] and read["exact"]["share"]
-    if inferred := [one["exact"] for one in run["labels"] if one.get("applies", True)]:
-        values["labels_exact"] = sum(inferred) / len(inferred)
-    counted = [one["count_accuracy"] for one in run["labels"] if one["count_accuracy"] is not None]
-    values["label_counts"] = sum(counted) / len(counted) if counted else None
-    values["labels_exact_by_shadows"] = (run.get("label_shadow") or {}).get("exact")
-    known = [one for one in run["membership"] if one["auc"] is not None]
-    # As a condition on it has it: an attack that surely orders members last, read in reverse, has one less its area.
-    turned = [1 - one["auc"] for one in known if one.get("together", {}).get("high", 1.0) < 0.5]
-    values["membership_auc"] = max([*(one["auc"] for one in known), *turned], default=None)
+    values["recovered_from_centers"] = max(
+        (one.counted.rate.share for one in run.centers if images.gives_away(one)), default=None
+    )
+    for kind in ("message", "single text"):
+        if (read := texts.best_of(run, kind)) is not None:
+            place, exact = kind.replace(" ", "_"), texts.most_exact(run.texts, kind)
+            values[f"token_recall_from_{place}"] = read.figures.recall
+            values[f"token_precision_from_{place}"] = read.figures.precision
+            values[f"exact_texts_from_{place}"] = None if exact is None else exact.share
+    values["labels_exact"] = _mean([one.exact for one in classes.by_rule(run.labels)])
+    values["label_counts"] = _mean([one.count_accuracy for one in run.labels if one.count_accuracy is not None])
+    values["labels_exact_by_shadows"] = None if run.shadow_labels is None else run.shadow_labels.report.exact
+    values["membership_auc"] = measures.membership_auc(run)
     return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def probe_values(row: dict[str, Any]) -> dict[str, float]:

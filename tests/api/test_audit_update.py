@@ -13,9 +13,10 @@ from torch.nn import functional as F
 import fedpriv
 from fedpriv.attacks.lab.attempts import suited
 from fedpriv.attacks.lab.images import default_images
-from fedpriv.attacks.lab.setting import declared
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target
+from fedpriv.audit.judge.images import ran
+from fedpriv.audit.results import ImageFigures, ImageOutcome
 from fedpriv.defenses import build_transforms
 from fedpriv.draws import SeededDraws
 from fedpriv.wire import TransformContext, seal
@@ -28,7 +29,7 @@ def closed_forms_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Attacks that optimise, and their controls, take minutes."""
     monkeypatch.setattr(
         "fedpriv.audit.images.reconstructions.suited",
-        lambda masked: [one for one in suited(masked) if not declared(one.attack).optimises],
+        lambda masked: [one for one in suited(masked) if not one.attack.optimises],
     )
 
 
@@ -47,17 +48,21 @@ def audited(net: nn.Module, update: Any, count: int = 1, **given: Any) -> fedpri
     return fedpriv.audit_update(net, update, (IMAGES[:count], LABELS[:count]), **given)
 
 
-def by(report: fedpriv.Report, attacker: str) -> dict[str, Any]:
-    (attack,) = report.runs[0]["attacks"]
-    return next(one for one in attack["attempts"] if one["attacker"] == attacker)
+def by(report: fedpriv.Report, attacker: str) -> tuple[ImageOutcome, ImageFigures]:
+    (target,) = report.runs[0].images
+    return next((one, figures) for one, figures in ran(target) if one.attack == attacker)
+
+
+def hits(report: fedpriv.Report, attacker: str) -> int:
+    return by(report, attacker)[1].success["0.01"].successes
 
 
 def test_a_gradient_that_gives_its_image_away(net: nn.Module) -> None:
     report = audited(net, gradient_of(net), name="from my loop")
-    assert report.answer == "Samples were recovered" and by(report, "analytic")["success"]["0.01"]["successes"] == 1
-    (labels,) = report.runs[0]["labels"]
-    assert labels["exact"] and labels["found"] == LABELS[:1].tolist()
-    assert {one["attacker"] for one in report.findings["controls"]} >= {"analytic"}
+    assert report.answer == "Samples were recovered" and hits(report, "analytic") == 1
+    (labels,) = report.runs[0].labels
+    assert labels.exact and labels.found == tuple(LABELS[:1].tolist())
+    assert {one.attacker for one in report.audit.controls} >= {"analytic"}
     page = report.html()
     assert "Privacy audit of one update" in page and "from my loop" in page and "data:image/png" in page
     assert "federated run" not in page.split("<main>")[0] and "<h3>Cost</h3>" not in page and "### Cost" not in report.markdown()
@@ -66,7 +71,7 @@ def test_a_gradient_that_gives_its_image_away(net: nn.Module) -> None:
 
 def test_what_needs_a_run_is_listed_as_not_tried(net: nn.Module) -> None:
     report = audited(net, gradient_of(net), budget=1e-6)
-    said = " ".join(report.runs[0]["answer"]["not_tried"])
+    said = " ".join(report.runs[0].concluded.not_tried)
     assert "membership (it needs a run" in said and "label shadow (it needs a run" in said and "the audit's budget" in said
     assert not any("no differential privacy" in sentence for sentence in report.verdict)
 
@@ -74,7 +79,7 @@ def test_what_needs_a_run_is_listed_as_not_tried(net: nn.Module) -> None:
 def test_noise_gives_nothing_away(net: nn.Module) -> None:
     draw = torch.Generator().manual_seed(1)
     noise = {name: torch.randn(tensor.shape, generator=draw) for name, tensor in gradient_of(net).items()}
-    assert by(audited(net, noise), "analytic")["success"]["0.01"]["successes"] == 0
+    assert hits(audited(net, noise), "analytic") == 0
 
 
 @pytest.mark.slow
@@ -87,9 +92,9 @@ def test_a_net_whose_neurons_are_active_for_every_image_hides_them_without_a_def
     gradient = torch.autograd.grad(loss, list(net.parameters()))
     report = fedpriv.audit_update(net, gradient, (images, labels))
     for name in ("analytic", "spear"):
-        attempt = by(report, name)
-        assert attempt["success"]["0.01"]["successes"] == 0 and not attempt["is_evidence"]
-        assert "from undefended messages of this net" in attempt["no_evidence"]
+        outcome, _ = by(report, name)
+        assert hits(report, name) == 0 and not outcome.status.is_evidence
+        assert "from undefended messages of this net" in outcome.status.why
     assert report.answer == "Leakage not known"
 
 
@@ -98,9 +103,9 @@ def test_behind_dropout_a_failure_is_no_evidence(training: bool) -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Flatten(), nn.Linear(192, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 10)).train(training)
     noisy = {name: tensor + torch.randn_like(tensor) for name, tensor in gradient_of(net).items()}
-    found = by(audited(net, noisy, transforms=[{"name": "gaussian", "variance": 1.0}]), "analytic")
-    assert found["is_evidence"] == (not training) and net.training == training
-    assert training == ("dropout of 0.5" in (found["no_evidence"] or ""))
+    found, _ = by(audited(net, noisy, transforms=[{"name": "gaussian", "variance": 1.0}]), "analytic")
+    assert found.status.is_evidence == (not training) and net.training == training
+    assert training == ("dropout of 0.5" in found.status.why)
 
 
 @pytest.mark.slow
@@ -110,18 +115,18 @@ def test_a_change_new_weights_and_payloads_are_the_same_message(net: nn.Module) 
     weights = {name: parameter.detach() + change[name] for name, parameter in net.named_parameters()}
     payload = fedpriv.Payload(weights, round=1, client=0, num_examples=2)
     updates = [change, list(change.values()), payload, seal(payload), fedpriv.Payload(change, round=1, client=0, kind="delta")]
-    found = [by(audited(net, update, 2, lr=0.1), "analytic")["mse_median"] for update in updates]
+    found = [by(audited(net, update, 2, lr=0.1), "analytic")[1].mse_median for update in updates]
     assert found == pytest.approx([found[0]] * len(updates), rel=1e-2)
     as_gradient = fedpriv.Payload(gradient, round=1, client=0, kind="gradient")
-    assert by(audited(net, as_gradient, 2), "analytic")["mse_median"] == pytest.approx(found[0], rel=1e-2)
+    assert by(audited(net, as_gradient, 2), "analytic")[1].mse_median == pytest.approx(found[0], rel=1e-2)
 
 
 def test_a_hidden_head(net: nn.Module) -> None:
     gradient = {name: tensor for name, tensor in gradient_of(net).items() if not name.startswith("3.")}
     report = audited(net, gradient)
-    assert report.runs[0]["labels"][0]["how"] == "no rule applies"
-    assert [one["name"] for one in report.runs[0]["wire"]["tensors"] if not one["up"]] == ["3.weight", "3.bias"]
-    assert by(report, "analytic")["success"]["0.01"]["successes"] == 1
+    assert report.runs[0].labels[0].rule is None
+    assert [one.name for one in report.runs[0].wire.tensors if not one.up] == ["3.weight", "3.bias"]
+    assert hits(report, "analytic") == 1
 
 
 @pytest.mark.parametrize(
@@ -173,9 +178,9 @@ def test_noise_is_known_where_it_is_described_and_no_evidence_where_it_is_not(ne
     plain = fedpriv.Payload(gradient, round=1, client=0, num_examples=1, kind="gradient")
     noise = {"name": "gaussian", "variance": 0.5 * float(gradient["1.bias"].square().mean())}
     unaware, aware = audited(net, through(plain, **noise)), audited(net, through(plain, **noise), transforms=[noise])
-    blind, seeing = by(unaware, "analytic"), by(aware, "analytic")
-    assert not blind["is_evidence"] and "whose effect attacks do not know" in blind["no_evidence"]
-    assert seeing["success"]["0.01"]["successes"] == 1 > blind["success"]["0.01"]["successes"]
+    blind, _ = by(unaware, "analytic")
+    assert not blind.status.is_evidence and "whose effect attacks do not know" in blind.status.why
+    assert hits(aware, "analytic") == 1 > hits(unaware, "analytic")
     assert unaware.met("recovered>0") is not None, "not known"
 
 
@@ -208,8 +213,8 @@ def test_a_message_of_other_images_is_no_evidence_even_of_attacks_that_simulate_
     loss = F.cross_entropy(net(IMAGES[1:2]), LABELS[1:2])
     others = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
     report = audited(net, others)
-    found = by(report, "analytic")
-    assert found["success"]["0.01"]["successes"] == 0 and not found["is_evidence"]
+    found, _ = by(report, "analytic")
+    assert hits(report, "analytic") == 0 and not found.status.is_evidence
     assert report.answer == "Leakage not known" and report.met("recovered>0.05") is not None, "not known"
 
 
@@ -225,10 +230,9 @@ def test_statistics_of_a_payload_are_read_and_attacked(net: nn.Module) -> None:
     }
     report = audited(net, fedpriv.Payload(tensors, round=1, client=0, num_examples=1, kind="gradient"))
     (run,) = report.runs
-    assert report.answer == "Samples were recovered" and by(report, "analytic on gradient")["success"]["0.01"]["successes"] == 1
-    (labels,) = run["labels"]
-    assert labels["exact"] and labels["how"] == "the message names its classes in clear"
-    assert {one["what"] for one in run["statistics"]["listed"]} == {"gradient", "classes", "centers", "variate"}
-    assert (
-        run["not_tried"]["centers"].startswith("it needs a run") and "since the client's last turn" in run["not_tried"]["variate"]
-    )
+    assert report.answer == "Samples were recovered" and hits(report, "analytic on gradient") == 1
+    (labels,) = run.labels
+    assert labels.exact and labels.stated and labels.rule == "the message names its classes in clear"
+    assert {one.what for one in run.statistics} == {"gradient", "classes", "centers", "variate"}
+    assert run.not_run["class centres"].text.startswith("it needs a run")
+    assert run.not_run["statistics"].text.startswith("variate: it is a change since the client's last turn")

@@ -30,16 +30,16 @@ def test_the_package_and_the_function_are_one() -> None:
 
 
 def test_its_findings_are_those_of_the_command(run: fedpriv.Run, report: fedpriv.Report) -> None:
-    assert list(report.answers) == [run.name] and report.answer == report.runs[0]["answer"]["words"]
-    assert report.verdict == report.runs[0]["verdict"] and report.findings["options"]["messages"] == 1
-    assert json.loads((run.path / "audit" / "audit.json").read_text()) == report.findings
-    assert "budget" in " ".join(report.runs[0]["answer"]["not_tried"])
+    assert list(report.answers) == [run.name] and report.answer == report.runs[0].concluded.words
+    assert report.verdict == list(report.runs[0].verdict) and report.audit.options["messages"] == 1
+    assert json.loads((run.path / "audit" / "audit.json").read_text()) == report.to_json()
+    assert "budget" in " ".join(report.runs[0].concluded.not_tried)
     told = "messages=1, label_shadows=0, membership_shadows=0, singles=1, budget=1e-06"
-    assert report.findings["command"] == f"fedpriv.audit(['{run.name}'], {told})"
+    assert report.audit.command == f"fedpriv.audit(['{run.name}'], {told})"
 
 
 def test_conditions_of_the_command(report: fedpriv.Report) -> None:
-    exact = sum(one["exact"] for one in report.runs[0]["labels"]) / len(report.runs[0]["labels"])
+    exact = sum(one.exact for one in report.runs[0].labels) / len(report.runs[0].labels)
     assert report.met(f"labels>={exact}") is not None and report.met("labels>1") is None
     with pytest.raises(fedpriv.UsageError):
         report.met("leakage>0")

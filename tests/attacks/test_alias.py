@@ -25,10 +25,10 @@ def test_both_names_are_the_same_modules(tmp_path: Path) -> None:
 import attacks.core.by_name
 from attacks.core import registry
 from attacks import invert
-import fedpriv.attacks, fedpriv.attacks.core.registry, fedpriv.attacks.api.inversion
-assert attacks is fedpriv.attacks and registry is fedpriv.attacks.core.registry
+import fedpriv.attacks, fedpriv.attacks.attack, fedpriv.attacks.api.inversion
+assert attacks is fedpriv.attacks and registry is fedpriv.attacks.attack
 assert invert is fedpriv.attacks.api.inversion.invert
-assert registry.__name__ == registry.__spec__.name == "fedpriv.attacks.core.registry"
+assert registry.__name__ == registry.__spec__.name == "fedpriv.attacks.attack"
 try:
     import attacks.nothing
 except ModuleNotFoundError as error:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.core.registry import image_attack
 from fedpriv.attacks.gradients.analytic import row_ratios, single_sample
 from fedpriv.attacks.gradients.linear import SharedLinear, fed_by_one
 from fedpriv.attacks.lab.attempts import Attacker, attempt
@@ -225,4 +225,5 @@ def test_messages_that_show_nothing_are_no_failure_on_others() -> None:
     made = attempt(attacker, [_of_zero_head(), full], torch.cat([image, image]), label.repeat(2), 0)
     assert made.recovered is not None and made.recovered.successes == 1 and made.raw is not None
     assert bool(made.raw[0].isnan().all()) and not bool(made.raw[1].isnan().any())
-    assert made.unlike == ("in 1 of 2 messages the gradient of 'body.1' is zero, which shows nothing of any image",)
+    (why,) = made.reasons
+    assert why.text == "in 1 of 2 messages the gradient of 'body.1' is zero, which shows nothing of any image"

@@ -13,7 +13,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.options import taken
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.lab.controls import negative_control, positive_control
-from fedpriv.attacks.lab.setting import Setting, declared
+from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.malicious.fishing import Fishing
 from fedpriv.attacks.scoring.scores import errors, match, mse
 from tests.attacks.client import change, gradient, mlp, observe, pictures
@@ -135,13 +135,13 @@ def test_the_positive_control_counts_what_is_aimed_at(at_once: int, of: int, mon
 
 
 def test_the_negative_control() -> None:
-    setting = declared(Fishing).control
+    setting = Fishing.control
     assert setting is not None and negative_control(Fishing(), replace(setting, side=8)).passed
 
 
 def test_the_positive_control() -> None:
     """DLG on what is caught; the quick ones read it off."""
-    setting = declared(Fishing).control
+    setting = Fishing.control
     assert setting is not None
     found = positive_control(Fishing(), replace(setting, side=8))
     assert found.passed, found.sentence

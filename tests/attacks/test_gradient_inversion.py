@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedpriv.attacks.attack import image_attack, image_attacks
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.core.registry import image_attack, image_attacks
 from fedpriv.attacks.gradients.distances import squared
 from fedpriv.attacks.gradients.matching import case_of
 from fedpriv.attacks.gradients.projection import convolution_signal, determined

@@ -9,19 +9,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedpriv.attacks.attack import image_attacks
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.core.registry import MaliciousAttack, image_attacks
 from fedpriv.attacks.lab.attempts import Attacker, attempt, suited
 from fedpriv.attacks.lab.controls import negative_control, positive_control
-from fedpriv.attacks.lab.setting import Setting, declared
+from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.malicious.imprint import Imprint
 from fedpriv.attacks.scoring.scores import match_batches, mse
 from tests.attacks.client import OfRows, change, gradient, observe, pictures
 
 ATTACK = Imprint()
-SMALL = replace(declared(ATTACK).control or Setting(), side=8, images=16)
+SMALL = replace(ATTACK.control or Setting(), side=8, images=16)
 
 
 def net(body: nn.Module | None = None) -> SplitNet:
@@ -164,7 +164,7 @@ def test_a_failure_is_no_evidence_where_other_constants_may_succeed(known: dict[
     message, images = answered(n=1)
     assert Imprint.harder(message) is None
     made = attempt(Attacker(ATTACK, ThreatModel()), [replace(message, **known)], images, torch.tensor([0]), 0)
-    assert made.found is not None and any(why in clause for clause in made.unlike), made
+    assert made.found is not None and any(why in reason.text for reason in made.reasons), made
 
 
 def test_a_first_layer_that_is_not_sent_whole_is_in_the_way() -> None:
@@ -203,6 +203,6 @@ def test_dark_images_are_not_taken_for_one() -> None:
 
 
 def test_no_audit_of_an_honest_server_uses_it() -> None:
-    malicious = {name for name, kind in image_attacks().items() if hasattr(kind, "alter")}
-    assert "imprint" in malicious and isinstance(ATTACK, MaliciousAttack)
+    malicious = {name for name, kind in image_attacks().items() if kind.is_malicious()}
+    assert "imprint" in malicious and ATTACK.is_malicious()
     assert not malicious & {one.name for hidden in (0, 1) for one in suited(hidden)}

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attacks import Inapplicable, invert
+from fedpriv.attacks.attack import ATTACKS, ImageAttack
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import One, Reconstruction, together
-from fedpriv.attacks.core.registry import IMAGE_ATTACKS
 from fedpriv.attacks.image.direct import Analytic
 from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.lab.images import default_images
@@ -250,7 +250,7 @@ class OfGradients(OfOne):
 
 @pytest.fixture
 def own_attacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(IMAGE_ATTACKS, "_known", {**IMAGE_ATTACKS.all(), "of-one": OfOne, "of-gradients": OfGradients})
+    monkeypatch.setattr(ATTACKS, "_known", {**ATTACKS.all(), "of-one": OfOne, "of-gradients": OfGradients})
 
 
 @pytest.mark.usefixtures("own_attacks")
@@ -261,7 +261,7 @@ def test_more_images_than_those_of_the_controls_are_no_evidence(net: Own) -> Non
     reach, *others = str(both.no_evidence).split("; no ")
     assert reach == "2 images behind one message; at this budget its control recovers up to 1 at once"
     assert others == ["ReLU follows 'hidden', so that every image behind a message moves every neuron"], "in the net's own names"
-    assert invert(net, gradient_of(net), input_shape=SHAPE, attack="of-one").no_evidence == NO_PROMISE
+    assert invert(net, gradient_of(net), input_shape=SHAPE, attack="of-one").no_evidence == NO_PROMISE.text
 
 
 @pytest.mark.usefixtures("own_attacks")
@@ -275,11 +275,12 @@ def test_after_local_steps_the_control_on_the_same_net_decides(net: Own, attack:
     if attack == "of-one":
         assert several.no_evidence is None
     else:
+        assert [reason.kind for reason in several.reasons] == ["same net"]
         assert "from undefended messages of this net, of-gradients recovers 0 of 4 photographs" in str(several.no_evidence)
 
 
 @dataclass(frozen=True)
-class Grey:
+class Grey(ImageAttack):
     """Finds nothing."""
 
     name: ClassVar = "grey"
@@ -293,7 +294,7 @@ class Grey:
 
 
 def test_an_attack_that_fails_its_control_is_not_tried(net: Own, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(IMAGE_ATTACKS, "_known", {**IMAGE_ATTACKS.all(), "grey": Grey})
+    monkeypatch.setattr(ATTACKS, "_known", {**ATTACKS.all(), "grey": Grey})
     assert invert(net, gradient_of(net), input_shape=SHAPE, attack="grey").scores(IMAGES[:1]).mse.item() > 0.01
     with pytest.raises(Inapplicable, match="a control failed: grey recovered 0 of 1 undefended images"):
         invert(net, gradient_of(net), input_shape=SHAPE, attack="grey", controls=True)

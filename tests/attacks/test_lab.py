@@ -12,12 +12,14 @@ import torch
 from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
+from fedpriv.attacks.attack import ImageAttack, image_attack, image_attacks
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, batch_norms
 from fedpriv.attacks.core.options import defaults_of, taken
 from fedpriv.attacks.core.reconstruction import Reconstruction
-from fedpriv.attacks.core.registry import image_attack, image_attacks
+from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.attempts import (
+    NO_PROMISE,
     Attacker,
     Attempt,
     attackers,
@@ -31,7 +33,7 @@ from fedpriv.attacks.lab.attempts import (
 from fedpriv.attacks.lab.controls import Control, negative_control, positive_control
 from fedpriv.attacks.lab.images import default_images, sample_photographs
 from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
-from fedpriv.attacks.lab.setting import Setting, declared
+from fedpriv.attacks.lab.setting import Setting
 from tests.marks import quick_first, slow_but
 
 SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2, "lbfgs": 1}
@@ -49,7 +51,7 @@ class Sealed(Tensor):
             return func(*args, **(kwargs or {}))
 
 
-class Watched:
+class Watched(ImageAttack):
     """An attack that opens the truth when it is over."""
 
     def __init__(self, attack: Any) -> None:
@@ -166,7 +168,7 @@ def test_audits_try_what_fits_at_its_usual_budget() -> None:
 @pytest.mark.usefixtures("one_iteration")
 def test_every_attack_has_controls() -> None:
     """A positive one where it must work somewhere, else the negative one alone; another package's attack has what it declares."""
-    assert all(declared(attack).control for attack in image_attacks().values())
+    assert all(attack.control for attack in image_attacks().values())
     positive, negative = run_controls(Attacker(image_attack("analytic")(), ThreatModel()), 0)
     assert positive.passed and negative.passed
     (negative,) = run_controls(Attacker(short("random-head"), ThreatModel()), 0)
@@ -181,7 +183,7 @@ def test_every_attack_has_controls() -> None:
 def test_as_many_images_at_once_as_an_attack_declares_are_recovered_at_its_usual_budget(name: str) -> None:
     """On small images, and the negative controls elsewhere, for the time that they take."""
     kind = image_attack(name)
-    says = declared(kind)
+    says = kind
     assert says.control is not None and says.usual is not None
     small = replace(says.control, side=12 if name == "inverting-gradients" else 8, at_once=says.at_once)
     found = positive_control(kind(**says.usual), small, seed=2)
@@ -195,7 +197,7 @@ def test_controls_leave_the_global_random_state_as_it_was(control: Callable[...,
     assert torch.equal(torch.get_rng_state(), before)
 
 
-class Foreign:
+class Foreign(ImageAttack):
     """An attack of another package, which says where it must work."""
 
     name, control = "foreign", Setting(net="perceptron")
@@ -273,14 +275,14 @@ def test_who_fails_a_control_is_not_run_and_who_passes_is_evidence() -> None:
     images, labels = setting.truth(0)
     seen = setting.observations(images, labels, 0)
     made = controlled(Attacker(short("inverting-gradients"), ThreatModel()), seen, images, labels, 0)
-    assert made.found is None and "not tried, as a control failed: inverting-gradients recovered 0 of 4" in (
-        made.inapplicable or ""
-    )
-    assert not made.is_evidence
+    assert made.found is None and made.inapplicable is not None and made.inapplicable.kind == "control failed"
+    assert "not tried, as a control failed: inverting-gradients recovered 0 of 4" in str(made.inapplicable)
+    assert not made.is_evidence and made.status(False) == Status.not_run(made.inapplicable)
     made = controlled(Attacker(image_attack("analytic")(), ThreatModel()), seen, images, labels, 0)
     assert made.is_evidence and made.scores is not None and made.scores.recovered[1e-2].successes == 2
     made = controlled(Attacker(short("joint-head"), ThreatModel()), seen, images, labels, 0)
     assert made.found is not None and not made.is_evidence, "it has no positive control"
+    assert made.status(False) == Status("inconclusive", (NO_PROMISE,)) and made.status(True).word == "found"
 
 
 def test_more_images_at_once_than_a_control_reaches() -> None:
@@ -288,12 +290,14 @@ def test_more_images_at_once_than_a_control_reaches() -> None:
     message = observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images, labels)
     dlg, analytic, naive = (Attacker(image_attack(name)(), ThreatModel()) for name in ("dlg", "analytic", "random-head"))
     why = out_of_reach(dlg, [message], 6)
-    assert why == "6 images behind one message; at this budget its control recovers up to 4 at once"
+    assert why is not None and why.kind == "too many samples"
+    assert why.text == "6 images behind one message; at this budget its control recovers up to 4 at once"
     assert out_of_reach(analytic, [message], 6) is None and "no positive control" in str(out_of_reach(naive, [message], 6))
     assert out_of_reach(dlg, [message] * 2, 6) is None, "three each"
     local = replace(message, schedule=Schedule(lr=0.1, steps=11))
     unrolled = Attacker(image_attack("unrolled")(), ThreatModel())
-    assert out_of_reach(unrolled, [local] * 6, 6) == "11 local steps are more than the 10 of this budget"
+    many = Reason("too many steps", "11 local steps are more than the 10 of this budget")
+    assert out_of_reach(unrolled, [local] * 6, 6) == many
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])
@@ -323,24 +327,29 @@ def test_a_control_whose_images_are_easier_promises_nothing() -> None:
         message = observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images, classes)
         return attempt(Attacker(image_attack(name)(**options), ThreatModel()), [message], images, classes, 0)
 
+    def said(found: Attempt) -> tuple[str, ...]:
+        assert all(reason.kind == "unlike the controls" for reason in found.reasons)
+        return tuple(reason.text for reason in found.reasons)
+
     shared = "images behind a message share classes, and those of its control do not"
     for name, options in (("idlg", {"steps": 1, "restarts": 0}), ("inverting-gradients", {"steps": 1})):
-        assert made(name, [3, 3, 1, 2], options).unlike == (shared,) and made(name, [3, 0, 1, 2], options).unlike == ()
-    assert made("dlg", [3, 3, 1, 2], {"steps": 1, "restarts": 0}).unlike == ()
+        assert said(made(name, [3, 3, 1, 2], options)) == (shared,) and made(name, [3, 0, 1, 2], options).reasons == ()
+    assert made("dlg", [3, 3, 1, 2], {"steps": 1, "restarts": 0}).reasons == ()
     classes = torch.arange(2)
     message = replace(observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images[:2], classes), num_examples=None)
-    (why,) = attempt(Attacker(image_attack("dlg")(steps=1, restarts=0), ThreatModel()), [message], images[:2], classes, 0).unlike
+    dlg = Attacker(image_attack("dlg")(steps=1, restarts=0), ThreatModel())
+    (why,) = said(attempt(dlg, [message], images[:2], classes, 0))
     assert why == "messages do not say how many images are behind them (2), and those of its control do"
     many, labels = torch.rand(130, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(130) % 10
     message = observe(perceptron(0, channels=3, height=8, width=8), many, labels)
     found = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [message], many, labels, 0)
     mixed = "no ReLU follows 'body.1', so that every image behind a message moves every neuron"
-    assert found.unlike == ("130 images are behind a message, and its control has at most 128", mixed)
+    assert said(found) == ("130 images are behind a message, and its control has at most 128", mixed)
     for activation, n, clauses in ((nn.Tanh, 4, (mixed,)), (nn.ReLU, 4, ()), (nn.Tanh, 1, ())):
         net = perceptron(0, channels=3, height=8, width=8, activation=activation)
         found = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [observe(net, images[:n], labels[:n])], images[:n],
                         labels[:n], 0)  # fmt: skip
-        assert found.unlike == clauses, activation
+        assert said(found) == clauses, activation
 
 
 @pytest.mark.usefixtures("one_iteration")

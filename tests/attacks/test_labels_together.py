@@ -41,7 +41,7 @@ def of(setting: Setting) -> list[Observation]:
     ids=["nets", "one net", "two images", "BatchNorm", "hidden layer"],
 )
 def test_losses_and_gradients_are_those_of_one_after_another(messages: Callable[[], list[Observation]], known_top: bool) -> None:
-    """Without ``vmap``, whose second derivative of BatchNorm is wrong (torch 2.15)."""
+    """Without ``vmap``."""
     case = case_of([in_double(one) for one in messages()], bounded=True)
     case.net.double()
     torch.manual_seed(0)

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.gradients.simulated import simulated
 from fedpriv.attacks.image.learned_inversion import Defence, LearnedInversion, alike, components, defence_of, rows_of
 from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, joined, suited
@@ -19,8 +21,11 @@ from fedpriv.attacks.lab.controls import negative_control, positive_control
 from fedpriv.attacks.lab.images import digits
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS
+from fedpriv.audit import sentences
 from fedpriv.audit.images.target import crops, samples
-from fedpriv.audit.verdict import best_attempt, counted, of_images
+from fedpriv.audit.judge.images import best, counted
+from fedpriv.audit.results import ImageOutcome, ImageTarget
+from tests.audit.built import image, images
 
 KNOWS = ThreatModel(top="initial", public=True)
 FEW = LearnedInversion(images=60, components=20, width=16, steps=3)
@@ -139,7 +144,7 @@ def test_it_recovers_under_noise_beyond_copies() -> None:
     assert made.recovered.successes > 10 > made.copies[RECOVERED]
 
 
-class Returns:
+class Returns(ImageAttack):
     """Reconstructs what it was given, of public images."""
 
     name = "returns"
@@ -156,7 +161,7 @@ def test_no_more_than_copies_is_nothing() -> None:
     images, labels, seen = messages(setting())
     with_copies = [replace(one, public=Public(torch.cat([images[:2], one.public.images]), labels)) for one in seen if one.public]
     near = torch.cat([images[:2], 1 - images[2:]])
-    made = attempt(Attacker(Returns(near), KNOWS), with_copies, images, labels, 0)  # type: ignore[arg-type]
+    made = attempt(Attacker(Returns(near), KNOWS), with_copies, images, labels, 0)
     assert made.scores is not None and made.recovered is not None
     assert made.copies == dict.fromkeys(THRESHOLDS, 2)
     assert made.scores.recovered[RECOVERED].successes == 2 and made.recovered.successes == 0
@@ -166,31 +171,36 @@ def test_no_more_than_copies_is_nothing() -> None:
     assert both.copies == dict.fromkeys(THRESHOLDS, 4) and both.recovered is not None and both.recovered.successes == 5
     unknowing = attempt(Attacker(Returns(near), ThreatModel()), [replace(one, public=None) for one in seen], images, labels, 0)  # type: ignore[arg-type]
     assert unknowing.copies is None and unknowing.recovered is not None and unknowing.recovered.successes == 2
-    assert Attempt(made.attacker, inapplicable="x").recovered is None
+    assert Attempt(made.attacker, inapplicable=Reason("does not apply", "x")).recovered is None
 
 
 def test_the_verdict_names_copies() -> None:
-    def of(successes: int, close: int = 0, **more: object) -> dict[str, object]:
-        hit = {"successes": successes, "n": 20, "low": 0.1, "high": 0.3, "share": successes / 20}
-        success = {"0.01": hit, "0.001": hit | {"successes": close, "share": close / 20}}
-        return {"attacker": "learned-inversion", "success": success, "mse_median": 0.1, "is_evidence": True, **more}
+    def of(successes: int, close: int = 0, copies: dict[str, int] | None = None) -> ImageOutcome:
+        return image("learned-inversion", (successes, close, 0), 20, copies=copies)
 
-    def case(*attempts: dict[str, object]) -> dict[str, object]:
-        return {"kind": "single image", "round": 1, "attempts": attempts, "baselines": {}}
+    def hits(one: ImageOutcome) -> int:
+        assert one.figures is not None
+        return counted(one.figures).rate.successes
 
-    copies = {"0.01": 3, "0.001": 0}
-    few, many, other = of(3, copies=copies), of(9, copies=copies), of(1, attacker="dlg")
-    assert counted(few)["successes"] == 0 and counted(many)["successes"] == 9
-    assert best_attempt(case(few, other)) is other and best_attempt(case(many, other)) is many
-    assert "copies of the nearest public image would count for 3 of them" in of_images(case(many, other))
-    assert "0 of 20 by learned-inversion" in (said := of_images(case(few)))
+    def case(*outcomes: ImageOutcome) -> ImageTarget:
+        return images(*outcomes, kind="single image")
+
+    def found_in(target: ImageTarget) -> ImageOutcome:
+        most = best(target)
+        assert most is not None
+        return most.outcome
+
+    copies = {"0.01": 3, "0.001": 0, "0.0001": 0}
+    few, many, other = of(3, copies=copies), of(9, copies=copies), image("dlg", 1, 20)
+    assert hits(few) == 0 and hits(many) == 9
+    assert found_in(case(few, other)) is other and found_in(case(many, other)) is many
+    assert "copies of the nearest public image would count for 3 of them" in sentences.images(case(many, other))
+    assert "0 of 20 by learned-inversion" in (said := sentences.images(case(few)))
     assert "learned-inversion recovered 3, which are not counted, as copies of the nearest public image would count for 3" in said
     near = of(3, close=2, copies=copies)
-    assert counted(near)["successes"] == 2, "closer to the originals than copies are"
-    assert "reconstructed 2 of 20 (MSE < 0.001; " in (said := of_images(case(near))) and "would count for 0 of them" in said
-    assert counted(of(9, copies=3))["successes"] == 9 and counted(of(3, close=2, copies=3))["successes"] == 0, (
-        "of earlier versions"
-    )
+    assert hits(near) == 2, "closer to the originals than copies are"
+    said = sentences.images(case(near))
+    assert "reconstructed 2 of 20 (MSE < 0.001; " in said and "would count for 0 of them" in said
 
 
 def test_targets_give_the_public_images_of_the_baselines(tmp_path: Path) -> None:

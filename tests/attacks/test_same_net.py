@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
@@ -28,7 +29,7 @@ def seen(activation: type[nn.Module] = nn.Sigmoid, n: int = 1) -> tuple[Observat
     return observe(net, images, torch.arange(n)), {name: p.detach() for name, p in net.named_parameters()}
 
 
-class Reads:
+class Reads(ImageAttack):
     """An attack that keeps what it is given and finds grey images."""
 
     name = "reads"

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import TextAttack
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable
@@ -23,7 +24,7 @@ def weights_of(observation: Observation) -> dict[str, Tensor]:
     return dict(observation.weights)
 
 
-class Knows:
+class Knows(TextAttack):
     """An attack that is told the first ``right`` sentences and keeps what it is given."""
 
     name = "knows"

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedpriv.attacks.attack import text_attack
 from fedpriv.attacks.core.observation import TextFacts
-from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.attacks.scoring.text_scores import score_text
 from fedpriv.attacks.text.victims import FIRST, LAST, facts, observe_text, sentences, small_bert
 from fedpriv.audit.evidence.text_victim import opening

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpriv.attacks.attack import TextAttack
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
-from fedpriv.attacks.core.text_registry import TextAttack
 from fedpriv.attacks.scoring.text_scores import TextScores, score_text
 from fedpriv.attacks.text.victims import SMALL, Size, facts, observe_text, sentences, small_bert
 

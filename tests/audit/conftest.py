@@ -7,12 +7,11 @@ from functools import cache
 
 import pytest
 
+from fedpriv.attacks.attack import image_attacks
 from fedpriv.attacks.core.options import defaults_of
-from fedpriv.attacks.core.registry import image_attacks
 from fedpriv.attacks.image.centers import CenterOptions, invert_centers
 from fedpriv.attacks.inference.membership_controls import positive_controls
 from fedpriv.attacks.lab.controls import Control
-from fedpriv.attacks.lab.setting import declared
 from tests.attacks.conftest import one_iteration
 
 __all__ = ["controls_once", "hardly_any_steps", "one_iteration"]
@@ -31,7 +30,7 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> No
     """Attacks on images that do next to nothing, and controls that they pass, for tests of what is around them."""
     few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2, "starts": 4}
     for kind in image_attacks().values():
-        if declared(kind).usual is not None:
+        if kind.usual is not None:
             usual = {option: few[option] for option in defaults_of(kind).keys() & few.keys()}
             monkeypatch.setattr(kind, "usual", usual, raising=False)
             monkeypatch.setattr(kind, "at_once", 1000, raising=False)

@@ -9,15 +9,18 @@ import pytest
 import torch
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.attacks.lab.controls import Control
-from fedpriv.audit.answer import samples_not_known, statistics_not_known
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import reconstructions, target
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.images.target import Target
+from fedpriv.audit.judge.known import samples_not_known, statistics_not_known
+from fedpriv.audit.results import AuditedRun
+from tests.audit.built import run
 from tests.simulation.small import play
 
 SETTINGS: dict[str, Any] = {
@@ -55,9 +58,8 @@ def singles(evidence: Evidence) -> Attacked:
     return on_single_images(evidence, *evidence.messages()[0], 0, lambda text: None, 1)
 
 
-def findings(evidence: Evidence, *attacked: Attacked) -> dict[str, Any]:
-    listed = statistics.listed(evidence)
-    return {"attacks": [one.described(None) for one in attacked], "statistics": {"listed": listed, "exposed": []}}
+def findings(evidence: Evidence, attacked: Attacked) -> AuditedRun:
+    return run(attacked.described(None), statistics=statistics.listed(evidence))
 
 
 @pytest.mark.slow
@@ -70,8 +72,8 @@ def test_an_attack_that_optimises_finds_in_the_variate_what_noise_hides_in_the_m
         "dlg": 0,
         "dlg on variate": 1,
     }
-    rows = attacked.described(None)["attempts"]
-    assert [(one["attacker"], one["statistic"]) for one in rows] == [("dlg", None), ("dlg on variate", "variate")]
+    outcomes = attacked.described(None).outcomes
+    assert [(one.attack, one.statistic) for one in outcomes] == [("dlg", None), ("dlg on variate", "variate")]
     assert not list(statistics_not_known(findings(noisy, attacked)))
 
 
@@ -91,11 +93,12 @@ def test_a_variate_of_other_images_is_no_evidence(noisy: Evidence, monkeypatch: 
     attacked = singles(noisy)
     of_model, of_variate = attacked.attempts
     assert of_variate.recovered is not None and not of_variate.recovered.successes
-    assert "even with the true images" in str(of_variate.no_evidence)
+    assert "even with the true images" in of_variate.reasons[-1].text
     found = findings(noisy, attacked)
-    (row, _) = found["attacks"][0]["attempts"]
-    row.update(is_evidence=True, no_evidence=None)
-    assert of_model.recovered is not None and list(samples_not_known(found)) == ["images can be recovered from variate"]
+    (whole,) = found.images
+    evident = whole.only([replace(whole.outcomes[0], status=Status("resisted")), *whole.outcomes[1:]])
+    assert of_model.recovered is not None
+    assert list(samples_not_known(replace(found, images=(evident,)))) == ["images can be recovered from variate"]
 
 
 def _direction(tensor: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
@@ -127,7 +130,7 @@ def test_what_was_all_recovered_from_the_model_is_not_sought_again(noisy: Eviden
     monkeypatch.setattr(reconstructions, "of_messages", lambda *asked: _undefended(made(*asked)))
     first, second = singles(noisy).attempts
     assert first.recovered is not None and first.recovered.share == 1
-    assert second.inapplicable == "not tried: dlg recovered all 1"
+    assert second.inapplicable == Reason("not needed", "dlg recovered all 1")
 
 
 def _undefended(of: Target) -> Target:

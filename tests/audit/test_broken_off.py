@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedpriv.attacks.lab.nets import observe, perceptron
 from fedpriv.audit import duration, finished, report
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.progress import END, Progress
+from fedpriv.audit.results import to_json
 from fedpriv.audit.run_audit import AuditOptions
 from tests.simulation.small import play
 
@@ -64,7 +64,7 @@ def whole(run: Path) -> tuple[dict[str, Any], list[str]]:
     lines = list[str]()
     made = report.audit([run], OPTIONS, "test", 1, lines.append)
     report.write(made, run / "audit")
-    return json.loads(json.dumps(made.findings)), lines
+    return to_json(made.audit), lines
 
 
 def timeless(leaf: Any) -> Any:
@@ -101,7 +101,7 @@ def test_what_a_client_holds_is_kept_as_well(run: Path, mounted: list[str], monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedpriv.audit.run_audit.known_members", full)
+        patch.setattr("fedpriv.audit.run_audit._together", full)
         with pytest.raises(KeyboardInterrupt):
             report.audit([run], OPTIONS, "test", 1, lambda text: None)
     found, lines = whole(run)

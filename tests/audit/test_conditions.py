@@ -3,92 +3,124 @@
 from __future__ import annotations
 
 import sys
-from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from fedpriv.attacks.core.status import Reason
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit import report
-from fedpriv.audit.conditions import MEASURES, conditions, first_met, known_recovered
-from fedpriv.audit.findings import best_of_texts
-from fedpriv.audit.membership.classes import NO_RULE
+from fedpriv.audit.conditions import conditions, first_met
+from fedpriv.audit.judge import texts as of_texts
+from fedpriv.audit.judge.measures import known_recovered, recovered
+from fedpriv.audit.results import Answer, Audit, AuditedRun, Epsilon
 from fedpriv.audit.run_audit import Audited
-from fedpriv.audit.text.verdict import best_reading, of_texts
+from fedpriv.audit.sentences import verdict
 from fedpriv.cli import main
 from fedpriv.errors import UnknownName, UsageError
+from tests.audit import built
+from tests.audit.built import (
+    CUT,
+    NO_CONTROL,
+    because,
+    epsilon,
+    image,
+    images,
+    labels,
+    member,
+    no_image,
+    no_member,
+    shadows,
+    statistic,
+    text,
+    texts,
+)
+
+ALTERED = because("the client trained on altered copies")
+NO_RULE = labels(rule=None)
+EVERY_CLASS = labels(true=tuple(range(10)))
 
 
-def inferred(**changes: Any) -> dict[str, Any]:
-    return {"how": "bias", "true": [1, 2], "of": 10, "exact": False} | changes
-
-
-def run(**changes: Any) -> dict[str, Any]:
-    attempt = {"attacker": "analytic", "inapplicable": None, "is_evidence": True, "mse_median": 0.1}
-    rate = {"successes": 13, "n": 72, "share": 13 / 72, "low": 0.1, "high": 0.3}
-    found = {
-        "name": "a run",
-        "attacks": [{"attempts": [attempt | {"success": {"0.01": rate}}]}],
-        "texts": [],
-        "membership": [{"auc": value, "round": 3} for value in (0.57, 0.76, None)],
-        "labels": [inferred(exact=True), inferred(exact=False)],
-        "epsilon": {"upper": 7.9, "canaries": {"lower": 3.1}},
+def run(**changes: Any) -> AuditedRun:
+    """A run of which everything was measured."""
+    found: dict[str, Any] = {
+        "images": (images(image("analytic", 13)),),
+        "membership": (member(0.57, 0.5, 0.65, asked=200), member(0.76, 0.7, 0.82, "loss threshold", asked=200)),
+        "labels": (labels(exact=True), labels()),
+        "epsilon": epsilon(7.9, 3.1),
     }
-    return found | changes
+    return built.run(**(found | changes))
+
+
+def met(one: AuditedRun, condition: str) -> str:
+    return first_met([one], conditions(condition)) or ""
+
+
+def holds(one: AuditedRun, condition: str) -> bool:
+    (target,) = conditions(condition)
+    return target.holds(one)
+
+
+def share_of_labels(**changes: Any) -> float | None:
+    (measure,) = conditions("labels<=0.5")
+    return measure.value(run(**changes))
 
 
 def test_classes_by_any_way_count_and_no_way_is_not_known() -> None:
-    none = inferred(how=NO_RULE)
-    (labels,) = conditions("labels<=0.5")
-    assert labels.value(run(labels=[none])) is None and not labels.holds(run(labels=[none]))
-    shadow = {"exact": 1.0, "lacking": 3, "lacking_exact": 3, "guess": 0.1, "p": 0.001}
-    assert labels.value(run(labels=[none], label_shadow=shadow)) == 1.0
-    assert labels.value(run(labels=[none], label_shadow=shadow | {"p": 0.2})) == 0.0  # mounted, and as good as guessing
-    assert labels.value(run(label_shadow=shadow | {"p": 0.2})) == 0.5
-    some = shadow | {"lacking": 100, "lacking_exact": 45, "guess": 0.02, "p": 1e-40}  # far beyond guessing, if not of most
-    assert labels.value(run(labels=[none], label_shadow=some)) == 0.45
-    assert labels.value(run(labels_over_rounds=[inferred(exact=True)])) == 1.0
+    assert share_of_labels(labels=(NO_RULE,)) is None and not holds(run(labels=(NO_RULE,)), "labels<=0.5")
+    assert share_of_labels(labels=(NO_RULE,), shadow_labels=shadows(3, 3, 0.1, 0.001)) == 1.0
+    guessed = shadows(3, 3, 0.1, 0.2)
+    assert share_of_labels(labels=(NO_RULE,), shadow_labels=guessed) == 0.0, "mounted, and as good as guessing"
+    assert share_of_labels(shadow_labels=guessed) == 0.5
+    some = shadows(100, 45, 0.02, 1e-40)  # far beyond guessing, if not of most
+    assert share_of_labels(labels=(NO_RULE,), shadow_labels=some) == 0.45
+    assert share_of_labels(labels_over_rounds=(labels(exact=True),)) == 1.0
 
 
 def test_classes_that_guessing_would_find_do_not_count() -> None:
-    (labels,) = conditions("labels<=0.5")
-    found = [inferred(client=client, exact=client < 6, guess=0.5) for client in range(10)]
-    assert labels.value(run(labels=found)) == 0.0
-    assert labels.value(run(labels=[one | {"guess": 0.05} for one in found])) == 0.6
-    assert labels.value(run(labels=found[:3])) == 1.0, "too few to exclude guessing, and none found otherwise"
+    found = tuple(labels(client < 6, client, guess=0.5) for client in range(10))
+    assert share_of_labels(labels=found) == 0.0
+    assert share_of_labels(labels=tuple(replace(one, guess=0.05) for one in found)) == 0.6
+    assert share_of_labels(labels=found[:3]) == 1.0, "too few to exclude guessing, and none found otherwise"
 
 
 def test_clients_of_more_classes_than_simulated_ones_are_not_known_to_be_safe() -> None:
+    def shown(exact: int = 0, p: float = 1.0, wider: int = 0, unlearned: int = 0) -> AuditedRun:
+        return run(labels=(), shadow_labels=shadows(10, exact, 0.1, p, wider, unlearned))
+
     (target,) = conditions("labels<=0.5")
-    shadow = {"exact": 0.0, "lacking": 10, "lacking_exact": 0, "guess": 0.1, "p": 1.0, "wider": 10}
-    assert target.value(run(labels=[], label_shadow=shadow)) is None and not target.holds(run(labels=[], label_shadow=shadow))
-    assert target.holds(run(labels=[], label_shadow=shadow | {"wider": 4}))
-    assert not target.holds(run(labels=[], label_shadow=shadow | {"wider": 0, "unlearned": 10}))
-    assert not target.holds(run(labels=[], label_shadow=shadow | {"wider": 4, "unlearned": 1})), "half of them"
-    found = shadow | {"lacking_exact": 9, "p": 1e-8}
-    assert target.value(run(labels=[], label_shadow=found)) == 0.9, "what was found counts all the same"
+    assert target.value(shown(wider=10)) is None and not target.holds(shown(wider=10))
+    assert target.holds(shown(wider=4))
+    assert not target.holds(shown(unlearned=10))
+    assert not target.holds(shown(wider=4, unlearned=1)), "half of them"
+    assert target.value(shown(9, 1e-8, wider=10)) == 0.9, "what was found counts all the same"
+
+
+def test_clients_that_began_with_something_kept_are_not_known_to_be_safe() -> None:
+    assert holds(run(labels=(), shadow_labels=shadows(10, 0, 0.1, 1.0, later=5)), "labels<=0.5")
+    kept = run(labels=(), shadow_labels=shadows(10, 0, 0.1, 1.0, later=6))
+    assert not holds(kept, "labels<=0.5") and "as most clients began with something that they kept" in met(kept, "labels>0.5")
 
 
 def test_clients_that_hold_every_class_do_not_dilute_what_is_found_of_the_others() -> None:
-    whole = inferred(true=list(range(10)))
-    (labels,) = conditions("labels<=0.5")
-    assert labels.value(run(labels=[inferred(exact=True), whole, whole])) == 1.0
-    assert labels.value(run(labels=[whole])) == 0.0, "nothing to find"
-    shadow = {"exact": 0.3, "lacking": 3, "lacking_exact": 3, "guess": 0.1, "p": 0.001}
-    assert labels.value(run(labels=[], label_shadow=shadow)) == 1.0
+    assert share_of_labels(labels=(labels(exact=True), EVERY_CLASS, EVERY_CLASS)) == 1.0
+    assert share_of_labels(labels=(EVERY_CLASS,)) == 0.0, "nothing to find"
+    assert share_of_labels(labels=(), shadow_labels=shadows(3, 3, 0.1, 0.001)) == 1.0
 
 
 def test_too_few_clients_for_a_classifier_are_no_guarantee() -> None:
     """Of two clients with different classes, guessing is right for both in one case of four."""
-    few = run(labels=[], label_shadow={"exact": 1.0, "lacking": 2, "lacking_exact": 2, "guess": 0.5, "p": 0.25})
-    (labels,) = conditions("labels<=0.5")
-    assert labels.value(few) is None and not labels.holds(few)
-    assert "labels is not known, as with so few clients" in (first_met([few], conditions("labels>0.5")) or "")
+    few = run(labels=(), shadow_labels=shadows(2, 2, 0.5, 0.25))
+    (target,) = conditions("labels<=0.5")
+    assert target.value(few) is None and not target.holds(few)
+    assert "labels is not known, as with so few clients" in met(few, "labels>0.5")
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("condition", "why"),
     [
         ("recovered>0", "a run: recovered is 0.181 (recovered>0)"),
         ("recovered > 0.2", None),
@@ -103,140 +135,119 @@ def test_too_few_clients_for_a_classifier_are_no_guarantee() -> None:
         ("recovered<=1e-3", None),
     ],
 )
-def test_the_first_condition_that_holds_is_named(text: str, why: str | None) -> None:
-    assert first_met([run()], conditions(text)) == why
+def test_the_first_condition_that_holds_is_named(condition: str, why: str | None) -> None:
+    assert first_met([run()], conditions(condition)) == why
 
 
 def test_without_differential_privacy_or_where_canaries_contradict_it_epsilon_is_infinite() -> None:
-    contradicted = {"upper": 7.9, "canaries": {"lower": 8.4}}
-    for epsilon in (None, contradicted):
-        assert first_met([run(epsilon=epsilon)], conditions("epsilon>1e9")) is not None
-        assert not conditions("epsilon<=8")[0].holds(run(epsilon=epsilon))
-    assert (
-        first_met([run(epsilon=contradicted)], conditions("epsilon_excess>0"))
-        == "a run: epsilon_excess is 0.5 (epsilon_excess>0)"
-    )
-
-
-CUT = "cut: the audit's budget of 1 s was spent"
-NONE = {"successes": 0, "n": 72, "share": 0.0, "low": 0.0, "high": 0.05}
-
-
-def attempted(**changes: Any) -> dict[str, Any]:
-    made: dict[str, Any] = run()["attacks"][0]["attempts"][0]
-    return made | {"success": {"0.01": NONE}} | changes
+    contradicted = run(epsilon=epsilon(7.9, 8.4))
+    for one in (run(epsilon=None), contradicted):
+        assert met(one, "epsilon>1e9") and not holds(one, "epsilon<=8")
+    assert met(contradicted, "epsilon_excess>0") == "a run: epsilon_excess is 0.5 (epsilon_excess>0)"
 
 
 @pytest.mark.parametrize(
     "cut",
     [
-        {"attacks": [{"attempts": [attempted()]}, {"attempts": [{"attacker": "dlg", "inapplicable": CUT}]}]},
-        {"attacks": [{"attempts": [attempted(), {"attacker": "dlg", "inapplicable": CUT}]}]},
-        {"attacks": [{"attempts": [attempted(cut=CUT)]}]},
-        {"attacks": [{"attempts": [attempted()]}], "not_tried": {"texts": CUT}},
+        {"images": (images(image()), images(no_image("dlg", CUT)))},
+        {"images": (images(image(), no_image("dlg", CUT)),)},
+        {"images": (images(image(cut=CUT)),)},
+        {"images": (images(image()),), "not_run": {"texts": CUT}},
     ],
     ids=["a target", "an attacker", "images", "texts"],
 )
 def test_none_recovered_beside_what_the_budget_cut_is_not_known(cut: dict[str, Any]) -> None:
-    some, all_of_it = run(**cut), run(attacks=[{"attempts": [attempted()]}])
-    assert "recovered is not known, as attacks on samples were cut" in (first_met([some], conditions("recovered>0")) or "")
-    assert not conditions("recovered<=0")[0].holds(some)
-    assert first_met([all_of_it], conditions("recovered>0")) is None and conditions("recovered<=0")[0].holds(all_of_it)
-    leaks = run(attacks=[*some["attacks"], *run()["attacks"]])
-    assert first_met([leaks], conditions("recovered>0")) == "a run: recovered is 0.181 (recovered>0)", (
-        "what was found stays found"
-    )
+    some, all_of_it = run(**cut), run(images=(images(image()),))
+    assert "recovered is not known, as attacks on samples were cut" in met(some, "recovered>0")
+    assert not holds(some, "recovered<=0")
+    assert not met(all_of_it, "recovered>0") and holds(all_of_it, "recovered<=0")
+    leaks = run(images=(*some.images, *run().images))
+    assert met(leaks, "recovered>0") == "a run: recovered is 0.181 (recovered>0)", "what was found stays found"
 
 
 def test_few_recovered_where_a_failure_is_no_evidence_are_no_bound() -> None:
-    attempt = attempted(
-        is_evidence=False,
-        no_evidence="the client trained on altered copies",
-        success=run()["attacks"][0]["attempts"][0]["success"],
-    )
-    augmented = run(attacks=[{"attempts": [attempt]}])
-    (target,) = conditions("recovered<=0.5")
+    some = image("analytic", 13, 72, ALTERED)
+    augmented, (target,) = run(images=(images(some),)), conditions("recovered<=0.5")
     assert target.value(augmented) == pytest.approx(13 / 72) and not target.holds(augmented)
     said = "recovered is not known, as a failure is no evidence: the client trained on altered copies (recovered>0.5)"
-    assert said in (first_met([augmented], conditions("recovered>0.5")) or "")
-    assert first_met([augmented], conditions("recovered>0.1")) == "a run: recovered is 0.181 (recovered>0.1)"
-    assert target.holds(run(attacks=[{"attempts": [attempt, attempted()]}])), "another attack's failure is evidence"
+    assert said in met(augmented, "recovered>0.5")
+    assert met(augmented, "recovered>0.1") == "a run: recovered is 0.181 (recovered>0.1)"
+    assert target.holds(run(images=(images(some, image()),))), "another attack's failure is evidence"
 
 
 def test_labels_beside_a_classifier_that_was_cut_are_not_known() -> None:
-    cut = run(not_tried={"label_shadow": CUT})
-    assert "labels is not known" in (first_met([cut], conditions("labels>0.6")) or "")
-    assert first_met([cut], conditions("labels>0.4")) == "a run: labels is 0.5 (labels>0.4)"
+    cut = run(not_run={"shadow clients": CUT})
+    assert "labels is not known, as inference of classes was cut" in met(cut, "labels>0.6")
+    assert met(cut, "labels>0.4") == "a run: labels is 0.5 (labels>0.4)"
 
 
 def test_an_area_that_no_attack_could_have_shown_is_no_guarantee() -> None:
-    row = {"auc": 0.5, "round": 3}
-    few = run(membership=[row | {"members": 3, "non_members": 3}] * 8)
-    assert "not even a perfect attack" in (first_met([few], conditions("membership_auc>0.6")) or "")
-    assert not conditions("membership_auc<=0.6")[0].holds(few)
-    enough = [row | {"members": 30, "non_members": 30}] * 8
-    assert conditions("membership_auc<=0.6")[0].holds(run(membership=enough))
-    one_round = [*enough, {"auc": 0.5, "round": 9, "members": 3, "non_members": 3}]
-    assert not conditions("membership_auc<=0.6")[0].holds(run(membership=one_round)), "each round must have enough"
+    few = run(membership=(member(asked=3),) * 8)
+    assert "not even a perfect attack" in met(few, "membership_auc>0.6") and not holds(few, "membership_auc<=0.6")
+    enough = (member(asked=30),) * 8
+    assert holds(run(membership=enough), "membership_auc<=0.6")
+    one_round = run(membership=(*enough, member(round=9, asked=3)))
+    assert not holds(one_round, "membership_auc<=0.6"), "each round must have enough"
 
 
 def test_a_round_in_which_membership_was_not_attacked_is_no_guarantee() -> None:
-    rows = [{"auc": 0.5, "round": 3, "members": 30, "non_members": 30}]
-    cut = run(membership=rows, membership_rounds=[1, 3])
-    assert "membership attack was mounted on messages of round 1" in (first_met([cut], conditions("membership_auc>0.6")) or "")
-    assert not conditions("membership_auc<=0.6")[0].holds(cut)
-    assert conditions("membership_auc<=0.6")[0].holds(run(membership=rows, membership_rounds=[3]))
+    attacked = member(asked=30)
+    cut = run(membership=(attacked, no_member("every attack", "an upload is missing", round=1, uses=None, use=None)))
+    assert "membership attack was mounted on messages of round 1" in met(cut, "membership_auc>0.6")
+    assert not holds(cut, "membership_auc<=0.6")
+    assert holds(run(membership=(attacked,)), "membership_auc<=0.6")
+
+
+def test_an_area_is_no_guarantee_where_simulated_clients_are_unlike_the_real_ones() -> None:
+    unlike = run(membership=(member(),), membership_limit="in round 3 the clients' gradients had a term")
+    assert not holds(unlike, "membership_auc<=0.6")
+    assert "as in round 3 the clients' gradients had a term (membership_auc>0.6)" in met(unlike, "membership_auc>0.6")
 
 
 def test_words_of_texts_have_a_measure() -> None:
-    read = {
-        "attempts": [
-            {"attacker": "tokens", "inapplicable": None, "exact": None, "rouge_l": None, "recall": 0.9, "precision": 1.0}
-        ]
-    }
     (measure,) = conditions("words>0.5")
+    named = text("tokens", recall=0.9, precision=1.0)
     assert measure.value(run()) is None
-    assert measure.value(run(texts=[read | {"baseline": {"precision": 0.4}}])) == 0.9
-    assert measure.value(run(texts=[read | {"baseline": {"precision": 1.0}}])) == 0.0, "random words do as well"
+    assert measure.value(run(texts=(texts(named, chance=0.4),))) == 0.9
+    assert measure.value(run(texts=(texts(named, chance=1.0),))) == 0.0, "random words do as well"
 
 
 def test_sentences_that_no_attack_could_have_found_are_no_guarantee() -> None:
-    tokens = {"attacker": "tokens", "inapplicable": None, "exact": None, "rouge_l": None, "recall": 0.1, "precision": 0.1}
-    exact = {"successes": 0, "n": 4, "share": 0.0, "high": 0.49}
-    tag = {**tokens, "attacker": "tag", "rouge_l": 0.1, "exact": exact, "no_evidence": "dropout"}
-    read = {"kind": "single text", "attempts": [tokens, tag], "baseline": {"precision": 0.1}}
-    (target,) = conditions("recovered<=0.5")
-    assert target.holds(run(texts=[read | {"attempts": [tokens, {**tag, "no_evidence": None}]}]))
-    assert not target.holds(run(texts=[read]))
-    assert "a failure is no evidence: dropout" in (first_met([run(texts=[read])], conditions("recovered>0.5")) or "")
-    found = {**tag, "exact": {"successes": 1, "n": 4, "share": 0.25, "high": 0.7}, "no_evidence": None}
-    assert target.holds(run(texts=[read | {"attempts": [tokens, found]}]))
-    assert best_reading(read) == tokens and best_reading(read | {"attempts": [tag]}) is None
-    assert "tag: dropout" in of_texts([read | {"attempts": [{**tag, "left_says": None}], "round": 1}])[0]
+    tokens, dropout = text("tokens"), because("dropout")
+
+    def read(*outcomes: Any) -> AuditedRun:
+        return run(texts=(texts(*outcomes, kind="single text"),))
+
+    unlike = text("tag", wilson(0, 4), dropout, rouge_l=0.1)
+    assert holds(read(tokens, text("tag", wilson(0, 4), rouge_l=0.1)), "recovered<=0.5")
+    assert not holds(read(tokens, unlike), "recovered<=0.5")
+    assert "a failure is no evidence: dropout" in met(read(tokens, unlike), "recovered>0.5")
+    assert holds(read(tokens, text("tag", wilson(1, 4), rouge_l=0.1)), "recovered<=0.5")
+    best = of_texts.best(texts(tokens, unlike))
+    assert best is not None and best.outcome is tokens and of_texts.best(texts(unlike)) is None
+    assert "tag: dropout" in verdict(built.run(texts=(texts(unlike),)))[0]
 
 
-@pytest.mark.parametrize(("measure", "key"), [("recovered", "attacks"), ("membership_auc", "membership"), ("labels", "labels")])
+@pytest.mark.parametrize(("measure", "key"), [("recovered", "images"), ("membership_auc", "membership"), ("labels", "labels")])
 def test_what_is_not_known_never_passes(measure: str, key: str) -> None:
-    unknown = deepcopy(run(**{key: []}))
-    assert f"{measure} is not known" in (first_met([unknown], conditions(f"{measure}>0.99")) or "")
+    assert f"{measure} is not known" in met(run(**{key: ()}), f"{measure}>0.99")
 
 
-@pytest.mark.parametrize("epsilon", [None, {"upper": 7.9}, {"upper": 7.9, "canaries": None}])
+@pytest.mark.parametrize("without", [None, epsilon(7.9)])
 @pytest.mark.parametrize("measure", ["epsilon_measured", "epsilon_excess"])
-def test_without_canaries_no_epsilon_is_measured(epsilon: dict[str, Any] | None, measure: str) -> None:
-    assert f"{measure} is not known" in (first_met([run(epsilon=epsilon)], conditions(f"{measure}>0")) or "")
+def test_without_canaries_no_epsilon_is_measured(without: Epsilon | None, measure: str) -> None:
+    said = f"a run: {measure} is not known, as the run has no canaries (fedpriv train --canaries) ({measure}>0)"
+    assert met(run(epsilon=without), f"{measure}>0") == said
 
 
 def test_an_attack_whose_controls_do_not_cover_it_is_not_known() -> None:
-    blind = run()
-    blind["attacks"][0]["attempts"][0] |= {"is_evidence": False, "success": {"0.01": {"successes": 0, "n": 72, "share": 0.0}}}
-    assert MEASURES["recovered"](blind) is None
+    assert recovered(run(images=(images(image("analytic", 0, 72, NO_CONTROL)),))) is None
 
 
-@pytest.mark.parametrize("text", ["", "recovered", "recovered>", "recovered=0", "recovered>0,", "recovered>1e", "recovered>nan"])
-def test_another_form_is_refused(text: str) -> None:
+@pytest.mark.parametrize("form", ["", "recovered", "recovered>", "recovered=0", "recovered>0,", "recovered>1e", "recovered>nan"])
+def test_another_form_is_refused(form: str) -> None:
     with pytest.raises(UsageError, match="such as recovered>0"):
-        conditions(text)
+        conditions(form)
 
 
 def test_an_unknown_measure_is_refused() -> None:
@@ -246,22 +257,13 @@ def test_an_unknown_measure_is_refused() -> None:
 
 @pytest.mark.parametrize(("condition", "code"), [("recovered>0", 3), ("recovered>0.9", 0), ("recovered", 2)])
 def test_the_command_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, condition: str, code: int) -> None:
-    made = Audited(
-        {
-            "runs": [
-                run(
-                    verdict=["A sentence."],
-                    answer={"words": "Nothing was found", "change": {"sentence": "A change.", "command": None}},
-                )
-            ]
-        },
-        {},
-    )
+    one = run(verdict=("A sentence.",), answer=Answer("Nothing was found", 7, "None was.", change="A change."))
+    found = Audit(created="", seconds=1.0, fedpriv="", command="", options={}, controls=(), runs=(one,))
     written: list[Path] = []
     command = sys.modules["fedpriv.cli.audit"]  # the package's name is its command
     monkeypatch.setattr(command, "run_folders", lambda *of: [tmp_path])
     monkeypatch.setattr(command, "send", lambda *of: None)
-    monkeypatch.setattr(report, "audit", lambda *of: made)
+    monkeypatch.setattr(report, "audit", lambda *of: Audited(found, {}))
     monkeypatch.setattr(report, "write", lambda audited, place: written.append(place))
     ended = CliRunner().invoke(main, ["audit", "a-run", "--fail-if", condition])
     assert ended.exit_code == code
@@ -272,68 +274,58 @@ def test_the_command_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_what_was_not_attacked_of_pairs_is_not_known() -> None:
     """That no sentence was found says nothing of the images, nor the reverse; nor do words of sentences."""
-    exact = {"successes": 0, "n": 4, "share": 0.0, "low": 0.0, "high": 0.5}
-    span = {"attacker": "span", "inapplicable": None, "exact": exact, "rouge_l": 0.0, "recall": 0.0, "precision": 0.0}
-    tokens = span | {"attacker": "tokens", "exact": None, "rouge_l": None}
-    read = {"kind": "message", "attempts": [span], "baseline": {"precision": 0.1}}
-    both, (target,) = (
-        run(attacks=[{"attempts": [attempted()]}], texts=[read], modalities=["image", "text"]),
-        conditions("recovered<=0"),
-    )
-    assert target.holds(both) and first_met([both], conditions("recovered>0")) is None
-    for missing, what in (
-        ({"attacks": []}, "images can be recovered"),
-        ({"texts": []}, "texts can be recovered"),
-        ({"texts": [read | {"attempts": [tokens]}]}, "sentences can be recovered"),
-        ({"statistics": {"listed": [{"what": "odd", "known": False}]}}, "what was sent as odd gives samples away"),
-    ):
-        assert not target.holds(both | missing)
-        said = first_met([both | missing], conditions("recovered>0"))
+    read = texts(text("span", wilson(0, 4), recall=0.0, precision=0.0))
+    both = run(images=(images(image()),), texts=(read,), modalities=("image", "text"))
+    assert holds(both, "recovered<=0") and not met(both, "recovered>0")
+    missing: list[tuple[dict[str, Any], str]] = [
+        ({"images": ()}, "images can be recovered"),
+        ({"texts": ()}, "texts can be recovered"),
+        ({"texts": (texts(text("tokens", recall=0.0, precision=0.0)),)}, "sentences can be recovered"),
+        ({"statistics": (statistic("odd", known=False),)}, "what was sent as odd gives samples away"),
+        ({"not_run": {"single images": NO_CONTROL}}, "single images can be recovered"),
+    ]
+    for change, what in missing:
+        assert not holds(replace(both, **change), "recovered<=0")
+        said = met(replace(both, **change), "recovered>0")
         assert said == f"a run: recovered is not known, as no attack whose failure is evidence shows whether {what} (recovered>0)"
 
 
 def test_of_several_messages_the_most_exact_sentences_are_recorded() -> None:
     """Not those of the message of which most words were found."""
-    exact = {"successes": 0, "n": 4, "share": 0.0, "low": 0.0, "high": 0.5}
-    span = {"attacker": "span", "inapplicable": None, "exact": exact, "rouge_l": 0.0, "recall": 0.95, "precision": 1.0}
-    read = {"kind": "message", "target": "", "attempts": [span], "baseline": {"precision": 0.1, "recall": 0.1}}
-    found = span | {"recall": 0.6, "exact": exact | {"successes": 2, "share": 0.5}}
-    best = best_of_texts([read, read | {"attempts": [found]}], "message")
-    assert best is not None and best["recall"] == 0.95 and best["exact"]["share"] == 0.5
-    unlike = read | {"attempts": [span | {"no_evidence": "dropout"}]}
-    best = best_of_texts([unlike], "message")
-    assert best is not None and best["exact"] is None, "their failure is no evidence"
+    read = texts(text("span", wilson(0, 4), recall=0.95, precision=1.0, rouge_l=0.0))
+    found = texts(text("span", wilson(2, 4), recall=0.6, precision=1.0, rouge_l=0.0))
+    best = of_texts.best_of(run(texts=(read, found)), "message")
+    assert best is not None and best.figures.recall == 0.95
+    assert of_texts.most_exact((read, found), "message") == wilson(2, 4)
+    unlike = texts(text("span", wilson(0, 4), because("dropout"), recall=0.95, precision=1.0))
+    assert of_texts.best_of(run(texts=(unlike,)), "message") is not None
+    assert of_texts.most_exact((unlike,), "message") is None, "their failure is no evidence"
 
 
 def test_a_rule_that_fails_is_no_evidence_without_simulated_clients() -> None:
-    (target,), (alarm,) = conditions("labels<=0.5"), conditions("labels>0.5")
-    failed = run(labels=[inferred()] * 3)
-    assert target.value(failed) == 0.0 and not target.holds(failed)
-    assert "no classifier was trained on messages of shadow clients" in (alarm.met(failed) or "")
-    shadow = {"exact": 0.0, "lacking": 3, "lacking_exact": 0, "guess": 0.1, "p": 1.0}
-    assert target.holds(failed | {"label_shadow": shadow}) and alarm.met(failed | {"label_shadow": shadow}) is None
-    whole = run(labels=[inferred(true=list(range(10)))])
-    assert target.holds(whole), "where every client holds every class there is nothing to infer"
+    failed = run(labels=(labels(),) * 3)
+    assert share_of_labels(labels=failed.labels) == 0.0 and not holds(failed, "labels<=0.5")
+    assert "no classifier was trained on messages of shadow clients" in met(failed, "labels>0.5")
+    tried = replace(failed, shadow_labels=shadows(3, 0, 0.1, 1.0))
+    assert holds(tried, "labels<=0.5") and not met(tried, "labels>0.5")
+    assert holds(run(labels=(EVERY_CLASS,)), "labels<=0.5"), "where every client holds every class there is nothing to infer"
 
 
 def test_an_area_far_below_one_half_is_one_far_above() -> None:
     (target,) = conditions("membership_auc<=0.6")
-    one = {"auc": 0.2, "round": 3, "members": 200, "non_members": 200, "together": {"low": 0.14, "high": 0.27, "of": 1}}
-    assert target.value(run(membership=[one])) == 0.8 and not target.holds(run(membership=[one]))
-    one["together"] = {"low": 0.1, "high": 0.55, "of": 1}
-    assert target.value(run(membership=[one])) == 0.2
+    turned = run(membership=(member(0.2, 0.14, 0.27, asked=200),))
+    assert target.value(turned) == 0.8 and not target.holds(turned)
+    assert target.value(run(membership=(member(0.2, 0.1, 0.55, asked=200),))) == 0.2
 
 
-@pytest.mark.parametrize("text", ["recovered<=5", "membership_auc>60", "labels>1.5", "words<-1"])
-def test_shares_are_no_percentages(text: str) -> None:
+@pytest.mark.parametrize("percentage", ["recovered<=5", "membership_auc>60", "labels>1.5", "words<-1"])
+def test_shares_are_no_percentages(percentage: str) -> None:
     with pytest.raises(UsageError, match=r"is a share from 0 to 1, such as 0\.05 for 5 %|a measure, one of"):
-        conditions(text)
+        conditions(percentage)
 
 
 def test_nothing_recovered_is_not_known_where_an_attack_was_not_mounted() -> None:
-    found = run(modalities=["image"])
-    (attack,) = found["attacks"]
-    attack["attempts"][0]["success"]["0.01"] |= {"successes": 0, "share": 0.0}
-    assert known_recovered(found) == 0.0
-    single = {"kind": "single image", "attempts": [attack["attempts"][0] | {"is_evidence": False}]}
-    assert known_recovered(found | {"attacks": [attack, single]}) is None
+    message = images(image())
+    assert known_recovered(run(images=(message,))) == 0.0
+    single = images(image("analytic", 0, 72, Reason("control failed", "its control failed")), kind="single image")
+    assert known_recovered(run(images=(message, single))) is None

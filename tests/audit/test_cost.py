@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from fedpriv.audit.cost import at_chance, chance, in_sentences, signal_to_noise
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.results import AuditedRun, SignalToNoise
 from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import play
 
@@ -35,9 +36,10 @@ def test_at_chance_is_within_the_interval() -> None:
     assert at_chance(0.52, 0.5, 360) and not at_chance(0.96, 0.5, 360)
 
 
-def cost(own: bool, other: bool | None, **more: Any) -> dict[str, Any]:
-    found = {"chance": 0.1, "at_chance": own, "against": "plain", "against_at_chance": other, **more}
-    return {"cost": {"accuracy_difference": 0.001, "bytes_up_ratio": 0.5, **found}, "defence": ["gaussian"]}
+def cost(own: bool, other: bool | None, against: str | None = "plain") -> AuditedRun:
+    run = findings().runs[1]
+    found = replace(run.cost, chance=0.1, at_chance=own, against=against, against_at_chance=other)
+    return replace(run, cost=replace(found, accuracy_difference=0.001, bytes_up_ratio=0.5))
 
 
 @pytest.mark.parametrize(
@@ -59,10 +61,11 @@ def test_what_a_defence_cost_is_said_of_models_that_learned() -> None:
 
 def test_the_noise_of_each_layer_is_on_the_page() -> None:
     records = [{"metrics": {"snr_db/fc1": db, "accuracy": 0.1}} for db in (-20.0, -12.0, -10.0)] + [{"metrics": {}}]
-    assert signal_to_noise(records) == [{"layer": "fc1", "min": -20.0, "median": -12.0, "rounds": 3}]
+    assert signal_to_noise(records) == (SignalToNoise("fc1", -20.0, -12.0, 3),)
     audit = findings()
-    audit["runs"][1]["snr"] = signal_to_noise(records)
-    audit["runs"][1]["cost"] |= {"at_chance": True, "against_at_chance": True}
+    plain, defended, *others = audit.runs
+    cost = replace(defended.cost, at_chance=True, against_at_chance=True)
+    audit = replace(audit, runs=(plain, replace(defended, snr=signal_to_noise(records), cost=cost), *others))
     for page in (render_html(audit, pictures()), render_markdown(audit).replace("\\", "")):
         assert "signal-to-noise" in page and "-20.0" in page and "-12.0" in page
         assert "both models are at chance" in page and "2.3 percentage points" not in page

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,25 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import ThreatModel
-from fedpriv.attacks.core.registry import image_attack
+from fedpriv.attacks.core.status import Status
 from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.inference.shadow import ShadowReport
+from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.earlier_turns import CORRECTED, plain_change
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.judge.classes import limit_of_shadows
 from fedpriv.audit.membership import other_clients, rounds
 from fedpriv.audit.membership.candidates import candidates
-from fedpriv.audit.membership.classes import classes_open
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
+from fedpriv.audit.results import Interval, MembershipOutcome, ShadowLabels
 from fedpriv.interfaces import ClientTurn, Learner
 from fedpriv.objectives.cross_entropy import CrossEntropy
+from tests.audit.empty_run import EMPTY
 from tests.audit.test_statistics import ONE_STEP, evidence, gradient_of_the_truth
 
 ALL = {"train.participation": 1.0, "data.clients": 4, "wire.keep_payloads": "all"}
@@ -75,21 +81,20 @@ def test_several_steps_with_momentum_are_undone_too(tmp_path: Path) -> None:
 
 def test_the_rule_for_classes_reads_what_is_left(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{**ALL, "train.rounds": 4, "data.clients": 5})
-    said = findings_of([labels_of(found, *message) for message in found.messages()])["labels"]
-    assert len(said) == 20 and all(one["exact"] and one["open"] is None for one in said)
-    assert all(one["how"].startswith("last layer") for one in said), "it shows counts, too"
+    said = findings_of([labels_of(found, *message) for message in found.messages()]).labels
+    assert len(said) == 20 and all(one.exact and one.limit is None for one in said)
+    assert all((one.rule or "").startswith("last layer") for one in said), "it shows counts, too"
 
 
 def test_where_earlier_messages_were_not_kept_a_failure_is_no_evidence(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{**ALL, "wire.keep_payloads": [4], "train.rounds": 4, "data.clients": 5})
-    said = findings_of([labels_of(found, *message) for message in found.messages()])["labels"]
+    said = findings_of([labels_of(found, *message) for message in found.messages()]).labels
     for one in said:
-        assert not one["applies"] and not one["exact"] and one["note"].startswith(one["open"])
-        assert CORRECTED in one["open"] and "--keep-payloads all" in one["open"]
+        assert one.rule is None and not one.exact and one.note is not None and one.limit is not None
+        assert one.note.startswith(one.limit) and CORRECTED in one.limit and "--keep-payloads all" in one.limit
     (clause,) = found.attacker.observation(found.message(*found.messages()[0]), ThreatModel()).unlike
-    assert clause == said[0]["open"]
-    shadow = {"lacking": 40, "lacking_exact": 0, "wider": 0, "guess": 0.1, "p": 1.0}  # whose clients had no earlier turn either
-    run = {"labels": said, "labels_over_rounds": [], "label_shadow": shadow, "not_tried": {}}
+    assert clause == said[0].limit
+    run = replace(EMPTY, labels=said, shadow_labels=of_shadows(later=0))  # whose clients had no earlier turn either
     (target,), (alarm,) = conditions("labels<=0.5", "--target"), conditions("labels>=0.5")
     assert not target.holds(run) and CORRECTED in str(alarm.met(run))
 
@@ -108,31 +113,25 @@ def test_approximate_corrections_count_hits_and_misses(tmp_path: Path) -> None:
     """What clipping left of FedDyn's is not known, so that a miss is no evidence; but it is no reason to count hits alone."""
     kept = {**ALL, "data.clients": 6, "train.rounds": 3, "method.alpha": 0.1}
     found = evidence(tmp_path / "run", "feddyn", **kept)
-    said = findings_of([labels_of(found, *message) for message in found.messages()])["labels"]
-    assert all(one["applies"] for one in said) and sum(one["exact"] for one in said) > 15
-    assert [one["open"] is None for one in said] == [True] * 6 + [False] * 12
+    said = findings_of([labels_of(found, *message) for message in found.messages()]).labels
+    assert all(one.rule for one in said) and sum(one.exact for one in said) > 15
+    assert [one.limit is None for one in said] == [True] * 6 + [False] * 12
 
 
 def test_members_behind_corrected_steps_are_not_known(tmp_path: Path) -> None:
     """The server's shadows have no earlier turn, and do not show what an attack with the right ones would."""
-    said = dict[str, str | None]()
+    said = dict[str, list[int]]()
     for method in ("scaffold", "fedavg"):
         found = evidence(tmp_path / method, method, **{**ALL, "train.rounds": 2})
-        said[method] = rounds._open(found, [1, 2])
-    assert said["fedavg"] is None and str(said["scaffold"]).startswith("in round 2 the clients' gradients had a term")
-    assert rounds._open(Evidence(tmp_path / "scaffold"), [1]) is None
-    area = {
-        "auc": 0.5,
-        "auc_low": 0.45,
-        "auc_high": 0.55,
-        "together": {"low": 0.45, "high": 0.55},
-        "members": 400,
-        "non_members": 400,
-    }
-    rows = [{**area, "round": 2, "attack": "LiRA", "tpr": {}}]
-    run = {"membership": rows, "membership_rounds": [2], "membership_open": said["scaffold"]}
+        said[method] = rounds._corrected(found, [1, 2])
+    assert said == {"scaffold": [2], "fedavg": []} and rounds._corrected(Evidence(tmp_path / "scaffold"), [1]) == []
+    limit = rounds._limit(said["scaffold"])
+    assert rounds._limit([]) is None and str(limit).startswith("in round 2 the clients' gradients had a term")
+    points = OperatingPoints(400, 400, Area(0.5, 0.45, 0.55), (), {}, ())
+    row = MembershipOutcome(attack="LiRA", status=Status("resisted"), round=2, points=points, together=Interval(0.45, 0.55, 1))
+    run = replace(EMPTY, membership=(row,), membership_limit=limit)
     (target,) = conditions("membership_auc<=0.6", "--target")
-    assert not target.holds(run) and target.holds({**run, "membership_open": None})
+    assert not target.holds(run) and target.holds(replace(run, membership_limit=None))
 
 
 def test_the_servers_own_turn_is_a_first_one_in_fedmias_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,11 +153,16 @@ def test_shadow_clients_without_a_state_do_not_show_what_one_hides(tmp_path: Pat
     said = {}
     for kept in (1, 2):
         found = evidence(tmp_path / str(kept), "fedper", **{**ALL, "train.rounds": kept, "wire.keep_payloads": [kept]})
-        said[kept] = shadow_labels(found, kept, 8, 0)["later"]
+        said[kept] = shadow_labels(found, kept, 8, 0).later
     assert said == {1: 0, 2: 4}
-    many = {"lacking": 40, "lacking_exact": 0, "wider": 0, "guess": 0.1, "p": 1.0}
-    assert "kept from an earlier turn" in str(classes_open({**many, "later": 40}))
-    assert classes_open({**many, "later": 0}) is None
+    assert "kept from an earlier turn" in str(limit_of_shadows(of_shadows(later=40)))
+    assert limit_of_shadows(of_shadows(later=0)) is None
+
+
+def of_shadows(later: int) -> ShadowLabels:
+    """No set of 40 clients that lack a class was found."""
+    report = ShadowReport(0.0, 0.5, 0.0, 0.0, 0.0, 40, 40, 0, 0.1, 1.0)
+    return ShadowLabels(report, 1, 8, wider=0, unlearned=0, later=later)
 
 
 @pytest.mark.parametrize("least", [1, 2])

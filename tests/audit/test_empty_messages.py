@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
+from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import ThreatModel
-from fedpriv.attacks.core.registry import image_attack
 from fedpriv.attacks.lab.attempts import Attacker
-from fedpriv.audit.answer import samples_not_known
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import Attacked
+from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.run_audit import AuditOptions, on_images
+from tests.audit.built import image, images, run
 from tests.simulation.small import play
 
 SETTINGS: dict[str, Any] = {
@@ -47,12 +48,7 @@ def easiest(folder: Path, messages: int, **overrides: Any) -> list[Attacked]:
 
 def open_still(attacked: list[Attacked]) -> list[str]:
     """What is not known where messages of many images were attacked to some effect."""
-    rows = [one.described(None) for one in attacked]
-    real = {"kind": "message", "attempts": [{"is_evidence": True, "success": {"0.01": NONE}, "mse_median": 0.1}], "baselines": {}}
-    return list(samples_not_known({"attacks": [real, *rows]}))
-
-
-NONE = {"successes": 0, "n": 40, "share": 0.0, "low": 0.0, "high": 0.1}
+    return list(samples_not_known(run(images(image()), *(one.described(None) for one in attacked))))
 
 
 def test_below_a_head_that_begins_at_zero_later_rounds_show_what_the_first_does_not(tmp_path: Path) -> None:
@@ -72,7 +68,8 @@ def test_noise_on_a_gradient_of_zero_is_no_defence(tmp_path: Path) -> None:
         (made,) = one.attempts
         assert made.recovered is not None and not made.recovered.successes
         assert made.is_evidence is counts, "in the last round there was something that the noise hides"
-    assert "analytic refused undefended messages of this net" in str(first.attempts[0].no_evidence)
+    (why,) = first.attempts[0].reasons
+    assert why.kind == "same net" and "analytic refused undefended messages of this net" in why.text
 
 
 @pytest.mark.slow
@@ -85,7 +82,7 @@ def test_where_all_was_recovered_the_last_round_is_not_attacked(tmp_path: Path) 
 def test_a_step_of_rate_zero_shows_nothing(tmp_path: Path, noise: dict[str, Any]) -> None:
     (one,) = easiest(tmp_path / "run", 1, **WARM, **noise)
     (made,) = one.attempts
-    said = str(made.no_evidence) if noise else str(made.inapplicable)
+    said = made.status(found=False).why
     assert ("learning rate of 0 (train.warmup_steps)" if noise else "is zero, which shows nothing") in said
     assert open_still([one]) == ["single images can be recovered"]
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.core.registry import image_attack
 from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.matching import gradient_by_labels
 from fedpriv.attacks.gradients.multistep import as_gradient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership.inference import REGRESSION, REGRESSIONS, Membership, membership
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import Progress
+from tests.audit.empty_run import EMPTY
 from tests.simulation.small import play
 
 ONE_STEP = {"train.batch_size": 500, "train.rounds": 1, "eval.last": 1}
@@ -37,12 +39,10 @@ def test_members_of_one_step_are_found_where_no_other_attack_finds_them(tmp_path
 
 def test_a_condition_on_membership_counts_the_regression(tmp_path: Path) -> None:
     play(tmp_path / "run", "fedavg", **ONE_STEP)
-    findings, _ = in_rounds(Evidence(tmp_path / "run"), [], 4, 0, {}, Progress(lambda text: None))
-    by_attack = {one["attack"]: one for one in findings["membership"]}
+    found = in_rounds(Evidence(tmp_path / "run"), [], 4, 0, Progress(lambda text: None)).outcomes
     (target,) = conditions("membership_auc>0.95")
-    assert target.holds({"membership": [by_attack[REGRESSION]], "membership_rounds": [1]})
-    without = [one for name, one in by_attack.items() if name != REGRESSION]
-    assert not target.holds({"membership": without, "membership_rounds": [1]})
+    assert target.holds(replace(EMPTY, membership=tuple(one for one in found if one.attack == REGRESSION)))
+    assert not target.holds(replace(EMPTY, membership=tuple(one for one in found if one.attack != REGRESSION)))
 
 
 @pytest.mark.slow
@@ -112,4 +112,4 @@ def test_of_one_kept_message_there_is_nothing_to_add_up(tmp_path: Path) -> None:
 def test_a_loss_without_labels_is_named_as_the_reason(tmp_path: Path) -> None:
     few: dict[str, Any] = {"model.name": None, "data.limit": 60, "data.clients": 3, "train.participation": 1.0}
     found = attacked(tmp_path / "run", "l-dawa", **few)
-    assert "looks at no label" in found.not_tried[REGRESSION] and REGRESSION not in found.attacks
+    assert "looks at no label" in found.not_tried[REGRESSION].text and REGRESSION not in found.attacks

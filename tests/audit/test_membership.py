@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import fedpriv
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference import membership_controls
 from fedpriv.attacks.inference.membership import Array, Mask, halves
 from fedpriv.attacks.lab.controls import Control
@@ -70,7 +71,7 @@ def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
     assert (
         found.attacks[LIRA].members
         == found.attacks[LIRA].non_members
-        == sum(overfit.federation.data.size(client) for client in found.clients)
+        == sum(overfit.federation.data.size(client) for client in overfit.store.clients(1)[:2])
     )
     assert found.epsilon is not None and found.epsilon.upper_run is None and found.epsilon.lower >= 0
     assert found.likelihoods == (LIRA, f"{LIRA}, {ROWS}") and found.epsilon.lower == max(found.epsilon.each)
@@ -148,7 +149,8 @@ def test_centres_that_are_no_evidence_are_not_tried(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(run, "message", sending(centers=torch.ones(2, 3)))
     found = membership(run, 1, [client], shadows=4)
-    assert found.not_tried[CENTERS] == "a centre is 3 numbers, and a projection 128" and CENTERS not in found.attacks
+    assert found.not_tried[CENTERS] == Reason("does not apply", "a centre is 3 numbers, and a projection 128")
+    assert CENTERS not in found.attacks and found.kinds[CENTERS] == ("class centre", "alone")
     monkeypatch.setattr(run, "message", sending(centers=None))
     found = membership(run, 1, [client], shadows=4)
     assert not any(CENTERS in name for name in (*found.not_tried, *found.attacks))
@@ -160,7 +162,7 @@ def test_centres_that_find_members_where_none_were_seen_are_left_out(tmp_path: P
     drawn = {len(one.members): one.members for one in (candidates(run.federation, 1, client) for client in clients)}
     monkeypatch.setattr(TracedCenters, "__call__", lambda self, uploaded: drawn[self._candidates].astype(float))
     found = membership(run, 1, clients, shadows=4)
-    assert found.not_tried[CENTERS].startswith("its negative control failed") and CENTERS not in found.attacks
+    assert found.not_tried[CENTERS].text.startswith("its negative control failed") and CENTERS not in found.attacks
     assert not found.failed_controls and LIRA not in found.not_tried
 
 
@@ -183,7 +185,8 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
     rows = {ROWS, *(f"{use}, {ROWS}" for use in (LIRA, OFFLINE, FEDMIA))}
     assert set(found.attacks) == {*rows, REGRESSION} == set(found.together()) == set(found.controls)
     assert set(found.not_tried) == {LOSS, LIRA, OFFLINE, FEDMIA}
-    assert all(reason.startswith("its control failed: members of 8") for reason in found.not_tried.values())
+    assert all(reason.kind == "control failed" for reason in found.not_tried.values())
+    assert all(reason.text.startswith("its control failed: members of 8") for reason in found.not_tried.values())
     assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)
     assert found.likelihoods == (f"{LIRA}, {ROWS}",)
     failed = defaultdict[object, Control](lambda: Control("positive", False, "none told", 0.0))
@@ -196,7 +199,7 @@ def test_without_a_shared_linear_layer_rows_are_not_tried(tmp_path: Path) -> Non
     options = {"model.name": "lenet_sigmoid", "wire.transforms": [{"name": "mask", "last": 1}], "train.local_epochs": 1}
     run = evidence(tmp_path / "run", "fedavg", **{"model.projection": "none", **options})
     found = membership(run, 1, run.store.clients(1)[:1], shadows=4)
-    assert "no linear layer with a bias was shared" in found.not_tried[ROWS]
+    assert "no linear layer with a bias was shared" in found.not_tried[ROWS].text
     assert not any(ROWS in name for name in found.attacks) and not any("row distance" in said for said in found.threat)
 
 
@@ -252,7 +255,7 @@ def test_a_sample_counts_for_one_client_alone(tmp_path: Path) -> None:
     run = evidence(tmp_path / "run", "fedavg", **options)
     found = membership(run, 1, run.store.clients(1), shadows=4)
     unused = len(run.federation.data.labels("server"))
-    assert len(found.clients) == 10 and {FEDMIA, LIRA, LOSS} <= found.attacks.keys()
+    assert len(found.senders) == 10 and {FEDMIA, LIRA, LOSS} <= found.attacks.keys()
     assert all(unused / 2 < one.non_members == one.members <= unused for one in found.attacks.values())
 
 

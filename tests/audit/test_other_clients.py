@@ -21,6 +21,7 @@ from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import FEDMIA, ROWS, membership
 from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of, labels_over_rounds
 from fedpriv.audit.membership.other_clients import against_other_clients
+from fedpriv.audit.results import Sender
 from tests.simulation.small import play
 
 ALL_TAKE_PART = {"data.clients": 4, "train.participation": 1.0, "data.limit": 200, "wire.keep_payloads": "all", "eval.last": 1}
@@ -79,7 +80,7 @@ def test_without_two_other_clients_it_is_not_tried(kept: Evidence, monkeypatch: 
     with pytest.raises(Inapplicable, match="needs the messages of 2 other clients of a round, and 1 were kept"):
         against_other_clients(kept, 0, candidates(kept.federation, 2, 0))
     found = membership(kept, 2, [0], shadows=4)
-    assert not any(name.startswith(FEDMIA) for name in found.attacks) and "1 were kept" in found.not_tried[FEDMIA]
+    assert not any(name.startswith(FEDMIA) for name in found.attacks) and "1 were kept" in found.not_tried[FEDMIA].text
     assert found.rounds == () and not any("FedMIA it also" in said for said in found.threat)
 
 
@@ -96,9 +97,9 @@ def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkey
     monkeypatch.setattr(other_clients, "_seen", seen)
     found = membership(kept, 2, [0], shadows=4)
     reason = found.not_tried[f"{FEDMIA}, {ROWS}"]
-    assert reason.startswith("its negative control failed: an upload of a client trained on none of the candidates")
+    assert reason.text.startswith("its negative control failed: an upload of a client trained on none of the candidates")
     assert f"{FEDMIA}, {ROWS}" not in found.attacks and ROWS in found.attacks and not found.failed_controls
-    described = {(one["attacker"], one["name"]): one["passed"] for one in found.described_controls()}
+    described = {(one.attacker, one.name): one.passed for one in found.described_controls()}
     assert described[f"{FEDMIA}, {ROWS}", "negative"] is False
 
 
@@ -110,7 +111,7 @@ def labels(client: int, present: list[int], counts: list[int] | None, applies: b
     shown[present] = True
     counted = None if counts is None else torch.tensor(counts)
     by = {RULE: LabelSet(shown, counted)} if applies else {}
-    return Labels(1, client, client, by, torch.tensor([6, 4, 0, 0]))
+    return Labels(1, client, Sender(client), by, torch.tensor([6, 4, 0, 0]))
 
 
 def test_rounds_outvote_a_message_that_is_wrong() -> None:
@@ -126,19 +127,20 @@ def test_rounds_outvote_a_message_that_is_wrong() -> None:
         labels(3, [0, 1], None),
     ]
     several, sets = labels_over_rounds(messages)
-    assert (several["client"], several["messages"], several["found"], several["exact"]) == (0, 4, [0, 1], True)
+    assert (several.sender, several.messages, several.found, several.exact) == (Sender(0), 4, (0, 1), True)
+    assert several.round is None
     # the means 6, 3.25 and 0.75, of which the last is not in the set
-    assert several["count_accuracy"] == 1.0 and several["single_exact"] == 2
-    assert several["single_count_accuracy"] == pytest.approx((0.8 + 0.7 + 0.6 + 0.6) / 4)
-    assert (sets["client"], sets["exact"], sets["count_accuracy"], sets["single_count_accuracy"]) == (2, True, None, None)
+    assert several.count_accuracy == 1.0 and several.single_exact == 2
+    assert several.single_count_accuracy == pytest.approx((0.8 + 0.7 + 0.6 + 0.6) / 4)
+    assert (sets.sender, sets.exact, sets.count_accuracy, sets.single_count_accuracy) == (Sender(2), True, None, None)
 
 
 def test_labels_of_a_run_over_rounds(kept: Evidence) -> None:
     single = [labels_of(kept, round, client) for round, client in kept.messages()]
     found = labels_over_rounds(single)
-    assert [(one["client"], one["messages"]) for one in found] == [(client, 2) for client in range(4)]
-    true = {row["client"]: row["true"] for row in findings_of(single)["labels"]}
-    assert all(one["true"] == true[one["client"]] and one["count_accuracy"] > 0 for one in found)
+    assert [(one.sender, one.messages) for one in found] == [(Sender(client), 2) for client in range(4)]
+    true = {one.sender: one.true for one in findings_of(single).labels}
+    assert all(one.true == true[one.sender] and one.count_accuracy for one in found)
 
 
 @pytest.mark.slow

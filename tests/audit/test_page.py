@@ -4,15 +4,32 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
+from fedpriv.attacks.core.status import Reason, Status
+from fedpriv.attacks.inference.canaries import CanaryBound
 from fedpriv.audit.page import charts
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.page.svg import Scale
+from fedpriv.audit.results import (
+    Audit,
+    AuditedRun,
+    Canaries,
+    EpsilonBounds,
+    ImageFigures,
+    ImageOutcome,
+    ImageTarget,
+    Interval,
+    MembershipOutcome,
+    Sender,
+    from_json,
+    to_json,
+)
 from fedpriv.errors import FedprivError
 from tests.audit.sample_findings import findings, pictures, rate
 
@@ -55,13 +72,20 @@ class Page(HTMLParser):
         return [attributes for name, attributes in self.tags if name == tag]
 
 
-def replaced(value: Any, change: Callable[[str, Any], Any], key: str = "") -> Any:
-    """A copy of the findings with ``change(key, leaf)`` at every leaf."""
-    if isinstance(value, dict):
-        return {name: replaced(inner, change, name) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [replaced(inner, change, key) for inner in value]
-    return change(key, value)
+def replaced(audit: Audit, change: Callable[[str, Any], Any]) -> Audit:
+    """A copy with ``change(key, leaf)`` at every leaf."""
+
+    def altered(value: Any, key: str = "") -> Any:
+        if isinstance(value, dict):
+            return {name: altered(inner, name) for name, inner in value.items()}
+        return [altered(inner, key) for inner in value] if isinstance(value, list) else change(key, value)
+
+    return from_json(altered(to_json(audit)))
+
+
+def of_first(audit: Audit, **changes: Any) -> Audit:
+    """The audit with its first run changed."""
+    return replace(audit, runs=(replace(audit.runs[0], **changes), *audit.runs[1:]))
 
 
 def tables(markdown: str) -> list[list[str]]:
@@ -89,19 +113,18 @@ def markdown() -> str:
 
 
 def test_every_verdict_and_every_attempt_appears(page: Page, markdown: str) -> None:
+    audit = findings()
     for text in (page.text, unescaped(markdown)):
-        for run in findings()["runs"]:
-            assert run["title"] in text and run["run_id"] in text
-            assert all(sentence in text for sentence in run["verdict"])
-            for attack in run["attacks"]:
-                assert attack["target"] in text
-                assert all(name in text for name in attack["baselines"])
-                for attempt in attack["attempts"]:
-                    assert attempt["attacker"] in text
-                    assert all(sentence in text for sentence in attempt["knows"])
-                    assert (attempt["inapplicable"] or "") in text
-        assert all(control["sentence"] in text for control in findings()["controls"])
-        assert all(control["sentence"] in text for control in findings()["runs"][0]["membership_controls"])
+        for run in audit.runs:
+            assert run.title in text and run.run_id in text
+            assert all(sentence in text for sentence in run.verdict)
+            for target in run.images:
+                assert target.title in text
+                assert all(name in text for name in target.baselines)
+                for one in target.outcomes:
+                    assert one.attack in text and one.status.why in text
+                    assert all(sentence in text for sentence in one.knows)
+        assert all(control.sentence in text for control in (*audit.controls, *audit.runs[0].membership_controls))
 
 
 def test_what_is_known_of_members_and_what_was_not_tried_is_shown(page: Page, markdown: str) -> None:
@@ -159,54 +182,44 @@ def test_what_was_not_measured_is_said_in_words(page: Page, markdown: str) -> No
     assert "A linear probe on 10.0 % of the labels of cifar10: 42.5 %." in local
     assert "A linear probe on 10.0 % of the labels of cifar10: 42.5 %." in markdown
     assert "Not drawn: local" in page.text
-    bare = {**findings(), "runs": [], "controls": [], "options": {}}
+    bare = replace(findings(), runs=(), controls=(), options={})
     for text in (Page(render_html(bare, {})).text, render_markdown(bare)):
         assert "No run was audited." in text and "No control was recorded." in text and "none recorded" in text
 
 
-FIGURES = re.compile(
-    "accuracy|worst_tenth|auc|tpr|^0\\.|mse|psnr|ssim|distance_median|seconds|lower|upper|count_acc|f1|exact|bytes_up|bytes_down"
-)
+FIGURES = {
+    "worst_tenth", "accuracy_difference", "bytes_up_ratio", "label_accuracy", "psnr_median_db", "feature_distance_median",
+    "count_accuracy", "single_count_accuracy", "single_exact", "epsilon_lower", "distance_of_truth", "distance_found",
+}  # fmt: skip
 
 
 def test_any_figure_may_be_missing() -> None:
-    def missing(key: str, leaf: Any) -> Any:
-        return None if FIGURES.search(key) and not isinstance(leaf, bool) else leaf
+    def missing(run: AuditedRun) -> AuditedRun:
+        rules = [replace(one, exact=None, together=None, count_accuracy=None) for one in run.label_rules]
+        controls = [replace(one, cpu_seconds=None) for one in run.membership_controls]
+        cost = replace(run.cost, accuracy=None, bytes_down=None, seconds=None)
+        return replace(run, cost=cost, label_rules=tuple(rules), membership_controls=tuple(controls))
 
-    audit = replaced(findings(), missing)
+    audit = replace(findings(), runs=tuple(map(missing, findings().runs)))
+    audit = replaced(audit, lambda key, leaf: None if key in FIGURES else leaf)
     text = Page(render_html(audit, pictures())).text
-    assert "None" not in text.replace("None of 72", "")
+    assert "None" not in text.replace("None of the 72", "")
     assert "No run has both an accuracy and an attacked message" in text
-    assert "None" not in render_markdown(audit).replace("None of 72", "")
-
-
-def test_findings_of_earlier_versions_are_shown() -> None:
-    """A frontier that goes on, and pages that put runs side by side, show audits that were kept."""
-    old = findings()
-    for run in old["runs"]:
-        for one in run["centers"]:
-            for later in ("success", "copies", "to_centers"):
-                del one[later]
-        for one in run["statistics"]["listed"]:
-            del one["how"]
-        for read in run.get("texts") or []:
-            for attempt in read["attempts"]:
-                attempt.pop("no_evidence", None)
-    for shown in (Page(render_html(old, pictures())).text, render_markdown(old)):
-        assert "Class centres" in shown and "Images count as recovered only" not in shown
+    assert "None" not in render_markdown(audit).replace("None of the 72", "")
 
 
 def test_the_feature_distance_is_a_column_or_a_line_that_says_what_it_needs() -> None:
     for text in (render_html(findings(), pictures()), render_markdown(findings())):
         assert "EfficientNet-Lite0 feature distance" in text and "Not measured: " not in text
 
-    def missing(key: str, leaf: Any) -> Any:
-        return {"feature_distance_median": None, "feature_distance_missing": "it needs a package"}.get(key, leaf)
+    def without(one: ImageOutcome) -> ImageOutcome:
+        figures = one.figures
+        if figures is None:
+            return one
+        return replace(one, figures=replace(figures, feature_distance_median=None, feature_distance_missing="it needs a package"))
 
-    audit = replaced(findings(), missing)
-    for attack in (attack for run in audit["runs"] for attack in run["attacks"]):
-        refused = {"attacker": "dlg", "inapplicable": "no reason", "knows": [], "budget": "", "is_evidence": False}
-        attack["attempts"].append(refused)  # without figures
+    images = tuple(target.only([without(one) for one in target.outcomes]) for target in findings().runs[0].images)
+    audit = replace(of_first(findings(), images=images), runs=of_first(findings(), images=images).runs[:1])
     for text in (render_html(audit, pictures()), render_markdown(audit)):
         assert "EfficientNet-Lite0 feature distance" not in text and "Not measured: it needs a package." in text
 
@@ -214,7 +227,7 @@ def test_the_feature_distance_is_a_column_or_a_line_that_says_what_it_needs() ->
 def test_the_page_begins_with_an_answer_for_each_run(page: Page, markdown: str) -> None:
     for text in (page.text, markdown):
         first = text[: text.index("uploaded")]
-        for sentence in (*(run["answer"]["words"] for run in findings()["runs"]), "What would change it", "Not tried"):
+        for sentence in (*(run.concluded.words for run in findings().runs), "What would change it", "Not tried"):
             assert sentence in first
 
 
@@ -236,7 +249,7 @@ def test_pictures_are_inside_with_words_for_who_cannot_see_them(page: Page) -> N
         render_html(findings(), {"mp-r1-c0.png": b""})
 
 
-KEPT = {"kind", "picture", "pictures", "created"}
+KEPT = {"kind", "picture", "created", "modalities", "word", "what", "use", "uses"}
 
 
 def test_what_others_wrote_stays_text() -> None:
@@ -270,39 +283,55 @@ def test_no_finding_is_called_safe(page: Page, markdown: str) -> None:
 
 def test_the_largest_area_is_that_of_conditions() -> None:
     """A reversed attack tells members as one minus its area, as ``--fail-if`` and ``fedpriv compare`` have it."""
-    audit = findings()
-    rows = audit["runs"][0]["membership"]
-    rows[0] |= {"auc": 0.52, "together": {"low": 0.45, "high": 0.58, "of": 3}}
-    rows[1] |= {"auc": 0.25, "together": {"low": 0.18, "high": 0.33, "of": 3}}
-    del rows[2]
+    first, second, *_ = findings().runs[0].membership
+    rows = (at(first, 0.52, Interval(0.45, 0.58, 3)), at(second, 0.25, Interval(0.18, 0.33, 3)))
+    audit = of_first(findings(), membership=rows)
     text = Page(render_html(audit, pictures())).text
     assert "0.75 0.67 to 0.82, best of 3, scores read in reverse" in text
     (row,) = [line for line in render_markdown(audit).splitlines() if line.startswith("| 1 mp |")]
-    assert "| 0.75 |" in row and "0.52" not in row
+    assert "| 0.75" in row and "0.52" not in row
+
+
+def at(one: MembershipOutcome, auc: float, together: Interval) -> MembershipOutcome:
+    """The same with another area."""
+    assert one.points is not None
+    return replace(one, points=replace(one.points, auc=replace(one.points.auc, value=auc)), together=together)
+
+
+def bounded(upper: float, by_attacks: float | None, by_canaries: float | None) -> Audit:
+    """An audit with bounds of epsilon for a sample."""
+    plain, defended, local = findings().runs
+    assert defended.epsilon is not None
+    attacks = EpsilonBounds(by_attacks or 0.0, (), 0.0, 1e-5, 0.95, 72, None, None, None, "they can be compared")
+    best = CanaryBound("a bound", by_canaries or 0.0, 1e-5, 0.95, "nothing")
+    epsilon = replace(
+        defended.epsilon,
+        upper=upper,
+        level="sample",
+        by_attack=None if by_attacks is None else attacks,
+        canaries=None if by_canaries is None else Canaries(8, 4, upper, 1e-5, 0.95, (best,)),
+    )
+    return replace(findings(), runs=(plain, replace(defended, epsilon=epsilon), local))
 
 
 @pytest.mark.parametrize("by_attacks", [0.3, None])
 def test_the_larger_lower_bound_of_epsilon_is_shown(by_attacks: float | None) -> None:
-    audit = findings()
-    audit["runs"][1]["epsilon"] |= {"upper": 2.0, "lower": by_attacks, "canaries": {"lower": 9.1, "sentences": []}}
+    audit = bounded(2.0, by_attacks, 9.1)
     text = Page(render_html(audit, pictures())).text
     assert "canaries show at least 9.1 these two contradict each other" in text
     assert "9.1 ≤ epsilon ≤ 2 at delta" in text and "shown by the canaries" in text
     assert "at least 9.1 (shown by the canaries, with 95 % confidence)" in render_markdown(audit)
-    audit["runs"][1]["epsilon"] |= {"lower": 9.2}
-    text = Page(render_html(audit, pictures())).text
-    assert "membership attacks show at least 9.2" in text and "9.1" not in text
+    text = Page(render_html(bounded(2.0, 9.2, 9.1), pictures())).text
+    assert "membership attacks show at least 9.2" in text and "9.1 ≤" not in text
 
 
 def test_bounds_of_epsilon_that_contradict_are_pointed_out(page: Page, markdown: str) -> None:
     told = "The lower bound exceeds the upper one."
     assert told not in page.text and told not in markdown
-    audit = findings()
-    audit["runs"][1]["epsilon"]["lower"] = 8.1
+    audit = bounded(8.0, 8.1, None)
     text = Page(render_html(audit, pictures())).text
     assert told in text and "these two contradict each other" in text and told in render_markdown(audit)
-    audit["runs"][1]["epsilon"] |= {"lower": None, "canaries": {"lower": 8.1}}
-    assert told in render_markdown(audit)
+    assert told in render_markdown(bounded(8.0, None, 8.1))
 
 
 def test_scales() -> None:
@@ -314,83 +343,93 @@ def test_scales() -> None:
     assert Scale(-0.02, 0.33, 0, 1).ticks() == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
-def discs(runs: list[dict[str, Any]]) -> list[tuple[float, float, float]]:
+def discs(runs: Sequence[AuditedRun]) -> list[tuple[float, float, float]]:
     chart = charts.tradeoff(runs)
     assert chart is not None
     found = [{k: v for k, v in disc.items() if v} for disc in Page(chart.drawing).all("circle")]
     return sorted((float(disc["cx"]), float(disc["cy"]), float(disc["r"])) for disc in found)
 
 
+def named(name: str, successes: int = 13, n: int = 72, **cost: Any) -> AuditedRun:
+    """The first run by another name, with one attack on a message that recovered so many."""
+    run = findings().runs[0]
+    outcome = run.images[0].outcomes[0]
+    figures = figures_of(outcome)
+    found = replace(outcome, figures=replace(figures, success=dict.fromkeys(figures.success, rate(successes, n))))
+    return replace(run, name=name, cost=replace(run.cost, **cost), images=(run.images[0].only([found]),))
+
+
+def figures_of(outcome: ImageOutcome) -> ImageFigures:
+    assert outcome.figures is not None
+    return outcome.figures
+
+
 def test_the_tradeoff_puts_runs_where_their_figures_are() -> None:
-    runs = [dict(findings()["runs"][0]) for _ in range(3)]
-    for index, run in enumerate(runs):
-        run["name"] = str(index)
-        run["cost"] = {**run["cost"], "accuracy": 0.5 + 0.1 * index, "bytes_up": 100 * 4 ** -(index % 2)}
-        run["best"] = {"message": {"attacker": "a", "target": "t", "success": rate(10 * index, 40)}}
+    runs = [
+        named(str(index), 10 * index, 40, accuracy=0.5 + 0.1 * index, bytes_up=100 * 4 ** (1 - index % 2)) for index in range(3)
+    ]
     (x0, y0, r0), (x1, y1, r1), (x2, y2, r2) = discs(runs)
     assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2) and x1 > x0
     assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2) and y1 < y0  # upwards is more recovered
     assert (r1 / r0) ** 2 == pytest.approx(1 / 4, abs=0.01) and r2 == r0
-    assert charts.tradeoff([findings()["runs"][2]]) is None
+    assert charts.tradeoff([findings().runs[2]]) is None
 
 
 def test_one_run_has_no_tradeoff_and_a_legend_has_what_there_is() -> None:
-    run = findings()["runs"][0]
-    assert charts.tradeoff([run]) is None
     audit = findings()
-    audit["runs"] = audit["runs"][:1]
-    assert "Only one run has both an accuracy and an attacked message" in Page(render_html(audit, pictures())).text
-    chart = charts.tradeoff([{**run, "defence": []}, {**run, "name": "other", "defence": []}])
+    run = audit.runs[0]
+    assert charts.tradeoff([run]) is None
+    text = Page(render_html(replace(audit, runs=audit.runs[:1]), pictures())).text
+    assert "Only one run has both an accuracy and an attacked message" in text
+    chart = charts.tradeoff([run, replace(run, name="other")])
     assert chart is not None and [name for _, name in chart.keys] == ["no defence"]
 
 
 def test_a_legend_says_what_its_curves_differ_in() -> None:
-    row = findings()["runs"][0]["membership"][0] | {"attack": "LiRA (8 shadow models per client)", "client": "0, 3"}
-    alike = charts.roc([row | {"round": 3}, row | {"round": 3, "attack": "loss threshold"}])
+    row = replace(findings().runs[0].membership[0], senders=(Sender(0), Sender(3)))
+    alike = charts.roc([replace(row, round=3), replace(row, round=3, attack="loss threshold")])
     assert alike is not None and [name for _, name in alike.keys] == ["LiRA", "loss threshold", "guessing"]
     assert alike.about == "All are of round 3, clients 0, 3."
-    rounds = charts.roc([row | {"round": 1, "client": "1, 2"}, row | {"round": 3}])
+    rounds = charts.roc([replace(row, round=1, senders=(Sender(1), Sender(2))), replace(row, round=3)])
     assert rounds is not None and [name for _, name in rounds.keys] == ["LiRA, round 1", "LiRA, round 3", "guessing"]
     assert not rounds.about
-    clients = charts.roc([row | {"round": 3}, row | {"round": 3, "client": 1}])
+    clients = charts.roc([replace(row, round=3), replace(row, round=3, senders=(Sender(1),))])
     assert clients is not None and [name for _, name in clients.keys][:2] == ["LiRA, clients 0, 3", "LiRA, client 1"]
 
 
 def test_what_attackers_of_membership_know_is_said_once() -> None:
-    audit = findings()
-    row = audit["runs"][0]["membership"][0]
-    audit["runs"][0]["membership"] = [
-        row | {"round": 1, "attack": "loss threshold", "knows": ["It knows the labels.", "It has its own samples."]},
-        row | {"round": 3, "attack": "LiRA", "knows": ["It knows the labels.", "It has its own samples.", "It sees two rounds."]},
-        row | {"round": 3, "attack": "FedMIA", "knows": ["It knows the labels.", "It sees two rounds."]},
-    ]
+    row = replace(findings().runs[0].membership[0], extent="")
+    known = ("It knows the labels.", "It has its own samples.", "It sees two rounds.")
+    rows = (
+        replace(row, round=1, attack="loss threshold", knows=known[:2]),
+        replace(row, round=3, attack="LiRA", knows=known),
+        replace(row, round=3, attack="FedMIA", knows=(known[0], known[2])),
+    )
+    audit = of_first(findings(), membership=rows)
     for text in (Page(render_html(audit, pictures())).text.replace(" :", ":"), render_markdown(audit)):
         assert text.count("It knows the labels.") == 1 and "FedMIA: It knows the labels." not in text
         assert "loss threshold, LiRA: It has its own samples." in text and "In round 3: It sees two rounds." in text
 
 
 def test_rates_that_no_attack_resolves_are_no_column_but_a_note() -> None:
-    audit = findings()
     why = "50 non-members do not resolve a false-positive rate of 0.1%, which needs 1000"
-    row = audit["runs"][0]["membership"][0]
-    some = row | {"tpr": {"0.01": rate(7, 72) | {"by_chance": 0.1}, "0.001": None}, "note": why}
-    audit["runs"][0]["membership"] = [some, row | {"tpr": {"0.01": None, "0.001": None}, "note": why}]
-    audit["runs"] = audit["runs"][:1]
+    row = findings().runs[0].membership[0]
+    assert row.points is not None
+    some = replace(row, points=replace(row.points, notes=(why,)))
+    none = replace(row, points=replace(row.points, at={0.01: None, 0.001: None}, notes=(why,)))
+    audit = of_first(findings(), membership=(some, none))
+    audit = replace(audit, runs=audit.runs[:1])
     text = Page(render_html(audit, pictures())).text
     assert "TPR at FPR 0.01" in text and "TPR at FPR 0.001" not in text and f"{why}." in text
     assert "TPR at FPR 0.001" not in render_markdown(audit)
 
 
 def test_pictures_of_class_centres_say_whose_they_are() -> None:
-    audit = findings()
-    audit["runs"][0]["centers"][0]["which"] = [1, 4]
-    assert "Round 1, client 0: classes 1, 4, from left to right" in Page(render_html(audit, pictures())).text
-    del audit["runs"][0]["centers"][0]["which"]  # in audits of earlier versions
-    assert "classes 1, 4, from left" not in Page(render_html(audit, pictures())).text
+    assert "Round 1, client 0: classes 1, 4, from left to right" in Page(render_html(findings(), pictures())).text
 
 
 def test_numbers_of_runs_that_coincide_do_not_hide_each_other() -> None:
-    chart = charts.tradeoff([{**findings()["runs"][0], "name": str(index)} for index in range(6)])
+    chart = charts.tradeoff([named(str(index)) for index in range(6)])
     assert chart is not None
     labels = [text for text in Page(chart.drawing).all("text") if text.get("class") == "label"]
     places = [(float(text["x"] or 0), float(text["y"] or 0)) for text in labels]
@@ -398,23 +437,30 @@ def test_numbers_of_runs_that_coincide_do_not_hide_each_other() -> None:
     assert all(abs(a - c) >= 8 or abs(b - d) >= 8 for i, (a, b) in enumerate(places) for c, d in places[:i])
 
 
+def with_curve(*curves: tuple[tuple[int, float], ...]) -> ImageTarget:
+    target = findings().runs[0].images[0]
+    one = target.outcomes[0]
+    drawn = [
+        replace(one, attack=name, figures=replace(figures_of(one), curve=curve))
+        for name, curve in zip("ab", curves, strict=False)
+    ]
+    return target.only([*drawn, replace(one, figures=None, status=Status.not_run(Reason("not needed", "no reason")))])
+
+
 def test_curves_begin_at_one_and_skip_what_no_logarithm_shows() -> None:
-    attack = {
-        "attempts": [{"attacker": "a", "curve": [[0, 4.0], [5, None], [10, 0.0], [20, 0.04]]}, {"attacker": "b", "curve": []}]
-    }
-    chart = charts.descent(attack)
+    chart = charts.descent(with_curve(((0, 4.0), (5, float("nan")), (10, 0.0), (20, 0.04)), ()))
     assert chart is not None and [name for _, name in chart.keys] == ["a"]
     (path,) = [p["d"] for p in Page(chart.drawing).all("path") if (p["class"] or "").startswith("line")]
     assert path == "M62.0 16.0L466.0 284.0"  # from 1 at the top left to a hundredth at the bottom right
-    assert charts.descent({"attempts": [{"attacker": "b", "curve": None}]}) is None
+    assert charts.descent(with_curve(())) is None
 
 
 def test_commands_are_code_in_markdown() -> None:
-    audit = findings()
-    change = audit["runs"][0]["answer"]["change"] = {
-        "sentence": "Not measured.",
-        "command": "fedpriv frontier --target 'recovered<=0'",
-    }
-    assert f"* What would change it: Not measured. `{change['command']}`\n" in render_markdown(audit)
-    change["command"] = "echo `date`"
-    assert "Not measured. `` echo `date` ``\n" in render_markdown(audit)
+    run = findings().runs[0]
+
+    def markdown_with(command: str) -> str:
+        return render_markdown(of_first(findings(), answer=replace(run.concluded, change="Not measured.", command=command)))
+
+    command = "fedpriv frontier --target 'recovered<=0'"
+    assert f"* What would change it: Not measured. `{command}`\n" in markdown_with(command)
+    assert "Not measured. `` echo `date` ``\n" in markdown_with("echo `date`")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.attempts import attackers, attempt
 from fedpriv.attacks.lab.controls import Control
@@ -22,6 +23,7 @@ from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images.pairs import MANY, NO_BIAS, beside_texts, of_images
 from fedpriv.audit.images.target import Target, message
+from fedpriv.audit.results import Part
 from fedpriv.audit.run_audit import AuditOptions, on_images
 from fedpriv.cli import main
 from fedpriv.errors import UsageError
@@ -154,7 +156,7 @@ def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs
             found[attacker.name] = attempt(attacker, [seen], images, labels, 0)
         mounted = {name for name, made in found.items() if made.inapplicable is None}
         assert {"random-head", "joint-head", "head-free"} <= mounted
-        assert "head-free does without them" in (found["known-head"].inapplicable or "")
+        assert "head-free does without them" in str(found["known-head"].inapplicable)
 
 
 @pytest.mark.usefixtures("one_iteration")
@@ -179,9 +181,9 @@ def test_what_cannot_be_attacked_is_said_in_a_line(runs: Runs, monkeypatch: pyte
 
 
 def test_the_audit_says_why_no_image_was_attacked(runs: Runs) -> None:
-    not_tried: dict[str, str] = {}
-    assert on_images(runs("frozen"), AuditOptions(messages=1), not_tried, lambda text: None) == []
-    assert not_tried["images"].startswith("the image encoder is frozen and sends nothing")
+    not_run = dict[Part, Reason]()
+    assert on_images(runs("frozen"), AuditOptions(messages=1), not_run, lambda text: None) == []
+    assert not_run["images"].text.startswith("the image encoder is frozen and sends nothing")
 
 
 def test_nothing_of_the_image_branch(runs: Runs) -> None:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
 
+from fedpriv.attacks.attack import image_attacks
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Reconstruction
-from fedpriv.attacks.core.registry import image_attacks
+from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.lab.attempts import Attacker, Attempt
 from fedpriv.attacks.lab.controls import Control
-from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring import scores
 from fedpriv.attacks.scoring.scores import score, wilson
-from fedpriv.audit.answer import samples_not_known
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images import attempts, reconstructions, target
 from fedpriv.audit.images.attempts import SETTLED
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
+from fedpriv.audit.judge.images import ran
+from fedpriv.audit.judge.known import samples_not_known
+from fedpriv.audit.results import Part
 from fedpriv.audit.run_audit import AuditOptions, on_images
 from fedpriv.processes import forked_in_order
+from tests.audit.built import CUT
 from tests.audit.sample_findings import findings
 from tests.simulation.small import play
 
@@ -56,13 +60,13 @@ def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) ->
     def stand_in(attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, *others: Any) -> Attempt:
         before = sum(asked.setdefault(attacker.attack.name, []))
         asked[attacker.attack.name].append(len(images))
-        optimises = declared(attacker.attack).optimises
+        optimises = attacker.attack.optimises
         keep = torch.tensor([optimises and recovers(before + i) for i in range(len(images))])
         made = torch.where(keep.view(-1, 1, 1, 1), images, 1 - images.round())
         n = len(observed)
         unknown = torch.full((len(images),), -1)
         found = Reconstruction(made, unknown, torch.ones(n), torch.ones(1, n), torch.ones(n), torch.zeros(n))
-        control = declared(attacker.attack).control
+        control = attacker.attack.control
         promises = control is not None and control.least > 0
         return Attempt(attacker, found, score(made, images), made, images, controls=PASSED if promises else PASSED[1:])
 
@@ -94,7 +98,7 @@ def test_single_images_are_looked_at_until_the_interval_decides(
     for one in attacked.attempts:
         assert one.scores is not None and one.images is not None and one.found is not None
         rate, n = one.scores.recovered[1e-2], sum(asked[one.attacker.name])
-        optimises = declared(one.attacker.attack).optimises
+        optimises = one.attacker.attack.optimises
         assert (rate.successes, rate.n) == (sum(recovers(i) for i in range(n)) * optimises, n) and len(one.images) == n
         assert (one.found.raw.shape[0], one.found.curve.shape[1]) == (n, n)
     if sum(looked_at) < most:
@@ -105,18 +109,19 @@ def test_single_images_are_looked_at_until_the_interval_decides(
 
 def test_what_was_found_before_the_budget_ended_is_kept(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[int]] = {}
-    cut = "cut: the audit's budget of 1 s was spent"
     for name in ("controlled", "attempt"):
         monkeypatch.setattr(attempts, name, attack_that(lambda i: i == 0, asked))
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
-    monkeypatch.setattr(attempts, "spent", lambda say: cut if asked.get("dlg") else None)
+    monkeypatch.setattr(attempts, "spent", lambda say: CUT if asked.get("dlg") else None)
     attacked = on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
     made = {one.attacker.name: one for one in attacked.attempts}
     assert asked == {"analytic": [72], "dlg": [6]}
-    assert made["dlg"].recovered == wilson(1, 6) and made["dlg"].cut == cut
-    assert made["random-head"].scores is None and made["random-head"].inapplicable == cut
-    row = next(one for one in attacked.described(None)["attempts"] if one["attacker"] == "dlg")
-    assert row["success"]["0.01"]["successes"] == 1 and row["cut"] == cut
+    assert made["dlg"].recovered == wilson(1, 6) and made["dlg"].cut == CUT
+    assert made["random-head"].scores is None and made["random-head"].inapplicable == CUT
+    outcomes = {one.attack: one for one in attacked.described(None).outcomes}
+    dlg, not_run = outcomes["dlg"], outcomes["random-head"]
+    assert dlg.figures is not None and dlg.figures.success["0.01"] == wilson(1, 6) and dlg.cut == CUT
+    assert not_run.figures is None and not_run.status == Status.not_run(CUT)
 
 
 def bright(attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, *others: Any) -> Attempt:
@@ -141,8 +146,7 @@ def test_processes_change_nothing(evidence: Evidence, monkeypatch: pytest.Monkey
     monkeypatch.setattr(attempts, "forked_in_order", counted)
     alone, together = (on_single_images(evidence, 1, client, 0, lambda text: None, 24, workers) for workers in (1, 3))
     assert alone.described(None) == together.described(None) and set(at_once) == {1, 3}
-    recovered = [one["success"]["0.01"]["successes"] for one in alone.described(None)["attempts"] if one.get("success")]
-    assert any(recovered)
+    assert any(figures.success["0.01"].successes for _, figures in ran(alone.described(None)))
 
 
 def test_none_of_72_leaves_5_percent_open() -> None:
@@ -171,7 +175,8 @@ def test_who_fails_on_the_same_net_is_tried_on_more_images_and_may_find_some(
     attacked = on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
     made = {one.attacker.name: one for one in attacked.attempts}
     assert asked["dlg"] == [6, 6, 12] and made["dlg"].recovered == wilson(2, 24)
-    assert made["dlg"].no_evidence is not None and asked["random-head"] == [6], "which is promised nothing"
+    assert [reason.kind for reason in made["dlg"].reasons] == ["same net"]
+    assert asked["random-head"] == [6], "which is promised nothing"
 
 
 @pytest.mark.parametrize("by", ["analytic", "dlg"])
@@ -188,7 +193,7 @@ def test_nobody_is_tried_after_one_that_recovered_all(evidence: Evidence, monkey
     attacked = on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
     said = {one.attacker.name: one.inapplicable for one in attacked.attempts}
     left = "analytic recovered all 72" if by == "analytic" else "dlg recovered all of the first 6"
-    assert said["random-head"] == f"not tried: {left}" and said[by] is None
+    assert said["random-head"] == Reason("not needed", left) and said[by] is None
 
 
 def test_a_message_of_many_images_is_no_failure_of_those_that_cannot_reach_so_many(evidence: Evidence) -> None:
@@ -197,9 +202,9 @@ def test_a_message_of_many_images_is_no_failure_of_those_that_cannot_reach_so_ma
     said = {one.attacker.name: one for one in attacked.attempts}
     n = len(evidence.labels(client))
     reach = "at this budget its control recovers up to 4 at once"
-    assert said["dlg"].inapplicable == f"not tried: {n} images behind one message; {reach}"
+    assert said["dlg"].inapplicable == Reason("too many samples", f"{n} images behind one message; {reach}")
     assert said["analytic"].is_evidence and f"{min(n, 128)} behind one message" in said["analytic"].controls[0].sentence
-    assert {one["attacker"] for one in attacked.controls()} == {"analytic"}
+    assert {one.attacker for one in attacked.controls()} == {"analytic"}
 
 
 def test_a_single_client_that_diverges_leaves_its_case_open_and_the_rest_as_it_is(
@@ -211,9 +216,9 @@ def test_a_single_client_that_diverges_leaves_its_case_open_and_the_rest_as_it_i
         "fedpriv.audit.evidence.single_images.ShadowTurns.run", lambda turns, data, numbers: [None for _ in numbers]
     )
     monkeypatch.setattr("fedpriv.audit.run_audit.on_message", lambda *asked: "attacked")
-    not_tried = dict[str, str]()
-    assert on_images(evidence, AuditOptions(), not_tried, lambda text: None) == ["attacked"]
-    assert "a simulated client with a single sample diverged" in not_tried["single_images"]
-    (run, *_) = findings()["runs"]
-    assert "single images can be recovered" in set(samples_not_known(run | {"not_tried": not_tried}))
+    not_run = dict[Part, Reason]()
+    assert on_images(evidence, AuditOptions(), not_run, lambda text: None) == ["attacked"]
+    assert "a simulated client with a single sample diverged" in str(not_run["single images"])
+    (run, *_) = findings().runs
+    assert "single images can be recovered" in set(samples_not_known(replace(run, not_run=not_run)))
     assert "single images can be recovered" not in set(samples_not_known(run))

@@ -16,7 +16,8 @@ from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.inference import ROWS, Membership, membership
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of
-from fedpriv.audit.report import _compare
+from fedpriv.audit.report import _compared
+from fedpriv.audit.results import from_json
 from fedpriv.cli import main
 from fedpriv.errors import FedprivError
 from fedpriv.tracking.names import audit_values
@@ -74,37 +75,46 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
         one["name"] for one in masked["wire"]["tensors"] if one["up"]
     }
     assert up == {"head.weight", "head.bias"}
-    tried = {one["attacker"] for attack in masked["attacks"] for one in attack["attempts"]}
+    tried = {one["attack"] for target in masked["images"] for one in target["outcomes"]}
     assert {"random-head", "known-head", "joint-head", "head-free", "analytic"} <= tried
     for run in found["runs"]:
         page = (first / "audit" / "audit.html").read_text()
         assert all(run[key] in page for key in ("run_id", "partition_hash"))
-        assert {attack["kind"] for attack in run["attacks"]} == {"message", "single image"}
+        assert {target["kind"] for target in run["images"]} == {"message", "single image"}
         assert {one["name"] for one in run["membership_controls"]} == {"positive", "negative"}
         assert [one for one in run["membership_controls"] if not (one["passed"] and one["sentence"] in page)] == []
-        assert any("row distance" in one["attack"] for one in run["membership"]) and run["membership_not_tried"] == {}
-        assert all(
-            one["together"]["low"] < one["auc_low"] <= one["auc_high"] <= one["together"]["high"] for one in run["membership"]
-        )
+        assert any("row distance" in one["attack"] for one in run["membership"])
+        assert all(one["status"]["word"] != "not run" for one in run["membership"])
+        for one in run["membership"]:
+            area = one["points"]["auc"]
+            assert one["together"]["low"] < area["low"] <= area["high"] <= one["together"]["high"]
         assert all(one["found"] == one["true"] for one in run["labels"]) or run is masked
-        values = audit_values(run)
+        (typed,) = (one for one in from_json(found).runs if one.name == run["name"])
+        values = audit_values(typed)
         assert values.keys() >= {"audit/recovered_from_message", "audit/membership_auc"}
         assert ("audit/labels_exact" in values) == (run is not masked)  # where no rule applies, nothing was measured
 
 
 def test_a_run_is_compared_with_its_undefended_one_though_another_executor_ran_the_clients() -> None:
     """DP-SGD trains client by client, where the undefended run may have trained groups; a run records which."""
-    plain, defended, _ = findings()["runs"]
-    plain["config_yaml"] = config("fedavg", **{"executor.name": "vectorized", "executor.group_size": 2}).to_yaml()
+    plain, defended, _ = findings().runs
+    plain = replace(plain, config_yaml=config("fedavg", **{"executor.name": "vectorized", "executor.group_size": 2}).to_yaml())
     private = {"privacy.level": "sample", "privacy.noise": 1.0, "executor.workers": 2, "threads": 2}
-    defended["config_yaml"] = config("fedavg", **private).to_yaml()
-    defended["cost"]["against"] = None
-    _compare([plain, defended])
-    assert defended["cost"]["against"] == plain["name"]
-    defended["config_yaml"] = config("fedavg", **private, seed=1).to_yaml()
-    defended["cost"]["against"] = None
-    _compare([plain, defended])
-    assert defended["cost"]["against"] is None
+    defended = replace(defended, config_yaml=config("fedavg", **private).to_yaml(), cost=replace(defended.cost, against=None))
+    assert _compared([plain, defended])[1].cost.against == plain.name
+    other = replace(defended, config_yaml=config("fedavg", **private, seed=1).to_yaml())
+    assert _compared([plain, other])[1].cost.against is None
+
+
+def made_of(run: dict[str, Any]) -> list[dict[str, Any]]:
+    """The membership attacks that were run."""
+    return [one for one in run["membership"] if one["points"] is not None]
+
+
+def refused(run: dict[str, Any], round: int) -> str:
+    """Why no attack of a round was run."""
+    (one,) = (one for one in run["membership"] if one["attack"] == "every attack" and one["round"] == round)
+    return str(one["status"]["reasons"][0]["text"])
 
 
 @pytest.mark.slow
@@ -119,11 +129,11 @@ def test_membership_is_attacked_in_each_round_that_is_looked_at(runs: Callable[[
     monkeypatch.setattr("fedpriv.audit.run_audit.on_images", lambda *asked: [])
     monkeypatch.setattr("fedpriv.audit.membership.rounds.membership", once)
     (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
-    by_round = {round: {one["attack"] for one in run["membership"] if one["round"] == round} for round in (1, 3)}
-    assert run["membership_rounds"] == [1, 3] == sorted({one["round"] for one in run["membership"]})
+    by_round = {round: {one["attack"] for one in made_of(run) if one["round"] == round} for round in (1, 3)}
+    assert sorted({one["round"] for one in made_of(run)}) == [1, 3]
     assert all("class centres" in attacks and "row distance" in attacks for attacks in by_round.values())
     assert {one.partition(" (")[0].partition(",")[0] for one in by_round[3] - by_round[1]} == {"FedMIA"}
-    assert {one["together"]["of"] for one in run["membership"]} == {len(run["membership"])}
+    assert {one["together"]["of"] for one in made_of(run)} == {len(made_of(run))}
     assert not any("class centres" in one for one in run["answer"]["not_tried"])
 
     def only_last(*asked: Any) -> Membership:
@@ -133,8 +143,7 @@ def test_membership_is_attacked_in_each_round_that_is_looked_at(runs: Callable[[
 
     monkeypatch.setattr("fedpriv.audit.membership.rounds.membership", only_last)
     (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
-    assert run["membership_rounds"] == [1, 3] and {one["round"] for one in run["membership"]} == {3}
-    assert run["membership_not_tried"]["every attack, round 1"] == "no candidates are left"
+    assert {one["round"] for one in made_of(run)} == {3} and refused(run, 1) == "no candidates are left"
 
     def blamed(*asked: Any) -> Membership:
         made = once(*asked)
@@ -142,8 +151,8 @@ def test_membership_is_attacked_in_each_round_that_is_looked_at(runs: Callable[[
 
     monkeypatch.setattr("fedpriv.audit.membership.rounds.membership", blamed)
     (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
-    assert run["membership_rounds"] == [1, 3] and {one["round"] for one in run["membership"]} == {1}
-    assert run["membership_not_tried"]["every attack, round 3"].startswith("row distance found members in the negative control")
+    assert {one["round"] for one in made_of(run)} == {1}
+    assert refused(run, 3).startswith("row distance found members in the negative control")
     failed = [one for one in run["membership_controls"] if not one["passed"]]
     assert [one["attacker"] for one in failed] == ["row distance"] and "round 3: an upload" in failed[0]["sentence"]
 
@@ -153,14 +162,15 @@ def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Pa
     """The positive control of the whole way from the wire to the page: a linear first layer gives images away."""
     result = fedpriv("audit", runs("mpfedcon"), *QUICK, "--membership-shadows", 0, "--label-shadows", 0, "--json")
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
-    easiest = next(attack for attack in run["attacks"] if attack["kind"] == "single image")
-    analytic = next(one for one in easiest["attempts"] if one["attacker"] == "analytic")
-    assert analytic["success"]["0.01"]["share"] == 1 and analytic["mse_median"] < 1e-9
-    assert run["labels"] and all(one["exact"] and "in clear" in one["how"] for one in run["labels"])
+    easiest = next(target for target in run["images"] if target["kind"] == "single image")
+    analytic = next(one["figures"] for one in easiest["outcomes"] if one["attack"] == "analytic")
+    near = analytic["success"]["0.01"]
+    assert near["successes"] == near["n"] and analytic["mse_median"] < 1e-9
+    assert run["labels"] and all(one["found"] == one["true"] and one["stated"] for one in run["labels"])
     assert run["centers"] and run["membership"] == []
-    message = next(attack for attack in run["attacks"] if attack["kind"] == "message")
-    hits = max(one["success"]["0.01"]["successes"] for one in message["attempts"] if not one["inapplicable"])
-    assert hits and [one["known"]["successes"] for one in run["known_members"]] == [hits]
+    message = next(target for target in run["images"] if target["kind"] == "message")
+    hits = max(one["figures"]["success"]["0.01"]["successes"] for one in message["outcomes"] if one["figures"])
+    assert hits and [one["rate"]["successes"] for one in run["known_members"]] == [hits]
     assert any(f"Reconstructed samples are known members: {hits} of" in sentence for sentence in run["verdict"])
     assert not any("distinguished from guessing" in sentence for sentence in run["verdict"])
 
@@ -168,12 +178,12 @@ def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Pa
 def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:
     evidence = Evidence(runs("fedavg"))
     for round, client in evidence.messages():
-        (said,) = findings_of([labels_of(evidence, round, client)])["labels"]
-        assert said["true"] == sorted(set(evidence.truth(client).labels.tolist()))
-        assert said["exact"] and 0 < said["count_accuracy"] <= 1
+        (said,) = findings_of([labels_of(evidence, round, client)]).labels
+        assert said.true == tuple(sorted(set(evidence.truth(client).labels.tolist())))
+        assert said.exact and said.count_accuracy is not None and 0 < said.count_accuracy <= 1
     hidden = Evidence(runs("masked"))
-    (said,) = findings_of([labels_of(hidden, *hidden.messages()[0])])["labels"]
-    assert said["found"] == [] and not said["exact"] and "no rule applies" in said["how"]
+    (said,) = findings_of([labels_of(hidden, *hidden.messages()[0])]).labels
+    assert said.found == () and not said.exact and said.rule is None
 
 
 @pytest.mark.slow
@@ -192,14 +202,11 @@ def test_who_fails_a_control_is_not_tried(runs: Callable[[str], Path], tmp_path:
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.splitlines()[-1])
     (run,) = found["runs"]
-    for attack in run["attacks"]:
-        said = {one["attacker"]: one["inapplicable"] for one in attack["attempts"]}
-        why = (
-            "not tried: analytic recovered all"
-            if attack["kind"] == "single image"
-            else f"not tried, as a control failed: {sentence}"
-        )
-        assert said["dlg"].startswith(why) and said["analytic"] is None
+    for target in run["images"]:
+        said = {one["attack"]: one["status"] for one in target["outcomes"]}
+        kind = "not needed" if target["kind"] == "single image" else "control failed"
+        assert said["dlg"]["word"] == "not run" and [one["kind"] for one in said["dlg"]["reasons"]] == [kind]
+        assert said["analytic"]["word"] != "not run"
     assert {(one["attacker"], one["passed"]) for one in found["controls"]} >= {("dlg", False), ("analytic", True)}
     assert found["controls"] == run["controls"]
     for page in ("audit.html", "audit.md"):
@@ -244,9 +251,10 @@ def test_what_canaries_show_stands_beside_the_ledgers_epsilon(tmp_path: Path) ->
     result = fedpriv("audit", tmp_path / "run", *few, "--fail-if", "epsilon_measured>=0")
     assert result.exit_code == 3 and "epsilon_measured is 0" in result.output
     found = json.loads((tmp_path / "run" / "audit" / "audit.json").read_text())["runs"][0]
-    canaries, sentence = found["epsilon"]["canaries"], found["epsilon"]["canaries"]["sentences"][0]
-    assert canaries["claim"] == found["epsilon"]["upper"] > canaries["lower"] and canaries["canaries"] == 50
-    assert sentence in found["verdict"] and sentence in found["epsilon"]["sentences"]
+    canaries = found["epsilon"]["canaries"]
+    lower = max(one["epsilon"] for one in canaries["bounds"])
+    assert canaries["claim"] == found["epsilon"]["upper"] > lower and canaries["canaries"] == 50
+    (sentence,) = (one for one in found["verdict"] if one.startswith("Lower bounds of epsilon from 50 canaries"))
     assert sentence in (tmp_path / "run" / "audit" / "audit.md").read_text()
 
 
@@ -255,8 +263,10 @@ def test_a_budget_that_is_spent_is_said_and_nothing_is_known(runs: Callable[[str
     assert result.exit_code == 0, result.output
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
     cut = "cut: the audit's budget of 0.001 s was spent"
-    assert {one["inapplicable"] for attack in run["attacks"] for one in attack["attempts"]} == {cut}
-    assert run["not_tried"] == dict.fromkeys(("label_shadow", "centers", "membership"), cut)
+    why = [one["status"]["reasons"] for target in run["images"] for one in target["outcomes"]]
+    assert all(reasons == [{"kind": "budget spent", "text": cut}] for reasons in why)
+    parts = ("shadow clients", "class centres", "membership")
+    assert run["not_run"] == {part: {"kind": "budget spent", "text": cut} for part in parts}
     assert run["answer"]["words"] in ("Leakage not known", "Classes were inferred")
     assert cut in (runs("mpfedcon") / "audit" / "audit.html").read_text().replace("&#39;", "'")
 
@@ -275,7 +285,7 @@ def test_the_clients_that_an_audit_simulates_hold_no_canaries(tmp_path: Path) ->
     result = fedpriv("audit", tmp_path / "run", *QUICK, "--json")
     assert result.exit_code == 0, result.output
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
-    assert run["epsilon"]["canaries"] is not None and {one["kind"] for one in run["attacks"]} == {"message", "single image"}
+    assert run["epsilon"]["canaries"] is not None and {one["kind"] for one in run["images"]} == {"message", "single image"}
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from fedpriv.attacks.core.observation import Passes, ThreatModel
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.scoring.operating_points import area
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.evidence import statistics
@@ -23,7 +25,8 @@ from fedpriv.audit.membership.inference import membership
 from fedpriv.audit.membership.member_scores import running_statistics
 from fedpriv.audit.page import change
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.verdict import verdict
+from fedpriv.audit.results import MeanColour, Sender
+from fedpriv.audit.sentences import verdict
 from fedpriv.methods import methods
 from fedpriv.models.net import Net
 from fedpriv.models.registry import assemble, list_models
@@ -54,8 +57,8 @@ def undefended(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 
 def test_they_are_listed_with_their_bytes(undefended: Evidence) -> None:
     (row,) = statistics.listed(undefended)
-    assert (row["what"], row["tensors"], row["bytes"], row["known"]) == (RUNNING, 4, 4 * 2 * (16 + 24), True)
-    assert "membership" in row["how"] and statistics.exposed(undefended) == ()
+    assert (row.what, row.tensors, row.bytes, row.known) == (RUNNING, 4, 4 * 2 * (16 + 24), True)
+    assert "membership" in row.attacked and statistics.exposed(undefended) == ()
 
 
 @pytest.mark.parametrize(
@@ -67,11 +70,11 @@ def test_they_are_listed_with_their_bytes(undefended: Evidence) -> None:
 )
 def test_they_are_not_listed_where_they_stay_with_the_client(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
     found = evidence(tmp_path / "run", method, **overrides)
-    assert statistics.listed(found) == []
+    assert not statistics.listed(found)
     seen = found.attacker.observation(found.message(*found.messages()[0]), ThreatModel())
     assert seen.buffers == {} and seen.passes is None
-    reasons: dict[str, str] = {}
-    assert mean_colours(found, reasons) is None and "no running statistics" in reasons["mean_colour"]
+    refused = mean_colours(found)
+    assert isinstance(refused, Reason) and "no running statistics" in refused.text
 
 
 def test_noise_and_clipping_alter_them_as_well(tmp_path: Path) -> None:
@@ -80,8 +83,8 @@ def test_noise_and_clipping_alter_them_as_well(tmp_path: Path) -> None:
     seen = noisy.attacker.observation(noisy.message(*noisy.messages()[0]), ThreatModel())
     assert {seen.altered.variance[name] for name in seen.buffers} == {1e-4}
     clipped = evidence(tmp_path / "clipped", **{"wire.transforms": [{"name": "clip", "norm": 0.1}]})
-    reasons: dict[str, str] = {}
-    assert mean_colours(clipped, reasons) is None and "clipped" in reasons["mean_colour"]
+    refused = mean_colours(clipped)
+    assert isinstance(refused, Reason) and "clipped" in refused.text
 
 
 def test_a_defence_of_the_weights_alone_leaves_them_as_they_are(undefended: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,14 +114,11 @@ def test_how_many_batches_they_are_of(tmp_path: Path, overrides: dict[str, Any],
 
 
 def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: Evidence) -> None:
-    found = mean_colours(undefended, {})
-    assert found is not None and len(found["rows"]) == len(undefended.messages())
-    row = found["rows"][0]
-    truth = undefended.truth(row["client"]).images
-    assert row["true"] == pytest.approx([float(truth.mean())]) and row["error"] == pytest.approx(
-        abs(row["found"][0] - float(truth.mean()))
-    )
-    assert found["error_median"] < 0.05  # the border, which is padded, is darker
+    found = mean_colours(undefended)
+    assert not isinstance(found, Reason) and [(one.round, one.sender.client) for one in found] == undefended.messages()
+    ((read,), (true,)), mean = (found[0].found, found[0].true), float(undefended.truth(undefended.messages()[0][1]).images.mean())
+    assert true == pytest.approx(mean) and found[0].error == pytest.approx(abs(read - mean))
+    assert median(one.error for one in found) < 0.05  # the border, which is padded, is darker
 
 
 def test_members_behind_a_message_of_a_run(undefended: Evidence) -> None:
@@ -140,25 +140,23 @@ def test_the_audit_has_their_row_with_both_controls(undefended: Evidence) -> Non
 
 
 def test_the_report_shows_the_colours_beside_the_truth() -> None:
-    rows = [
-        {"round": 1, "client": 3, "found": [0.3141, 0.25], "true": [0.31, 0.26], "error": 0.007, "baseline_error": 0.05},
-    ]
+    colour = MeanColour(round=1, sender=Sender(3), found=(0.3141, 0.25), true=(0.31, 0.26), error=0.007, baseline_error=0.05)
     audit = findings()
-    colours = {"rows": rows, "error_median": 0.007, "baseline_median": 0.05}
-    audit["runs"][0]["mean_colour"] = colours
+    run = replace(audit.runs[0], mean_colours=(colour,))
+    audit = replace(audit, runs=(run, *audit.runs[1:]))
     for text in (render_html(audit, pictures()), render_markdown(audit)):
         assert "0.314, 0.250" in text and "0.310, 0.260" in text and "0.007" in text and "0.050" in text
-    (sentence,) = [one for one in verdict(audit["runs"][0]) if "mean colour of a client" in one]
+    (sentence,) = [one for one in verdict(run) if "mean colour of a client" in one]
     assert "is known better" in sentence and "0.007" in sentence and "0.050" in sentence
-    colours["error_median"] = 0.06
-    (sentence,) = [one for one in verdict(audit["runs"][0]) if "mean colour of a client" in one]
+    worse = replace(run, mean_colours=(replace(colour, error=0.06),))
+    (sentence,) = [one for one in verdict(worse) if "mean colour of a client" in one]
     assert "is not known better" in sentence
 
 
 @pytest.mark.parametrize(("target", "masked"), [("membership_auc<=0.6", True), ("recovered<=0", False)])
 def test_a_mask_of_them_is_suggested_where_members_show(target: str, masked: bool) -> None:
-    run = findings()["runs"][0]
-    run["statistics"]["listed"][0]["what"] = RUNNING
+    run = findings().runs[0]
+    run = replace(run, statistics=(replace(run.statistics[0], what=RUNNING),))
     (condition,) = conditions(target, "--target")
     assert ('mask:names=["*.running_*"]' in change._command(run, condition)) == masked
 
@@ -185,7 +183,7 @@ def test_buffers_of_other_layers_are_named_as_unknown_or_constant() -> None:
     assert kinds["encoder.2.running_mean"] == RUNNING and "encoder.2.weight" not in kinds
     assert kinds["predictor.norm1.running_var"] == kinds["predictor.fc1.weight"] == ASIDE
     rows = statistics.listed_in([dict.fromkeys(kinds, ("F32", (1,)))], kinds)
-    assert {row["what"]: row["known"] for row in rows} == {BUFFERS: False, CONSTANTS: True, RUNNING: True, ASIDE: True}
+    assert {row.what: row.known for row in rows} == {BUFFERS: False, CONSTANTS: True, RUNNING: True, ASIDE: True}
 
 
 def named_or_attacked(net: Net, names: list[str], attacked: set[str]) -> None:

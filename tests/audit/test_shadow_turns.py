@@ -15,8 +15,8 @@ from fedpriv.attacks.inference.shadow import Message
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
 from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.audit.judge.classes import limit_of_shadows
 from fedpriv.audit.membership import label_leaks
-from fedpriv.audit.membership.classes import classes_open
 from fedpriv.audit.membership.inference import membership
 from fedpriv.config import ExecutorConfig
 from fedpriv.data.federated import Split
@@ -97,8 +97,8 @@ def test_shadow_clients_of_few_classes_leave_those_of_the_others_unknown(runs: d
     """One shadow client teaches nothing: every class is held by all shadow clients, or by none."""
     found = evidence(runs["fedavg"], TOGETHER)
     one, many = (label_leaks.shadow_labels(found, ROUND, shadows, seed=0) for shadows in (1, 12))
-    assert one["lacking"] == one["wider"] + one["unlearned"] and many["wider"] + many["unlearned"] < many["lacking"]
-    assert classes_open(one) is not None
+    assert one.report.lacking == one.wider + one.unlearned and many.wider + many.unlearned < many.report.lacking
+    assert limit_of_shadows(one) is not None
 
 
 @pytest.mark.parametrize(("executor", "most"), [(TOGETHER, 3), (ALONE, 1)])

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.core.registry import image_attack
 from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.messages import Evidence
@@ -21,7 +21,9 @@ from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.evidence.sums import Sums
 from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import on_single_images
+from fedpriv.audit.judge.images import best_of
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of
+from fedpriv.audit.results import from_json
 from fedpriv.errors import UsageError
 from tests.audit.test_report import fedpriv
 from tests.simulation.small import play
@@ -72,8 +74,8 @@ def test_variates_of_sums_add_up_over_sums_of_the_same_clients(tmp_path: Path) -
     kept = {"train.rounds": 2, "wire.keep_payloads": "all", "wire.secure_aggregation": True}
     play(tmp_path / "all", "scaffold", **NOISE, **kept, **{"data.clients": 3, "train.participation": 1.0})
     found = Sums(tmp_path / "all")
-    said = findings_of([labels_of(found, *message) for message in found.messages()])["labels"]
-    assert [(one["exact"], one["how"].split(",")[0]) for one in said] == [(True, "variate")] * 2
+    said = findings_of([labels_of(found, *message) for message in found.messages()]).labels
+    assert [(one.exact, (one.rule or "").split(",")[0]) for one in said] == [(True, "variate")] * 2
     play(tmp_path / "some", "scaffold", **NOISE, **kept, **{"data.clients": 6, "train.participation": 0.5})
     others = Sums(tmp_path / "some")
     with pytest.raises(UsageError, match="the sum of round 1 is of other clients"):
@@ -83,8 +85,8 @@ def test_variates_of_sums_add_up_over_sums_of_the_same_clients(tmp_path: Path) -
 def test_classes_that_are_sent_without_their_centres_are_read(tmp_path: Path) -> None:
     masked = {"wire.transforms": [{"name": "mask", "names": ["statistic.centers"]}, {"name": "gaussian", "variance": 1e-2}]}
     found = evidence(tmp_path / "run", "mpfedcon", **masked, **{"train.rounds": 1})
-    (said,) = findings_of([labels_of(found, *found.messages()[0])])["labels"]
-    assert said["exact"] and said["how"] == "the message names its classes in clear"
+    (said,) = findings_of([labels_of(found, *found.messages()[0])]).labels
+    assert said.exact and said.rule == "the message names its classes in clear"
 
 
 @pytest.mark.usefixtures("hardly_any_steps")
@@ -102,28 +104,28 @@ def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pyt
     attacked = on_single_images(found, round, client, 0, lambda text: None, most=2)
     rates = {one.attacker.name: one.scores.recovered[1e-2].share for one in attacked.attempts if one.scores is not None}
     assert rates == {"analytic": 0.0, "analytic on variate": 1.0}
-    (said,) = findings_of([labels_of(found, round, client)])["labels"]
-    assert said["exact"] and said["how"].startswith("variate, last layer") and said["counts_how"].startswith("variate")
+    (said,) = findings_of([labels_of(found, round, client)]).labels
+    assert said.exact and (said.rule or "").startswith("variate, last layer") and (said.count_rule or "").startswith("variate")
 
 
 def test_without_a_defence_the_model_is_asked_first(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{"train.rounds": 1})
-    (said,) = findings_of([labels_of(found, *found.messages()[0])])["labels"]
-    assert said["how"].startswith("last layer") and said["count_accuracy"] is not None
+    (said,) = findings_of([labels_of(found, *found.messages()[0])]).labels
+    assert (said.rule or "").startswith("last layer") and said.count_accuracy is not None
 
 
 def test_a_gradient_of_the_head_tells_labels_and_no_image(tmp_path: Path) -> None:
     """Without any name of a method: another server's half asks for the gradient of the last layer."""
     found = evidence(tmp_path / "run", "fedavg", **OF_HEAD, **NOISE, **{"train.rounds": 1, "train.lr": 1e-3})
-    assert [(one["what"], one["attacked"]) for one in statistics.listed(found)] == [("gradient", True)]
+    assert [(one.what, one.attacked) for one in statistics.listed(found)] == [("gradient", "as a gradient")]
     round, client = found.messages()[0]
     message = found.message(round, client)
     seen = statistics.as_gradient(found, message, "gradient", ThreatModel())
     assert seen.shared and not any("encoder" in name for name in seen.shared)
     with pytest.raises(Inapplicable, match="is features"):
         image_attack("analytic")().run([seen])
-    (said,) = findings_of([labels_of(found, round, client)])["labels"]
-    assert said["exact"] and said["how"].startswith("gradient, last layer")
+    (said,) = findings_of([labels_of(found, round, client)]).labels
+    assert said.exact and (said.rule or "").startswith("gradient, last layer")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_what_defences_leave_as_it_was(tmp_path: Path, transforms: list[dict[str
     method = "mpfedcon" if masked else "scaffold"
     found = evidence(tmp_path / "run", method, **{"train.rounds": 1, "wire.transforms": transforms})
     assert statistics.exposed(found) == exposed
-    assert {one["what"] for one in statistics.listed(found)} == (set() if masked else {"variate"})
+    assert {one.what for one in statistics.listed(found)} == (set() if masked else {"variate"})
 
 
 def test_every_statistic_is_listed_with_its_bytes_and_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,14 +153,12 @@ def test_every_statistic_is_listed_with_its_bytes_and_what_it_says(tmp_path: Pat
     (one,) = statistics.listed(found)
     net = dict(found.federation.resident.net.named_parameters())
     sent = [p for name, p in net.items() if not name.startswith("head.")]
-    assert (one["what"], one["tensors"], one["bytes"]) == ("variate", len(sent), sum(4 * p.numel() for p in sent))
-    assert "gradients" in one["says"] and one["attacked"]
+    assert (one.what, one.tensors, one.bytes) == ("variate", len(sent), sum(4 * p.numel() for p in sent))
+    assert "gradients" in one.says and one.attacked
     monkeypatch.setattr(statistics, "MEANINGS", {})
     (one,) = statistics.listed(found)
     assert (
-        "does not know" in one["says"]
-        and not one["attacked"]
-        and statistics.gradient_like(found.message(*found.messages()[0])) == []
+        "does not know" in one.says and not one.attacked and statistics.gradient_like(found.message(*found.messages()[0])) == []
     )
 
 
@@ -170,11 +170,12 @@ def test_the_report_says_so(tmp_path: Path) -> None:
     result = fedpriv("audit", tmp_path / "run", *quick, "--output", tmp_path / "report", "--json")
     assert result.exit_code == 0, result.output
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
-    assert run["statistics"]["exposed"] == ["variate"]
+    assert run["exposed"] == ["variate"]
     assert any("not the statistics sent with it (variate)" in sentence for sentence in run["verdict"])
-    assert run["best"]["single image"]["attacker"] == "analytic on variate"
-    assert any(one["attacker"] == "analytic on variate" for attack in run["attacks"] for one in attack["attempts"])
-    assert "receives statistics besides weights: variate" in run["knowledge"]["server"]
+    (audited,) = from_json(json.loads((tmp_path / "report" / "audit.json").read_text())).runs
+    best = best_of(audited, "single image")
+    assert best is not None and best.outcome.attack == "analytic on variate"
+    assert "receives statistics besides weights: variate" in run["server_knows"]
     for page in ("audit.html", "audit.md"):
         text = (tmp_path / "report" / page).read_text()
         assert "leave variate unaltered" in text and "the change of a mean of the client's gradients" in text.replace(

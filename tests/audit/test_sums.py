@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,14 @@ import torch
 
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.evidence.leaving import knowledge
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.sums import HeldBack, Sums, evidence_of
-from fedpriv.audit.formats import message_of, named
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.report import audit
+from fedpriv.audit.results import AuditedRun, Cost, LabelRule, Sender
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.audit.sums import compared
 from fedpriv.data.federated import Split
@@ -41,7 +43,7 @@ def test_a_sum_of_single_steps_is_the_gradient_over_all_of_its_clients(folder: P
     ((round, number),) = found.messages()
     message, truth = found.message(round, number), found.truth(number)
     members = next(iter(record["summed"] for record in found.folder.records() if "summed" in record))
-    assert message.parts == len(members) == 3 and found.sender(round, number) == "sum of 3"
+    assert message.parts == len(members) == 3 and found.sender(round, number).named == "sum of 3"
     alone = HeldBack(folder)
     one = alone.store.upload(round, members[0])
     assert found.simulated(round, number, one, message.received, one.num_examples).parts == 1, (
@@ -100,46 +102,54 @@ def test_a_sum_in_which_few_clients_trained_is_called_so(tmp_path: Path, monkeyp
     found = evidence_of(tmp_path / "run")
     ((round, number),) = found.messages()
     large = [client for client in range(3) if found.federation.data.size(client) >= 110]
-    assert len(large) == 1 and found.sender(round, number) == "sum of 3 (only 1 trained)"
-    known = " ".join(knowledge(found)["server"])
+    assert len(large) == 1 and found.sender(round, number).named == "sum of 3 (only 1 trained)"
+    known = " ".join(knowledge(found)[0])
     assert "no single upload" not in known and "the 3 clients in the sum of round 1 only 1 trained: the others" in known
 
 
 def test_its_sentences_name_the_sum() -> None:
-    assert (named(3), named("sum of 4")) == ("client 3", "sum of 4")
-    assert message_of({"client": 3, "round": 1}) == "client 3's message of round 1"
-    assert message_of({"client": "sum of 4", "round": 1}) == "the sum of 4 clients' uploads of round 1"
-    few = {"client": "sum of 4 (only 1 trained)", "round": 1}
-    assert message_of(few) == "the sum of 4 clients' uploads of round 1 (only 1 trained)"
+    assert (Sender(3).named, Sender(None, 4, 4).named) == ("client 3", "sum of 4")
+    assert Sender(3).message_of(1) == "client 3's message of round 1"
+    assert Sender(None, 4, 4).message_of(1) == "the sum of 4 clients' uploads of round 1"
+    assert Sender(None, 4, 1).message_of(1) == "the sum of 4 clients' uploads of round 1 (only 1 trained)"
 
 
 def test_attacks_are_pooled_over_messages_and_paired_by_name() -> None:
-    def attack(attacker: str, hits: int, n: int) -> dict[str, object]:
-        return {"kind": "message", "attempts": [{"attacker": attacker, "success": {"0.01": {"successes": hits, "n": n}}}]}
+    def rule(name: str, hits: int, n: int) -> LabelRule:
+        return LabelRule(
+            rule=name, rests_on="", messages=n, exact=wilson(hits, n), together=None, count_accuracy=None, best=False,
+            best_counts=False, not_applicable=None,
+        )  # fmt: skip
 
-    nothing: dict[str, list[object]] = {"texts": [], "label_rules": [], "membership": []}
-    sums = {**nothing, "attacks": [attack("analytic", 1, 100)]}
-    alone = {**nothing, "attacks": [attack("analytic", 5, 10), attack("analytic", 5, 30), attack("dlg", 1, 1)]}
-    analytic, dlg = compared(sums, alone)
-    assert (analytic["attack"], analytic["measure"]) == ("analytic", "images recovered")
-    assert (analytic["with"]["value"], analytic["with"]["n"]) == (0.01, 100)
-    assert (analytic["without"]["value"], analytic["without"]["n"]) == (0.25, 40)
-    assert analytic["without"]["low"] < 0.25 < analytic["without"]["high"]  # over both messages together
-    assert dlg["attack"] == "dlg" and dlg["with"] is None and dlg["without"]["value"] == 1
+    nothing = AuditedRun(
+        name="run", run_id="run", method="fedavg", title="", dataset="digits", model="mlp", modalities=("image",), seed=0,
+        cost=Cost(bytes_up=1),
+    )  # fmt: skip
+    sums = replace(nothing, label_rules=(rule("gradient", 1, 100),))
+    alone = replace(nothing, label_rules=(rule("gradient", 5, 10), rule("gradient", 5, 30), rule("centres", 1, 1)))
+    gradient, centres = compared(sums, alone)
+    assert (gradient.attack, gradient.measure) == ("gradient", "label sets")
+    assert gradient.on_sums is not None and (gradient.on_sums.value, gradient.on_sums.n) == (0.01, 100)
+    pooled = gradient.on_uploads
+    assert pooled is not None and (pooled.value, pooled.n) == (0.25, 40)
+    assert pooled.low < 0.25 < pooled.high  # over both messages together
+    assert centres.attack == "centres" and centres.on_sums is None
+    assert centres.on_uploads is not None and centres.on_uploads.value == 1
 
 
 @pytest.mark.slow
 def test_an_audit_shows_each_attacker_with_and_without(folder: Path, hardly_any_steps: None) -> None:
     options = AuditOptions(messages=1, label_shadows=0, membership_shadows=4, singles=1)
     audited = audit([folder], options, "fedpriv audit", 1, lambda text: None)
-    (found,) = audited.findings["runs"]
-    rows = {(row["measure"], row["attack"]): row for row in found["without_sums"]}
-    analytic = rows["images recovered", "analytic"]
-    assert analytic["with"] is not None and analytic["without"] is not None
-    assert analytic["with"]["n"] > analytic["without"]["n"]
-    assert {measure for measure, _ in rows} >= {"images recovered", "membership AUC (0.5: guessing)"}
-    assert "secure aggregation" in found["defence"]
-    assert any("the sum of 3 clients' uploads of round 1" in sentence for sentence in found["verdict"])
-    assert any("no single upload" in sentence for sentence in found["knowledge"]["server"])
-    for page in (render_html(audited.findings, audited.pictures), render_markdown(audited.findings)):
+    (found,) = audited.audit.runs
+    assert found.comparison is not None
+    rows = {(row.measure, row.attack): row for row in found.comparison}
+    analytic = rows["images", "analytic"]
+    assert analytic.on_sums is not None and analytic.on_uploads is not None
+    assert analytic.on_sums.n > analytic.on_uploads.n
+    assert {measure for measure, _ in rows} >= {"images", "membership"}
+    assert "secure aggregation" in found.defence and found.summed
+    assert any("the sum of 3 clients' uploads of round 1" in sentence for sentence in found.verdict)
+    assert any("no single upload" in sentence for sentence in found.server_knows)
+    for page in (render_html(audited.audit, audited.pictures), render_markdown(audited.audit)):
         assert "With and without secure aggregation" in page and "sum of 3" in page

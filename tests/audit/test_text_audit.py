@@ -5,25 +5,31 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from click.testing import CliRunner
 
+from fedpriv.attacks.attack import ATTACKS, TextAttack, text_attack
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
-from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.lab.controls import Control
-from fedpriv.audit.answer import samples_not_known
-from fedpriv.audit.conditions import MEASURES
+from fedpriv.attacks.text.span import SpanAttack
+from fedpriv.attacks.text.tag import Tag
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
-from fedpriv.audit.evidence.statistics import listed
+from fedpriv.audit.judge import images as judge_images
+from fedpriv.audit.judge import texts as judge_texts
+from fedpriv.audit.judge.known import samples_not_known
+from fedpriv.audit.judge.measures import MEASURES
+from fedpriv.audit.results import AuditedRun, Cost, Statistic, TextFigures, TextOutcome, TextTargetResult, from_json
 from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, _unlike, attempt_text
 from fedpriv.audit.text.recovery import on_single_texts
 from fedpriv.audit.text.samples import requests
@@ -56,8 +62,8 @@ Runs = Callable[[str], Path]
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, hardly_any_steps: None) -> None:
     monkeypatch.setattr("fedpriv.audit.text.recovery.EASIEST", 2)
-    hardly_any = {"tag": {"steps": 2, "starts": 1, "sweeps": 1}, "span": {"steps": 2, "starts": 1, "budget": 200}}
-    monkeypatch.setattr("fedpriv.audit.text.recovery.BUDGET", hardly_any)
+    monkeypatch.setattr(Tag, "usual", {"steps": 2, "starts": 1, "sweeps": 1})
+    monkeypatch.setattr(SpanAttack, "usual", {"steps": 2, "starts": 1, "budget": 200})
     passed = [Control("positive", True, "named all", 0.1)]
     monkeypatch.setattr("fedpriv.audit.report.text_controls", lambda attack, seed: passed)
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("no images are attacked"))
@@ -91,12 +97,24 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return run
 
 
-def audited(folder: Path) -> tuple[dict[str, Any], str, str]:
-    """The run's findings, and both pages."""
-    result = CliRunner().invoke(main, ["audit", str(folder), *QUICK, "--json"])
+def audited(folder: Path) -> tuple[AuditedRun, str, str]:
+    """What was found in the run, and both pages."""
+    result = CliRunner().invoke(main, ["audit", str(folder), *QUICK])
     assert result.exit_code == 0, result.output
-    (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
-    return run, (folder / "audit" / "audit.html").read_text(), (folder / "audit" / "audit.md").read_text()
+    made = folder / "audit"
+    (run,) = from_json(json.loads((made / "audit.json").read_text(encoding="utf-8"))).runs
+    return run, (made / "audit.html").read_text(encoding="utf-8"), (made / "audit.md").read_text(encoding="utf-8")
+
+
+def figures_of(outcome: TextOutcome) -> TextFigures:
+    assert outcome.figures is not None, "it was run"
+    return outcome.figures
+
+
+def sentences_of(outcome: TextOutcome) -> int:
+    """How many it found word for word."""
+    exact = None if outcome.figures is None else outcome.figures.exact
+    return 0 if exact is None else exact.successes
 
 
 @pytest.mark.parametrize("tune", ["full", "lora"])
@@ -132,32 +150,33 @@ def test_one_step_is_the_gradient_of_the_texts(runs: Runs, tune: str) -> None:
 
 def test_a_run_on_texts(runs: Runs) -> None:
     run, page, text = audited(runs("full"))
-    assert run["modalities"] == ["text"] and run["attacks"] == [] and run["centers"] == []
-    message, easiest = run["texts"]
-    assert (message["kind"], easiest["kind"], easiest["texts"]) == ("message", "single text", 2)
-    tokens = message["attempts"][0]
-    assert tokens["recall"] == tokens["precision"] == 1.0 > message["baseline"]["recall"]
-    assert run["best_of_texts"]["message"]["attacker"] == "tokens"
-    assert run["labels"] and {"loss threshold", "row distance"} <= {one["attack"] for one in run["membership"]}
-    assert [one["what"] for one in run["known_members"]] == ["texts"] * any(
-        one["exact"] and one["exact"]["successes"] for one in message["attempts"] if not one["inapplicable"]
-    )
-    said = " ".join(run["verdict"])
+    assert run.modalities == ("text",) and run.images == () and run.centers == ()
+    message, easiest = run.texts
+    assert (message.kind, easiest.kind, easiest.samples) == ("message", "single text", 2)
+    tokens, *seeking = message.outcomes
+    found = figures_of(tokens)
+    assert found.recall == found.precision == 1.0 > (message.baseline.recall or 0.0)
+    assert tokens.status.is_evidence and tokens.attack == "tokens"
+    best = judge_texts.best_of(run, "message")
+    assert best is not None and best.outcome == tokens
+    assert run.labels and {"loss threshold", "row distance"} <= {one.attack for one in run.membership}
+    assert [one.what for one in run.known_members] == ["texts"] * any(map(sentences_of, seeking))
+    said = " ".join(run.verdict)
     assert "found from client" in said and "100% of the tokens" in said and "random words" in said
     for shown in (page, text):
         assert "Attacks on texts" in shown and "Attacks on images" not in shown
-        assert tokens["recovered"][0]["true"][0] in shown
+        assert found.examples[0].true[0] in shown
     values = audit_values(run)
     assert values["audit/token_recall_from_message"] == values["audit/token_precision_from_message"] == 1.0
     # The encoder is trained with dropout, which attacks that match its gradients do not model.
-    seeking = [one for one in easiest["attempts"] if one["attacker"] in ("tag", "span") and not one["inapplicable"]]
-    assert seeking and all("dropout" in one["no_evidence"] for one in seeking if not one["exact"]["successes"])
+    seeking = [one for one in easiest.outcomes if one.attack in ("tag", "span") and one.status.was_run]
+    assert seeking and all("dropout" in one.status.why for one in seeking if not sentences_of(one))
     for shown in (page, text):
         assert "a failure is no evidence: the client trained with dropout of 0.1" in shown
-    if not any(one["exact"]["successes"] for one in seeking):
+    if not any(map(sentences_of, seeking)):
         assert "audit/exact_texts_from_single_text" not in values and MEASURES["recovered"](run) is None
     assert not any("recovered" in name for name in values)
-    assert "centers" not in run["not_tried"]
+    assert "class centres" not in run.not_run
 
 
 def one_text(evidence: Evidence) -> TextTarget:
@@ -181,26 +200,34 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
             seed=0,
         )
 
-    assert str(attempt(1).no_evidence).startswith("its search did not converge: it left "), "with so few steps"
-    assert attempt(7).no_evidence == "it reads the change as one step of SGD, and behind the message are 7"
+    (why,) = attempt(1).reasons
+    assert why.text.startswith("its search did not converge: it left "), "with so few steps"
+    said = "it reads the change as one step of SGD, and behind the message are 7"
+    assert attempt(7).reasons == (Reason("unlike the controls", said),)
 
 
 def test_a_gradient_beside_the_model_is_attacked_for_sentences_too(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise hides the words in the model's change, and the variate beside it names them; who looks for sentences reads it."""
-    hardly_any = {"tag": {"steps": 1, "starts": 1, "sweeps": 1, "length": 5}, "span": {"steps": 1, "starts": 1, "budget": 10}}
-    monkeypatch.setattr("fedpriv.audit.text.recovery.BUDGET", hardly_any)
+    monkeypatch.setattr(Tag, "usual", {"steps": 1, "starts": 1, "sweeps": 1, "length": 5})
+    monkeypatch.setattr(SpanAttack, "usual", {"steps": 1, "starts": 1, "budget": 10})
     monkeypatch.setattr("fedpriv.audit.text.recovery.EASIEST", 1)
     evidence = Evidence(runs("scaffold"))
-    read = on_single_texts(evidence, *evidence.messages()[0], 0, lambda text: None).described()
-    made = {one["attacker"]: one for one in read["attempts"]}
+    read = on_single_texts(evidence, *evidence.messages()[0], 0, lambda text: None)
+    made = {one.attack: one for one in read.outcomes}
     of_variate = {f"{name} on variate" for name in ("tokens", "tag", "span")}
-    assert {name for name, one in made.items() if one["statistic"] == "variate"} == of_variate
-    assert made["tokens on variate"]["recall"] == 1.0 > made["tokens"]["recall"]
-    run = {"modalities": ["text"], "attacks": [], "texts": [read], "statistics": {"listed": listed(evidence)}}
-    assert "texts can be recovered from variate" in set(samples_not_known(run)), "with dropout, no failure is evidence"
-    for name in of_variate:
-        made[name]["no_evidence"] = None
-    assert "texts can be recovered from variate" not in set(samples_not_known(run))
+    assert {one.attack for one in read.part("variate").outcomes} == of_variate
+    assert figures_of(made["tokens on variate"]).recall == 1.0 > (figures_of(made["tokens"]).recall or 0.0)
+
+    def open_still(target: TextTargetResult) -> set[str]:
+        about: dict[str, Any] = dict.fromkeys(("name", "run_id", "method", "title", "dataset", "model"), "")
+        cost = Cost(accuracy=None, worst_tenth=None, chance=None, at_chance=False, bytes_up=1, bytes_down=None, seconds=None)
+        sent = Statistic(what="variate", tensors=1, bytes=1, says="", known=True, gradient=True, otherwise="")
+        run = AuditedRun(**about, modalities=("text",), seed=0, cost=cost, texts=(target,), statistics=(sent,))
+        return set(samples_not_known(run))
+
+    assert "texts can be recovered from variate" in open_still(read), "with dropout, no failure is evidence"
+    known = (replace(one, status=replace(one.status, reasons=())) if one.statistic else one for one in read.outcomes)
+    assert "texts can be recovered from variate" not in open_still(replace(read, outcomes=tuple(known)))
 
 
 def test_the_mean_of_several_steps_is_not_the_one_that_attacks_on_sentences_match(
@@ -235,7 +262,37 @@ def test_a_search_among_all_words_is_not_what_the_controls_do(runs: Runs) -> Non
     (seen,) = target.observe(ThreatModel())
     target = replace(target, observe=lambda threat: iter([replace(seen, unlike=())]))
     tried = attempt_text(TextAttacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)), target, seed=0)
-    assert tried.no_evidence == "the word embedding was not sent, so that it searches among all words, as its controls do not"
+    said = "the word embedding was not sent, so that it searches among all words, as its controls do not"
+    assert tried.reasons == (Reason("unlike the controls", said),)
+
+
+@dataclass(frozen=True)
+class Nothing(TextAttack):
+    """Names no word of any message."""
+
+    name: ClassVar[str] = "nothing"
+    optimises: ClassVar[bool] = False
+
+    def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
+        found = text_attack("tokens")().run(observations, seed)
+        return replace(found, counts=torch.zeros_like(found.counts))
+
+
+def test_the_attack_of_a_plugin_is_audited_and_without_a_control_its_failure_is_no_evidence(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = ATTACKS.all()
+    monkeypatch.setattr(ATTACKS, "_known", {**known, "nothing": Nothing})
+    controlled: list[str] = []
+    passed = [Control("positive", True, "named all", 0.1)]
+    monkeypatch.setattr("fedpriv.audit.report.text_controls", lambda attack, seed: controlled.append(attack.name) or passed)
+    run, page, _ = audited(runs("full"))
+    assert controlled == ["tokens", "tag", "span"]
+    for read in run.texts:
+        assert {"nothing", "tokens", "tag", "span"} <= {one.attack for one in read.outcomes}
+        (own,) = (one for one in read.outcomes if one.attack == "nothing")
+        assert own.status == Status("inconclusive", (NO_PROMISE,)) and NO_PROMISE.kind == "no control"
+    assert "nothing" in page and NO_PROMISE.text in page
 
 
 def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:
@@ -244,7 +301,7 @@ def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:
     two = single_images(evidence, round, client, 2)
     target = of_messages(evidence, "two texts", two, evidence.texts(client)[:2], evidence.labels(client)[:2])
 
-    class Refuses:
+    class Refuses(TextAttack):
         name = "tokens"
         met = 0
 
@@ -255,26 +312,28 @@ def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:
             return text_attack("tokens")().run(observations, seed)
 
     made = attempt_text(TextAttacker(Refuses()), target, seed=0)
-    assert made.refused == 1 and str(made.no_evidence).endswith("it could not be mounted on 1 of 2 messages (too many tokens)")
+    why = Reason("does not apply", "it could not be mounted on 1 of 2 messages (too many tokens)")
+    assert made.refused == 1 and made.reasons[-1] == why
 
 
 def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:
     run, page, _ = audited(runs("head"))
-    for read in run["texts"]:
-        assert all("nothing of the encoder was sent" in one["inapplicable"] for one in read["attempts"])
-    assert run["best_of_texts"] == {"message": None, "single text": None}
-    assert "row distance" in {one["attack"] for one in run["membership"]}, "what learns on the features is linear"
+    for read in run.texts:
+        assert all("nothing of the encoder was sent" in one.status.why for one in read.outcomes)
+        assert {one.status.word for one in read.outcomes} == {"not run"}
+    assert judge_texts.best_of(run, "message") is judge_texts.best_of(run, "single text") is None
+    assert "row distance" in {one.attack for one in run.membership}, "what learns on the features is linear"
     assert "nothing of the encoder was sent" in page
-    assert any("no attack on texts could be mounted" in sentence for sentence in run["verdict"])
-    easiest = run["texts"][-1]["attempts"][0]
-    assert easiest["left"]["labels"]["successes"] == 2, "the head tells the label of a lone sentence"
+    assert any("no attack on texts could be mounted" in sentence for sentence in run.verdict)
+    left = run.texts[-1].outcomes[0].left
+    assert left is not None and left.labels.successes == 2, "the head tells the label of a lone sentence"
 
 
 def test_why_centres_of_texts_are_not_inverted(runs: Runs) -> None:
     run, page, text = audited(runs("centers"))
-    assert "centers" in {one["what"] for one in run["statistics"]["listed"]} and run["centers"] == []
+    assert "centers" in {one.what for one in run.statistics} and run.centers == ()
     for shown in (page, text):
-        assert f"No class centre of this run was attacked: {run['not_tried']['centers']}." in shown
+        assert f"No class centre of this run was attacked: {run.not_run['class centres']}." in shown
 
 
 def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,30 +342,31 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: passed)
     run, page, text = audited(runs("pairs"))
     evidence = Evidence(runs("pairs"))
-    assert "row distance" in {one["attack"] for one in run["membership"]}
-    assert set(run["membership_not_tried"]) == {"FedMIA", "FedMIA, row distance"}  # classes have too few candidates
-    assert run["modalities"] == ["image", "text"] and "images" not in run["not_tried"]
-    message, easiest = run["attacks"]
-    assert (message["kind"], easiest["kind"], easiest["images"]) == ("message", "single image", 2)
-    assert evidence.federation.data.lacking(message["client"]) is None and message["client"] == run["texts"][0]["client"]
-    assert all(attack["baselines"] for attack in run["attacks"]) and page.count("data:image/png") == 2
-    assert None not in run["best_of_texts"].values()
+    assert "row distance" in {one.attack for one in run.membership}
+    left_out = {one.attack for one in run.membership if not one.status.was_run}
+    assert left_out == {"FedMIA", "FedMIA, row distance"}  # classes have too few candidates
+    assert run.modalities == ("image", "text") and "images" not in run.not_run
+    message, easiest = run.images
+    assert (message.kind, easiest.kind, easiest.samples) == ("message", "single image", 2)
+    client = message.sender.client
+    assert client is not None and evidence.federation.data.lacking(client) is None and message.sender == run.texts[0].sender
+    assert all(target.baselines for target in run.images) and page.count("data:image/png") == 2
+    assert judge_texts.best_of(run, "message") is not None and judge_texts.best_of(run, "single text") is not None
     # The fused features are trained with dropout, which attacks on images do not model.
-    assert run["best"] == {"message": None, "single image": None}
-    tried = [one for attack in run["attacks"] for one in attack["attempts"] if one["inapplicable"] is None]
-    assert tried and all("dropout of" in one["no_evidence"] for one in tried)
+    assert judge_images.best_of(run, "message") is judge_images.best_of(run, "single image") is None
+    tried = [one for target in run.images for one in target.outcomes if one.status.was_run]
+    assert tried and all("dropout of" in one.status.why for one in tried)
     for shown in (page, text):
         assert "Attacks on images" in shown and "Attacks on texts" in shown
-        assert all(attack["note"] in shown for attack in run["attacks"])
+        assert all(target.note is not None and target.note in shown for target in run.images)
         summary = shown[shown.index("Summary") : shown.index("What “recovered” means" if shown is page else 'What "recovered"')]
         assert summary.count("images: ") == 2 and summary.count("tokens: ") == 2
-    said = " ".join(run["verdict"])
-    assert f"on client {message['client']}'s message of round 1, so what it reveals" in said and "that hold a single text" in said
+    said = " ".join(run.verdict)
+    assert f"on client {client}'s message of round 1, so what it reveals" in said and "that hold a single text" in said
     values = audit_values(run)
     assert "audit/token_recall_from_message" in values and "audit/recovered_from_message" not in values
-    assert evidence.federation.data.lacking(run["texts"][0]["client"]) != "text"
-    tokens, *others = run["texts"][0]["attempts"]
-    assert tokens["recall"] > run["texts"][0]["baseline"]["recall"]
-    assert all("an image with each text" in one["inapplicable"] for one in others)
+    tokens, *others = run.texts[0].outcomes
+    assert (figures_of(tokens).recall or 0.0) > (run.texts[0].baseline.recall or 0.0)
+    assert all("an image with each text" in one.status.why for one in others)
     refused = CliRunner().invoke(main, ["attack", "token-imprint", "--threat", "malicious", "--run", str(runs("pairs"))])
     assert refused.exit_code == 2 and "is for nets on texts alone" in refused.stderr and refused.stderr.count("\n") <= 2

@@ -10,25 +10,30 @@ from typing import Any
 import pytest
 import torch
 
+from fedpriv.attacks.attack import TextAttack
 from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
-from fedpriv.attacks.core.text_registry import text_attack
 from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.gradient_span import first_span, off_span
 from fedpriv.attacks.text.rank import total_tokens
+from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, attempt_text
-from fedpriv.audit.text.recovery import BUDGET
 from fedpriv.audit.text.samples import requests
 from fedpriv.audit.text.target import Steps, made_up
 from fedpriv.models.tiny_encoder import tiny_encoder
 
-CUT = "cut: the audit's budget of 1 s was spent"
+CUT = Reason("budget spent", "cut: the audit's budget of 1 s was spent")
 
 
-class Fails:
+class Fails(TextAttack):
     """A search that ends at a sentence of one word, with a loss of its own choice."""
 
     name = "span"
+    control = TextSetting()
+    at_once = None
+    finds_order = True
 
     def __init__(self, loss: float) -> None:
         self.loss, self.met = loss, 0
@@ -48,16 +53,25 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.audit.text.attempts.sized_control", lambda *asked: Control("positive", True, "found", None))
 
 
-def failed(attack: Fails, noise: float = 0.0, cut: str | None = None, **of_target: Any) -> TextAttempt:
+def failed(attack: Fails, noise: float = 0.0, cut: Reason | None = None, **of_target: Any) -> TextAttempt:
     """The attempt; ``cut`` is why nothing further may begin once the attack has."""
     target = replace(made_up(Steps(2, 1, noise=noise)), **of_target)
     return attempt_text(TextAttacker(attack), target, 0, lambda: cut if attack.met else None)
 
 
+def reason(attempt: TextAttempt) -> Reason:
+    """The only one why the failure is no evidence."""
+    (why,) = attempt.reasons
+    return why
+
+
 def test_a_search_that_the_true_text_beats_did_not_converge() -> None:
     attack = Fails(1e-6)
-    said = str(failed(attack).no_evidence)
-    assert said.startswith("its search did not converge: it left 1e-06 of the gradient unexplained, and the true text leaves ")
+    why = reason(failed(attack))
+    assert why.text.startswith(
+        "its search did not converge: it left 1e-06 of the gradient unexplained, and the true text leaves "
+    )
+    assert why.kind == "unlike the controls"
     assert attack.met == 2, "that needs no further control"
 
 
@@ -65,13 +79,13 @@ def test_a_search_that_the_true_text_beats_did_not_converge() -> None:
 def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(loss: float, noise: float) -> None:
     """Also where nothing is minimised, the message does not tell sentences apart, or noise hides how well they fit."""
     attack = Fails(loss)
-    said = str(failed(attack, noise).no_evidence)
-    assert said == "from undefended messages of this net, span finds 0 of 3 made-up sentences (2 of 4 needed)"
+    said = "from undefended messages of this net, span finds 0 of 3 made-up sentences (2 of 4 needed)"
+    assert reason(failed(attack, noise)) == Reason("same net", said)
     assert attack.met == 2 + 3
 
 
 def test_who_finds_undefended_sentences_of_the_net_shows_that_a_defence_holds() -> None:
-    span = text_attack("span")(**BUDGET["span"])
+    span = SpanAttack(**SpanAttack.usual)
 
     class Hidden(Fails):
         """Finds sentences, but not those behind the two messages."""
@@ -80,12 +94,13 @@ def test_who_finds_undefended_sentences_of_the_net_shows_that_a_defence_holds() 
             return super().run(observations, seed) if self.met < 2 else span.run(observations, seed)
 
     attempt = failed(Hidden(torch.nan))
-    assert attempt.no_evidence is None and attempt.scores is not None
+    assert not attempt.reasons and attempt.scores is not None
 
 
 def test_no_control_begins_once_the_time_is_spent() -> None:
     attack = Fails(torch.nan)
-    assert failed(attack, cut=CUT).no_evidence == f"it was not tried on undefended messages of this net ({CUT})"
+    said = f"it was not tried on undefended messages of this net ({CUT})"
+    assert reason(failed(attack, cut=CUT)) == Reason("budget spent", said)
     assert attack.met == 2
 
 
@@ -98,13 +113,15 @@ def test_no_attack_begins_once_the_time_is_spent() -> None:
 def test_beside_an_image_there_is_no_control() -> None:
     class Tokens(Fails):
         name = "any"
+        finds_order = False
 
-    said = str(failed(Tokens(torch.nan), beside="an image").no_evidence)
-    assert said == "it was not tried on undefended messages of this net, which also takes an image with each text"
+    said = "it was not tried on undefended messages of this net, which also takes an image with each text"
+    assert reason(failed(Tokens(torch.nan), beside="an image")) == Reason("no control", said)
 
 
 def test_without_the_private_layers_there_is_no_control() -> None:
-    assert "private layers were not kept" in str(failed(Fails(torch.nan), started=lambda what: None).no_evidence)
+    why = reason(failed(Fails(torch.nan), started=lambda what: None))
+    assert why.kind == "no control" and "private layers were not kept" in why.text
 
 
 @pytest.mark.slow
@@ -142,7 +159,7 @@ def test_words_without_their_order_are_no_evidence_where_positions_are_relative(
     transformers.AutoModel.from_config(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     target = made_up(Steps(2, 1, encoder=str(tmp_path), mask_embeddings=True))
-    few = TextAttacker(text_attack("span")(steps=2, starts=1, sweeps=0, budget=10))
+    few = TextAttacker(SpanAttack(steps=2, starts=1, sweeps=0, budget=10))
     attempt = attempt_text(few, target, 0)
     assert attempt.scores is not None and attempt.scores.exact is not None
-    assert attempt.scores.exact.successes or attempt.no_evidence is not None
+    assert attempt.scores.exact.successes or attempt.reasons

@@ -11,19 +11,20 @@ import torch
 from torch import nn
 from torchvision.ops import StochasticDepth
 
+from fedpriv.attacks.attack import image_attacks
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Reconstruction
-from fedpriv.attacks.core.registry import image_attacks
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import Attacker, Attempt
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.scoring.scores import score
+from fedpriv.audit import sentences
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.audit.images.target import Target, of_messages
 from fedpriv.audit.images.target import message as of_message
-from fedpriv.audit.verdict import of_images
 from fedpriv.config import load_config
 from fedpriv.defenses import build_transforms
 from fedpriv.models.net import Net
@@ -160,7 +161,7 @@ def test_there_a_failure_is_no_evidence(
         (attempt,) = attacked.attempts
         assert attempt.recovered is not None and attempt.is_evidence == evidence
         if not evidence and not attempt.recovered.successes:
-            said = of_images(attacked.described(None))
+            said = sentences.images(attacked.described(None))
             assert "not known" in said and "which is no evidence" in said
     single = found[1].attempts[0].recovered
     assert single is not None and (single.share > 0.9) == evidence
@@ -187,7 +188,7 @@ def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_p
         for name, simulates in (("known-head", True), ("head-free", False), ("analytic", False)):
             made = Attempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND, controls=passed)
             assert target.held_against(made).is_evidence == (not (simulates and doubted)), (method, name)
-            assert target.held_against(replace(made, found=None)).unlike == ()
+            assert target.held_against(replace(made, found=None)).reasons == ()
             # Of clients with a head of their own it cannot be told; the messages of SCAFFOLD's earlier turns were kept.
             real = of_message(evidence, round, client)
             assert real.held_against(made).is_evidence == (not simulates or method in ("fedavg", "scaffold")), (method, name)
@@ -230,9 +231,10 @@ def test_after_many_steps_a_change_is_no_gradient(
     for name in ("dlg", "idlg", "inverting-gradients", "analytic-features"):
         made = Attempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND)
         held = target.held_against(made)
-        assert (held.unlike == ()) is counts and (counts or "single step as which it reads the message" in held.unlike[0])
+        assert (held.reasons == ()) is counts
+        assert counts or "single step as which it reads the message" in held.reasons[0].text
     whole = Attempt(Attacker(image_attacks()["unrolled"](), ThreatModel()), found=FOUND)
-    assert target.held_against(whole).unlike == ()
+    assert target.held_against(whole).reasons == ()
 
 
 @pytest.mark.parametrize(("passes", "hits", "counts"), [(True, 0, True), (False, 0, False), (False, 1, True), (None, 0, True)])
@@ -252,7 +254,8 @@ def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: b
         scores=score(found, true, torch.full((2,), -1), torch.zeros(2, dtype=torch.long)),
     )  # fmt: skip
     held = target.held_against(made)
-    assert held.is_evidence is counts and len(asked) == (not hits) and (counts or held.unlike == ("0 of 4 photographs",))
+    assert held.is_evidence is counts and len(asked) == (not hits)
+    assert counts or held.reasons == (Reason("same net", "0 of 4 photographs"),)
     assert len(held.controls) == 1 + (passes is not None and not hits), "it is in the report"
     closed = replace(made, attacker=Attacker(image_attacks()["analytic"](), ThreatModel()))
     assert target.held_against(closed).is_evidence is counts, "of several images it reads those that neurons are active for alone"

@@ -80,18 +80,20 @@ def test_an_audit_of_a_run_without_labels(fedpriv: Fedpriv, ssl_run: Path) -> No
     """What needs no label is tried, what does says so, and features are read by a probe."""
     assert fedpriv("probe", ssl_run, "--fraction", 1).exit_code == 0
     options = AuditOptions(messages=1, label_shadows=6, membership_shadows=4)
-    found = audit_run(ssl_run, options, lambda text: None).findings
-    (attack,) = found["attacks"]
-    reasons = {one["attacker"]: one.get("inapplicable") for one in attack["attempts"]}
-    assert reasons.pop("analytic") is None
-    assert "rank of at most" in (reasons.pop("spear") or "")  # it looks at no label, and there are too many samples
-    assert all(reason and ("labels" in reason or "behind one message" in reason) for reason in reasons.values()), reasons
-    assert "simclr contrasts images with each other" in found["not_tried"]["images"]
-    assert all(one["how"] == "no rule applies" for one in found["labels"]) and found["label_shadow"]["shadows"] == 6
-    ways = {way for way in ("linear probe", "row distance") for one in found["membership"] if way in one["attack"]}
+    found, _ = audit_run(ssl_run, options, lambda text: None)
+    (target,) = found.images
+    assert next(one.status.was_run for one in target.outcomes if one.attack == "analytic")
+    reasons = {one.attack: one.status.why for one in target.outcomes if not one.status.was_run}
+    assert "rank of at most" in reasons.pop("spear")  # it looks at no label, and there are too many samples
+    assert all("labels" in reason or "behind one message" in reason for reason in reasons.values()), reasons
+    assert "simclr contrasts images with each other" in found.not_run["images"].text
+    assert all(one.rule is None for one in found.labels)
+    assert found.shadow_labels is not None and found.shadow_labels.shadows == 6
+    made = [one.attack for one in found.membership if one.status.was_run]
+    ways = {way for way in ("linear probe", "row distance") for name in made if way in name}
     assert ways == {"linear probe", "row distance"}
-    assert all(any(way in one["attack"] for way in ways) for one in found["membership"])
-    assert found["cost"]["accuracy"] is None and found["cost"]["probes"][0]["accuracy"] > 0
+    assert all(any(way in name for way in ways) for name in made)
+    assert found.cost.accuracy is None and found.cost.probes[0].accuracy > 0
 
 
 @pytest.mark.slow

@@ -243,7 +243,9 @@ def test_an_audit_of_rows(trained: Path) -> None:
     result = CliRunner().invoke(main, ["audit", str(trained), *options])
     assert result.exit_code == 0, result.output
     (run,) = json.loads((trained / "audit" / "audit.json").read_text())["runs"]
-    assert run["modalities"] == [] and run["attacks"] == [] and run["labels"] and "rows of a table" in run["not_tried"]["rows"]
+    assert (
+        run["modalities"] == [] and run["images"] == [] and run["labels"] and "rows of a table" in run["not_run"]["rows"]["text"]
+    )
     assert sum("No attack was mounted on the rows" in line for line in run["verdict"]) == 1
     assert "Nothing was found" not in run["answer"]["words"]
 

@@ -11,9 +11,27 @@ import pytest
 from made_results import BASE, play, write_result, write_yaml
 
 import fedpriv
+from fedpriv.attacks.core.status import Status
+from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints
+from fedpriv.audit.judge.images import best_of
+from fedpriv.audit.results import (
+    Answer,
+    AuditedRun,
+    Baseline,
+    Cost,
+    ImageTarget,
+    Interval,
+    MembershipOutcome,
+    Sender,
+    TargetKind,
+    from_json,
+    to_json,
+)
 from fedpriv.experiments import Result, read, report, run, runner
 from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.spec import Experiment
+from tests.audit.sample_findings import _attack, _attempt, findings, rate
+from tests.frontier.test_still_open import texts_read
 
 SHORT = BASE | {"train": {"rounds": 1, "participation": 0.5}, "eval": {"every": 1, "last": 1}}
 FOUND: dict[str, Any] = {
@@ -69,43 +87,36 @@ def with_report(folder: Path, text: str) -> None:
 
 def test_a_run_without_an_audit_has_nothing(tmp_path: Path) -> None:
     assert leakage(tmp_path / "no folder") == leakage(tmp_path) == {}
-    with_report(tmp_path, '{"runs": [{"run_id": "another run"}]}')
-    (tmp_path / "run.json").write_text("{}")
-    assert leakage(tmp_path) == {}
+    with_report(tmp_path, json.dumps(to_json(findings())))
     (tmp_path / "run.json").write_text('{"run_id": "run"}')
     assert leakage(tmp_path) == {}
 
 
 def audited(tmp_path: Path, **found: Any) -> dict[str, Any]:
     """The figures of a run of which an audit found this and nothing else."""
-    nothing = {"attacks": [], "membership": [], "labels": [], "label_shadow": None, "answer": {"words": "a"}}
-    with_report(tmp_path, json.dumps({"runs": [{"run_id": "run", **nothing, **found}], "options": {}}))
+    run = AuditedRun(
+        name="run", run_id="run", method="fedavg", title="", dataset="digits", model="mlp", modalities=("image",), seed=0,
+        cost=Cost(bytes_up=1), answer=Answer("a", 0, "a sentence"), **found,
+    )  # fmt: skip
+    with_report(tmp_path, json.dumps(to_json(replace(findings(), runs=(run,)))))
     return leakage(tmp_path)
 
 
-def of_images(kind: str, successes: int | None, n: int) -> dict[str, Any]:
+def of_images(kind: TargetKind, successes: int | None, n: int) -> ImageTarget:
     """What an audit found in a message, or in single images; ``None``: no attack counts."""
-    rate = {"successes": successes, "n": n, "share": (successes or 0) / n}
-    tried = {"attacker": "analytic", "inapplicable": None, "success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1}
-    attempts = [] if successes is None else [tried]
-    return {"kind": kind, "round": 1, "client": 0, "images": n, "attempts": attempts, "baselines": {}}
-
-
-def of_texts(kind: str, successes: int, n: int) -> dict[str, Any]:
-    rate = {"successes": successes, "n": n, "share": successes / n}
-    tried = {"attacker": "span", "inapplicable": None, "exact": rate, "rouge_l": 0.1, "recall": 0.1, "precision": 0.1}
-    return {"kind": kind, "round": 1, "client": 0, "texts": n, "attempts": [tried]}
+    tried = [] if successes is None else [_attempt("analytic", (successes,) * 3, n, 0.1)]
+    return replace(_attack("target", kind, n, tried, None), baselines={})
 
 
 def test_both_halves_of_a_message_are_shown(tmp_path: Path) -> None:
     """The images and the texts of a client's pairs are two targets in one message."""
-    found = audited(tmp_path, attacks=[of_images("message", 14, 72)], texts=[of_texts("message", 0, 8)])
+    found = audited(tmp_path, images=(of_images("message", 14, 72),), texts=(texts_read("message"),))
     path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
     with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), found)
     assert "| images: 14 of 72; texts: 0 of 8 |" in Path(report(path)["report"]).read_text()
-    two = [of_images("message", 14, 72), of_images("message", 3, 72) | {"client": 1}]
+    two = (of_images("message", 14, 72), replace(of_images("message", 3, 72), sender=Sender(1)))
     (tmp_path / "two").mkdir()
-    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), audited(tmp_path / "two", attacks=two))
+    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), audited(tmp_path / "two", images=two))
     assert "| 14 of 72, 3 of 72 |" in Path(report(path)["report"]).read_text()
 
 
@@ -114,17 +125,22 @@ def test_both_halves_of_a_message_are_shown(tmp_path: Path) -> None:
 def test_of_single_samples_what_is_not_known_is_worse_than_nothing(
     tmp_path: Path, first: int | None, other: int | None, shown: int | None, turn: int
 ) -> None:
-    targets = [of_images("single image", one, 10) for one in (first, other)][::turn]
-    assert audited(tmp_path, attacks=targets)["singles"]["recovered"] == shown
+    targets = tuple(of_images("single image", one, 10) for one in (first, other))[::turn]
+    assert audited(tmp_path, images=targets)["singles"]["recovered"] == shown
+
+
+def separated(round: int, attack: str, auc: float, low: float, high: float) -> MembershipOutcome:
+    """A membership attack with an area and its interval."""
+    points = OperatingPoints(100, 100, Area(auc, low, high), ((0.0, 0.0), (1.0, 1.0)), {}, ())
+    return MembershipOutcome(
+        attack=attack, status=Status("resisted"), round=round, points=points, together=Interval(low, high, 2)
+    )
 
 
 def test_a_membership_attack_that_is_read_in_reverse_counts(tmp_path: Path) -> None:
     """Members surely have lower scores: an AUC of 0.15 tells as much as one of 0.85."""
     spans = {"LiRA": (0.51, 0.45, 0.57), "row distance": (0.15, 0.05, 0.3)}
-    membership = [
-        {"round": 1, "attack": attack, "auc": auc, "together": {"low": low, "high": high, "of": 2}}
-        for attack, (auc, low, high) in spans.items()
-    ]
+    membership = tuple(separated(1, attack, *span) for attack, span in spans.items())
     found = audited(tmp_path, membership=membership)
     assert found["members"] == {"attack": "row distance", "auc": 0.85, "low": 0.7, "high": 0.95, "of": 2, "reversed": True}
     path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
@@ -154,25 +170,16 @@ def test_more_digits_of_small_numbers_are_no_new_audit(tmp_path: Path, monkeypat
 
 
 def test_of_an_attack_on_some_of_the_samples_those_count(tmp_path: Path) -> None:
-    rate = {"successes": 5, "n": 6, "low": 0.4, "high": 1.0, "share": 5 / 6}
-    tried = {"attacker": "dlg", "inapplicable": None, "success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1}
-    attack = {"kind": "single image", "round": 1, "client": 0, "images": 72, "attempts": [tried], "baselines": {}}
-    run = {"run_id": "run", "attacks": [attack], "membership": [], "labels": [], "label_shadow": None}
-    audit = {"runs": [run | {"answer": {"words": "Single samples leak"}}], "options": {}}
-    with_report(tmp_path, json.dumps(audit))
-    found = leakage(tmp_path)["singles"]
+    target = _attack("target", "single image", 72, [_attempt("dlg", (5, 5, 5), 6, 0.1)], None)
+    found = audited(tmp_path, images=(target,))["singles"]
     assert (found["recovered"], found["samples"], found["attack"]) == (5, 6, "dlg")
 
 
 def test_the_best_membership_attack_of_each_round_is_stored(tmp_path: Path) -> None:
-    def tried(number: int, attack: str, auc: float | None) -> dict[str, Any]:
-        together = {} if auc is None else {"together": {"low": auc - 0.1, "high": auc + 0.1, "of": 3}}
-        return {"round": number, "attack": attack, "auc": auc, **together}
-
-    membership = [tried(9, "LiRA", 0.6), tried(1, "LiRA", 0.7), tried(1, "loss threshold", 0.8), tried(5, "LiRA", None)]
-    run = {"run_id": "run", "attacks": [], "membership": membership, "labels": [], "label_shadow": None}
-    with_report(tmp_path, json.dumps({"runs": [run | {"answer": {"words": "Members were identified"}}], "options": {}}))
-    found = leakage(tmp_path)
+    tried = ((9, "LiRA", 0.6), (1, "LiRA", 0.7), (1, "loss threshold", 0.8))
+    made = [separated(number, attack, auc, auc - 0.1, auc + 0.1) for number, attack, auc in tried]
+    refused = replace(separated(5, "LiRA", 0.5, 0.4, 0.6), points=None, together=None)
+    found = audited(tmp_path, membership=(*made, refused))
     assert [(one["round"], one["attack"], one["auc"]) for one in found["members_by_round"]] == [
         (1, "loss threshold", 0.8),
         (9, "LiRA", 0.6),
@@ -181,18 +188,14 @@ def test_the_best_membership_attack_of_each_round_is_stored(tmp_path: Path) -> N
 
 
 def test_beside_what_was_recovered_stands_what_copies_would_count_for(tmp_path: Path) -> None:
-    def rates(*counts: int) -> dict[str, dict[str, Any]]:
-        limits = ("0.01", "0.001", "0.0001")
-        return {limit: {"successes": count, "n": 600, "share": count / 600} for limit, count in zip(limits, counts, strict=True)}
+    def looked_at(round: int, copies: int) -> ImageTarget:
+        success = {"0.01": rate(copies, 600), "0.001": rate(0, 600), "0.0001": rate(0, 600)}
+        target = _attack("target", "message", 600, [_attempt("analytic", (13, 4, 2), 600, 0.1)], None)
+        return replace(target, round=round, baselines={"nearest public": Baseline(0.02, success)})
 
-    tried = {"attacker": "analytic", "inapplicable": None, "success": rates(13, 4, 2), "is_evidence": True, "mse_median": 0.1}
-    attack = {"kind": "message", "round": 1, "client": 0, "images": 600, "attempts": [tried]}
-    looked = [attack | {"baselines": {"nearest public": {"success": rates(*copies)}}} for copies in ((101, 0, 0), (12, 0, 0))]
-    looked[1]["round"] = 2
-    run = {"run_id": "run", "attacks": looked, "membership": [], "labels": [], "label_shadow": None}
-    with_report(tmp_path, json.dumps({"runs": [run | {"answer": {"words": "Samples were recovered"}}], "options": {}}))
+    found = audited(tmp_path, images=(looked_at(1, 101), looked_at(2, 12)))
     path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
-    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), leakage(tmp_path))
+    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), found)
     text = Path(report(path)["report"]).read_text()
     assert "| 13 of 600 (copies 101; 4 below 0.001) | 13 of 600 (copies 12) |" in text
 
@@ -217,14 +220,16 @@ def test_an_audit_after_the_run_is_stored_with_its_result(tmp_path: Path) -> Non
     assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["collected"]
     assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["done"]
 
-    found, audited = stored(experiment), json.loads((folder / "audit" / "audit.json").read_text())["runs"][0]
-    assert found["answer"] == audited["answer"]["words"]
+    (made,) = from_json(json.loads((folder / "audit" / "audit.json").read_text())).runs
+    found = stored(experiment)
+    assert found["answer"] == made.concluded.words
     (message,) = found["messages"]
-    assert (message["round"], message["samples"]) == (1, next(a["images"] for a in audited["attacks"] if a["kind"] == "message"))
-    best = audited["best"]["single image"]
-    assert found["singles"]["recovered"] == best["success"]["successes"] == best["success"]["n"] == found["singles"]["samples"]
+    assert (message["round"], message["samples"]) == (1, next(one.samples for one in made.images if one.kind == "message"))
+    best = best_of(made, "single image")
+    assert best is not None
+    assert found["singles"]["recovered"] == best.counted.rate.successes == best.counted.rate.n == found["singles"]["samples"]
     assert found["members"] is None and found["classes_by_shadows"] is None
-    assert found["classes"] == {"exact": sum(one["exact"] for one in audited["labels"]), "of": len(audited["labels"])}
+    assert found["classes"] == {"exact": sum(one.exact for one in made.labels), "of": len(made.labels)}
 
     experiment.result_file("fedavg", 0).unlink()
     assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["collected"]

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 import fedpriv
 from fedpriv.audit.called import Report
+from fedpriv.audit.results import from_json
 from tests.deploy.apart import play_apart
 from tests.simulation.small import play
 from tests.simulation.texts_and_pairs import pairs, pairs_folder, texts, write_texts
@@ -107,9 +108,9 @@ AUDITS: dict[str, Callable[[Path], Report]] = {
 def take(name: str, folder: Path) -> dict[str, Any]:
     """The audit of that name: its findings, its answer, and its page as lines."""
     report = AUDITS[name](folder)
-    report.findings = _constant(report.findings)
+    report.audit = from_json(_constant(report.to_json()))
     page = _CURVE.sub(lambda path: _hash(path[0]), _PICTURE.sub("", _without(report.html(), folder)))
-    findings = json.loads(_without(json.dumps(_short(report.findings)), folder))
+    findings = json.loads(_without(json.dumps(_short(report.to_json())), folder))
     return {"answer": report.answer, "findings": findings, "page": page.splitlines()}
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from attacks.scoring.scores import wilson
-from fedpriv.audit.conditions import conditions, most_recovered
+from fedpriv.audit.conditions import conditions
+from fedpriv.audit.judge.measures import most_recovered
+from fedpriv.audit.results import AuditedRun, Cost
 from fedpriv.errors import FedprivError
 from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.search import search
-from tests.audit.sample_findings import findings
+from tests.audit.sample_findings import _attack, _attempt, findings
 
 
 def a_trade(label: str, accuracy: float | None, recovered: float | None, bytes: int, **changes: Any) -> Trade:
@@ -57,11 +57,11 @@ def test_the_cheapest_holds_the_target_and_is_better_than_guessing() -> None:
 
 def test_a_trade_says_what_the_audit_found() -> None:
     target = conditions("recovered<=0.05,membership_auc<=0.6,epsilon<=8", "--target")
-    undefended, defended, local = findings()["runs"]
+    undefended, defended, local = findings().runs
     found = trade("mp", "mpfedcon", "none", undefended, [0.9, 1.0], target)
     assert found.recovered == 1.0 and found.recovered_interval is not None and found.recovered_interval[1] == 1.0
     assert found.unmet == tuple(str(one) for one in target) and not found.holds
-    assert found.leakage["epsilon"] is None and found.bytes == 217_800_000 + undefended["cost"]["bytes_down"]
+    assert found.leakage["epsilon"] is None and found.bytes == 217_800_000 + (undefended.cost.bytes_down or 0)
     assert trade("dp", "mpfedcon", "dp", defended, [], target).leakage["epsilon"] == 8.0
     assert trade("dp", "mpfedcon", "dp", defended, [0.6, 1.0], target).interval == (0.0, 1.0), "an accuracy is a share"
     unknown = trade("local", "local", "none", local, [], conditions("recovered<=1"))
@@ -69,19 +69,19 @@ def test_a_trade_says_what_the_audit_found() -> None:
 
 
 def test_of_equal_shares_the_fewest_samples_leave_the_most_open() -> None:
-    rates = {n: asdict(wilson(0, n)) | {"share": 0.0} for n in (72, 6)}
-    attempts = [{"success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1} for rate in rates.values()]
-    most = most_recovered({"attacks": [{"attempts": [one]} for one in attempts]})
-    assert most is not None and most["n"] == 6
+    targets = [_attack("message", "message", n, [_attempt("analytic", (0, 0, 0), n, 0.1)], None) for n in (72, 6)]
+    most = most_recovered(replace(findings().runs[0], images=tuple(targets), centers=()))
+    assert most is not None and most.n == 6
 
 
-def of(share: float | None) -> Mapping[str, Any]:
-    """Findings in which an attack recovered that share."""
-    if share is None:
-        return {"attacks": [], "texts": [], "labels": []}
-    rate = asdict(wilson(round(100 * share), 100)) | {"share": share}
-    attempt = {"success": {"0.01": rate}, "is_evidence": True, "mse_median": 0.1}
-    return {"attacks": [{"attempts": [attempt]}], "texts": [], "labels": []}
+def of(share: float | None) -> AuditedRun:
+    """A run of which an attack recovered that share."""
+    hits = None if share is None else (round(100 * share),) * 3
+    tried = [] if hits is None else [_attack("message", "message", 100, [_attempt("analytic", hits, 100, 0.1)], None)]
+    return AuditedRun(
+        name="run", run_id="run", method="fedavg", title="", dataset="digits", model="mlp", modalities=("image",), seed=0,
+        cost=Cost(bytes_up=0), images=tuple(tried),
+    )  # fmt: skip
 
 
 def test_the_search_finds_the_least_strength_that_holds() -> None:
@@ -105,7 +105,7 @@ def test_a_search_that_finds_none_says_so(share: float | None) -> None:
 
 
 def test_a_strength_under_which_clients_diverge_does_not_hold() -> None:
-    def measure(strength: float) -> Mapping[str, Any]:
+    def measure(strength: float) -> AuditedRun:
         if strength > 1e-2:
             raise FedprivError("the turn of client 0 in round 1 diverged under this defence")
         return of(0.0)

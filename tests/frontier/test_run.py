@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fedpriv.audit.conditions import conditions
+from fedpriv.audit.results import to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.cli import main
 from fedpriv.config import RunConfig
@@ -28,6 +29,7 @@ from fedpriv.frontier.search import Strength
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.run import start
 from tests.audit.conftest import controls_once, hardly_any_steps, one_iteration
+from tests.audit.sample_findings import findings
 from tests.frontier.test_decision import a_trade
 from tests.simulation.small import SILENT
 from tests.tracking.conftest import template
@@ -196,8 +198,9 @@ def test_an_audit_counts_that_this_version_made_of_that_run(version: str, run_id
     (folder.path / "audit").mkdir(parents=True)
     folder.config_file.write_text("")
     (folder.path / "run.json").write_text('{"run_id": "a"}')
-    made = {"options": asdict(AuditOptions()), "fedpriv": version, "runs": [{"run_id": run_id}]}
-    (folder.path / "audit" / "audit.json").write_text(json.dumps(made))
+    run = replace(findings().runs[0], run_id=run_id)
+    made = replace(findings(), options=asdict(AuditOptions()), fedpriv=version, runs=(run,))
+    (folder.path / "audit" / "audit.json").write_text(json.dumps(to_json(made)))
     assert (_alone(tmp_path)._kept(folder.path) is not None) == counts
 
 
@@ -218,7 +221,7 @@ def test_as_many_runs_are_audited_at_a_time_as_there_are_processes(tmp_path: Pat
 
     def audit(some: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Callable[[str], object]) -> Audited:
         audited.append(([one.name for one in some], workers))
-        return Audited({"runs": [{} for _ in some]}, {})
+        return Audited(replace(findings(), runs=findings().runs[: len(some)]), {})
 
     monkeypatch.setattr("fedpriv.frontier.run.report.audit", audit)
     monkeypatch.setattr("fedpriv.frontier.run.report.write", lambda found, folder: written.append(folder))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.frontier.search import Replayed, measured
 from fedpriv.models import build_model
-from tests.audit.sample_findings import rate
+from tests.frontier.test_still_open import texts_read
 from tests.simulation.small import FEW_STEPS, config, play
 
 
@@ -25,8 +25,14 @@ def evidence_on_texts(*statistics: str) -> Evidence:
     """Of a run on texts with one message, of which statistics were sent besides the model."""
     schema = {f"statistic.{name}": ("F32", (2,)) for name in statistics}
     store = SimpleNamespace(upload=lambda round, client: SimpleNamespace(schema=schema))
-    federation = SimpleNamespace(resident=SimpleNamespace(net=build_model("mlp", (1, 8, 8), 10)))
-    found = SimpleNamespace(modalities=("text",), messages=lambda: [(1, 0)], store=store, federation=federation)
+    federation = SimpleNamespace(
+        resident=SimpleNamespace(net=build_model("mlp", (1, 8, 8), 10)), method=SimpleNamespace(title="FedAvg")
+    )
+    folder = SimpleNamespace(path=Path("run"), facts={"run_id": "run", "dataset": "texts"})
+    about = SimpleNamespace(called="fedavg", model=SimpleNamespace(name="transformer"), seed=0)
+    found = SimpleNamespace(
+        modalities=("text",), messages=lambda: [(1, 0)], store=store, federation=federation, folder=folder, config=about
+    )
     return cast(Evidence, found)
 
 
@@ -34,11 +40,9 @@ def evidence_on_texts(*statistics: str) -> Evidence:
 def test_a_replay_on_texts_can_hold_unless_it_sends_what_audits_do_not_know(
     statistics: tuple[str, ...], holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    span: dict[str, Any] = {"attacker": "span", "inapplicable": None, "exact": rate(0, 8), "rouge_l": 0.0, "recall": 0.0}
-    read = {"kind": "message", "attempts": [span | {"precision": 0.0}], "baseline": {"precision": 0.0}}
-    monkeypatch.setattr("fedpriv.frontier.search.on_texts", lambda *given: [read])
+    monkeypatch.setattr("fedpriv.frontier.search.on_texts", lambda *given: [texts_read("message")])
     monkeypatch.setattr("fedpriv.frontier.search.labels_of", lambda *given: None)
-    monkeypatch.setattr("fedpriv.frontier.search.findings_of", lambda labels: {"labels": []})
+    monkeypatch.setattr("fedpriv.frontier.search.findings_of", lambda labels: SimpleNamespace(labels=()))
     found = measured(evidence_on_texts(*statistics), AuditOptions(label_shadows=0), ["recovered"], lambda text: None)
     (target,) = conditions("recovered<=0.05", "--target")
     assert target.value(found) == 0.0 and target.holds(found) == holds

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedpriv.attacks.core.status import Reason, Status
+from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.conditions import conditions
+from fedpriv.audit.results import (
+    CountedRate,
+    Interval,
+    MembershipOutcome,
+    Sender,
+    TargetKind,
+    TextFigures,
+    TextOutcome,
+    TextScoreMeans,
+    TextTargetResult,
+)
 from fedpriv.frontier.decision import trade
 from fedpriv.frontier.show import answer, markdown
 from tests.audit.sample_findings import _attack, _attempt, findings, rate
 
 EARLIER = Path(__file__).parent / "earlier.json"
 """Of a frontier that an earlier version made."""
+ALONE = (_attack("singles", "single image", 200, [_attempt("dlg", (0, 0, 0), 200, 0.2)], None),)
 BOTH = ("recovered<=0.05", "membership_auc<=0.6")
 
 
@@ -25,16 +39,29 @@ def point(target: Sequence[str] = BOTH[:1], seed: int = 0, single: tuple[int, in
 
     Args:
         single: how many, of how many.
-        changes: of the run's findings.
+        changes: of what was found of the run.
     """
     attacks = [
         _attack("message", "message", 3, [_attempt("analytic", (0, 0, 0), 3, 0.3)], None),
         _attack("singles", "single image", single[1], [_attempt("dlg", (single[0],) * 3, single[1], 0.2)], None),
     ]
-    run = {**findings()["runs"][1], "attacks": attacks, "seed": seed, "membership_not_tried": {}, **changes}
+    run = replace(findings().runs[1], **{"images": tuple(attacks), "seed": seed, **changes})
     made = trade("it", "fedavg", "gaussian:variance=1", run, [0.9, 0.95], conditions(",".join(target), "--target"))
     assert made.holds, made.unmet
     return asdict(made) | {"holds": True, "pareto_optimal": True}
+
+
+def texts_read(kind: TargetKind) -> TextTargetResult:
+    """A target of 8 texts, none of which an attack found."""
+    figures = TextFigures(
+        recall=0.0, precision=0.0, multiset_recall=0.0, multiset_precision=0.0, rouge_l=0.0, exact=rate(0, 8), labels=None,
+        named=None, by_frequency=None, messages=8, refused=0, loss_median=None, notes=(), examples=(), cpu_seconds=1.0,
+    )  # fmt: skip
+    nothing = TextScoreMeans(
+        recall=0.0, precision=0.0, multiset_recall=0.0, multiset_precision=0.0, rouge_l=0.0, exact=None, labels=None, named=None
+    )
+    span = TextOutcome(attack="span", status=Status("resisted"), figures=figures)
+    return TextTargetResult(title="texts", kind=kind, round=1, sender=Sender(0), samples=8, outcomes=(span,), baseline=nothing)
 
 
 def said(*trades: Mapping[str, Any], target: Sequence[str] = BOTH[:1]) -> str:
@@ -45,7 +72,7 @@ def said(*trades: Mapping[str, Any], target: Sequence[str] = BOTH[:1]) -> str:
 @pytest.mark.parametrize("single", [(2, 200), (1, 72)])
 def test_a_message_of_few_samples_leaves_more_open_than_the_attack_that_recovered_most(single: tuple[int, int]) -> None:
     one = point(single=single)
-    assert one["recovered"] == single[0] / single[1] and one["recovered_open"] == rate(0, 3)["high"]
+    assert one["recovered"] == single[0] / single[1] and one["recovered_open"] == rate(0, 3).high
     text = said(one)
     assert "up to 56.1 % may be recovered (95 %; analytic, 0 of 3 samples behind a message, seed 0)." in text
     assert "--singles" not in text, "it attacks no more samples of a message"
@@ -54,35 +81,31 @@ def test_a_message_of_few_samples_leaves_more_open_than_the_attack_that_recovere
 def test_of_two_attacks_on_the_same_samples_the_one_on_fewer_counts() -> None:
     """Those that optimise are tried on the first six."""
     attempts = [_attempt("analytic", (0, 0, 0), 72, 0.1), _attempt("dlg", (0, 0, 0), 6, 0.2)]
-    text = said(point(attacks=[_attack("singles", "single image", 72, attempts, None)]))
+    text = said(point(images=(_attack("singles", "single image", 72, attempts, None),)))
     assert "up to 39.0 % may be recovered (95 %; dlg, 0 of 6 single images, seed 0); --singles attacks more." in text
-    attempts[1]["is_evidence"] = False
-    text = said(point(attacks=[_attack("singles", "single image", 72, attempts, None)]))
+    unlike = Reason("unlike the controls", "it is harder than these")
+    attempts[1] = replace(attempts[1], status=Status("inconclusive", (unlike,)))
+    text = said(point(images=(_attack("singles", "single image", 72, attempts, None),)))
     assert "up to 5.1 % may be recovered (95 %; analytic, 0 of 72 single images, seed 0)." in text, "all that there are"
 
 
 def test_sentences_and_class_centres_count_as_samples_do() -> None:
-    span = {"attacker": "span", "inapplicable": None, "exact": rate(0, 8), "rouge_l": 0.0, "recall": 0.0, "precision": 0.0}
-    read = {"kind": "single text", "attempts": [span], "baseline": {"precision": 0.0}}
-    text = said(point(attacks=[], texts=[read], modalities=["text"]))
+    text = said(point(images=(), texts=(texts_read("single text"),), modalities=("text",)))
     assert "up to 32.4 % may be recovered (95 %; span, 0 of 8 single texts, seed 0)." in text
-    centers = [{"copies": {"0.01": 0}, "recovered": {**rate(1, 40), "limit": "0.01"}}]
-    one = point(attacks=[_attack("singles", "single image", 200, [_attempt("dlg", (0, 0, 0), 200, 0.2)], None)], centers=centers)
+    centers = (replace(findings().runs[0].centers[0], counted=CountedRate(rate(1, 40), "0.01")),)
+    one = point(images=ALONE, centers=centers)
     assert one["recovered_open_by"] == {"attacker": "inversion", "kind": "class centres", "successes": 1, "n": 40}
 
 
 def test_enough_samples_leave_nothing_open() -> None:
-    one = point(attacks=[_attack("singles", "single image", 200, [_attempt("dlg", (0, 0, 0), 200, 0.2)], None)])
+    one = point(images=ALONE)
     assert said(one).endswith("On seed 0 it also met the target: accuracy 94.1 %, recovered 0.0 % (0.0 to 1.9 %), AUC 0.53.")
 
 
 def test_the_run_that_confirms_counts_too() -> None:
-    alone = [_attack("singles", "single image", 200, [_attempt("dlg", (0, 0, 0), 200, 0.2)], None)]
-    text = said(point(attacks=alone), point(seed=1000, single=(3, 72)))
+    text = said(point(images=ALONE), point(seed=1000, single=(3, 72)))
     assert "56.1" in text and "seed 1000)" in text
-    assert "11.5" in said(point(attacks=alone), {**point(seed=1000, single=(3, 72)), "recovered_open": None}), (
-        "an earlier version"
-    )
+    assert "11.5" in said(point(images=ALONE), {**point(seed=1000, single=(3, 72)), "recovered_open": None}), "an earlier version"
 
 
 def test_a_frontier_of_an_earlier_version_is_read_with_both_its_seeds() -> None:
@@ -94,10 +117,10 @@ def test_a_frontier_of_an_earlier_version_is_read_with_both_its_seeds() -> None:
 
 
 def with_auc(auc: float, low: float, high: float) -> dict[str, Any]:
-    one = {**findings()["runs"][1]["membership"][0], "auc": auc}
-    return {
-        "membership": [one | {"auc_low": low + 0.05, "auc_high": high - 0.05, "together": {"low": low, "high": high, "of": 2}}]
-    }
+    one = next(one for one in findings().runs[1].membership if one.points is not None)
+    assert one.points is not None
+    points = replace(one.points, auc=Area(auc, low + 0.05, high - 0.05))
+    return {"membership": (replace(one, points=points, together=Interval(low, high, 2)),)}
 
 
 def test_an_interval_of_membership_beyond_the_target_is_said() -> None:
@@ -110,8 +133,11 @@ def test_an_interval_of_membership_beyond_the_target_is_said() -> None:
 
 
 def test_membership_attacks_that_were_not_tried_are_named() -> None:
-    left_out = {"membership_not_tried": {"class centre": "the encoder was not sent"}}
-    text = said(point(BOTH, **with_auc(0.53, 0.47, 0.59), **left_out), target=BOTH)
+    (made,) = with_auc(0.53, 0.47, 0.59)["membership"]
+    absent = Status.not_run(Reason("not available", "the encoder was not sent"))
+    centre = MembershipOutcome(attack="class centre", status=absent, round=made.round, uses="class centre", use="alone")
+    left_out = {"membership": (made, centre)}
+    text = said(point(BOTH, **left_out), target=BOTH)
     assert text.endswith("Membership attacks that were not tried: class centre (the encoder was not sent).")
     assert "not tried" not in said(point(**left_out))
 

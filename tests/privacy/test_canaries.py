@@ -15,6 +15,7 @@ from scipy.stats import binom, norm
 from torch import Tensor
 
 from fedpriv.audit.membership.canaries import measured
+from fedpriv.audit.sentences import canaries as sentences_of
 from fedpriv.cli import main
 from fedpriv.client.turn import Turn
 from fedpriv.config import load_config
@@ -193,9 +194,9 @@ def test_a_tenth_of_the_noise_is_caught(tmp_path: Path, monkeypatch: pytest.Monk
     assert broken.summary["privacy"] == claim, "the ledger cannot know"
     fine, caught = measured(honest.folder, claim), measured(broken.folder, claim)
     assert fine is not None and caught is not None
-    assert fine["lower"] <= claim["epsilon"] and len(fine["sentences"]) == 1
-    assert caught["lower"] > claim["epsilon"] and "is not what it assumes" in caught["sentences"][1]
-    by_name = {bound["name"]: bound["epsilon"] for bound in caught["bounds"]}
+    assert fine.best.epsilon <= claim["epsilon"] and len(sentences_of(fine)) == 1
+    assert caught.best.epsilon > claim["epsilon"] and "is not what it assumes" in sentences_of(caught)[1]
+    by_name = {bound.name: bound.epsilon for bound in caught.bounds}
     assert min(by_name["one run"], by_name["f-DP, one run"]) > claim["epsilon"] or participation < 1
 
 
@@ -210,7 +211,7 @@ def test_a_tenth_of_the_noise_of_samples_is_caught(tmp_path: Path, monkeypatch: 
     assert broken.summary["privacy"] == claim
     fine, caught = measured(honest.folder, claim), measured(broken.folder, claim)
     assert fine is not None and caught is not None
-    assert fine["lower"] <= claim["epsilon"] < caught["lower"]
+    assert fine.best.epsilon <= claim["epsilon"] < caught.best.epsilon
 
 
 def test_train_prints_what_is_measured(tmp_path: Path) -> None:

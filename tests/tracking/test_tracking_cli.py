@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from click.testing import CliRunner, Result
 from fake_runs import make_run, set_status
 from PIL import Image
 
+from fedpriv.audit.results import AuditedRun, to_json
 from fedpriv.cli import main
 from fedpriv.cli.report import _ui
 from fedpriv.server.run_folder import RunFolder
@@ -50,24 +52,24 @@ def test_compare_json(tmp_path: Path) -> None:
     assert found["plot"] == str(tmp_path / "out.png")
 
 
-def audited(folder: Path, run: dict[str, Any]) -> Path:
+def audited(folder: Path, run: AuditedRun) -> Path:
     """The folder, with a report of it."""
     (folder / "audit").mkdir()
     run_id = json.loads((folder / "run.json").read_text())["run_id"]
-    (folder / "audit" / "audit.json").write_text(json.dumps({"runs": [run | {"run_id": run_id}]}))
+    (folder / "audit" / "audit.json").write_text(json.dumps(to_json(replace(findings(), runs=(replace(run, run_id=run_id),)))))
     return folder
 
 
 @pytest.mark.slow
 def test_compare_shows_what_an_audit_found(tmp_path: Path) -> None:
-    plain, masked, _ = findings()["runs"]
+    plain, masked, _ = findings().runs
     runs = [audited(make_run(tmp_path, "plain"), plain), audited(make_run(tmp_path, "avg", method="fedavg", level=0.6), masked)]
     runs.append(make_run(tmp_path, "other", seed=1))
     result = call("compare", *runs, "--output", tmp_path / "out.png", "--json")
     assert result.exit_code == 0, result.output
     rows = {row["run"]: row for row in json.loads(result.stdout.splitlines()[-1])["runs"]}
-    assert (rows["plain"]["recovered"], rows["plain"]["answer"]) == (1.0, plain["answer"]["words"])
-    assert rows["plain"]["membership_auc"] == max(one["auc"] for one in plain["membership"])
+    assert (rows["plain"]["recovered"], rows["plain"]["answer"]) == (1.0, plain.concluded.words)
+    assert rows["plain"]["membership_auc"] == max(one.points.auc.value for one in plain.membership if one.points is not None)
     assert rows["plain"]["defence"] == "clip:norm=1.0"
     assert rows["other"]["answer"] is rows["other"]["recovered"] is None
     assert "100.0%" in result.stderr and result.stderr.count("not audited") == 1
@@ -77,7 +79,9 @@ def test_compare_shows_what_an_audit_found(tmp_path: Path) -> None:
 
 
 def test_compare_refuses_a_report_that_is_none(tmp_path: Path) -> None:
-    folder = audited(make_run(tmp_path, "plain"), {"answer": 3})
+    folder = make_run(tmp_path, "plain")
+    (folder / "audit").mkdir()
+    (folder / "audit" / "audit.json").write_text('{"runs": [{"answer": 3}]}')
     result = call("compare", folder, "--output", tmp_path / "out.png")
     assert result.exit_code == 1 and "audit.json is not what fedpriv writes" in result.stderr
 

@@ -7,12 +7,15 @@ import math
 import shutil
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_runs import append, line, make_run, set_status
 
+from fedpriv.attacks.scoring.operating_points import Area
+from fedpriv.audit.results import Interval, to_json
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.server.run_folder import RunFolder
@@ -430,17 +433,17 @@ def test_a_probe_of_a_finished_run_arrives_later(runs_dir: Path) -> None:
 
 def test_what_a_later_audit_does_not_measure_is_not_known_any_more(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=2)
-    run = findings()["runs"][0] | {"run_id": json.loads((folder / "run.json").read_text())["run_id"]}
+    run = replace(findings().runs[0], run_id=json.loads((folder / "run.json").read_text())["run_id"])
 
     def audited(**found: Any) -> dict[str, float]:
         (folder / "audit").mkdir(exist_ok=True)
-        (folder / "audit" / "audit.json").write_text(json.dumps({"runs": [run | found]}))
+        (folder / "audit" / "audit.json").write_text(json.dumps(to_json(replace(findings(), runs=(replace(run, **found),)))))
         metrics = client(runs_dir).get_run(sync(folder).mlflow_run_id).data.metrics
         return {name: value for name, value in metrics.items() if name.startswith("audit/")}
 
     first = audited()
     assert first["audit/membership_auc"] == 0.71
-    later = audited(membership=[], label_shadow=None)
+    later = audited(membership=(), shadow_labels=None)
     gone = {"audit/membership_auc", "audit/labels_exact_by_shadows"}
     assert later.keys() == first.keys() and {name for name, value in later.items() if math.isnan(value)} == gone
     assert {name: later[name] for name in later.keys() - gone} == {name: first[name] for name in first.keys() - gone}
@@ -451,6 +454,9 @@ def test_what_a_later_audit_does_not_measure_is_not_known_any_more(runs_dir: Pat
 
 
 def test_the_membership_auc_in_mlflow_is_that_of_conditions() -> None:
-    run = findings()["runs"][0]
-    run["membership"][0] |= {"auc": 0.2, "together": {"low": 0.14, "high": 0.27, "of": 3}}
+    run = findings().runs[0]
+    first, *others = run.membership
+    assert first.points is not None
+    turned = replace(first, points=replace(first.points, auc=Area(0.2, 0.16, 0.25)), together=Interval(0.14, 0.27, 3))
+    run = replace(run, membership=(turned, *others))
     assert audit_values(run)["audit/membership_auc"] == pytest.approx(0.8)

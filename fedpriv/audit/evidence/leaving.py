@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from math import prod
-from typing import Any
 
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.statistics import BYTES, kinds_besides
-from fedpriv.audit.formats import named
+from fedpriv.audit.results import RoundTraffic, Schema, TensorInfo, Wire
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.report import Report
 
@@ -22,33 +22,30 @@ IN_TRANSIT = (
 """What outsiders know."""
 
 
-def crossed(evidence: Evidence) -> dict[str, Any]:
-    """``{tensors, facts, rounds, schemas}``: what was sent in the kept messages, and the bytes of every round.
-
-    ``tensors`` includes those of the net that were never sent. A schema is a set of names, types and shapes; messages with the
-    same hash have the same schema.
-    """
+def crossed(evidence: Evidence) -> Wire:
+    """What was sent in the kept messages, and the bytes of every round; with the tensors of the net that were never sent."""
     store = evidence.store
     ups = [(round, client, store.upload(round, client)) for round, client in evidence.messages()]
     downs = [found for round in store.rounds() if (found := store.download(round)) is not None]
-    broadcast = store.broadcast()
-    schemas: dict[str, dict[str, Any]] = {}
+    alike: dict[str, list[tuple[Sealed, str]]] = {}
     for round, client, sealed in ups:
-        one = schemas.setdefault(_hash(sealed), {"hash": _hash(sealed), "tensors": len(sealed.schema), "bytes": sealed.nbytes})
-        one.setdefault("messages", []).append(f"round {round}, {named(evidence.sender(round, client))}")
-    return {
-        "tensors": _tensors(evidence, [sealed for *_, sealed in ups], downs, broadcast),
-        "facts": _facts(ups[0][2]),
-        "rounds": [
-            {"round": r["round"], "bytes_up": r["metrics"]["bytes_up"], "bytes_down": r["metrics"]["bytes_down"]}
-            for r in evidence.folder.records()
-        ],
-        "schemas": list(schemas.values()),
-    }
+        alike.setdefault(_hash(sealed), []).append((sealed, f"round {round}, {evidence.sender(round, client).named}"))
+    return Wire(
+        _tensors(evidence, [sealed for *_, sealed in ups], downs, store.broadcast()),
+        _facts(ups[0][2]),
+        tuple(
+            RoundTraffic(one["round"], one["metrics"]["bytes_up"], one["metrics"]["bytes_down"])
+            for one in evidence.folder.records()
+        ),
+        tuple(
+            Schema(hash, len(those[0][0].schema), those[0][0].nbytes, tuple(name for _, name in those))
+            for hash, those in alike.items()
+        ),
+    )
 
 
-def knowledge(evidence: Evidence) -> dict[str, list[str]]:
-    """The threat model of the report: what each party knows, in sentences."""
+def knowledge(evidence: Evidence) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The threat model of the report: what the server knows, and what outsiders do, in sentences."""
     sealed = evidence.store.upload(*evidence.messages()[0])
     server = [
         "follows the protocol and keeps every message of every round (honest but curious)",
@@ -68,10 +65,10 @@ def knowledge(evidence: Evidence) -> dict[str, list[str]]:
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
         server.append(f"knows the transforms of an upload: {', '.join(sealed.transforms)}")
-    return {"server": server, "outsider": list(IN_TRANSIT)}
+    return tuple(server), IN_TRANSIT
 
 
-def conditions(evidence: Evidence) -> list[str]:
+def conditions(evidence: Evidence) -> tuple[str, ...]:
     """Conditions of the run that make attacks harder or easier by accident."""
     net, augment = evidence.federation.resident.net, evidence.config.data.augment
     encoder, tune = evidence.federation.prepared.encoder, evidence.federation.config.model.tune
@@ -83,20 +80,24 @@ def conditions(evidence: Evidence) -> list[str]:
     if encoder is not None:
         learns = {"full": "learns as a whole", "lora": "is frozen but for LoRA's adapters", "head": "is frozen"}
         remarks.append(f"the text encoder {encoder.name} {learns[tune or 'full']}")
-    return [*remarks, *of_net(net)]
+    return (*remarks, *of_net(net))
 
 
-def of_net(net: nn.Module) -> list[str]:
+def of_net(net: nn.Module) -> tuple[str, ...]:
     """The conditions that are the net's."""
-    modules = list(net.modules())
-    drops = [module.p for module in modules if isinstance(module, nn.Dropout)]
+    drops = [module.p for module in net.modules() if isinstance(module, nn.Dropout)]
     remarks = [f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout"]
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in modules):
+    if has_batch_norm(net):
         remarks.append("BatchNorm: clients and attacks normalise by the batch")
-    return remarks
+    return tuple(remarks)
 
 
-def _tensors(evidence: Evidence, ups: list[Sealed], downs: list[Sealed], broadcast: Sealed | None) -> list[dict[str, Any]]:
+def has_batch_norm(net: nn.Module) -> bool:
+    """Whether the net normalises by the batch."""
+    return any(isinstance(module, _BatchNorm) for module in net.modules())
+
+
+def _tensors(evidence: Evidence, ups: list[Sealed], downs: list[Sealed], broadcast: Sealed | None) -> tuple[TensorInfo, ...]:
     up, down = ({name for sealed in group for name in sealed.schema} for group in (ups, downs))
     known = {name: code for sealed in (*([broadcast] if broadcast else []), *downs, *ups) for name, code in sealed.schema.items()}
     space = evidence.federation.resident.space
@@ -104,26 +105,26 @@ def _tensors(evidence: Evidence, ups: list[Sealed], downs: list[Sealed], broadca
         known.setdefault(entry.name, ("F32", tuple(entry.shape)))
     order = {name: i for i, name in enumerate(space.names)}
     names = sorted(known, key=lambda name: (order.get(name.split("~")[0], len(order)), name))
-    return [
-        {
-            "name": name,
-            "role": "statistic" if name.startswith(STATISTIC) else name.split(".")[0],
-            "dtype": known[name][0],
-            "shape": list(known[name][1]),
-            "bytes": prod(known[name][1]) * BYTES[known[name][0]],
-            "up": name in up,
-            "down": name in down,
-            "broadcast": broadcast is not None and name in broadcast.schema,
-        }
+    return tuple(
+        TensorInfo(
+            name=name,
+            role="statistic" if name.startswith(STATISTIC) else name.split(".")[0],
+            dtype=known[name][0],
+            shape=tuple(known[name][1]),
+            bytes=prod(known[name][1]) * BYTES[known[name][0]],
+            up=name in up,
+            down=name in down,
+            broadcast=broadcast is not None and name in broadcast.schema,
+        )
         for name in names
-    ]
+    )
 
 
-def _facts(sealed: Sealed) -> list[str]:
+def _facts(sealed: Sealed) -> tuple[str, ...]:
     stated = [f"kind of the tensors ({sealed.kind})", "round", "client"]
     if sealed.num_examples is not None:
         stated.append("number of training samples")
-    return stated + (["what the upload went through"] if sealed.transforms else [])
+    return (*stated, *(["what the upload went through"] if sealed.transforms else []))
 
 
 def _contents(report: Sealed) -> list[str]:

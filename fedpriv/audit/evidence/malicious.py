@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from fedpriv.attacks.attack import ImageAttack, TextAttack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.core.registry import MaliciousAttack
-from fedpriv.attacks.core.text_registry import MaliciousTextAttack
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.views import Recorder, recorded
@@ -45,9 +44,7 @@ class Replay:
         return f"the client's check of downloads {unseen if self.refusal is None else f'refuses: {self.refusal}'}"
 
 
-def replay(
-    evidence: Evidence, round: int, client: int, attack: MaliciousAttack | MaliciousTextAttack, public: Tensor, seed: int
-) -> Replay:
+def replay(evidence: Evidence, round: int, client: int, attack: ImageAttack | TextAttack, public: Tensor, seed: int) -> Replay:
     """Send a client the download of a kept round, altered by the attack, and have it take its turn on its own data.
 
     Schedule, loss and transforms are the run's. It is the client's first turn, and its draws differ from the run's, as in

@@ -17,6 +17,7 @@ from fedpriv.attacks.core.altered import UNALTERED, Altered
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.audit.evidence.attacker_view import AttackerView
 from fedpriv.audit.evidence.views import views_of
+from fedpriv.audit.results import Sender
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
@@ -101,9 +102,9 @@ class Evidence:
     def _stored(self) -> PayloadStore:
         return PayloadStore.of(self.folder)
 
-    def sender(self, round: int, client: int) -> int | str:
-        """Whose message it is: the client's number; behind a secure sum, a name of it."""
-        return client
+    def sender(self, round: int, client: int) -> Sender:
+        """Whose message it is: a client's, or a secure sum of several clients'."""
+        return Sender(client)
 
     def of_sums(self) -> list[str]:
         """What the server learns by sums behind masks, in sentences; none without sums."""

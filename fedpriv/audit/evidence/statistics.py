@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.audit.evidence.earlier_turns import earlier_turns
 from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.results import Statistic
 from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage
 from fedpriv.draws import SeededDraws
@@ -31,8 +32,6 @@ from fedpriv.wire.coding import base_name, is_model
 
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of an entry, by safetensors' type names."""
-AS_GRADIENT = "as a gradient"
-"""How statistics are attacked that are gradients."""
 RUNNING, BUFFERS, CONSTANTS, ASIDE = "running statistics", "buffers", "constants", "layers that give no logits"
 """Parts of the model by their kind, as :func:`kinds_of_model` has them."""
 OF_MODEL = frozenset((RUNNING, BUFFERS, CONSTANTS, ASIDE))
@@ -118,7 +117,7 @@ def _kind(name: str, of_model: Mapping[str, str]) -> str | None:
     return of_model.get(base_name(name)) if is_model(name) else kind_of(name)
 
 
-def listed(evidence: Evidence) -> list[dict[str, Any]]:
+def listed(evidence: Evidence) -> tuple[Statistic, ...]:
     """For each kind of what clients sent besides the layers that give the logits: tensors and bytes per message, and what it
     reveals of the client."""
     schemas = (evidence.store.upload(*message).schema for message in evidence.messages())
@@ -127,31 +126,28 @@ def listed(evidence: Evidence) -> list[dict[str, Any]]:
 
 def listed_in(
     schemas: Iterable[Mapping[str, tuple[str, Sequence[int]]]], of_model: Mapping[str, str] | None = None
-) -> list[dict[str, Any]]:
+) -> tuple[Statistic, ...]:
     """The same of messages given by (data type, shape) of each of their tensors.
 
     Args:
         of_model: see :func:`kinds_of_model`.
     """
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Statistic] = {}
     for schema in schemas:
         for what in _kinds(schema, of_model or {}):
             those = [code for name, code in schema.items() if _kind(name, of_model or {}) == what]
-            nbytes = sum(prod(shape) * BYTES[dtype] for dtype, shape in those)
             meaning = MEANINGS.get(what, UNKNOWN)
-            found.setdefault(
-                what,
-                {
-                    "what": what,
-                    "tensors": len(those),
-                    "bytes": nbytes,
-                    "says": meaning.says,
-                    "known": what in MEANINGS,
-                    "attacked": bool(meaning.gradient),
-                    "how": AS_GRADIENT if meaning.gradient else meaning.otherwise,
-                },
+            one = Statistic(
+                what=what,
+                tensors=len(those),
+                bytes=sum(prod(shape) * BYTES[dtype] for dtype, shape in those),
+                says=meaning.says,
+                known=what in MEANINGS,
+                gradient=bool(meaning.gradient),
+                otherwise=meaning.otherwise,
             )
-    return list(found.values())
+            found.setdefault(what, one)
+    return tuple(found.values())
 
 
 def gradient_like(message: Message) -> list[str]:

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.results import Sender
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.methods.mpfedcon import HOLDERS
@@ -49,9 +50,8 @@ class Sums(Evidence):
         store.first = self.folder.config().data.clients
         return store
 
-    def sender(self, round: int, client: int) -> int | str:
-        clients, trained = len(self._members(round)), self._trained(round)
-        return f"sum of {clients}" + (f" (only {trained} trained)" if trained < clients else "")
+    def sender(self, round: int, client: int) -> Sender:
+        return Sender(None, len(self._members(round)), self._trained(round))
 
     def of_sums(self) -> list[str]:
         few = [round for round in self.store.rounds() if self._trained(round) < FEWEST]

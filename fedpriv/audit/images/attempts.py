@@ -9,8 +9,8 @@ from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, controlled, joined, mountable, out_of_reach, run_controls
-from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.progress import Say, elsewhere, mounting, spent
@@ -34,9 +34,9 @@ def attempt_on(target: Target, attacker: Attacker, seed: int, say: Say, controls
     try:
         observed = target.observe(attacker.threat)
     except UsageError as error:
-        return Attempt(attacker, inapplicable=str(error))
+        return Attempt(attacker, inapplicable=Reason("does not apply", str(error)))
     if reason := out_of_reach(attacker, observed, len(target.images)):
-        return Attempt(attacker, inapplicable=f"not tried: {reason}")
+        return Attempt(attacker, inapplicable=reason)
     made = (controlled if controls else attempt)(
         attacker, observed, target.images, target.labels, seed, mounting(say), target.views
     )
@@ -45,7 +45,7 @@ def attempt_on(target: Target, attacker: Attacker, seed: int, say: Say, controls
 
 def until_decided(
     target: Target, tried: Sequence[Attacker], seed: int, say: Say, most: int, workers: int = 1, first: int = FIRST,
-    enough: str | None = None,
+    enough: Reason | None = None,
 ) -> list[Attempt]:  # fmt: skip
     """Attack messages of one image each until the result is decided.
 
@@ -58,7 +58,7 @@ def until_decided(
         workers: processes for attackers that optimise, and their controls; the result does not depend on it.
         enough: why attackers that optimise are not tried at all; ``None``: they are.
     """
-    quick = [attacker for attacker in tried if not declared(attacker.attack).optimises]
+    quick = [attacker for attacker in tried if not attacker.attack.optimises]
     others = [attacker for attacker in tried if attacker not in quick]
     attempts = {one: [attempt_on(target, one, seed, say)] for one in quick}
     enough = enough or all_found([made for (made,) in attempts.values()])
@@ -72,19 +72,19 @@ def until_decided(
             for attacker, made in made_by:
                 attempts[attacker] = [*attempts.get(attacker, []), made]
                 if not done and all_found([made]):
-                    enough = f"{attacker.name} recovered all of the first {end}"
+                    enough = Reason("not needed", f"{attacker.name} recovered all of the first {end}")
                     break
         done = end
         if enough is not None or _decided([_together(some, target) for some in attempts.values()]):
             break
-    left = [Attempt(one, inapplicable=f"not tried: {enough}") for one in others if one not in attempts]
+    left = [Attempt(one, inapplicable=enough) for one in others if one not in attempts]
     return [*(_together(some, target) for some in attempts.values()), *left]
 
 
-def all_found(attempts: Sequence[Attempt]) -> str | None:
+def all_found(attempts: Sequence[Attempt]) -> Reason | None:
     """That one of the attempts recovered all, as a reason to try no others; ``None``: none did."""
     rates = [(one.attacker.name, one.recovered) for one in attempts if one.recovered is not None]
-    return next((f"{name} recovered all {rate.n}" for name, rate in rates if rate.share == 1), None)
+    return next((Reason("not needed", f"{name} recovered all {rate.n}") for name, rate in rates if rate.share == 1), None)
 
 
 def _in_turn(

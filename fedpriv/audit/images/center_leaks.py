@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,15 +24,16 @@ from fedpriv.attacks.image.centers import (
 )
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, beyond, counts, mse, under, wilson
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.images.figures import as_number, by_threshold, rate
+from fedpriv.audit.images.figures import by_threshold
 from fedpriv.audit.images.target import public_images
+from fedpriv.audit.results import CenterOutcome, CountedRate
 
 HEAD = "head"
 TOGETHER = 256
 """Number of images that are embedded, or compared, at once."""
 
 
-def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[CenterOutcome, dict[str, Tensor]] | None:
     """The most likely images whose embeddings are the client's class centres, compared with its images.
 
     The body is that which the client uploaded; the projector has the weights of round 0's broadcast, as the client's own was
@@ -41,7 +41,7 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[
     and as if it were as far from it as the centres are from those of public images; what counts more is returned.
 
     Returns:
-        figures as JSON, and the images by name; ``None`` where no centres were sent, or the attack cannot be mounted.
+        the figures, and the images by name; ``None`` where no centres were sent, or the attack cannot be mounted.
     """
     observation = _as_uploaded(evidence, evidence.message(round, client))
     dataset = evidence.federation.dataset
@@ -62,22 +62,21 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[dict[
     made, recovered, limit = max((_held(one, own, guessed) for one in tried), key=lambda held: _merit(*held))
     means = torch.stack([images.mean(0) for images in own])
     true = torch.stack([_embedded(observation, embed, images).mean(0) for images in own])
-    figures = {
-        "round": round,
-        "client": evidence.sender(round, client),
-        "classes": len(present),
-        "which": present,
-        "samples_per_class": [len(images) for images in own],
-        "to_class_mean": {
-            "mse_median": float(mse(made.images, means).median()),
-            "baseline_mse_median": float(mse(likely.means, means).median()),
-        },
-        "success": by_threshold(recovered),
-        "copies": {f"{limit:g}": count for limit, count in guessed.items()},
-        "recovered": rate(wilson(0, len(own)) if limit is None else recovered[limit]) | {"limit": f"{limit or RECOVERED:g}"},
-        "to_centers": {"truth": as_number(away(true, centers).median()), "found": as_number(made.distance.median())},
-    }
-    return figures, {"class mean": means, "from the centre": made.images, "public class mean": likely.means}
+    counted = wilson(0, len(own)) if limit is None else recovered[limit]
+    outcome = CenterOutcome(
+        round=round,
+        sender=evidence.sender(round, client),
+        classes=tuple(present),
+        samples_per_class=tuple(len(images) for images in own),
+        mse_median=float(mse(made.images, means).median()),
+        baseline_mse_median=float(mse(likely.means, means).median()),
+        success=by_threshold(recovered),
+        copies={f"{limit:g}": count for limit, count in guessed.items()},
+        counted=CountedRate(counted, f"{limit or RECOVERED:g}"),
+        distance_of_truth=_finite(away(true, centers).median()),
+        distance_found=_finite(made.distance.median()),
+    )
+    return outcome, {"class mean": means, "from the centre": made.images, "public class mean": likely.means}
 
 
 Held = tuple[Inverted, dict[float, Rate], float | None]
@@ -106,6 +105,10 @@ def _as_uploaded(evidence: Evidence, message: Message) -> Observation:
 def _embedded(observation: Observation, embed: Embed, images: Tensor) -> Tensor:
     with torch.no_grad():
         return torch.cat([embed(from_picture(observation, some)) for some in torch.split(images, TOGETHER)])
+
+
+def _finite(value: Tensor) -> float | None:
+    return float(value) if value.isfinite() else None
 
 
 def _least(images: Tensor, others: Tensor) -> Tensor:

@@ -1,65 +1,54 @@
-"""The figures of an attempt, as data for ``--json`` and the reports, and as a table; remarks on them, in lines."""
+"""The figures of an attempt, as results and as a table; remarks on them, in lines."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fedpriv.attacks.lab.attempts import Attempt
-from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.scores import Rate, under
 from fedpriv.audit.images.target import Target
+from fedpriv.audit.results import Baseline, ImageFigures
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
-def rate(found: Rate) -> dict[str, Any]:
-    """``{successes, n, low, high, share}``."""
-    return asdict(found) | {"share": found.share}
+def by_threshold(rates: Mapping[float, Rate]) -> dict[str, Rate]:
+    """Rates by the threshold of the mean squared error as a key of results, such as ``0.01``."""
+    return {f"{limit:g}": one for limit, one in rates.items()}
 
 
-def as_number(value: Tensor) -> float | None:
-    """A number for JSON; ``None`` where it is not finite."""
-    return float(value) if value.isfinite() else None
-
-
-def by_threshold(rates: Mapping[float, Rate]) -> dict[str, Any]:
-    """Rates by the threshold of the mean squared error, such as ``0.01``."""
-    return {f"{limit:g}": rate(one) for limit, one in rates.items()}
-
-
-def figures(attempt: Attempt) -> dict[str, Any]:
-    """One attempt as JSON."""
-    row: dict[str, Any] = {"attacker": attempt.attacker.name, "threat": asdict(attempt.attacker.threat)}
+def figures(attempt: Attempt) -> ImageFigures | None:
+    """What an attempt made of the images; ``None``: it was not run."""
     if attempt.found is None or attempt.scores is None:
-        return row | {"inapplicable": attempt.inapplicable}
+        return None
     scores, found = attempt.scores, attempt.found
-    n, exact = len(scores.mse), bool(scores.psnr.median().isinf())
-    if attempt.copies is not None:
-        row["copies"] = {f"{limit:g}": count for limit, count in attempt.copies.items()}
-    return row | {
-        "success": by_threshold(scores.recovered),
-        "label_accuracy": None if scores.labels is None else scores.labels.share,
-        "mse_median": float(scores.mse.median()),
-        "mse_best": float(scores.mse.min()),
-        "psnr_median_db": None if exact else float(scores.psnr.median()),  # JSON has no infinity
-        "ssim_median": float(scores.ssim.median()),
-        "lpips_median": None if scores.lpips is None else float(scores.lpips.median()),
-        "lpips_missing": scores.lpips_missing,
-        "feature_distance_median": None if scores.feature_distance is None else float(scores.feature_distance.median()),
-        "feature_distance_missing": scores.feature_distance_missing,
-        "cpu_seconds": found.cpu_seconds,
-        "images_per_cpu_second": n / found.cpu_seconds if found.cpu_seconds else None,
-    }
+    middle, exact = found.curve.nanmedian(dim=1).values.tolist(), bool(scores.psnr.median().isinf())
+    return ImageFigures(
+        success=by_threshold(scores.recovered),
+        copies=None if attempt.copies is None else {f"{limit:g}": count for limit, count in attempt.copies.items()},
+        label_accuracy=None if scores.labels is None else scores.labels.share,
+        mse_median=float(scores.mse.median()),
+        mse_best=float(scores.mse.min()),
+        psnr_median_db=None if exact else float(scores.psnr.median()),  # JSON has no infinity
+        ssim_median=float(scores.ssim.median()),
+        lpips_median=None if scores.lpips is None else float(scores.lpips.median()),
+        lpips_missing=scores.lpips_missing,
+        feature_distance_median=None if scores.feature_distance is None else float(scores.feature_distance.median()),
+        feature_distance_missing=scores.feature_distance_missing,
+        cpu_seconds=found.cpu_seconds,
+        images_per_cpu_second=len(scores.mse) / found.cpu_seconds if found.cpu_seconds else None,
+        curve=tuple((step, loss) for step, loss in enumerate(middle, 1) if math.isfinite(loss)),
+    )
 
 
-def guess_figures(errors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The baselines as JSON."""
-    return {name: {"mse_median": float(error.median()), "success": by_threshold(under(error))} for name, error in errors.items()}
+def guess_figures(errors: Mapping[str, Tensor]) -> dict[str, Baseline]:
+    """The baselines, by name."""
+    return {name: Baseline(float(error.median()), by_threshold(under(error))) for name, error in errors.items()}
 
 
 def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Target) -> Table:
@@ -99,12 +88,8 @@ def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Tar
     return made
 
 
-def remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]:
-    """Lines on what all attackers know, what only some know, which do not apply, and whose failure is no evidence.
-
-    Args:
-        beyond: attacker -> why its failure is no evidence, besides what its attempt says.
-    """
+def remarks(attempts: Sequence[Attempt]) -> list[str]:
+    """Lines on what all attackers know, what only some know, which do not apply, and whose failure is no evidence."""
     knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
     shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in known for known in knows.values())]
     lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
@@ -115,16 +100,16 @@ def remarks(attempts: Sequence[Attempt], beyond: Mapping[str, str]) -> list[str]
     lines += [f"{', '.join(names)}: {own}" for own, names in alike.items()]
     for made in attempts:
         if (why := made.inapplicable) is not None:
-            lines.append(f"{made.attacker.name} {'was' if why.startswith('not tried') else 'cannot be mounted:'} {why}")
+            lines.append(f"{made.attacker.name} {'cannot be mounted:' if why.kind == 'does not apply' else 'was'} {why}")
     for made in attempts:
-        control = declared(made.attacker.attack).control
+        control = made.attacker.attack.control
         if made.found is not None and control is not None and control.aimed:
             aim = made.found.labels[made.found.labels >= 0]
             if len(aim):
                 some = "1 image" if len(aim) == 1 else f"{len(aim)} images"
                 lines.append(f"{made.attacker.name} aimed at {some} of class {int(aim[0])}, and at no other")
     for made in attempts:
-        if made.found is not None and (reason := beyond.get(made.attacker.name) or made.no_evidence):
+        if made.found is not None and made.doubts:
             what = "a failure of {}" if made.recovered is None or not made.recovered.successes else "that {} recovered no more"
-            lines.append(f"{what.format(made.attacker.name)} is no evidence: {reason}")
+            lines.append(f"{what.format(made.attacker.name)} is no evidence: {'; '.join(map(str, made.doubts))}")
     return lines

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,12 +13,13 @@ from fedpriv.attacks.lab.attempts import Attacker, Attempt, suited
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.views import recorded
-from fedpriv.audit.formats import named
 from fedpriv.audit.images import figures
 from fedpriv.audit.images.attempts import SINGLES, all_found, attempt_on, until_decided
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
+from fedpriv.audit.judge.images import beyond_guesses
 from fedpriv.audit.progress import Say
+from fedpriv.audit.results import ControlResult, ImageOutcome, ImageTarget, Sender, TargetKind
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Attacked:
     """A target with all attempts on it."""
 
     target: Target
-    kind: str
+    kind: TargetKind
     round: int
-    client: int | str
+    sender: Sender
     attempts: list[Attempt]
 
     def best(self) -> Attempt | None:
@@ -73,9 +73,9 @@ class Attacked:
             rows["as trained on"] = best.true[order]
         return rows | {one.attacker.name: one.images[order] for one in made if one.images is not None}
 
-    def controls(self) -> list[dict[str, Any]]:
-        """The controls of all attackers, as JSON."""
-        return [{"attacker": one.attacker.attack.name, **vars(control)} for one in self.attempts for control in one.controls]
+    def controls(self) -> list[ControlResult]:
+        """The controls of all attackers."""
+        return [ControlResult(one.attacker.attack.name, **vars(control)) for one in self.attempts for control in one.controls]
 
     def _common(self) -> int:
         return min((len(one.images) for one in self.attempts if one.images is not None), default=0)
@@ -87,20 +87,21 @@ class Attacked:
             return f"All {n} images, the best reconstruction by {best.attacker.name} first."
         return f"{SHOWN} of {n} images: those that {best.attacker.name} reconstructed best."
 
-    def described(self, picture: str | None) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "target": self.target.title,
-            "kind": self.kind,
-            "round": self.round,
-            "client": self.client,
-            "images": len(self.target.images),
-            "note": self.target.note,
-            "pictures": picture,
-            "pictures_note": None if picture is None else self._shown(),
-            "attempts": [_described(one) for one in self.attempts],
-            "baselines": figures.guess_figures(self.target.guesses()),
-        }
+    def described(self, picture: str | None) -> ImageTarget:
+        """As a result; ``picture``: the name of that of the reconstructions."""
+        bare = ImageTarget(
+            title=self.target.title,
+            kind=self.kind,
+            round=self.round,
+            sender=self.sender,
+            samples=len(self.target.images),
+            outcomes=(),
+            baselines=figures.guess_figures(self.target.guesses()),
+            note=self.target.note,
+            picture=picture,
+            picture_note=None if picture is None else self._shown(),
+        )
+        return bare.only([_outcome(one, bare.baselines_by_count) for one in self.attempts])
 
 
 def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
@@ -108,11 +109,11 @@ def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say)
     target = message(evidence, round, client)
     steps = _steps(target)
     sender = evidence.sender(round, client)
-    title = f"round {round}, {named(sender)}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
+    title = f"round {round}, {sender.named}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
     return on_target(replace(target, title=title), round, sender, seed, say)
 
 
-def on_target(target: Target, round: int, sender: int | str, seed: int, say: Say) -> Attacked:
+def on_target(target: Target, round: int, sender: Sender, seed: int, say: Say) -> Attacked:
     """Attack a message with every attacker whose controls cover as many images per message."""
     attempts = [attempt_on(part, attacker, seed, say) for part, tried in _parts(target) for attacker in tried]
     return Attacked(target, "message", round, sender, attempts)
@@ -131,7 +132,7 @@ def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say
     found: list[Attempt] = []
     for part, tried in _parts(target):
         found += until_decided(part, tried, seed, say, most, workers, enough=all_found(found))
-    return Attacked(target, "single image", round, client, found)
+    return Attacked(target, "single image", round, Sender(client), found)
 
 
 def _parts(target: Target) -> Iterator[tuple[Target, list[Attacker]]]:
@@ -152,16 +153,17 @@ def _success(one: Attempt) -> tuple[int, float]:
     return one.recovered.successes, -float(one.scores.mse.median())
 
 
-def _described(one: Attempt) -> dict[str, Any]:
-    """:func:`fedpriv.audit.images.figures.figures`, with the attacker's knowledge, budget and loss curve."""
-    row = figures.figures(one) | {"knows": one.attacker.threat.sentences(), "budget": _budget(one.attacker)}
-    row |= {"is_evidence": one.is_evidence, "no_evidence": one.no_evidence, "cut": one.cut}
-    row["statistic"] = one.attacker.what if isinstance(one.attacker, OnStatistic) else None
-    row.pop("threat")
-    if one.found is None:
-        return row
-    middle = one.found.curve.nanmedian(dim=1).values
-    return row | {"inapplicable": None, "curve": [[i + 1, float(v)] for i, v in enumerate(middle) if bool(v.isfinite())]}
+def _outcome(one: Attempt, baselines: Mapping[str, Mapping[str, int]]) -> ImageOutcome:
+    made = figures.figures(one)
+    return ImageOutcome(
+        attack=one.attacker.name,
+        status=one.status(made is not None and beyond_guesses(made, baselines)),
+        knows=tuple(one.attacker.threat.sentences()),
+        budget=_budget(one.attacker),
+        statistic=one.attacker.what if isinstance(one.attacker, OnStatistic) else None,
+        figures=made,
+        cut=one.cut,
+    )
 
 
 def _budget(attacker: Attacker) -> str:

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
-from fedpriv.attacks.core.registry import MaliciousAttack
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import Attacker, Attempt, observations
 from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one_step, explained
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.attacks.lab.setting import declared
 from fedpriv.attacks.scoring.baselines import baselines
 from fedpriv.attacks.scoring.scores import beyond, counts, mse, under
 from fedpriv.audit.evidence.malicious import Replay, replay
@@ -77,18 +77,20 @@ class Target:
     def held_against(self, made: Attempt) -> Attempt:
         """An attempt, of which a failure is no evidence where the attack simulates steps that are not the clients', or recovers
         nothing from undefended messages of the same net either."""
-        says = declared(made.attacker.attack)
+        says = made.attacker.attack
         if made.found is None:
             return made
         doubt = self.doubt() if self.doubts_all or says.simulates else None
         if doubt is None and says.one_step:
             doubt = self.doubt_of_one_step()
-        asked = doubt is None and _is_asked(made) and (made.failed or self.guessed(made))
+        if doubt is not None:
+            return replace(made, reasons=(*made.reasons, Reason("unlike the controls", doubt)))
+        asked = _is_asked(made) and ((made.recovered is not None and not made.recovered.successes) or self.guessed(made))
         control = self.on_same_net(made.attacker) if asked else None
-        if control is not None:
-            made = replace(made, controls=(*made.controls, control))
-            doubt = None if control.passed else control.sentence
-        return made if doubt is None else replace(made, unlike=(*made.unlike, doubt))
+        if control is None:
+            return made
+        failed = () if control.passed else (Reason("same net", control.sentence),)
+        return replace(made, controls=(*made.controls, control), reasons=(*made.reasons, *failed))
 
     def guessed(self, made: Attempt) -> bool:
         """Whether an attempt recovered no more images than one of the baselines would count for."""
@@ -121,7 +123,7 @@ def _is_asked(made: Attempt) -> bool:
     Closed forms, too: below a last layer that is still zero, as many nets begin, no gradient shows anything, and later ones may
     show all. A malicious server aims at one class, which the control's images may not have.
     """
-    return made.is_evidence and not isinstance(made.attacker.attack, MaliciousAttack)
+    return made.is_evidence and not made.attacker.attack.is_malicious()
 
 
 def crops(count: int, masked: int, seed: int) -> Target:
@@ -178,7 +180,7 @@ def message(evidence: Evidence, round: int, client: int) -> Target:
     return of_messages(evidence, title, [evidence.message(round, client)], truth.images, truth.labels, views)
 
 
-def altered(evidence: Evidence, round: int, client: int, attack: MaliciousAttack, seed: int) -> tuple[Target, Replay]:
+def altered(evidence: Evidence, round: int, client: int, attack: ImageAttack, seed: int) -> tuple[Target, Replay]:
     """What a client answers to the download of a round, altered by an attack (:func:`fedpriv.audit.evidence.malicious.replay`).
 
     Raises:

@@ -12,7 +12,6 @@ from fedpriv.audit.judge.known import samples_cut, samples_not_known, statistics
 from fedpriv.audit.results import AuditedRun
 
 Measure = Callable[[AuditedRun], float | None]
-FEW = "with so few members and others not even a perfect attack would be distinguished from guessing"
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def _words_open(run: AuditedRun) -> str | None:
 def _members_open(run: AuditedRun) -> str | None:
     if rounds := members.not_attacked(run.membership):
         return f"no membership attack was mounted on messages of round {', '.join(map(str, rounds))}"
-    return FEW if members.too_few(run.membership) else run.membership_limit
+    return members.FEW if members.too_few(run.membership) else run.membership_limit
 
 
 def _labels_open(run: AuditedRun) -> str | None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.scoring.operating_points import OperatingPoints, Point, can_tell
 from fedpriv.audit.results import Interval, MembershipOutcome
 
 LEVEL = 0.05
 """Significance level of results at low false-positive rates."""
+FEW = "with so few members and others not even a perfect attack would be distinguished from guessing"
 
 
 @dataclass(frozen=True)
@@ -91,14 +93,33 @@ def tells(attacks: Sequence[MembershipOutcome]) -> bool:
 
 def few_false_alarms(attacks: Sequence[MembershipOutcome]) -> FewFalseAlarms | None:
     """The members found at the false-positive rates of the table, if guessing would hardly find as many at any of them."""
+    return min(_beyond_chance(attacks), key=lambda one: one.point.by_chance, default=None)
+
+
+def _beyond_chance(attacks: Sequence[MembershipOutcome]) -> list[FewFalseAlarms]:
+    """Where attacks found more members at a false-positive rate than guessing would at any that is looked at (Bonferroni)."""
     points = [
         FewFalseAlarms(one.outcome, rate, point)
         for one in ran(attacks)
         for rate, point in one.points.at.items()
         if point is not None
     ]
-    least = min(points, key=lambda one: one.point.by_chance, default=None)
-    return None if least is None or least.point.by_chance * len(points) >= LEVEL else least
+    return [one for one in points if one.point.by_chance * len(points) < LEVEL]
+
+
+def status_of(one: MembershipOutcome, attacks: Sequence[MembershipOutcome], limit: Reason | None) -> Status:
+    """The status of an attack that was run: it found members where its area is surely not that of guessing, or where it found
+    more of them at a low false-positive rate than guessing would.
+
+    Args:
+        attacks: all of the run, it among them.
+        limit: why its failure would be no evidence; ``None``: it would be.
+    """
+    assert one.together is not None, "it was not run"
+    off = one.together.low > 0.5 or one.together.high < 0.5
+    found = off or any(better.outcome == one for better in _beyond_chance(attacks))
+    few = (Reason("too few samples", FEW),) if one.round in _rounds_of_few(attacks) else ()
+    return Status.of(found, few if limit is None else (*few, limit))
 
 
 def not_attacked(attacks: Sequence[MembershipOutcome]) -> list[int]:
@@ -111,32 +132,36 @@ def not_run(attacks: Sequence[MembershipOutcome]) -> dict[str, str]:
 
     Empty where no round could be attacked, which :attr:`AuditedRun.not_run` says.
     """
-    rounds = sorted({one.round for one in attacks if one.uses is not None})
+    rounds = {one.round for one in attacks if one.uses is not None}
     if not rounds:
         return {}
-    latest_first = [rounds[-1], *rounds[:-1]]
+    latest = max(one.round for one in attacks)
+    latest_first = sorted(attacks, key=lambda one: (one.round != latest, one.round))
     reasons = dict[str, dict[int, str]]()
-    for round in latest_first:
-        for one in attacks:
-            if one.round == round and one.uses is not None and not one.status.was_run:
-                reasons.setdefault(one.attack, {})[round] = one.status.why
+    for one in latest_first:
+        if one.uses is not None and not one.status.was_run:
+            reasons.setdefault(one.attack, {})[one.round] = one.status.why
     shown = dict[str, str]()
     for name, of_rounds in reasons.items():
         if len(of_rounds) == len(rounds) and len(set(of_rounds.values())) == 1:
             shown[name] = next(iter(of_rounds.values()))
         else:
             shown |= {f"{name}, round {round}": reason for round, reason in of_rounds.items()}
-    return shown | {f"{one.attack}, round {one.round}": one.status.why for one in attacks if one.uses is None}
+    return shown | {f"{one.attack}, round {one.round}": one.status.why for one in latest_first if one.uses is None}
 
 
 def too_few(attacks: Sequence[MembershipOutcome]) -> bool:
     """Whether in some round so few members and others were asked that not even a perfect attack could be distinguished from
     guessing."""
+    return bool(_rounds_of_few(attacks))
+
+
+def _rounds_of_few(attacks: Sequence[MembershipOutcome]) -> list[int]:
     some, asked = list(ran(attacks)), dict[int, set[tuple[int, int]]]()
     confidence = 1 - LEVEL / max(1, len(some))
     for one in some:
         asked.setdefault(one.outcome.round, set()).add((one.points.members, one.points.non_members))
-    return any(not any(can_tell(*numbers, confidence) for numbers in of_round) for of_round in asked.values())
+    return [round for round, numbers in asked.items() if not any(can_tell(*one, confidence) for one in numbers)]
 
 
 def largest_open(attacks: Sequence[MembershipOutcome]) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scipy.stats import binom
 
 from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.audit.results import AuditedRun, KnownMembers, TargetKind, TextFigures, TextOutcome, TextTargetResult
+from fedpriv.audit.results import AuditedRun, KnownMembers, TargetKind, TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
 
 PRECISE = 0.5
 """Share of the named words that must be right at least."""
@@ -71,13 +71,8 @@ def most_exact(texts: Sequence[TextTargetResult], kind: TargetKind) -> Rate | No
 
 
 def naming_words(target: TextTargetResult) -> BestTexts | None:
-    """Of the attacks that named words far better than chance, the one that named most; ``None``: none did.
-
-    At least half of what it named is right, and at least twice the share of random words; where these are right more often than
-    not, at least half of what they miss. The same against as many of the most frequent public words. Random words would be right
-    as often in at most one of a hundred tries.
-    """
-    made = [one for one in ran(target) if _beyond_chance(one.figures, target.baseline.precision or 0.0)]
+    """Of the attacks that named words far better than chance, the one that named most; ``None``: none did."""
+    made = [one for one in ran(target) if beyond_chance(one.figures, target.baseline)]
     return max(made, key=lambda one: (one.figures.recall or 0.0) * (one.figures.precision or 0.0), default=None)
 
 
@@ -97,8 +92,17 @@ def known_members(targets: Iterable[TextTargetResult]) -> Iterator[KnownMembers]
             )
 
 
-def _beyond_chance(one: TextFigures, random: float) -> bool:
-    """Whether an attack named words far better than ``random`` ones, and than frequent ones; see :func:`naming_words`."""
+def beyond_chance(one: TextFigures, baseline: TextScoreMeans) -> bool:
+    """Whether an attack named words far better than chance.
+
+    At least half of what it named is right, and at least twice the share of random words; where these are right more often than
+    not, at least half of what they miss. The same against as many of the most frequent public words. Random words would be right
+    as often in at most one of a hundred tries.
+
+    Args:
+        baseline: of random words.
+    """
+    random = baseline.precision or 0.0
     chance = max(random, one.by_frequency or 0.0)
     if chance >= 1 or (one.precision or 0.0) < max(PRECISE, min(2 * chance, (1 + chance) / 2)):
         return False

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from fedpriv.attacks.inference.canaries import canary_bounds
+from fedpriv.audit.results import Canaries
 from fedpriv.files import load_tensors
 from fedpriv.server.run_folder import RunFolder
 
 
-def measured(folder: RunFolder, statement: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """The lower bounds from the canaries of a finished run, in the form of ``audit.json``; ``None``: it had none.
+def measured(folder: RunFolder, statement: Mapping[str, Any] | None) -> Canaries | None:
+    """The lower bounds from the canaries of a finished run; ``None``: it had none.
 
     Args:
         statement: the run's privacy statement.
@@ -26,28 +26,4 @@ def measured(folder: RunFolder, statement: Mapping[str, Any] | None) -> dict[str
     scores, used = found["scores"].numpy(), found["used"].numpy()
     claim, delta = statement["epsilon"], statement["delta"]
     bounds = canary_bounds(scores, used, claim, delta)
-    best = max(bounds, key=lambda bound: bound.epsilon)
-    return {
-        "canaries": len(used),
-        "used": int(used.sum()),
-        "claim": claim,
-        "delta": delta,
-        "confidence": best.confidence,
-        "bounds": [asdict(bound) for bound in bounds],
-        "lower": best.epsilon,
-        "sentences": [
-            f"Lower bounds of epsilon from {len(used):,} canaries, {int(used.sum()):,} of them used, at delta {delta:g} and "
-            f"{100 * best.confidence:g} % confidence: "
-            + "; ".join(f"{bound.name} {bound.epsilon:.3g}, assuming {bound.assumes}" for bound in bounds)
-            + ".",
-            *([contradiction(best.name, best.epsilon, claim)] if best.epsilon > claim else []),
-        ],
-    }
-
-
-def contradiction(name: str, lower: float, claim: float) -> str:
-    """The sentence on a lower bound that exceeds the claim."""
-    return (
-        f"By {name} the canaries show an epsilon of at least {lower:.3g}, above the {claim:.3g} of the privacy accountant: noise "
-        "or clipping is not what it assumes. If both are, one of four bounds exceeds a tight epsilon in up to one run of five."
-    )
+    return Canaries(len(used), int(used.sum()), claim, delta, bounds[0].confidence, bounds)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fedpriv.attacks.inference.empirical_epsilon import CONFIDENCE, epsilon_from_one_run, epsilon_from_rates
 from fedpriv.attacks.inference.membership import Array, Mask
+from fedpriv.audit.results import EpsilonBounds
 from fedpriv.privacy.accountant import dearest, history_of
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.terms import plans
@@ -19,34 +19,6 @@ _ABOUT = {
     "client": "The run's epsilon is for a whole client, against an observer of the models that the server sends. Here the server "
     "is the attacker and sees uploads before the noise: `lower` is for a training sample and does not bound the run's epsilon.",
 }
-
-
-@dataclass(frozen=True)
-class EpsilonBounds:
-    """Bounds on the epsilon of the attacked clients' turns, at ``delta``.
-
-    Attributes:
-        lower: the lower bound at that confidence (one training run, many samples: Steinke et al. 2023); the best of ``each``.
-        each: the lower bound from each of the scores; they hold simultaneously.
-        lower_by_rates: from Clopper-Pearson bounds on true and false positives, as if samples were independent trials.
-        counted: number of samples behind the bounds.
-        upper_turn: the accountant's epsilon of the attacked round alone, for the sample that spent most; ``None`` without
-            sample-level DP. For a sample that several clients hold, the turns of all of them count.
-        upper_so_far: the same for the turns up to this round.
-        upper_run: the same for the whole run.
-        about: which bounds can be compared.
-    """
-
-    lower: float
-    each: tuple[float, ...]
-    lower_by_rates: float
-    delta: float
-    confidence: float
-    counted: int
-    upper_turn: float | None
-    upper_so_far: float | None
-    upper_run: float | None
-    about: str
 
 
 def epsilon_bounds(
@@ -75,7 +47,7 @@ def epsilon_bounds(
         lower_by_rates=max(by_rates),
         delta=privacy.delta,
         confidence=CONFIDENCE,
-        counted=one_run[0].counted,
+        samples=one_run[0].counted,
         upper_turn=upper(round, round),
         upper_so_far=upper(1, round),
         upper_run=upper(1, last),

@@ -5,17 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from fedpriv.attacks.inference.membership import Array, Mask
-from fedpriv.attacks.inference.membership_controls import SURE, positive_controls
+from fedpriv.attacks.core.status import Reason
+from fedpriv.attacks.inference.membership import Array, Mask, Use
+from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls
 from fedpriv.attacks.inference.running_statistics_control import positive_control as running_statistics_control
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.membership.epsilon import EpsilonBounds, epsilon_bounds
+from fedpriv.audit.membership.epsilon import epsilon_bounds
 from fedpriv.audit.membership.member_scores import (
     CENTERS,
     FEDMIA,
@@ -26,9 +26,11 @@ from fedpriv.audit.membership.member_scores import (
     REGRESSIONS,
     ROWS,
     RUNNING,
+    USED_BY,
     Statistic,
 )
 from fedpriv.audit.membership.one_client import OfClient, counted_once, of_client
+from fedpriv.audit.results import ControlResult, EpsilonBounds, Interval, Sender
 from fedpriv.errors import FedprivError, UsageError
 
 __all__ = [
@@ -78,7 +80,8 @@ class Membership:
 
     Attributes:
         attacks: by attack, and by the way to complete the upload where its last layers are hidden.
-        not_tried: why other attacks were not tried: they could not be mounted, or their positive control failed.
+        kinds: the statistic of each attack, tried or not, and how it is used.
+        not_tried: why other attacks were not tried: they could not be mounted, or a control of theirs failed.
         controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
             chance once in a thousand times. FedMIA and the attacks on gradients, class centres and running statistics are left
             out where their own fail. That of the loss threshold is a turn of round 1, since later models were trained on the
@@ -95,9 +98,10 @@ class Membership:
     """
 
     round: int
-    clients: tuple[int | str, ...]
+    senders: tuple[Sender, ...]
     attacks: dict[str, OperatingPoints]
-    not_tried: dict[str, str]
+    kinds: dict[str, tuple[Kind, Use]]
+    not_tried: dict[str, Reason]
     controls: dict[str, Area]
     positive: dict[str, Control]
     epsilon: EpsilonBounds | None
@@ -108,28 +112,42 @@ class Membership:
     cpu_seconds: float
     threat: tuple[str, ...]
 
-    def together(self, of: int | None = None) -> dict[str, Area]:
+    def together(self, of: int | None = None) -> dict[str, Interval]:
         """The attacks' areas, with intervals that hold for all simultaneously (Bonferroni), since the best one is picked.
 
         Args:
             of: the number of attacks, where further ones of other rounds are looked at.
         """
-        confidence = 1 - (1 - CONFIDENCE) / (of or len(self.attacks))
-        return {name: interval(one.auc.value, one.members, one.non_members, confidence) for name, one in self.attacks.items()}
+        of = of or len(self.attacks)
+        confidence = 1 - (1 - CONFIDENCE) / of
+        areas = {name: interval(one.auc.value, one.members, one.non_members, confidence) for name, one in self.attacks.items()}
+        return {name: Interval(one.low, one.high, of) for name, one in areas.items()}
+
+    def extent(self, attack: str) -> str:
+        """How many shadow turns, or how many rounds, an attack used, in words; empty: none, or one."""
+        _, use = self.kinds[attack]
+        if use == "alone":
+            return ""
+        if use != "FedMIA":
+            return f"{self.shadows} shadow models per client"
+        least, most = min(map(len, self.rounds)), max(map(len, self.rounds))
+        return f"{least if least == most else f'{least} to {most}'} round{'s' * (most > 1)} a client"
 
     @property
     def failed_controls(self) -> list[str]:
         """The attacks that were tried and find members in their negative controls: then none of the round counts."""
         return [name for name, one in self.controls.items() if name in self.attacks and not _finds_nothing(one)]
 
-    def described_controls(self) -> list[dict[str, Any]]:
-        """The controls as JSON, in the form of those of attacks on images: positive ones first."""
-        shown = [{"attacker": name, **vars(control)} for name, control in self.positive.items()]
+    def described_controls(self) -> list[ControlResult]:
+        """The controls, positive ones first."""
+        positive = [
+            ControlResult(name, one.name, one.passed, one.sentence, one.cpu_seconds) for name, one in self.positive.items()
+        ]
+        negative = []
         for name, one in self.controls.items():
-            about = {"name": "negative", "passed": _finds_nothing(one), "cpu_seconds": None}
             said = f"round {self.round}: {_on_no_candidate(one)}; the interval must contain 0.5"
-            shown.append({"attacker": name, **about, "sentence": said})
-        return shown
+            negative.append(ControlResult(name, "negative", _finds_nothing(one), said, None))
+        return positive + negative
 
 
 def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
@@ -152,7 +170,8 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     began = time.process_time()
     found = counted_once([of_client(evidence, round, client, shadows, seed) for client in clients])
     members = np.concatenate([one.members for one in found])
-    kinds = {name: kind for name, kind in found[0].kinds.items() if all(name in one.kinds for one in found)}
+    known = {name: which for one in found for name, which in one.kinds.items()}
+    kinds = {name: known[name] for name in found[0].kinds if all(name in one.kinds for one in found)}
     if REGRESSIONS in kinds and all(np.array_equal(one.scores[REGRESSIONS], one.scores[REGRESSION]) for one in found):
         del kinds[REGRESSIONS]  # no client sent a message in another kept round
     not_tried = _refused(found)
@@ -160,20 +179,20 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     if RUNNING in kinds:
         must[kinds[RUNNING]] = running_statistics_control(seed)
     failed = {name: must[which].sentence for name, which in kinds.items() if not must[which].passed}
-    not_tried |= {name: f"its control failed: {sentence}" for name, sentence in failed.items()}
+    not_tried |= {name: Reason("control failed", f"its control failed: {sentence}") for name, sentence in failed.items()}
     controlled = [name for name in kinds if name not in not_tried and all(name in one.control for one in found)]
     pooled = {name: np.concatenate([one.control[name] for one in found]) for name in controlled}
     controls = {name: area(values, members, 1 - (1 - SURE) / len(pooled)) for name, values in pooled.items()}
     # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out. Nor are
     # centres, gradients or statistics of other samples where the server's model has learned members apart in earlier rounds.
     not_tried |= {
-        name: f"its negative control failed: {_on_no_candidate(one)}"
+        name: Reason("control failed", f"its negative control failed: {_on_no_candidate(one)}")
         for name, one in controls.items()
         if (kinds[name][1] == FEDMIA or kinds[name][0] in ("class centre", "gradient", RUNNING)) and not _finds_nothing(one)
     }
     tried = [name for name in kinds if name not in not_tried]
     if not tried:
-        reasons = "; ".join(dict.fromkeys(not_tried.values()))
+        reasons = "; ".join(dict.fromkeys(one.text for one in not_tried.values()))
         raise FedprivError(f"round {round}: no membership attack could be tried ({reasons})")
     scores = {name: np.concatenate([one.scores[name] for one in found]) for name in tried}
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
@@ -189,8 +208,9 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     }
     return Membership(
         round=round,
-        clients=tuple(evidence.sender(round, client) for client in clients),
+        senders=tuple(evidence.sender(round, client) for client in clients),
         attacks={name: operating_points(values, members) for name, values in scores.items()},
+        kinds={name: known.get(name) or USED_BY[name] for name in (*tried, *not_tried)},
         not_tried=not_tried,
         controls=controls,
         positive={Statistic.named(*which): must[which] for which in dict.fromkeys(kinds.values())},
@@ -221,8 +241,8 @@ def _on_no_candidate(control: Area) -> str:
     return f"an upload of a client trained on none of the candidates (AUC {control.value:.2f}, {span})"
 
 
-def _refused(found: Sequence[OfClient]) -> dict[str, str]:
+def _refused(found: Sequence[OfClient]) -> dict[str, Reason]:
     """Why attacks were not mounted, by attack: they do not apply to some client's upload."""
     reasons = {name: reason for one in found for name, reason in one.not_tried.items()}
     partly = dict.fromkeys(name for one in found for name in one.kinds if not all(name in other.kinds for other in found))
-    return dict.fromkeys(partly, "it does not apply to every client's upload") | reasons
+    return dict.fromkeys(partly, Reason("does not apply", "it does not apply to every client's upload")) | reasons

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +19,8 @@ from fedpriv.audit.evidence.earlier_turns import had_earlier_turn, keeps_state, 
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowTurns
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
-from fedpriv.audit.membership.classes import NO_RULE, of_all_rules
+from fedpriv.audit.judge.classes import rate_of_rules
+from fedpriv.audit.results import Interval, LabelResult, LabelRule, Sender, ShadowLabels
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.samples import each
@@ -39,17 +39,17 @@ class Labels:
         true: the true counts ``(C,)``, for scoring.
         not_applicable: rule -> why it does not apply.
         guess: the share of clients whose set is found by naming the same one each time; ``None``: it is not known.
-        open: why it says nothing if the classes were not found; ``None``: it does.
+        limit: why it says nothing if the classes were not found; ``None``: it does.
     """
 
     round: int
     client: int
-    sender: int | str
+    sender: Sender
     by: Mapping[str, LabelSet]
     true: Tensor
     not_applicable: Mapping[str, str] = field(default_factory=dict)
     guess: float | None = None
-    open: str | None = None
+    limit: str | None = None
 
     def exact(self, rule: str) -> bool:
         """Whether the set of classes by a rule is the true one; not so where the rule does not apply."""
@@ -66,23 +66,32 @@ class Labels:
         return count_accuracy(to_counts(torch.ones(len(self.true)), int(self.true.sum())), self.true)
 
 
-def findings_of(messages: Sequence[Labels]) -> dict[str, Any]:
-    """What messages show of their senders' labels, as JSON.
+@dataclass(frozen=True)
+class LabelFindings:
+    """
+    Attributes:
+        labels: by message.
+        rules: each that was tried.
+        over_rounds: by client, see :func:`labels_over_rounds`.
+    """
+
+    labels: tuple[LabelResult, ...]
+    rules: tuple[LabelRule, ...]
+    over_rounds: tuple[LabelResult, ...]
+
+
+def findings_of(messages: Sequence[Labels]) -> LabelFindings:
+    """What messages show of their senders' labels.
 
     The best rule is the one that finds most sets over all messages, and the best rule for counts the one that finds the labels of
     most samples; neither is chosen for a single message. A message to which the best one does not apply is read by the next.
-
-    Returns:
-        ``labels``: a row for each message, by the best rule for the set (``how``) and the best for counts (``counts_how``); of as
-        many rules that apply as ``rules`` says; ``label_rules``: a row for each rule, with intervals that hold for all that apply
-        at once (``together``); ``labels_over_rounds``: see :func:`labels_over_rounds`.
     """
     sets, counts = _ranked(messages)
-    return {
-        "labels": [_row(one, sets, counts) for one in messages],
-        "label_rules": [_of_rule(rule, messages, sets, counts) for rule in _names(messages)],
-        "labels_over_rounds": labels_over_rounds(messages),
-    }
+    return LabelFindings(
+        tuple(_result(one, sets, counts) for one in messages),
+        tuple(_of_rule(rule, messages, sets, counts) for rule in _names(messages)),
+        tuple(labels_over_rounds(messages)),
+    )
 
 
 def _names(messages: Sequence[Labels]) -> list[str]:
@@ -108,63 +117,55 @@ def _ranked(messages: Sequence[Labels]) -> tuple[list[str], list[str]]:
     return sorted(applied, key=exact, reverse=True), sorted(counting, key=right, reverse=True)
 
 
-def _row(one: Labels, sets: Sequence[str], counts: Sequence[str]) -> dict[str, Any]:
-    how = next((rule for rule in sets if rule in one.by), None)
-    counted = next((rule for rule in counts if one.counted(rule) is not None), None)
-    present = torch.zeros(len(one.true), dtype=torch.bool) if how is None else one.by[how].present
-    return {
-        "round": one.round,
-        "client": one.sender,
-        "how": how or NO_RULE,
-        "applies": how is not None,
-        "of": len(one.true),
-        **_scored(present, one.true),
-        "count_accuracy": None if counted is None else one.counted(counted),
-        "counts_how": counted,
-        "count_guess": one.by_equal_counts,
-        "rules": len(sets),
-        "guess": one.guess,
-        "note": None if how else "; ".join(dict.fromkeys(one.not_applicable.values())),
-        "open": one.open,
-    }
+def _result(one: Labels, sets: Sequence[str], counts: Sequence[str]) -> LabelResult:
+    rule = next((name for name in sets if name in one.by), None)
+    counting = next((name for name in counts if one.counted(name) is not None), None)
+    return LabelResult(
+        round=one.round,
+        sender=one.sender,
+        rule=rule,
+        stated=rule == STATED,
+        classes=len(one.true),
+        true=_classes(one.true > 0),
+        found=() if rule is None else _classes(one.by[rule].present),
+        count_rule=counting,
+        count_accuracy=None if counting is None else one.counted(counting),
+        count_guess=one.by_equal_counts,
+        rules=len(sets),
+        guess=one.guess,
+        note=None if rule else "; ".join(dict.fromkeys(one.not_applicable.values())),
+        limit=one.limit,
+    )
 
 
-def _of_rule(rule: str, messages: Sequence[Labels], sets: Sequence[str], counts: Sequence[str]) -> dict[str, Any]:
+def _classes(present: Tensor) -> tuple[int, ...]:
+    return tuple(present.nonzero().flatten().tolist())
+
+
+def _of_rule(rule: str, messages: Sequence[Labels], sets: Sequence[str], counts: Sequence[str]) -> LabelRule:
     read = [one for one in messages if rule in one.by]
     right = [share for one in read if (share := one.counted(rule)) is not None]
-    exact, reasons = (
-        sum(one.exact(rule) for one in read),
-        [one.not_applicable[rule] for one in messages if rule in one.not_applicable],
+    exact = sum(one.exact(rule) for one in read)
+    reasons = [one.not_applicable[rule] for one in messages if rule in one.not_applicable]
+    of_all = rate_of_rules(exact, len(read), len(sets)) if read else None
+    return LabelRule(
+        rule=rule,
+        rests_on=RULES[next(name for name in RULES if rule.endswith(name))].rests_on,
+        messages=len(read),
+        exact=wilson(exact, len(read)) if read else None,
+        together=None if of_all is None else Interval(of_all.low, of_all.high, len(sets)),
+        count_accuracy=sum(right) / len(right) if right else None,
+        best=rule == next(iter(sets), None),
+        best_counts=rule == next(iter(counts), None),
+        not_applicable="; ".join(dict.fromkeys(reasons)) or None,
     )
-    together = of_all_rules(exact, len(read), len(sets)) if read else None
-    return {
-        "rule": rule,
-        "rests_on": RULES[next(name for name in RULES if rule.endswith(name))].rests_on,
-        "messages": len(read),
-        "exact": None if not read else {**asdict(rate := wilson(exact, len(read))), "share": rate.share},
-        "together": None if together is None else {"low": together.low, "high": together.high, "of": len(sets)},
-        "count_accuracy": sum(right) / len(right) if right else None,
-        "best": rule == next(iter(sets), None),
-        "best_counts": rule == next(iter(counts), None),
-        "not_applicable": "; ".join(dict.fromkeys(reasons)) or None,
-    }
 
 
-def _scored(present: Tensor, true: Tensor) -> dict[str, Any]:
-    return {
-        "true": (true > 0).nonzero().flatten().tolist(),
-        "found": present.nonzero().flatten().tolist(),
-        "exact": bool(torch.equal(present, true > 0)),
-    }
-
-
-def labels_over_rounds(messages: Sequence[Labels]) -> list[dict[str, Any]]:
-    """The labels of each client with at least two messages that a rule applies to, from all of them together, as JSON.
+def labels_over_rounds(messages: Sequence[Labels]) -> list[LabelResult]:
+    """The labels of each client with at least two messages that a rule applies to, from all of them together.
 
     A client's data do not change, but what one round shows of them does. By a rule a class counts as present if at least half of
     the messages show it; counts are the mean of those of its messages, within that set. The best rule is that over all clients.
-    ``single_exact`` of the messages were exact on their own, with a mean count accuracy of
-    ``single_count_accuracy``.
     """
     together = [
         _together([one for one in messages if one.client == client]) for client in sorted({one.client for one in messages})
@@ -173,18 +174,18 @@ def labels_over_rounds(messages: Sequence[Labels]) -> list[dict[str, Any]]:
     sets, counts = _ranked(pooled)
     found = []
     for one in pooled:
-        row = _row(one, sets, counts)
-        own = [message for message in messages if message.client == one.client and row["how"] in message.by]
-        alone = [share for message in own if (share := message.counted(row["counts_how"] or "")) is not None]
+        result = _result(one, sets, counts)
+        rule, counting = result.rule or "", result.count_rule or ""
+        own = [message for message in messages if message.client == one.client and rule in message.by]
+        alone = [share for message in own if (share := message.counted(counting)) is not None]
         found.append(
-            {
-                **{name: row[name] for name in ("client", "how", "of", "true", "found", "exact", "count_accuracy", "counts_how")},
-                "messages": len(own),
-                "guess": one.guess,
-                "rules": len(sets),
-                "single_exact": sum(message.exact(row["how"]) for message in own),
-                "single_count_accuracy": sum(alone) / len(alone) if alone else None,
-            }
+            replace(
+                result,
+                round=None,
+                messages=len(own),
+                single_exact=sum(message.exact(rule) for message in own),
+                single_count_accuracy=sum(alone) / len(alone) if alone else None,
+            )
         )
     return found
 
@@ -200,7 +201,7 @@ def _together(own: Sequence[Labels]) -> Labels:
         counted = [one.counts.double() for one in sets if one.counts is not None]
         counts = to_counts(torch.stack(counted).mean(0) * present, int(own[0].true.sum())) if counted else None
         by[rule] = LabelSet(present, counts)
-    return replace(own[0], by=by, not_applicable={})
+    return replace(own[0], by=by, not_applicable={}, limit=None)
 
 
 def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
@@ -251,13 +252,11 @@ def _public_samples(evidence: Evidence) -> Samples | None:
     return Samples(each(picked.inputs, lambda part: part.cpu()), picked.labels.cpu())
 
 
-def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> dict[str, Any]:
+def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> ShadowLabels:
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
     The server simulates turns on public data (the data set's test split) with chosen label sets, and trains a classifier on them.
-    Of the clients that lack a class, ``wider`` hold more classes than any simulated one; of the others, ``unlearned`` have a set
-    that the classifier names of no message, as it says the same of all messages for a class that all simulated clients hold, or
-    none; and ``later`` kept something from an earlier turn, as no simulated one did.
+    It names some sets of no message, as it says the same of all messages for a class that all simulated clients hold, or none.
 
     Raises:
         FedprivError: a shadow turn diverged, or no client has complete samples as the shadows have.
@@ -287,7 +286,6 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
 
     sent, true = [_changes(evidence, one) for one in messages], _label_sets(evidence, clients)
     report = score_shadows(classifier, sent, true, _label_sets(evidence, federation.data.nonempty))
-    auc = None if report.auc != report.auc else report.auc
     held, most = true.sum(1), int(sets.sum(1).max())
     lacks = held < classes
     wider = lacks & (held > most)
@@ -295,8 +293,7 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> di
     unlearned = lacks & ~wider & ((true != sets.all(0))[:, ~learned].any(1) | ~learned.any())
     before = [keeps_state(evidence) and had_earlier_turn(evidence, round, client) for client in clients]
     later = int((torch.tensor(before) & lacks).sum())
-    counts = {"wider": int(wider.sum()), "unlearned": int(unlearned.sum()), "later": later}
-    return asdict(report) | {"auc": auc, "round": round, "shadows": shadows} | counts
+    return ShadowLabels(report, round, shadows, wider=int(wider.sum()), unlearned=int(unlearned.sum()), later=later)
 
 
 def _label_sets(evidence: Evidence, clients: Sequence[int]) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.membership import Array, Use, confidence
 from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.attacks.inference.row_distance import RowDistance
@@ -26,14 +27,18 @@ Uploaded = Mapping[str, Tensor]
 LOSS, LIRA, OFFLINE, ROWS, FEDMIA = "loss threshold", "LiRA", "LiRA offline", "row distance", "FedMIA"
 CENTERS, RUNNING = "class centres", "running statistics"
 REGRESSION, REGRESSIONS = "gradient regression", "gradient regression over rounds"
-_NAMES: Mapping[Kind, str] = {
-    "confidence": LOSS,
-    "row distance": ROWS,
-    "class centre": CENTERS,
-    "gradient": REGRESSION,
-    "running statistics": RUNNING,
+USED_BY: Mapping[str, tuple[Kind, Use]] = {
+    LOSS: ("confidence", "alone"),
+    LIRA: ("confidence", "LiRA"),
+    FEDMIA: ("confidence", "FedMIA"),
+    ROWS: ("row distance", "alone"),
+    CENTERS: ("class centre", "alone"),
+    REGRESSION: ("gradient", "alone"),
+    REGRESSIONS: ("gradient", "alone"),
+    RUNNING: ("running statistics", "alone"),
 }
-"""Of the attack that uses the statistic alone."""
+"""The statistic of attacks with these names, and how it is used; other names are those of :meth:`Statistic.named`."""
+_ALONE: Mapping[Kind, str] = {kind: name for name, (kind, use) in USED_BY.items() if use == "alone" and name != REGRESSIONS}
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,8 @@ class Statistic:
     @staticmethod
     def named(kind: Kind, use: Use, way: str = "") -> str:
         """The name of the attack with this statistic and comparison."""
-        name = _NAMES[kind] if use == "alone" else use
-        beside = _NAMES[kind] if kind != "confidence" and use != "alone" else way
+        name = _ALONE[kind] if use == "alone" else use
+        beside = _ALONE[kind] if kind != "confidence" and use != "alone" else way
         return f"{name}, {beside}" if beside else name
 
     def attack(self, use: Use) -> str:
@@ -63,27 +68,28 @@ class Statistic:
 
 def statistics_of(
     evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates, nets: Sequence[Tensor] = ()
-) -> tuple[list[Statistic], dict[str, str]]:
+) -> tuple[list[Statistic], dict[str, Reason]]:
     """The statistics that apply to a message, and why others do not, by attack.
 
     Args:
         own: the server's turn of the message's round with ``pool.spare``.
         nets: models ``(p,)`` of further turns; without any, class centres are compared under the model of ``own``.
     """
-    federation, not_tried = evidence.federation, dict[str, str]()
+    federation, not_tried = evidence.federation, dict[str, Reason]()
     ways = readings(federation.resident, own, pool.spare, pool.data.inputs, federation.method.objective.labels)
     statistics = confidences(ways, pool.data.labels)
     if not ways:
-        not_tried[LOSS] = not_tried[LIRA] = f"client {message.client} holds one class, but a probe of the features needs two"
+        why = f"client {message.client} holds one class, but a probe of the features needs two"
+        not_tried[LOSS] = not_tried[LIRA] = Reason("does not apply", why)
     try:
         statistics.append(row_distance(evidence, message, pool.data.inputs))
     except Inapplicable as error:
-        not_tried[ROWS] = str(error)
+        not_tried[ROWS] = Reason("does not apply", str(error))
     if sends_centers(message):
         try:
             statistics.append(Statistic("class centre", "", TracedCenters(evidence, message, nets or [own.model], pool)))
         except Inapplicable as error:
-            not_tried[CENTERS] = str(error)
+            not_tried[CENTERS] = Reason("does not apply", str(error))
     return statistics, not_tried
 
 

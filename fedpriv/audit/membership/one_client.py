@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, halves, in_every_use
 from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -24,6 +25,7 @@ from fedpriv.audit.membership.member_scores import (
     REGRESSION,
     REGRESSIONS,
     RUNNING,
+    USED_BY,
     Statistic,
     Uploaded,
     confidences,
@@ -57,7 +59,7 @@ class OfClient:
     samples: npt.NDArray[np.int64]
     classes: npt.NDArray[np.int64]
     kinds: dict[str, tuple[Kind, Use]]
-    not_tried: dict[str, str]
+    not_tried: dict[str, Reason]
     diverged: int
     rounds: tuple[int, ...]
 
@@ -123,19 +125,19 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
     }
     try:
         scores[REGRESSION], control[REGRESSION] = last = by_gradients(evidence, message, own, pool)
-        kinds[REGRESSION] = ("gradient", "alone")
+        kinds[REGRESSION] = USED_BY[REGRESSION]
         if round == evidence.store.rounds()[-1] and len(evidence.store.rounds()) > 1:
             scores[REGRESSIONS], control[REGRESSIONS] = over_rounds(evidence, client, pool, last)
-            kinds[REGRESSIONS] = ("gradient", "alone")
+            kinds[REGRESSIONS] = USED_BY[REGRESSIONS]
     except Inapplicable as error:
-        not_tried[REGRESSIONS if REGRESSION in kinds else REGRESSION] = str(error)
+        not_tried[REGRESSIONS if REGRESSION in kinds else REGRESSION] = Reason("does not apply", str(error))
     if evidence.attacker.buffers(message):
         try:
             found = [running_statistics(evidence, message, sent, pool.data.inputs) for sent in (message.uploaded, own.uploaded)]
         except Inapplicable as error:
-            not_tried[RUNNING] = str(error)
+            not_tried[RUNNING] = Reason("does not apply", str(error))
         else:
-            kinds[RUNNING], scores[RUNNING], control[RUNNING] = ("running statistics", "alone"), *found
+            kinds[RUNNING], scores[RUNNING], control[RUNNING] = USED_BY[RUNNING], *found
     rounds: tuple[int, ...] = ()
     classes = pool.data.labels.cpu().numpy()
     if round == evidence.store.rounds()[-1]:
@@ -147,7 +149,7 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
                 )
             compared = against_other_clients(evidence, client, pool)
         except Inapplicable as error:
-            not_tried[FEDMIA] = str(error)
+            not_tried[FEDMIA] = Reason("does not apply", str(error))
         else:
             rounds = compared.rounds
             for (kind, way), values in compared.scores.items():

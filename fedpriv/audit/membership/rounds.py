@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from fedpriv.attacks.scoring.operating_points import OperatingPoints, Point
+from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.audit.evidence.earlier_turns import had_earlier_turn
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.images.figures import rate
-from fedpriv.audit.membership.inference import FEDMIA, LIRA, Membership, membership
-from fedpriv.audit.progress import Progress
+from fedpriv.audit.judge.members import status_of
+from fedpriv.audit.membership.inference import Membership, membership
+from fedpriv.audit.progress import BudgetSpent, Progress
+from fedpriv.audit.results import ControlResult, EpsilonBounds, MembershipOutcome
 from fedpriv.errors import FedprivError
 
 EARLIER = 8
 """Shadow turns for each client of a round before the last kept one, at most: a message of few local samples shows most there."""
 
 
-def in_rounds(
-    evidence: Evidence, earlier: Sequence[int], shadows: int, seed: int, not_tried: dict[str, str], progress: Progress
-) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Membership inference in the last kept round, and with fewer shadow turns in earlier ones: findings, and the lower bound of
-    epsilon.
+@dataclass(frozen=True)
+class InRounds:
+    """
+    Attributes:
+        outcomes: by round; of each round first those that were run. Of a round in which no attack counts there is a single one.
+        controls: by round, each once; those of rounds in which no attack counts are last.
+        limit: why it is no evidence that members were not found; ``None``: it is.
+        refused: why no attack of any round counts; ``None``: one does, or none was asked for.
+        epsilon: the bounds from the last kept round.
+    """
+
+    outcomes: tuple[MembershipOutcome, ...]
+    controls: tuple[ControlResult, ...]
+    limit: str | None
+    refused: Reason | None
+    epsilon: EpsilonBounds | None
+
+
+def in_rounds(evidence: Evidence, earlier: Sequence[int], shadows: int, seed: int, progress: Progress) -> InRounds:
+    """Membership inference in the last kept round, and with fewer shadow turns in earlier ones.
 
     Args:
         earlier: the other rounds; the last one among them does not count.
         shadows: shadow turns for each client of the last round; 0: none is attacked.
-        not_tried: gets the reason where no round could be attacked.
     """
     last = evidence.store.rounds()[-1]
-    found, refused, blamed = list[Membership](), dict[int, str](), list[dict[str, Any]]()
+    found, refused, blamed = list[Membership](), dict[int, Reason](), list[ControlResult]()
     for round in [last, *(one for one in earlier if one != last)] if shadows else []:
         turns = shadows if round == last else min(EARLIER, shadows)
         try:
@@ -40,107 +53,94 @@ def in_rounds(
             progress(f"membership: {turns} shadow models for each of {len(clients)} clients of round {round}")
             made = membership(evidence, round, clients, turns, seed)
         except FedprivError as error:
-            refused[round] = str(error)
+            refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
         if failed := made.failed_controls:  # a fault, other samples than the members, or a chance of one in a thousand
-            refused[round] = f"{', '.join(failed)} found members in the negative control, so no attack of the round counts"
+            why = f"{', '.join(failed)} found members in the negative control, so no attack of the round counts"
+            refused[round] = Reason("control failed", why)
             blamed += made.described_controls()
         else:
             found.append(made)
-    findings = _found_in(found, last) | {"membership_rounds": sorted({*refused, *(one.round for one in found)})}
-    findings["membership_open"] = _open(evidence, [one.round for one in found])
-    findings["membership_controls"] += blamed
-    if not found and refused:
-        not_tried["membership"] = "; ".join(dict.fromkeys(refused.values()))
-        return findings, None
-    findings["membership_not_tried"] |= {f"every attack, round {round}": reason for round, reason in refused.items()}
-    epsilon = found[0].epsilon if found and found[0].round == last else None
-    return findings, None if epsilon is None else asdict(epsilon)
+    found.sort(key=lambda one: one.round)
+    corrected = _corrected(evidence, [one.round for one in found])
+    controls = [*(control for one in found for control in one.described_controls()), *blamed]
+    return InRounds(
+        _judged(found, last, refused, corrected),
+        tuple({(one.attacker, one.name, one.sentence): one for one in controls}.values()),
+        _limit(corrected),
+        None if found or not refused else _together(list(refused.values())),
+        next((one.epsilon for one in found if one.round == last), None),
+    )
 
 
-def _open(evidence: Evidence, rounds: Sequence[int]) -> str | None:
-    """Why it is no evidence that members were not found in some round; ``None``: it is."""
-    corrected = evidence.federation.method.objective.corrects and [
+def _together(reasons: Sequence[Reason]) -> Reason:
+    return Reason(reasons[0].kind, "; ".join(dict.fromkeys(one.text for one in reasons)))
+
+
+def _corrected(evidence: Evidence, rounds: Sequence[int]) -> list[int]:
+    """The rounds in which clients' gradients had a term from their earlier turns."""
+    if not evidence.federation.method.objective.corrects:
+        return []
+    return [
         round for round in rounds if any(had_earlier_turn(evidence, round, client) for client in evidence.whole_clients(round))
     ]
+
+
+def _limit(corrected: Sequence[int]) -> str | None:
+    """Why it is no evidence that members were not found in some round; ``None``: it is."""
     if not corrected:
         return None
-    which = ", ".join(map(str, sorted(corrected)))
+    which = ", ".join(map(str, corrected))
     return f"in round {which} the clients' gradients had a term from their earlier turns, which simulated clients lack"
 
 
-def _found_in(rounds: Sequence[Membership], last: int) -> dict[str, Any]:
-    """A row for each attack and round, the attacks that were not tried, and the controls.
+def _judged(
+    found: Sequence[Membership], last: int, refused: dict[int, Reason], corrected: Sequence[int]
+) -> tuple[MembershipOutcome, ...]:
+    """The outcomes of all rounds, with their status.
 
     Args:
         last: the round whose lower bounds of epsilon are shown.
     """
-    count, by_round = sum(len(found.attacks) for found in rounds), sorted(rounds, key=lambda found: found.round)
-    return {
-        "membership": [row for found in by_round for row in _rows(found, count, bounds=found.round == last)],
-        "membership_not_tried": _not_tried(rounds),
-        "membership_controls": [control for found in by_round for control in found.described_controls()],
-    }
+    count = sum(len(one.attacks) for one in found)
+    made = [outcome for one in found for outcome in _outcomes(one, count, bounds=one.round == last)]
+    limit = None if (why := _limit(corrected)) is None else Reason("unlike the controls", why)
+    judged = [
+        replace(one, status=status_of(one, made, limit if one.round in corrected else None)) if one.status.was_run else one
+        for one in made
+    ]
+    judged += [
+        MembershipOutcome(attack="every attack", status=Status.not_run(why), round=round) for round, why in refused.items()
+    ]
+    return tuple(sorted(judged, key=lambda one: one.round))
 
 
-def _not_tried(rounds: Sequence[Membership]) -> dict[str, str]:
-    """Why attacks were not tried, by attack; with the round where the reason is not that of every round."""
-    reasons = defaultdict[str, dict[int, str]](dict)
-    for found in rounds:
-        for name, reason in found.not_tried.items():
-            reasons[name][found.round] = reason
-    shown = dict[str, str]()
-    for name, of_rounds in reasons.items():
-        if len(of_rounds) == len(rounds) and len(set(of_rounds.values())) == 1:
-            shown[name] = next(iter(of_rounds.values()))
-        else:
-            shown |= {f"{name}, round {round}": reason for round, reason in of_rounds.items()}
-    return shown
+def _outcomes(found: Membership, count: int, bounds: bool) -> Iterator[MembershipOutcome]:
+    """Those of a round; whether an attack that was run found members is said once all rounds are known.
 
-
-def _rows(found: Membership, count: int, bounds: bool) -> list[dict[str, Any]]:
-    """
     Args:
         count: attacks of all rounds, for all of which ``together`` holds at once.
         bounds: whether the lower bounds of epsilon are shown.
     """
-    clients = ", ".join(map(str, found.clients))
-    bounded = {} if found.epsilon is None else dict(zip(found.likelihoods, found.epsilon.each, strict=True))
-    lower, together = bounded if bounds else {}, found.together(count)
-    return [
-        {
-            "round": found.round,
-            "client": clients,
-            "attack": f"{name}{_extent(found, name)}",
-            "auc": points.auc.value,
-            "auc_low": points.auc.low,
-            "auc_high": points.auc.high,
-            "together": {"low": together[name].low, "high": together[name].high, "of": count},
-            "tpr": {f"{limit:g}": _point(point) for limit, point in points.at.items()},
-            "members": points.members,
-            "non_members": points.non_members,
-            "roc": [list(pair) for pair in points.roc],
-            "epsilon_lower": lower.get(name),
-            "note": _notes(points),
-            "knows": list(found.threat),
-        }
-        for name, points in found.attacks.items()
-    ]
-
-
-def _extent(found: Membership, name: str) -> str:
-    """How many shadow turns, or how many rounds, an attack used."""
-    if name.startswith(LIRA):
-        return f" ({found.shadows} shadow models per client)"
-    if name.startswith(FEDMIA):
-        least, most = min(map(len, found.rounds)), max(map(len, found.rounds))
-        return f" ({least if least == most else f'{least} to {most}'} round{'s' * (most > 1)} a client)"
-    return ""
-
-
-def _point(point: Point | None) -> dict[str, Any] | None:
-    return None if point is None else rate(point.found) | {"by_chance": point.by_chance}
-
-
-def _notes(points: OperatingPoints) -> str | None:
-    return "; ".join(points.notes) or None
+    shown = {} if found.epsilon is None or not bounds else dict(zip(found.likelihoods, found.epsilon.each, strict=True))
+    together = found.together(count)
+    for name, points in found.attacks.items():
+        uses, use = found.kinds[name]
+        yield MembershipOutcome(
+            attack=name,
+            status=Status("resisted"),
+            knows=found.threat,
+            round=found.round,
+            senders=found.senders,
+            uses=uses,
+            use=use,
+            extent=found.extent(name),
+            points=points,
+            together=together[name],
+            epsilon_lower=shown.get(name),
+        )
+    for name, why in found.not_tried.items():
+        uses, use = found.kinds[name]
+        yield MembershipOutcome(
+            attack=name, status=Status.not_run(why), round=found.round, senders=found.senders, uses=uses, use=use
+        )

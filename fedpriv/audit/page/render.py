@@ -18,58 +18,59 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
-from fedpriv.audit import cost, formats
+from fedpriv.audit import cost, formats, sentences
 from fedpriv.audit.answer import WORDS
-from fedpriv.audit.conditions import MEASURES
 from fedpriv.audit.images.pictures import SHOWN
-from fedpriv.audit.membership.classes import by_rule, of_all_rules
-from fedpriv.audit.membership.verdict import reversed_attack
+from fedpriv.audit.judge import classes, images, members, texts
 from fedpriv.audit.page import charts, words
-from fedpriv.audit.text.verdict import best_reading
+from fedpriv.audit.results import (
+    Audit,
+    AuditedRun,
+    Epsilon,
+    ImageOutcome,
+    ImageTarget,
+    LabelRule,
+    MembershipOutcome,
+    Part,
+    RoundTraffic,
+    TargetKind,
+    TensorInfo,
+    Value,
+)
 from fedpriv.errors import FedprivError
 from fedpriv.outside.names import printable
+from fedpriv.samples import Modality
 
-Found = Mapping[str, Any]
 _FORMATS = (
-    "percent",
-    "points",
-    "counted",
-    "named",
-    "message_of",
-    "interval",
-    "span",
-    "whole",
-    "size",
-    "power",
-    "plain",
-    "short",
-    "bound",
-    "told",
-    "listed",
-    "paired",
-)
+    "percent", "counted", "interval", "whole", "size", "power", "plain", "short", "bound", "told", "listed", "paired",
+)  # fmt: skip
+_MEASURES = {
+    "images": "images recovered",
+    "texts": "texts recovered word by word",
+    "label sets": "sets of classes found exactly",
+    "membership": "membership AUC (0.5: guessing)",
+}
 
 
-def render_html(audit: Found, pictures: Mapping[str, bytes]) -> str:
+def render_html(audit: Audit, pictures: Mapping[str, bytes]) -> str:
     """The page with embedded style, plots and pictures; it has no script and loads nothing.
 
     Args:
-        audit: the findings, as plain JSON.
-        pictures: PNG bytes by the names that the findings give.
+        pictures: PNG bytes by the names that the audit gives.
 
     Raises:
-        FedprivError: the findings name a picture that is not among ``pictures``.
+        FedprivError: the audit names a picture that is not among ``pictures``.
     """
 
     def picture(name: str) -> str:
         if name not in pictures:
-            raise FedprivError(f"the findings name the picture {name}, which is not among those given")
+            raise FedprivError(f"the audit names the picture {name}, which is not among those given")
         return "data:image/png;base64," + base64.b64encode(pictures[name]).decode()
 
     return _html().render(audit=audit, charts=charts, picture=picture)
 
 
-def render_markdown(audit: Found) -> str:
+def render_markdown(audit: Audit) -> str:
     """The same findings without pictures and plots."""
     return _md().render(audit=audit)
 
@@ -94,163 +95,149 @@ def _environment(**settings: Any) -> Environment:
     made.filters |= {"moment": _moment, "traffic": _traffic, "by_role": _by_role}
     made.filters |= {"at_least": _at_least, "contradicts": _contradicts, "best_for": _best_for}
     made.filters |= {"measured": _measured, "drawable": charts.drawable}
-    made.globals["answers"] = WORDS
-    made.globals |= {"words": words, "limit": f"{RECOVERED:g}", "recovered": words.RECOVERED.format(limit=RECOVERED)}
-    made.globals |= {
-        "interval_of": _interval_of,
-        "labels_found": _labels_found,
-        "largest_area": _largest_area,
-        "is_best": _is_best,
-    }
-    made.globals |= {"keys_of": _keys_of, "values_of": _values_of, "because": _because, "best_reading": best_reading}
-    made.globals |= {"resolved_rates": _resolved_rates, "known_by": _known_by, "shown": SHOWN}
-    made.globals |= {"cost_sentences": cost.in_sentences, "holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
+    made.globals |= {"answers": WORDS, "words": words, "limit": f"{RECOVERED:g}", "shown": SHOWN, "measures": _MEASURES}
+    made.globals |= {"recovered": words.RECOVERED.format(limit=RECOVERED), "because": _because}
+    made.globals |= {"cost_sentences": cost.in_sentences}
+    made.globals |= {"interval_of": _interval_of, "labels_found": _labels_found, "largest_area": members.largest_area}
+    made.globals |= {"best_images": images.best_of, "best_of": _best_of, "limits_of": _limits_of, "values_of": _values_of}
+    made.globals |= {"best_texts": texts.best_of, "best_reading": texts.best, "most_exact": texts.most_exact}
+    made.globals |= {"ran": _ran, "not_run": members.not_run, "notes_of": _notes_of, "known_by": _known_by}
+    made.globals |= {"resolved_rates": _resolved_rates, "known_members": sentences.known_members}
+    made.globals |= {"epsilon_notes": sentences.epsilon_notes, "holds": _holds, "of_images": _of_images, "of_texts": _of_texts}
     return made
 
 
-def _labels_found(run: Found) -> str | None:
+def _labels_found(run: AuditedRun) -> str | None:
     """In how many messages, and of how many clients by simulated ones, the set of classes was found exactly; with intervals."""
     ways = []
-    if found := by_rule(run["labels"]):
-        exact, tried = sum(bool(one["exact"]) for one in found), max(one.get("rules", 1) for one in found)
-        rate = of_all_rules(exact, len(found), tried)
-        ways.append(f"in {rate.successes} of {rate.n} messages ({formats.span(rate.low, rate.high)})")
-    if (shadow := run.get("label_shadow")) and shadow["exact"] is not None:
-        exact, clients = shadow["exact"], shadow["clients"]
+    if found := classes.by_rule(run.labels):
+        rate = classes.rate_of_rules(sum(one.exact for one in found), len(found), max(one.rules for one in found))
+        ways.append(f"in {rate.successes} of {rate.n} messages ({formats.interval(rate)})")
+    if run.shadow_labels is not None:
+        exact, clients = run.shadow_labels.report.exact, run.shadow_labels.report.clients
         ways.append(f"{round(exact * clients)} of {clients} clients, by shadow clients ({_interval_of(exact, clients)})")
     return "; ".join(ways) or None
 
 
-def _best_for(rule: Found) -> str | None:
+def _best_for(rule: LabelRule) -> str | None:
     """For what a rule for labels is the best of all that apply."""
-    return " and ".join(what for what, name in (("sets", "best"), ("counts", "best_counts")) if rule[name]) or None
+    return " and ".join(what for what, best in (("sets", rule.best), ("counts", rule.best_counts)) if best) or None
 
 
-def _interval_of(share: float | None, n: int) -> str:
+def _interval_of(share: float, n: int) -> str:
     """The interval of a share of ``n``."""
-    if share is None:
-        return formats.NOTHING
-    rate = wilson(round(share * n), n)
-    return formats.span(rate.low, rate.high)
+    return formats.interval(wilson(round(share * n), n))
 
 
-def _is_best(run: Found, attack: Found, attempt: Found) -> bool:
-    best = run["best"][attack["kind"]]
-    return best is not None and (best["attacker"], best["target"]) == (attempt["attacker"], attack["target"])
+def _best_of(run: AuditedRun, kind: TargetKind) -> ImageOutcome | None:
+    best = images.best_of(run, kind)
+    return None if best is None else best.outcome
 
 
-def _because(run: Found, part: str) -> str:
-    """The end of a sentence on a section without findings: the reason, if the findings have one."""
-    reason = (run.get("not_tried") or {}).get(part)
-    return f": {reason}." if reason else "."
+def _because(run: AuditedRun, part: Part) -> str:
+    """The end of a sentence on a section without findings: the reason, if the audit has one."""
+    reason = run.not_run.get(part)
+    return "." if reason is None else f": {reason}."
 
 
-def _holds(run: Found, modality: str) -> bool:
-    """Whether the run's samples have that modality; in older audits all are images."""
-    return modality in run.get("modalities", ["image"])
+def _holds(run: AuditedRun, modality: Modality) -> bool:
+    """Whether the run's samples have that modality."""
+    return modality in run.modalities
 
 
-def _of_images(runs: Iterable[Found]) -> list[Found]:
+def _of_images(runs: Iterable[AuditedRun]) -> list[AuditedRun]:
     """Runs on images, or on images and texts."""
-    return [run for run in runs if _holds(run, "image")]
+    return [run for run in runs if "image" in run.modalities]
 
 
-def _of_texts(runs: Iterable[Found]) -> list[Found]:
+def _of_texts(runs: Iterable[AuditedRun]) -> list[AuditedRun]:
     """Runs on texts, or on images and texts."""
-    return [run for run in runs if _holds(run, "text")]
+    return [run for run in runs if "text" in run.modalities]
 
 
-def _largest_area(run: Found) -> dict[str, Any] | None:
-    """The membership AUC as conditions have it, with the interval that holds for all attacks at once; ``None``: not measured.
-
-    ``reversed``: it is one less the area of an attack that gives members the lower scores.
-    """
-    area = MEASURES["membership_auc"](run)
-    if area is None:
-        return None
-    for one in run["membership"]:
-        if one["auc"] == area:
-            return {**one["together"], "auc": area, "reversed": False}
-    turned = reversed_attack(run["membership"])
-    assert turned is not None
-    low, high = 1 - turned["together"]["high"], 1 - turned["together"]["low"]
-    return {**turned["together"], "auc": area, "low": low, "high": high, "reversed": True}
-
-
-def _at_least(epsilon: Found) -> dict[str, Any] | None:
+def _at_least(epsilon: Epsilon) -> tuple[float, str] | None:
     """The larger of the lower bounds of epsilon by attacks and by canaries, and by which; ``None``: there is none."""
-    bounds = {"membership attacks": epsilon["lower"], "canaries": (epsilon.get("canaries") or {}).get("lower")}
-    known = [{"by": by, "lower": lower} for by, lower in bounds.items() if lower is not None]
-    return max(known, key=lambda one: one["lower"], default=None)
+    by_canaries = None if epsilon.canaries is None else epsilon.canaries.best.epsilon
+    bounds = ((epsilon.lower, "membership attacks"), (by_canaries, "canaries"))
+    return max(((lower, by) for lower, by in bounds if lower is not None), key=lambda one: one[0], default=None)
 
 
-def _contradicts(epsilon: Found) -> bool:
+def _contradicts(epsilon: Epsilon) -> bool:
     """Whether an empirical lower bound exceeds the accountant's epsilon."""
     least = _at_least(epsilon)
-    return least is not None and epsilon["upper"] is not None and bool(least["lower"] > epsilon["upper"])
+    return least is not None and least[0] > epsilon.upper
 
 
-def _measured(found: Found | None, measure: str) -> str:
+def _measured(found: Value | None, measure: str) -> str:
     """A value with the number that it is of; an area under a curve is no share."""
     if found is None:
         return "not mounted"
-    if measure.startswith("membership"):
-        low, value, high = (formats.plain(found[name]) for name in ("low", "value", "high"))
+    if measure == "membership":
+        low, value, high = map(formats.plain, (found.low, found.value, found.high))
         return f"{value} ({low} to {high})"
-    return f"{formats.percent(found['value'])} of {found['n']} ({formats.span(found['low'], found['high'])})"
+    return f"{formats.percent(found.value)} of {found.n} ({formats.interval(found)})"
 
 
-def _traffic(rounds: Sequence[Found]) -> list[dict[str, Any]]:
+def _traffic(rounds: Sequence[RoundTraffic]) -> list[dict[str, Any]]:
     """Consecutive rounds with equal traffic as one line."""
     lines = []
-    for (up, down), group in groupby(rounds, lambda r: (r["bytes_up"], r["bytes_down"])):
-        numbers = [one["round"] for one in group]
+    for (up, down), group in groupby(rounds, lambda one: (one.bytes_up, one.bytes_down)):
+        numbers = [one.round for one in group]
         which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}, each"
         lines.append({"rounds": which, "bytes_up": up, "bytes_down": down})
     return lines
 
 
-def _by_role(tensors: Sequence[Found]) -> list[dict[str, Any]]:
+def _by_role(tensors: Sequence[TensorInfo]) -> list[dict[str, Any]]:
     """For each role: number of tensors, and bytes uploaded, downloaded and kept."""
     rows = []
-    for role in dict.fromkeys(tensor["role"] for tensor in tensors):
-        those = [tensor for tensor in tensors if tensor["role"] == role]
-        row = {way: sum(tensor["bytes"] for tensor in those if tensor[way]) for way in ("up", "down", "broadcast")}
-        stays = sum(tensor["bytes"] for tensor in those if not (tensor["up"] or tensor["down"] or tensor["broadcast"]))
+    for role in dict.fromkeys(tensor.role for tensor in tensors):
+        those = [tensor for tensor in tensors if tensor.role == role]
+        row = {way: sum(tensor.bytes for tensor in those if getattr(tensor, way)) for way in ("up", "down", "broadcast")}
+        stays = sum(tensor.bytes for tensor in those if not tensor.was_sent)
         rows.append({"role": role, "tensors": len(those), **row, "stays": stays})
     return rows
 
 
-def _keys_of(items: Iterable[Found], name: str) -> list[str]:
-    """All keys of the mappings ``item[name]``, the largest number first."""
-    return sorted({key for item in items for key in item.get(name) or {}}, key=float, reverse=True)
+def _limits_of(target: ImageTarget) -> list[str]:
+    """The thresholds of the mean squared error, the loosest first."""
+    return sorted({limit for _, figures in images.ran(target) for limit in figures.success}, key=float, reverse=True)
 
 
-def _values_of(items: Iterable[Found], name: str) -> list[Any]:
-    """What items have under the name; an attempt that was not mounted has no figures."""
-    return [value for item in items if (value := item.get(name)) is not None]
+def _values_of(target: ImageTarget, name: str) -> list[Any]:
+    """A figure of the attacks that have it."""
+    return [value for _, figures in images.ran(target) if (value := getattr(figures, name)) is not None]
 
 
-def _resolved_rates(attacks: Sequence[Found]) -> list[str]:
+def _ran(attacks: Sequence[MembershipOutcome]) -> list[MembershipOutcome]:
+    return [one.outcome for one in members.ran(attacks)]
+
+
+def _resolved_rates(attacks: Sequence[MembershipOutcome]) -> list[float]:
     """The false-positive rates that the non-members of some attack are enough for; their notes name the others."""
-    return [rate for rate in _keys_of(attacks, "tpr") if any(one["tpr"].get(rate) for one in attacks)]
+    found = {rate for one in members.ran(attacks) for rate, point in one.points.at.items() if point is not None}
+    return sorted(found, reverse=True)
 
 
-def _known_by(attacks: Sequence[Found]) -> list[tuple[str, str]]:
+def _notes_of(attacks: Sequence[MembershipOutcome]) -> list[str]:
+    return list(dict.fromkeys("; ".join(one.points.notes) for one in members.ran(attacks) if one.points.notes))
+
+
+def _known_by(attacks: Sequence[MembershipOutcome]) -> list[tuple[str, str]]:
     """(attackers, what they are assumed to know), a sentence once; of what all know, the attackers are not named.
 
     Attackers are named by their rounds if all of these know it.
     """
     told = list[tuple[str, str]]()
-    for sentence in dict.fromkeys(one for attack in attacks for one in attack.get("knows", [])):
-        knowing = [one for one in attacks if sentence in one.get("knows", [])]
-        rounds = list(dict.fromkeys(one["round"] for one in knowing))
+    for sentence in dict.fromkeys(one for attack in attacks for one in attack.knows):
+        knowing = [one for one in attacks if sentence in one.knows]
+        rounds = list(dict.fromkeys(one.round for one in knowing))
         if len(knowing) == len(attacks):
             who = ""
-        elif len(knowing) == sum(one["round"] in rounds for one in attacks):
+        elif len(knowing) == sum(one.round in rounds for one in attacks):
             who = f"In round{'s' * (len(rounds) > 1)} {formats.listed(rounds)}"
         else:
-            who = formats.listed(list(dict.fromkeys(one["attack"] for one in knowing)))
+            who = formats.listed(list(dict.fromkeys(one.name for one in knowing)))
         told.append((who, sentence))
     return told
 

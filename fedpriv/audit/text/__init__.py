@@ -1,1 +1,1 @@
-"""Texts behind a run's messages: targets, attempts, figures and conclusions."""
+"""Texts behind a run's messages: targets, attempts, figures and results."""

@@ -11,27 +11,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.attacks.attack import TextAttack
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
-from fedpriv.attacks.core.text_registry import MaliciousTextAttack, TextAttack
 from fedpriv.attacks.inference.labels import batch_labels
+from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.lab.same_net_texts import sentences_on_same_net
-from fedpriv.attacks.scoring.scores import Rate, wilson
+from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
 from fedpriv.attacks.text.case import text_case
 from fedpriv.attacks.text.controls import sized_control
 from fedpriv.attacks.text.mixture import unexplained
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.rows import unexplained as unexplained_rows
+from fedpriv.audit.results import PartialLeakage
 from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
 from fedpriv.seeding import kept_rng
 
-SEEKS = ("tag", "span")
-"""Attacks that search for whole sentences, all of a message at once."""
-MOST = {"tag": 4}
-"""Largest number of sentences per message on which they are tried; ``span`` has its own budget."""
 COMPUTED = 1e-10
 """Unexplained share of a gradient that may differ because it is computed again: an error of 1e-5 of each tensor."""
 
@@ -56,20 +55,6 @@ class TextAttacker:
 
 
 @dataclass(frozen=True)
-class Left:
-    """What messages reveal where sentences cannot be recovered: rates of correct inferences.
-
-    Attributes:
-        labels: over all sentences.
-        longest, total: number of tokens of the longest sentence and of all together, over all messages.
-    """
-
-    labels: Rate
-    longest: Rate
-    total: Rate
-
-
-@dataclass(frozen=True)
 class TextAttempt:
     """One attacker's result on a target.
 
@@ -78,7 +63,7 @@ class TextAttempt:
         refused: number of messages on which it could not be mounted; they count as not recovered.
         inapplicable: why it was not mounted on any; then the others are ``None``.
         left: where it could not be mounted, what else the messages reveal.
-        unlike: in what the messages differ from those of the controls, where that keeps it from finding sentences.
+        reasons: why it is no evidence that it found no sentence, or without an order not all tokens; none: it is, or it did.
     """
 
     attacker: TextAttacker
@@ -86,18 +71,13 @@ class TextAttempt:
     scores: TextScores | None = None
     ids: Tensor | None = None
     refused: int = 0
-    inapplicable: str | None = None
-    left: Left | None = None
-    unlike: tuple[str, ...] = ()
-
-    @property
-    def no_evidence(self) -> str | None:
-        """Why it is no evidence that it found no sentence, or without an order not all tokens; ``None``: it is, or it did."""
-        return None if self.scores is None or _succeeded(self.scores) else "; ".join(self.unlike) or None
+    inapplicable: Reason | None = None
+    left: PartialLeakage | None = None
+    reasons: tuple[Reason, ...] = ()
 
 
 def attempt_text(
-    attacker: TextAttacker, target: TextTarget, seed: int, cut: Callable[[], str | None] = lambda: None
+    attacker: TextAttacker, target: TextTarget, seed: int, cut: Callable[[], Reason | None] = lambda: None
 ) -> TextAttempt:
     """Mount the attack on each message, and score all results together; if it failed, look whether that is evidence.
 
@@ -108,11 +88,10 @@ def attempt_text(
         return TextAttempt(attacker, inapplicable=over)
     observe = target.statistics[attacker.what] if attacker.what else target.observe
     if target.unreadable:
-        return TextAttempt(attacker, inapplicable=target.unreadable, left=what_is_left(observe, target))
-    if attacker.attack.name in SEEKS and (reason := _not_tried(attacker.attack.name, target)):
+        return TextAttempt(attacker, inapplicable=Reason("not available", target.unreadable), left=what_is_left(observe, target))
+    if reason := _not_tried(attacker.attack, target):
         return TextAttempt(attacker, inapplicable=reason)
-    found, astray, first = list[TextReconstruction | str](), list[str](), None
-    unlike: tuple[str, ...] = ()
+    found, astray, unlike, first = list[TextReconstruction | str](), list[str](), list[str](), None
     size = len(target.ids) // target.messages
     try:
         for own, true, observation in zip(
@@ -121,22 +100,27 @@ def attempt_text(
             first = first or observation
             found.append(_one(attacker.attack, observation, seed))
             astray += _astray(attacker.attack, found[-1], observation, own, true)
-            matches = attacker.attack.name in SEEKS or isinstance(attacker.attack, MaliciousTextAttack)
+            matches = attacker.attack.finds_order or attacker.attack.is_malicious()
             unlike = _unlike(attacker, target, observation) if matches else _estimated(observation)
     except UsageError as error:  # earlier messages that a statistic needs were not kept
-        return TextAttempt(attacker, inapplicable=str(error))
+        return TextAttempt(attacker, inapplicable=Reason("not available", str(error)))
     made = [one for one in found if isinstance(one, TextReconstruction)]
     if not made:
-        return TextAttempt(attacker, inapplicable=str(found[0]), left=what_is_left(observe, target))
+        return TextAttempt(attacker, inapplicable=Reason("does not apply", str(found[0])), left=what_is_left(observe, target))
     whole = _joined(found, made[0], size, target.facts.pad)
     scores = score_text(whole, target.ids, target.labels, target.facts)
-    if refusals := [one for one in found if isinstance(one, str)]:
-        unlike = (*unlike, f"it could not be mounted on {len(refusals)} of {len(found)} messages ({refusals[0]})")
-    if not unlike and not _succeeded(scores):
-        assert first is not None
-        unlike = tuple(astray[:1]) or _beyond_its_controls(attacker, target, first, seed, cut)
+    refusals, reasons = [one for one in found if isinstance(one, str)], tuple[Reason, ...]()
+    if not _succeeded(scores):
+        reasons = tuple(Reason("unlike the controls", clause) for clause in unlike)
+        if refusals:
+            some = f"{len(refusals)} of {len(found)} messages"
+            reasons += (Reason("does not apply", f"it could not be mounted on {some} ({refusals[0]})"),)
+        if not reasons:
+            assert first is not None
+            beyond = [Reason("unlike the controls", clause) for clause in astray[:1]]
+            reasons = tuple(beyond) or _beyond_its_controls(attacker, target, first, seed, cut)
     ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
-    return TextAttempt(attacker, whole, scores, ids, refused=len(refusals), unlike=unlike)
+    return TextAttempt(attacker, whole, scores, ids, refused=len(refusals), reasons=reasons)
 
 
 def _succeeded(scores: TextScores) -> bool:
@@ -144,7 +128,7 @@ def _succeeded(scores: TextScores) -> bool:
     return bool(scores.exact.successes) if scores.exact is not None else bool(scores.recall.eq(1).all())
 
 
-def what_is_left(observe: Observe, target: TextTarget) -> Left:
+def what_is_left(observe: Observe, target: TextTarget) -> PartialLeakage:
     """Labels and numbers of tokens inferred from the messages, compared with the truth."""
     size, right = len(target.ids) // target.messages, Counter[str]()
     lengths = target.ids.ne(target.facts.pad).sum(1)
@@ -157,10 +141,10 @@ def what_is_left(observe: Observe, target: TextTarget) -> Left:
             right["longest"] += longest(observation) == int(own.max())
             right["total"] += total_tokens(observation) == int(own.sum())
     counts = {"labels": len(target.labels), "longest": target.messages, "total": target.messages}
-    return Left(**{name: wilson(right[name], n) for name, n in counts.items()})
+    return PartialLeakage(**{name: wilson(right[name], n) for name, n in counts.items()})
 
 
-def _unlike(attacker: TextAttacker, target: TextTarget, observation: Observation) -> tuple[str, ...]:
+def _unlike(attacker: TextAttacker, target: TextTarget, observation: Observation) -> list[str]:
     """What keeps attacks that match one gradient from finding sentences: a clause each."""
     found, schedule = list(observation.unlike), observation.schedule
     if observation.kind == "change" and (schedule is None or schedule.steps > 1):
@@ -168,15 +152,14 @@ def _unlike(attacker: TextAttacker, target: TextTarget, observation: Observation
         found.append(f"it reads the change as one step of SGD{behind}")
     if attacker.threat.top == "initial" and target.trained_apart:
         found.append("it matches through the initial weights of layers that the client has trained since and not sent")
-    if attacker.attack.name == "tag" and observation.text is not None and observation.text.words not in observation.shared:
-        found.append("the word embedding was not sent, so that it searches among all words, as its controls do not")
-    return tuple(found)
+    harder = attacker.attack.harder(observation)
+    return found if harder is None else [*found, harder]
 
 
-def _estimated(observation: Observation) -> tuple[str, ...]:
+def _estimated(observation: Observation) -> list[str]:
     """Why words may be missing among those that the word embedding names: a clause, if any."""
     why = None if observation.text is None else unexplained_rows(observation, observation.text.words)
-    return (why,) if why else ()
+    return [why] if why else []
 
 
 def _astray(
@@ -184,7 +167,7 @@ def _astray(
 ) -> list[str]:
     """A clause where a search did not converge: the true sentences ``(B, L)`` with labels ``(B,)``, which no attack sees, explain
     a message without noise better than those at which it ended. Then the search failed, and no defence held."""
-    if attack.name not in SEEKS or isinstance(made, str) or observation.altered.variance:
+    if not attack.finds_order or isinstance(made, str) or observation.altered.variance:
         return []
     left = float(made.loss)
     if not left > COMPUTED:  # nor where it minimises nothing
@@ -198,39 +181,45 @@ def _astray(
 
 
 def _beyond_its_controls(
-    attacker: TextAttacker, target: TextTarget, first: Observation, seed: int, cut: Callable[[], str | None]
-) -> tuple[str, ...]:
-    """A clause where the attack, with its budget, finds no undefended sentences of that number and length either: through the
+    attacker: TextAttacker, target: TextTarget, first: Observation, seed: int, cut: Callable[[], Reason | None]
+) -> tuple[Reason, ...]:
+    """A reason where the attack, with its budget, finds no undefended sentences of that number and length either: through the
     small net of its controls or, if it does, through the attacked one.
 
     That a malicious server altered the net is no exception: its weights are those of the download.
     """
     attack, lengths = attacker.attack, target.ids.ne(target.facts.pad).sum(1).tolist()
+    if attack.control is None:
+        return (NO_PROMISE,)
     steps = 1 if first.kind == "gradient" else None if first.schedule is None else first.schedule.steps
     if steps != 1:  # who reads more steps as one has been told so
         return ()
+    untried = "it was not tried on undefended messages of this net"
     if target.beside:
-        return (f"it was not tried on undefended messages of this net, which also takes {target.beside} with each text",)
-    if attack.name in SEEKS:
+        return (Reason("no control", f"{untried}, which also takes {target.beside} with each text"),)
+    if attack.finds_order:
         width = int(target.encoder.config.hidden_size)
         control = sized_control(attack, len(lengths) // target.messages, max(lengths), width, seed)
         if not control.passed:
-            return (control.sentence,)
+            return (Reason("control failed", control.sentence),)
     if (weights := target.started(attacker.what)) is None:
-        return ("the client's private layers were not kept, so that it could not be tried on undefended messages of this net",)
+        unkept = "the client's private layers were not kept, so that it could not be tried on undefended messages of this net"
+        return (Reason("no control", unkept),)
     if (over := cut()) is not None:
-        return (f"it was not tried on undefended messages of this net ({over})",)
+        return (Reason(over.kind, f"{untried} ({over})"),)
     control = sentences_on_same_net(attack, first, weights, lengths, target.frequency, seed)
-    return () if control.passed else (control.sentence,)
+    return () if control.passed else (Reason("same net", control.sentence),)
 
 
-def _not_tried(name: str, target: TextTarget) -> str | None:
-    """Why the attack does not search for whole sentences in this target; ``None`` if it does."""
-    if target.beside:
-        return f"not tried: the net also takes {target.beside} with each text, which this attack cannot reconstruct"
-    size, most = len(target.ids) // target.messages, MOST.get(name)
-    too_many = most is not None and size > most
-    return f"not tried: {size} sentences behind one message, and the budget is for {most} at once" if too_many else None
+def _not_tried(attack: TextAttack, target: TextTarget) -> Reason | None:
+    """Why the attack is not tried on this target; ``None`` if it is."""
+    if attack.finds_order and target.beside:
+        beside = f"the net also takes {target.beside} with each text, which this attack cannot reconstruct"
+        return Reason("other inputs", beside)
+    size = len(target.ids) // target.messages
+    if not (attack.optimises and attack.is_beyond(size)):
+        return None
+    return Reason("too many samples", f"{size} sentences behind one message, and the budget is for {attack.at_once} at once")
 
 
 def _one(attack: TextAttack, observation: Observation, seed: int) -> TextReconstruction | str:

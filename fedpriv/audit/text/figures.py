@@ -1,17 +1,19 @@
-"""The figures of attempts on texts: as JSON, as a table, and as examples."""
+"""What attempts on texts amount to: their figures and status, a table, and examples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
+from fedpriv.attacks.core.status import Status
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
-from fedpriv.audit.images.figures import as_number, rate
+from fedpriv.audit.judge.texts import beyond_chance
+from fedpriv.audit.results import TextExample, TextFigures, TextScoreMeans
 from fedpriv.audit.text.attempts import TextAttempt
 from fedpriv.audit.text.target import TextTarget
 
@@ -29,38 +31,46 @@ def guess(target: TextTarget, seed: int) -> TextScores:
     return score_text(made, target.ids, target.labels, target.facts)
 
 
-def text_figures(attempt: TextAttempt, target: TextTarget) -> dict[str, Any]:
-    """One attempt as JSON."""
-    attacker = attempt.attacker
-    row: dict[str, Any] = {"attacker": attacker.name, "threat": asdict(attacker.threat)}
-    if attempt.left is not None:
-        left = attempt.left
-        row["left"] = {"labels": rate(left.labels), "longest": rate(left.longest), "total": rate(left.total)}
-    if attempt.found is None or attempt.scores is None:
-        return row | {"inapplicable": attempt.inapplicable}
+def text_figures(attempt: TextAttempt, target: TextTarget) -> TextFigures | None:
+    """The figures of an attempt; ``None``: it was not mounted."""
     found = attempt.found
-    return row | {
-        **score_figures(attempt.scores),
-        "by_frequency": by_frequency(found, target),
-        "messages": len(found.counts),
-        "refused": attempt.refused,
-        "no_evidence": attempt.no_evidence,
-        "loss_median": as_number(found.loss.nanmedian()),
-        "notes": list(found.notes),
-        "recovered": recovered(attempt, target),
-        "cpu_seconds": found.cpu_seconds,
-    }
+    if found is None or attempt.scores is None:
+        return None
+    return TextFigures(
+        **vars(score_figures(attempt.scores)),
+        by_frequency=by_frequency(found, target),
+        messages=len(found.counts),
+        refused=attempt.refused,
+        loss_median=_finite(found.loss.nanmedian()),
+        notes=found.notes,
+        examples=examples(attempt, target),
+        cpu_seconds=found.cpu_seconds,
+    )
 
 
-def score_figures(scores: TextScores) -> dict[str, Any]:
-    """Mean precision and recall over messages, mean ROUGE-L over sentences; ``None`` where there is no such figure."""
-    means = {name: as_number(getattr(scores, name).nanmean()) for name in _PER_MESSAGE}
-    return means | {
-        "rouge_l": None if scores.rouge is None else as_number(scores.rouge.mean()),
-        "exact": None if scores.exact is None else rate(scores.exact),
-        "labels": None if scores.labels is None else rate(scores.labels),
-        "named": None if scores.named is None else rate(scores.named),
-    }
+def score_figures(scores: TextScores) -> TextScoreMeans:
+    """The means of scores."""
+    return TextScoreMeans(
+        **{name: _finite(getattr(scores, name).nanmean()) for name in _PER_MESSAGE},
+        rouge_l=None if scores.rouge is None else _finite(scores.rouge.mean()),
+        exact=scores.exact,
+        labels=scores.labels,
+        named=scores.named,
+    )
+
+
+def status_of(attempt: TextAttempt, figures: TextFigures | None, baseline: TextScoreMeans) -> Status:
+    """The status of an attempt: it found a sentence word for word or, where it finds no order, words far better than chance.
+
+    Args:
+        figures: those of the attempt.
+        baseline: of random words.
+    """
+    if attempt.inapplicable is not None:
+        return Status.not_run(attempt.inapplicable)
+    assert figures is not None, "an attempt that was mounted has figures"
+    found = beyond_chance(figures, baseline) if figures.exact is None else figures.exact.successes > 0
+    return Status.of(found, attempt.reasons)
 
 
 def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:
@@ -80,20 +90,14 @@ def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:
     return right / named if named else None
 
 
-def recovered(attempt: TextAttempt, target: TextTarget) -> list[dict[str, Any]]:
+def examples(attempt: TextAttempt, target: TextTarget) -> tuple[TextExample, ...]:
     """For the first messages: the true sentences, and the reconstructed ones or the tokens found."""
-    size, shown = len(target.ids) // target.messages, []
+    size, shown = len(target.ids) // target.messages, list[TextExample]()
     for number in range(min(SHOWN, target.messages)):
         own = slice(number * size, (number + 1) * size)
-        made = sentences_of(attempt, target, own) if attempt.ids is not None else [_words(attempt.found, number, target)]
-        shown.append({"true": target.read(target.ids[own])[:SHOWN], "found": made[:SHOWN], "sentences": size})
-    return shown
-
-
-def sentences_of(attempt: TextAttempt, target: TextTarget, own: slice) -> list[str]:
-    """Examples of reconstructed sentences."""
-    assert attempt.ids is not None
-    return target.read(attempt.ids[own])
+        made = [_words(attempt.found, number, target)] if attempt.ids is None else target.read(attempt.ids[own])
+        shown.append(TextExample(tuple(target.read(target.ids[own])[:SHOWN]), tuple(made[:SHOWN]), size))
+    return tuple(shown)
 
 
 def text_table(attempts: Sequence[TextAttempt], scores: TextScores, target: TextTarget) -> Table:
@@ -115,31 +119,23 @@ def in_lines(attempt: TextAttempt, target: TextTarget) -> list[str]:
     """Lines for the console: why an attack was not mounted and what is left, or some reconstructed and true texts."""
     name = attempt.attacker.name
     if attempt.inapplicable is not None:
-        return [f"{name} cannot be mounted: {attempt.inapplicable}", *left_of(attempt)]
+        left = [] if attempt.left is None else [attempt.left.sentence]
+        return [f"{name} cannot be mounted: {attempt.inapplicable}", *left]
     lines = [f"{name}: {attempt.refused} of {target.messages} messages refused"] if attempt.refused else []
-    for number, shown in enumerate(recovered(attempt, target), 1):
-        lines += [f"message {number}", *(f"  true   {text}" for text in shown["true"])]
-        if shown["sentences"] > len(shown["true"]):
-            lines.append(f"         and {shown['sentences'] - len(shown['true'])} more")
-        lines += [f"  found  {text}" for text in shown["found"]]
+    for number, shown in enumerate(examples(attempt, target), 1):
+        lines += [f"message {number}", *(f"  true   {text}" for text in shown.true)]
+        if shown.sentences > len(shown.true):
+            lines.append(f"         and {shown.sentences - len(shown.true)} more")
+        lines += [f"  found  {text}" for text in shown.found]
     return lines
 
 
-def left_of(attempt: TextAttempt) -> list[str]:
-    """What messages reveal where no sentence can be recovered, in a sentence."""
-    left = attempt.left
-    if left is None:
-        return []
-    what = {
-        "labels": left.labels,
-        "longest sentences (in tokens)": left.longest,
-        "total numbers of tokens": left.total,
-    }
-    parts = [f"{one.successes} of {one.n} {name}" for name, one in what.items() if one.successes]
-    return [f"still inferred correctly: {', '.join(parts) or 'nothing'}"]
-
-
 _PER_MESSAGE = ("recall", "precision", "multiset_recall", "multiset_precision")
+
+
+def _finite(value: Tensor) -> float | None:
+    """A number; ``None`` where it is not finite."""
+    return float(value) if value.isfinite() else None
 
 
 def _cells(scores: TextScores) -> list[str]:

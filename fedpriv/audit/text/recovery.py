@@ -2,88 +2,73 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import fields, replace
+from math import inf
 
-from fedpriv.attacks.core.text_registry import text_attack
+from fedpriv.attacks.attack import TextAttack, text_attacks
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
-from fedpriv.audit.formats import named
 from fedpriv.audit.progress import Say, spent
-from fedpriv.audit.text.attempts import SEEKS, TextAttacker, TextAttempt, attempt_text
-from fedpriv.audit.text.figures import guess, left_of, score_figures, text_figures
+from fedpriv.audit.results import Sender, TargetKind, TextOutcome, TextScoreMeans, TextTargetResult
+from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, attempt_text
+from fedpriv.audit.text.figures import guess, score_figures, status_of, text_figures
 from fedpriv.audit.text.target import TextTarget, message, of_messages
 
 EASIEST = 4
 """Number of texts of the easiest case."""
-BUDGET: dict[str, dict[str, Any]] = {
-    "tag": {"steps": 100, "starts": 1, "sweeps": 10},
-    "span": {"steps": 100, "starts": 2, "budget": 20_000},
-}
-"""Attack -> options that differ from its defaults; with a pretrained encoder a step takes about a second, and testing a thousand
-sentences two."""
 
 
-@dataclass(frozen=True)
-class Read:
-    """A target with all attempts on it."""
-
-    target: TextTarget
-    kind: str
-    round: int
-    client: int | str
-    attempts: list[TextAttempt]
-    seed: int
-
-    def described(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "target": self.target.title,
-            "kind": self.kind,
-            "round": self.round,
-            "client": self.client,
-            "texts": len(self.target.ids),
-            "attempts": [_described(one, self.target) for one in self.attempts],
-            "baseline": score_figures(guess(self.target, self.seed)),
-        }
+def audited() -> list[TextAttack]:
+    """The attacks of audits, at their usual budgets: closed forms first, then those for the fewest sentences at once."""
+    kinds = [kind for kind in text_attacks().values() if kind.usual is not None]
+    kinds.sort(key=lambda kind: (kind.optimises, inf if kind.at_once is None else kind.at_once))
+    return [kind(**(kind.usual or {})) for kind in kinds]
 
 
-def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Read:
+def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
     """Attack a client's message of a round."""
     target = message(evidence, round, client)
     sender = evidence.sender(round, client)
-    target = replace(target, title=f"round {round}, {named(sender)}: {len(target.ids)} training texts")
-    return _read(target, "message", round, sender, seed, say)
+    target = replace(target, title=f"round {round}, {sender.named}: {len(target.ids)} training texts")
+    return _attacked(target, "message", round, sender, seed, say)
 
 
-def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Read:
+def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
     """Attack the messages of simulated clients that hold one text each."""
     n = min(EASIEST, len(evidence.labels(client)))
     results = single_images(evidence, round, client, n)
     title = f"clients with one text each, {n} of client {client}'s, in round {round}"
     ids, labels = evidence.texts(client)[:n], evidence.labels(client)[:n]
     target = of_messages(evidence, title, results, ids, labels)
-    return _read(target, "single text", round, client, seed, say)
+    return _attacked(target, "single text", round, Sender(client), seed, say)
 
 
-def _read(target: TextTarget, kind: str, round: int, client: int | str, seed: int, say: Say) -> Read:
-    tried = [TextAttacker(text_attack(name)(**BUDGET.get(name, {}))) for name in ("tokens", *SEEKS)]
+def _attacked(target: TextTarget, kind: TargetKind, round: int, sender: Sender, seed: int, say: Say) -> TextTargetResult:
+    tried = [TextAttacker(attack) for attack in audited()]
     if target.hidden:
-        tried += [replace(one, threat=replace(one.threat, top="initial")) for one in tried if one.attack.name in SEEKS]
+        tried += [replace(one, threat=replace(one.threat, top="initial")) for one in tried if one.attack.finds_order]
     tried += [replace(one, what=what) for what in target.statistics for one in tried]
-    attempts = []
+    baseline, outcomes = score_figures(guess(target, seed)), list[TextOutcome]()
     for attacker in tried:
         say(f"{target.title}: {attacker.name}")
-        attempts.append(attempt_text(attacker, target, seed, lambda: spent(say)))
-    return Read(target, kind, round, client, attempts, seed)
+        outcomes.append(_outcome(attempt_text(attacker, target, seed, lambda: spent(say)), target, baseline))
+    return TextTargetResult(
+        title=target.title, kind=kind, round=round, sender=sender, samples=len(target.ids), outcomes=tuple(outcomes),
+        baseline=baseline,
+    )  # fmt: skip
 
 
-def _described(one: TextAttempt, target: TextTarget) -> dict[str, Any]:
-    """:func:`fedpriv.audit.text.figures.text_figures`, with the attacker's knowledge and budget, and what is left in words."""
-    row = text_figures(one, target) | {"knows": one.attacker.threat.sentences(images=False), "budget": _budget(one.attacker)}
-    row["statistic"] = one.attacker.what or None
-    row.pop("threat")
-    return {"inapplicable": None, "recovered": [], **row, "left_says": " ".join(left_of(one)) or None}
+def _outcome(attempt: TextAttempt, target: TextTarget, baseline: TextScoreMeans) -> TextOutcome:
+    attacker, figures = attempt.attacker, text_figures(attempt, target)
+    return TextOutcome(
+        attack=attacker.name,
+        status=status_of(attempt, figures, baseline),
+        knows=tuple(attacker.threat.sentences(images=False)),
+        budget=_budget(attacker),
+        statistic=attacker.what or None,
+        figures=figures,
+        left=attempt.left,
+    )
 
 
 def _budget(attacker: TextAttacker) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import ImageAttack, image_attack, image_attacks
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
-from fedpriv.attacks.core.registry import ImageAttack, image_attack, image_attacks
 from fedpriv.attacks.inference.labels import bias_label, idlg_label
 from fedpriv.attacks.lab.attempts import Attacker, attempt
 from fedpriv.attacks.scoring.baselines import grey
@@ -76,7 +76,7 @@ def attack_cell(label: str, cell: Cell, dealt: Dealt) -> CellResult:
         return CellResult(**blank | _labels(cell, observed, dealt.labels))
     made = attempt(Attacker(attack, cell.attacker.threat), observed, dealt.images, dealt.labels, cell.attacker.seed)
     if made.found is None or made.scores is None:
-        return CellResult(**blank | {"inapplicable": made.inapplicable})
+        return CellResult(**blank | {"inapplicable": str(made.inapplicable)})
     return CellResult(**blank | _scores(made.found, made.scores))
 
 
