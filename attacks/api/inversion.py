@@ -15,16 +15,28 @@ from torch import Tensor, nn
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.api.smooth import is_smooth
 from fedpriv.attacks.api.tensors import Gradient, by_name, check_no_weights
-from fedpriv.attacks.attack import image_attacks
+from fedpriv.attacks.attack import ImageAttack, image_attacks
 from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, blank
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.lab.attempts import NO_PROMISE, Attacker, attackers, harder, mount, out_of_reach, run_controls
+from fedpriv.attacks.lab.attempts import attackers, harder, run_controls
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.scoring.scores import Scores, match, score
+from fedpriv.attacks.trial import (
+    NO_PROMISE,
+    Attacker,
+    Attempt,
+    Mounted,
+    NotTried,
+    Task,
+    Trial,
+    mount,
+    unlike,
+    with_same_net,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -199,17 +211,13 @@ def invert(
         return replace(one, labels=labels)
 
     seen, weights = as_seen(threat), as_seen(replace(threat, top="current")).weights
-    try:
-        attacker.attack.check(seen)
-        passed = _controls(attacker, seen, seed, say) if controls else ()
-        if say:
-            say(f"{attack}: {n} image(s) of {'x'.join(map(str, input_shape))}")
-        found = mount(attacker, [seen], seed)
-        more, reasons = _beyond_controls(attacker, seen, weights, seed, say) if passed else ((), ())
-        named = tuple(replace(reason, text=net.in_own_names(reason.text)) for reason in reasons)
-        return Inversion(attack, found, threat, (*passed, *more), named)
-    except Inapplicable as refusal:
-        raise Inapplicable(net.in_own_names(str(refusal))) from None
+    task = _Unknown(seen, weights, n, controls, say or (lambda text: None))
+    made = task.tried(attacker, Trial(seed, mount=task.said, in_reach=False))
+    if made.inapplicable is not None:
+        raise Inapplicable(net.in_own_names(made.inapplicable.text))
+    assert made.found is not None
+    named = tuple(replace(reason, text=net.in_own_names(reason.text)) for reason in made.reasons)
+    return Inversion(attack, made.found, threat, made.controls, named)
 
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
@@ -310,7 +318,7 @@ def _of_classes(labels: Tensor, n: int, classes: int) -> Tensor:
     return found.long()
 
 
-def _attacker(name: str, options: Mapping[str, Any]) -> Attacker:
+def _attacker(name: str, options: Mapping[str, Any]) -> Attacker[ImageAttack]:
     known = image_attacks()
     if name not in known:
         raise ValueError(f"unknown attack {name!r}; {nearest(name, known)}")
@@ -324,39 +332,60 @@ def _attacker(name: str, options: Mapping[str, Any]) -> Attacker:
     return found
 
 
-def _controls(attacker: Attacker, seen: Observation, seed: int, say: Callable[[str], object] | None) -> tuple[Control, ...]:
-    """The controls of an attack for such a message, all of which it passed.
-
-    Raises:
-        Inapplicable: it failed one.
-    """
-    if say:
-        say(f"controls of {attacker.name}")
-    found = run_controls(attacker, seed, [seen], torch.empty(seen.num_examples or 1, *seen.input_shape))
-    if failed := [control.sentence for control in found if not control.passed]:
-        raise Inapplicable(f"not tried, as a control failed: {failed[0]}")
-    return found
+_Made = Attempt[ImageAttack, Reconstruction, None]
 
 
-def _beyond_controls(
-    attacker: Attacker, seen: Observation, weights: Mapping[str, Tensor], seed: int, say: Callable[[str], object] | None
-) -> tuple[tuple[Control, ...], tuple[Reason, ...]]:
-    """A further control after several local steps, which those of the attack may lack; and in what a message is harder than all.
+@dataclass(frozen=True)
+class _Unknown(Task[ImageAttack, Reconstruction, _Made]):
+    """A message of which the images are not known.
 
-    Args:
+    Attributes:
         weights: those that the client began with, hidden ones too.
+        checked: whether controls are run.
     """
-    n = seen.num_examples or 1
-    labels = torch.arange(n) if seen.labels is None else seen.labels  # what is not known may differ for each
-    reach = out_of_reach(attacker, [seen], n)
-    unlike = (*([reach.text] if reach else []), *harder(attacker, seen, labels[None]))
-    several = seen.schedule is not None and seen.schedule.steps > 1
-    if unlike or not several or not (attacker.attack.optimises or n > 1):
-        return (), tuple(Reason("unlike the controls", clause) for clause in unlike)
-    if say:
-        say(f"{attacker.name} on undefended changes of this net")
-    control = on_same_net(attacker.attack, seen, weights, seed)
-    return (control,), () if control.passed else (Reason("same net", control.sentence),)
+
+    seen: Observation
+    weights: Mapping[str, Tensor]
+    n: int
+    checked: bool
+    say: Callable[[str], object]
+
+    def messages(self, attacker: Attacker[ImageAttack]) -> list[list[Observation]]:
+        return [[self.seen]]
+
+    def each(self, part: Sequence[Observation]) -> int:
+        return self.n
+
+    def controls(self, attacker: Attacker[ImageAttack], part: Sequence[Observation], seed: int) -> tuple[Control, ...]:
+        if not self.checked:
+            return ()
+        self.say(f"controls of {attacker.name}")
+        return run_controls(attacker, seed, part, torch.empty(self.n, *self.seen.input_shape))
+
+    def said(self, attacker: Attacker[Any], part: Sequence[Observation], seed: int) -> Any:
+        """Mount the attack, and say so before."""
+        self.say(f"{attacker.name}: {self.n} image(s) of {'x'.join(map(str, self.seen.input_shape))}")
+        return mount(attacker, part, seed)
+
+    def not_tried(self, attacker: Attacker[ImageAttack], reason: NotTried) -> _Made:
+        return _Made(attacker, inapplicable=reason.reason)
+
+    def judged(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> _Made:
+        """In what the message is harder than those of the controls; after several local steps, which these may lack, another
+        one."""
+        (found,), attack, seen = mounted.found, attacker.attack, self.seen
+        assert isinstance(found, Reconstruction)
+        made = _Made(attacker, found, controls=mounted.controls)
+        if not mounted.controls:
+            return made
+        labels = torch.arange(self.n) if seen.labels is None else seen.labels  # what is not known may differ for each
+        beyond = [] if mounted.reach is None else [mounted.reach.text]
+        made = replace(made, reasons=unlike([*beyond, *harder(attack, seen, labels[None])]))
+        several = seen.schedule is not None and seen.schedule.steps > 1
+        if made.reasons or not several or not (attack.optimises or self.n > 1):
+            return made
+        self.say(f"{attacker.name} on undefended changes of this net")
+        return with_same_net(made, on_same_net(attack, seen, self.weights, trial.seed))
 
 
 def _framed(image: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ class Dlg(ImageAttack):
     control: ClassVar = Setting()
     usual: ClassVar = {"restarts": 1}
     at_once: ClassVar = 4
-    head: ClassVar = "shared"
+    head: ClassVar[Literal["shared", "hidden"]] = "shared"
     one_step: ClassVar = True
     any_labels: ClassVar = True
     steps: int = 100

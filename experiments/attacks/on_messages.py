@@ -15,7 +15,7 @@ from fedpriv.attacks.attack import image_attack, text_attack
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.gradients.local_run import local_run
-from fedpriv.attacks.lab.attempts import Attacker, attempt
+from fedpriv.attacks.lab.attempts import attempt
 from fedpriv.attacks.lab.controls import alteration
 from fedpriv.attacks.lab.nets import observe, perceptron
 from fedpriv.attacks.lab.setting import Setting
@@ -23,6 +23,7 @@ from fedpriv.attacks.scoring.baselines import nearest
 from fedpriv.attacks.scoring.scores import RECOVERED, mse
 from fedpriv.attacks.scoring.text_scores import score_text
 from fedpriv.attacks.text.victims import Size, facts, observe_text, sentences, small_bert
+from fedpriv.attacks.trial import Attacker
 from fedpriv.data.sources import load_dataset
 
 SEED = 0

@@ -18,13 +18,14 @@ from fedpriv.attacks.api.inversion import check_normalisation, check_sgd, observ
 from fedpriv.attacks.api.label_rules import balanced, infer
 from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.api.tensors import Message, check_no_weights, read_message
+from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
-from fedpriv.attacks.lab.attempts import Attacker
 from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
+from fedpriv.attacks.trial import Attacker
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, concluded
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
@@ -169,12 +170,12 @@ def audit_update(
             return None if agreement is None else agreement.doubt_of(ONE_STEP)
 
         @cache
-        def control(attacker: Attacker) -> Control:
+        def control(attacker: Attacker[ImageAttack]) -> Control:
             return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, seed)
 
         hidden = not any(one.startswith("top.") for one in observe(ThreatModel())[0].shared)
         return Target(
-            f"{name}: {n} training images", images, labels, layers if hidden else 0, observe,
+            images, labels, observe, title=f"{name}: {n} training images", masked=layers if hidden else 0,
             reference=reference[0], reference_labels=reference[1],
             doubt=doubt, doubt_of_one_step=doubt_of_one_step, doubts_all=True, on_same_net=control,
         )  # fmt: skip

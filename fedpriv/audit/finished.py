@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Reconstruction
-from fedpriv.attacks.lab.attempts import Attacker, mount
 from fedpriv.attacks.lab.kept import code
+from fedpriv.attacks.trial import Attacker, mount
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, checksum, load_json, load_tensors, save_json, save_tensors
 
@@ -36,8 +36,8 @@ class Finished:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def mount(self, attacker: Attacker, observed: Sequence[Observation], seed: int) -> Reconstruction:
-        """:func:`fedpriv.attacks.lab.attempts.mount`, unless its result is there.
+    def mount(self, attacker: Attacker[Any], observed: Sequence[Observation], seed: int) -> Reconstruction:
+        """:func:`fedpriv.attacks.trial.mount`, unless its result is there.
 
         Raises:
             FedprivError: its result cannot be written.
@@ -46,7 +46,7 @@ class Finished:
         with suppress(Damaged):  # or not there
             found = load_tensors(path)
             return Reconstruction(cpu_seconds=float(found.pop("cpu_seconds")), **found)
-        made = mount(attacker, observed, seed)
+        made: Reconstruction = mount(attacker, observed, seed)
         if made.cpu_seconds >= WORTH_KEEPING:
             tensors = {one.name: getattr(made, one.name) for one in fields(made) if one.name != "cpu_seconds"}
             self._save(save_tensors, path, tensors | {"cpu_seconds": torch.tensor(made.cpu_seconds)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedpriv.attacks.attack import ImageAttack
-    from fedpriv.attacks.lab.attempts import Attempt
+    from fedpriv.attacks.lab.attempts import ImageAttempt
     from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.images.target import Target
     from fedpriv.audit.results import Baseline, ImageFigures
@@ -139,8 +139,8 @@ def _attack_images(
     name: str, options: dict[str, Any], seed: int, output: Path | None, run_name: str | None, **chosen: Any
 ) -> dict[str, Any]:
     from fedpriv.attacks.attack import image_attack
-    from fedpriv.attacks.core.status import Reason
-    from fedpriv.attacks.lab.attempts import attackers, controlled, out_of_reach
+    from fedpriv.attacks.lab.attempts import attackers
+    from fedpriv.attacks.trial import Trial
     from fedpriv.audit.images import figures
     from fedpriv.audit.images.attempts import FIRST, until_decided
 
@@ -163,18 +163,14 @@ def _attack_images(
         raise UsageError(f"{name}: {error}") from None
     if name not in (names := [one.name for one in tried]):
         out.print(f"{name} needs the hidden layers; in its place, attacks without them: {', '.join(names)}", soft_wrap=True)
-    attempts: list[Attempt] = []
+    attempts: list[ImageAttempt] = []
     with progress(len(tried)) as begin:
         if len(tried) > 1 and run_name is None:
             n = len(target.images)
             attempts = until_decided(target, tried, seed, begin, n, first=n if chosen["count"] else FIRST)
         for attacker in tried if not attempts else ():
             begin(f"{target.title}: {attacker.name}")
-            observed = target.observe(attacker.threat)
-            made = target.held_against(controlled(attacker, observed, target.images, target.labels, seed, views=target.views))
-            if reach := out_of_reach(attacker, observed, len(target.images)):
-                made = replace(made, reasons=(Reason("unlike the controls", reach.text),))
-            attempts.append(made)
+            attempts.append(target.tried(attacker, Trial(seed, in_reach=False)))
     tell_controls([control for made in attempts for control in made.controls], out)
     if all(made.found is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])
@@ -199,7 +195,7 @@ def _attack_images(
     }
 
 
-def _attacker(made: Attempt) -> dict[str, Any]:
+def _attacker(made: ImageAttempt) -> dict[str, Any]:
     """An attempt for ``--json``, with its figures if it was run."""
     from fedpriv.audit.images.figures import figures
 

@@ -13,9 +13,10 @@ from fedpriv.errors import UsageError
 if TYPE_CHECKING:
     from fedpriv.attacks.attack import TextAttack
     from fedpriv.attacks.core.status import Status
+    from fedpriv.attacks.trial import Attacker
     from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.results import PartialLeakage, TextFigures, TextScoreMeans
-    from fedpriv.audit.text.attempts import TextAttacker, TextAttempt
+    from fedpriv.audit.text.attempts import TextAttempt
     from fedpriv.audit.text.target import TextTarget
 
 USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1), "token-imprint": (1, 1)}
@@ -98,16 +99,16 @@ def _with_shares(found: TextScoreMeans | PartialLeakage) -> dict[str, Any]:
     return asdict(found) | {name: asdict(one) | {"share": one.share} for name, one in rates.items()}
 
 
-def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[TextAttacker]:
+def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> list[Attacker[TextAttack]]:
     """The attack itself and, where a hidden head matters, also one that knows the initial head."""
     from fedpriv.attacks.attack import text_attack
     from fedpriv.attacks.core.observation import ThreatModel
-    from fedpriv.audit.text.attempts import TextAttacker
+    from fedpriv.attacks.trial import Attacker
 
     attack = with_options(text_attack(name), name, options)
     own = ThreatModel(download="altered") if attack.is_malicious() else ThreatModel()
     known = [ThreatModel(top="initial")] if target.hidden and attack.finds_order else []
-    return [TextAttacker(attack, threat) for threat in (own, *known)]
+    return [Attacker(attack, threat) for threat in (own, *known)]
 
 
 def _altered(

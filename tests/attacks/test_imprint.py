@@ -13,11 +13,12 @@ from fedpriv.attacks.attack import image_attacks
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.lab.attempts import Attacker, attempt, suited
+from fedpriv.attacks.lab.attempts import attempt, suited
 from fedpriv.attacks.lab.controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.malicious.imprint import Imprint
 from fedpriv.attacks.scoring.scores import match_batches, mse
+from fedpriv.attacks.trial import Attacker
 from tests.attacks.client import OfRows, change, gradient, observe, pictures
 
 ATTACK = Imprint()

@@ -20,10 +20,10 @@ from fedpriv.attacks.attack import ATTACKS, ImageAttack
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import One, Reconstruction, together
 from fedpriv.attacks.image.direct import Analytic
-from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import reference_victim
 from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.trial import NO_PROMISE
 
 
 class Own(nn.Module):

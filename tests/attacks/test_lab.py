@@ -19,14 +19,11 @@ from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.attempts import (
-    NO_PROMISE,
-    Attacker,
-    Attempt,
+    ImageAttempt,
+    Images,
     attackers,
     attempt,
-    controlled,
     observations,
-    out_of_reach,
     run_controls,
     suited,
 )
@@ -34,6 +31,7 @@ from fedpriv.attacks.lab.controls import Control, negative_control, positive_con
 from fedpriv.attacks.lab.images import default_images, sample_photographs
 from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.trial import NO_PROMISE, Attacker, out_of_reach
 from tests.marks import quick_first, slow_but
 
 SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2, "lbfgs": 1}
@@ -274,30 +272,27 @@ def test_who_fails_a_control_is_not_run_and_who_passes_is_evidence() -> None:
     setting = Setting(net="perceptron", images=2, side=8)
     images, labels = setting.truth(0)
     seen = setting.observations(images, labels, 0)
-    made = controlled(Attacker(short("inverting-gradients"), ThreatModel()), seen, images, labels, 0)
+    undefended = Images(images, labels, lambda threat: seen)
+    made = undefended.tried(Attacker(short("inverting-gradients"), ThreatModel()))
     assert made.found is None and made.inapplicable is not None and made.inapplicable.kind == "control failed"
     assert "not tried, as a control failed: inverting-gradients recovered 0 of 4" in str(made.inapplicable)
     assert not made.is_evidence and made.status(False) == Status.not_run(made.inapplicable)
-    made = controlled(Attacker(image_attack("analytic")(), ThreatModel()), seen, images, labels, 0)
+    made = undefended.tried(Attacker(image_attack("analytic")(), ThreatModel()))
     assert made.is_evidence and made.scores is not None and made.scores.recovered[1e-2].successes == 2
-    made = controlled(Attacker(short("joint-head"), ThreatModel()), seen, images, labels, 0)
+    made = undefended.tried(Attacker(short("joint-head"), ThreatModel()))
     assert made.found is not None and not made.is_evidence, "it has no positive control"
     assert made.status(False) == Status("inconclusive", (NO_PROMISE,)) and made.status(True).word == "found"
 
 
 def test_more_images_at_once_than_a_control_reaches() -> None:
-    images, labels = default_images(6, side=8)
-    message = observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images, labels)
-    dlg, analytic, naive = (Attacker(image_attack(name)(), ThreatModel()) for name in ("dlg", "analytic", "random-head"))
-    why = out_of_reach(dlg, [message], 6)
+    dlg, analytic, naive = (image_attack(name)() for name in ("dlg", "analytic", "random-head"))
+    why = out_of_reach(dlg, 6)
     assert why is not None and why.kind == "too many samples"
     assert why.text == "6 images behind one message; at this budget its control recovers up to 4 at once"
-    assert out_of_reach(analytic, [message], 6) is None and "no positive control" in str(out_of_reach(naive, [message], 6))
-    assert out_of_reach(dlg, [message] * 2, 6) is None, "three each"
-    local = replace(message, schedule=Schedule(lr=0.1, steps=11))
-    unrolled = Attacker(image_attack("unrolled")(), ThreatModel())
+    assert out_of_reach(analytic, 6) is None and "no positive control" in str(out_of_reach(naive, 6))
+    assert out_of_reach(dlg, 3) is None
     many = Reason("too many steps", "11 local steps are more than the 10 of this budget")
-    assert out_of_reach(unrolled, [local] * 6, 6) == many
+    assert out_of_reach(image_attack("unrolled")(), 1, Schedule(lr=0.1, steps=11)) == many
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5])
@@ -322,12 +317,12 @@ def test_a_control_whose_images_are_easier_promises_nothing() -> None:
     """More of them behind a message, or such as share classes."""
     images, _ = default_images(4, side=8)
 
-    def made(name: str, labels: list[int], options: dict[str, Any]) -> Attempt:
+    def made(name: str, labels: list[int], options: dict[str, Any]) -> ImageAttempt:
         classes = torch.tensor(labels)
         message = observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images, classes)
         return attempt(Attacker(image_attack(name)(**options), ThreatModel()), [message], images, classes, 0)
 
-    def said(found: Attempt) -> tuple[str, ...]:
+    def said(found: ImageAttempt) -> tuple[str, ...]:
         assert all(reason.kind == "unlike the controls" for reason in found.reasons)
         return tuple(reason.text for reason in found.reasons)
 

@@ -16,11 +16,12 @@ from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.gradients.simulated import simulated
 from fedpriv.attacks.image.learned_inversion import Defence, LearnedInversion, alike, components, defence_of, rows_of
-from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, joined, suited
+from fedpriv.attacks.lab.attempts import ImageAttempt, attempt, joined, suited
 from fedpriv.attacks.lab.controls import negative_control, positive_control
 from fedpriv.attacks.lab.images import digits
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS
+from fedpriv.attacks.trial import Attacker
 from fedpriv.audit import sentences
 from fedpriv.audit.images.target import crops, samples
 from fedpriv.audit.judge.images import best, counted
@@ -32,7 +33,7 @@ FEW = LearnedInversion(images=60, components=20, width=16, steps=3)
 
 
 def setting(images: int = 3, **more: object) -> Setting:
-    return replace(Setting(kind="digits", side=8, images=images, threat=KNOWS, least=0.5), **more)  # type: ignore[arg-type]
+    return replace(Setting(kind="digits", side=8, images=images, threat=KNOWS, least=0.5), **more)
 
 
 def messages(one: Setting, seed: int = 0) -> tuple[Tensor, Tensor, list[Observation]]:
@@ -110,7 +111,7 @@ def test_where_it_cannot_be_mounted(changes: dict[str, object], why: str) -> Non
     _, _, (seen, *_) = messages(setting())
     LearnedInversion.check(replace(seen, kind="change", schedule=Schedule(lr=0.1)))
     with pytest.raises(Inapplicable, match=why):
-        LearnedInversion().run([replace(seen, **changes)])  # type: ignore[arg-type]
+        LearnedInversion().run([replace(seen, **changes)])
 
 
 @pytest.mark.slow
@@ -165,13 +166,13 @@ def test_no_more_than_copies_is_nothing() -> None:
     assert made.scores is not None and made.recovered is not None
     assert made.copies == dict.fromkeys(THRESHOLDS, 2)
     assert made.scores.recovered[RECOVERED].successes == 2 and made.recovered.successes == 0
-    all_three = attempt(Attacker(Returns(images), KNOWS), with_copies, images, labels, 0)  # type: ignore[arg-type]
+    all_three = attempt(Attacker(Returns(images), KNOWS), with_copies, images, labels, 0)
     assert all_three.recovered is not None and all_three.recovered.successes == 3
     both = joined([made, all_three], torch.cat([labels] * 2))
     assert both.copies == dict.fromkeys(THRESHOLDS, 4) and both.recovered is not None and both.recovered.successes == 5
-    unknowing = attempt(Attacker(Returns(near), ThreatModel()), [replace(one, public=None) for one in seen], images, labels, 0)  # type: ignore[arg-type]
+    unknowing = attempt(Attacker(Returns(near), ThreatModel()), [replace(one, public=None) for one in seen], images, labels, 0)
     assert unknowing.copies is None and unknowing.recovered is not None and unknowing.recovered.successes == 2
-    assert Attempt(made.attacker, inapplicable=Reason("does not apply", "x")).recovered is None
+    assert ImageAttempt(made.attacker, inapplicable=Reason("does not apply", "x")).recovered is None
 
 
 def test_the_verdict_names_copies() -> None:

@@ -47,7 +47,7 @@ def test_the_messages_are_undefended_ones_of_photographs() -> None:
     noisy = {name: tensor + 1 for name, tensor in observation.shared.items()}
     defended = replace(observation, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, 1.0)), unlike=("why",))
     attack = Reads()
-    control = on_same_net(attack, defended, weights, 0)  # type: ignore[arg-type]
+    control = on_same_net(attack, defended, weights, 0)
     assert not control.passed and "reads recovers 0 of 4 photographs, 2 behind one message" in control.sentence
     images, first = photographs(4, (3, SIDE, SIDE), 0), attack.given[0]
     assert first.unlike == () and not first.altered.variance and len(attack.given) == 2
@@ -61,10 +61,10 @@ def test_a_mean_of_gradients_is_held_against_means_over_as_many_steps() -> None:
     observation, weights = seen()
     steps = Schedule(lr=0.5, steps=3, momentum=0.5)
     alone, mean = Reads(), Reads()
-    on_same_net(alone, observation, weights, 0)  # type: ignore[arg-type]
-    on_same_net(mean, observation, weights, 0, steps)  # type: ignore[arg-type]
+    on_same_net(alone, observation, weights, 0)
+    on_same_net(mean, observation, weights, 0, steps)
     changes = Reads()
-    on_same_net(changes, replace(observation, kind="change", schedule=steps), weights, 0)  # type: ignore[arg-type]
+    on_same_net(changes, replace(observation, kind="change", schedule=steps), weights, 0)
     assert mean.given[0].kind == "gradient" and mean.given[0].schedule is None
     for name, tensor in as_gradient(changes.given[0]).shared.items():
         torch.testing.assert_close(mean.given[0].shared[name], tensor)
@@ -76,7 +76,7 @@ def test_clients_shuffle_their_images_in_every_epoch() -> None:
     observation, weights = seen(n=4)
     steps = Schedule(lr=0.5, steps=6, batch_size=2)
     attack = Reads()
-    on_same_net(attack, replace(observation, kind="change", schedule=steps), weights, 0)  # type: ignore[arg-type]
+    on_same_net(attack, replace(observation, kind="change", schedule=steps), weights, 0)
     images, draw = photographs(4, (3, SIDE, SIDE), 0), torch.Generator().manual_seed(0)
     labels = torch.randperm(10, generator=draw)[:4]
     net = perceptron(0, height=SIDE, width=SIDE)
@@ -93,7 +93,7 @@ def test_who_has_public_images_is_tried_on_some_that_it_does_not_get() -> None:
     observation, weights = seen()
     public = Public(torch.rand(10, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(2)), torch.arange(10).flip(0))
     attack = Reads()
-    control = on_same_net(attack, replace(observation, public=public), weights, 0)  # type: ignore[arg-type]
+    control = on_same_net(attack, replace(observation, public=public), weights, 0)
     assert "reads recovers 0 of 4 public images" in control.sentence and attack.given[0].public is not None
     assert torch.equal(attack.given[0].public.images, public.images[4:]), "a copy of the image would be found"
     expected = observe(perceptron(0, height=SIDE, width=SIDE), public.images[:1], public.labels[:1])
@@ -103,7 +103,7 @@ def test_who_has_public_images_is_tried_on_some_that_it_does_not_get() -> None:
 def test_few_public_images_are_too_few_for_the_control() -> None:
     observation, weights = seen()
     public = Public(torch.rand(7, 3, SIDE, SIDE), torch.arange(7))
-    control = on_same_net(Reads(), replace(observation, public=public), weights, 0)  # type: ignore[arg-type]
+    control = on_same_net(Reads(), replace(observation, public=public), weights, 0)
     assert not control.passed and control.sentence == "7 public images are too few to try reads on messages of this net"
 
 
@@ -111,9 +111,9 @@ def test_where_the_schedule_is_not_known_no_decay_is_undone_that_was_not_simulat
     observation, weights = seen()
     attack = Reads()
     change = replace(observation, kind="change", penalty=lambda start: -start)
-    on_same_net(attack, change, weights, 0)  # type: ignore[arg-type]
+    on_same_net(attack, change, weights, 0)
     made = as_gradient(attack.given[0]).shared
-    on_same_net(attack, observation, weights, 0)  # type: ignore[arg-type]
+    on_same_net(attack, observation, weights, 0)
     for name, gradient in attack.given[0].shared.items():
         torch.testing.assert_close(F.normalize(made[name].flatten(), dim=0), F.normalize(gradient.flatten(), dim=0))
 
@@ -122,12 +122,12 @@ def test_a_change_is_that_of_the_clients_steps() -> None:
     observation, weights = seen()
     attack = Reads()
     steps = Schedule(lr=0.1, steps=2, batch_size=1)
-    on_same_net(attack, replace(observation, kind="change", schedule=replace(steps, steps=1)), weights, 0)  # type: ignore[arg-type]
+    on_same_net(attack, replace(observation, kind="change", schedule=replace(steps, steps=1)), weights, 0)
     one = attack.given[0].shared
-    on_same_net(attack, observation, weights, 0)  # type: ignore[arg-type]
+    on_same_net(attack, observation, weights, 0)
     for name, gradient in attack.given[0].shared.items():
         torch.testing.assert_close(one[name], -0.1 * gradient)
-    on_same_net(attack, replace(observation, kind="change", schedule=steps), weights, 0)  # type: ignore[arg-type]
+    on_same_net(attack, replace(observation, kind="change", schedule=steps), weights, 0)
     assert any(not torch.allclose(attack.given[0].shared[name], 2 * one[name], rtol=1e-3) for name in one)
 
 
@@ -164,7 +164,7 @@ def test_a_refusal_is_a_failure() -> None:
         def run(self, observations: list[Observation], seed: int = 0) -> Reconstruction:
             raise Inapplicable("no head")
 
-    control = on_same_net(Refuses(), *seen(), 0)  # type: ignore[arg-type]
+    control = on_same_net(Refuses(), *seen(), 0)
     assert not control.passed and "refused undefended messages of this net (no head)" in control.sentence
 
 

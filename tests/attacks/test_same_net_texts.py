@@ -60,9 +60,9 @@ def test_the_messages_are_undefended_ones_of_the_same_tensors_and_schedule(kind:
     defended = replace(
         observation, shared=shared, kind=kind, schedule=schedule, altered=Altered(variance=dict.fromkeys(shared, 1.0)),
         unlike=("why",),
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     attack = Knows(2)
-    control = sentences_on_same_net(attack, defended, weights_of(observation), [7], EVEN, 0)  # type: ignore[arg-type]
+    control = sentences_on_same_net(attack, defended, weights_of(observation), [7], EVEN, 0)
     assert control.passed and "knows finds 2 of 2 made-up sentences (2 of 4 needed)" in control.sentence
     first = attack.given[0]
     assert first.unlike == () and not first.altered.variance and first.shared.keys() == shared.keys()
@@ -78,14 +78,14 @@ def test_the_messages_are_undefended_ones_of_the_same_tensors_and_schedule(kind:
 def test_it_ends_once_too_few_are_left() -> None:
     observation, _, _ = message([7])
     attack = Knows(0)
-    control = sentences_on_same_net(attack, observation, weights_of(observation), [7], EVEN, 0)  # type: ignore[arg-type]
+    control = sentences_on_same_net(attack, observation, weights_of(observation), [7], EVEN, 0)
     assert not control.passed and len(attack.given) == 3 and "finds 0 of 3 made-up sentences" in control.sentence
 
 
 def test_as_many_sentences_are_behind_each_message() -> None:
     observation, _, _ = message([7, 5])
     attack = Knows(2, lengths=(7, 5))
-    control = sentences_on_same_net(attack, observation, weights_of(observation), [7, 5], EVEN, 0)  # type: ignore[arg-type]
+    control = sentences_on_same_net(attack, observation, weights_of(observation), [7, 5], EVEN, 0)
     assert control.passed and "2 of 2 made-up sentences, 2 behind one message" in control.sentence
 
 
@@ -93,7 +93,7 @@ def test_as_many_sentences_are_behind_each_message() -> None:
 def test_who_finds_no_order_must_name_every_word(right: int, passes: bool) -> None:
     observation, _, _ = message([7])
     control = sentences_on_same_net(
-        Knows(right, order=False), observation, weights_of(observation), [7], EVEN, 0  # type: ignore[arg-type]
+        Knows(right, order=False), observation, weights_of(observation), [7], EVEN, 0
     )  # fmt: skip
     assert control.passed is passes and "sets of words" in control.sentence
 
@@ -104,5 +104,5 @@ def test_a_refusal_is_a_failure() -> None:
             raise Inapplicable("no second derivative")
 
     observation, _, _ = message([7])
-    control = sentences_on_same_net(Refuses(4), observation, weights_of(observation), [7], EVEN, 0)  # type: ignore[arg-type]
+    control = sentences_on_same_net(Refuses(4), observation, weights_of(observation), [7], EVEN, 0)
     assert not control.passed and "refused an undefended message of this net (no second derivative)" in control.sentence

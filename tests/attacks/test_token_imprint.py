@@ -14,7 +14,8 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.malicious.token_imprint import TokenImprint
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
-from fedpriv.audit.text.attempts import TextAttacker, attempt_text
+from fedpriv.attacks.trial import Attacker
+from fedpriv.audit.text.attempts import attempt_text
 from fedpriv.client.suspicion import check_for_marks, secret_draw
 from fedpriv.errors import SuspiciousDownload
 from fedpriv.parameters import ParameterSpace
@@ -60,7 +61,7 @@ def test_that_it_finds_no_token_is_no_evidence_where_the_message_is_unlike_its_c
         ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None,
         observe=lambda threat: iter([seen]),
     )  # fmt: skip
-    made = attempt_text(TextAttacker(TokenImprint(tolerance=tolerance)), target, 0)  # type: ignore[arg-type]
+    made = attempt_text(Attacker(TokenImprint(tolerance=tolerance)), target, 0)
     said = "the client trained with dropout; it reads the change as one step of SGD, and behind the message are 3"
     assert [one.text for one in made.reasons] == ([] if tolerance else said.split("; "))
 
@@ -73,7 +74,7 @@ def test_that_it_finds_no_token_is_no_evidence_where_it_finds_none_without_a_def
             ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None, beside=None,
             observe=lambda threat: iter([sent]), started=lambda what: dict(seen.weights), frequency=torch.ones(SMALL.words),
         )  # fmt: skip
-        made = attempt_text(TextAttacker(attack), target, 0)  # type: ignore[arg-type]
+        made = attempt_text(Attacker(attack), target, 0)
         assert made.scores is not None and not bool(made.scores.recall.eq(1).all())
         return [one.text for one in made.reasons]
 
@@ -116,8 +117,8 @@ def test_a_client_refuses_it() -> None:
     linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
     space = ParameterSpace.of(net)
     agreement, state = SimpleNamespace(linear=linear, space=space, initial=space.row_of(net)), dict(net.state_dict())
-    check_for_marks(agreement, 1, state, secret_draw())  # type: ignore[arg-type]
+    check_for_marks(agreement, 1, state, secret_draw())
     altered = ATTACK.alter(answered(1, altered=False)[0], sentences([8] * 200, 5))
     sent = state | {name.replace("body.", "encoder."): tensor for name, tensor in altered.items()}
     with pytest.raises(SuspiciousDownload, match="a share of 1 of its rows are parallel to one"):
-        check_for_marks(agreement, 1, sent, secret_draw())  # type: ignore[arg-type]
+        check_for_marks(agreement, 1, sent, secret_draw())

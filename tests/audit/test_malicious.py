@@ -12,10 +12,11 @@ from click.testing import CliRunner, Result
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.lab.attempts import Attacker, Attempt
+from fedpriv.attacks.lab.attempts import ImageAttempt
 from fedpriv.attacks.malicious.fishing import Fishing
 from fedpriv.attacks.malicious.imprint import Imprint
 from fedpriv.attacks.scoring.scores import match_batches, mse, score
+from fedpriv.attacks.trial import Attacker
 from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
@@ -144,7 +145,7 @@ def test_what_makes_no_sense_is_refused(run: Path, arguments: tuple[str, ...], w
 
 def test_it_says_what_fishing_aimed_at() -> None:
     found = Reconstruction(torch.full((4, 1, 2, 2), torch.nan), torch.tensor([3, 3, -1, -1]), *torch.zeros(4, 1))
-    made = Attempt(Attacker(Fishing(), ThreatModel()), found)
+    made = ImageAttempt(Attacker(Fishing(), ThreatModel()), found)
     assert "fishing aimed at 2 images of class 3, and at no other" in remarks([made])
 
 
@@ -155,14 +156,14 @@ def test_it_says_what_is_no_evidence(recovered: int, said: str) -> None:
     labels = torch.arange(4)
     found = Reconstruction(raw, labels, *torch.zeros(4, 1))
     scores, why = score(raw, true, labels, labels), Reason("unlike the controls", "why")
-    made = Attempt(Attacker(Imprint(), ThreatModel()), found, scores, raw, true, reasons=(why,))
+    made = ImageAttempt(Attacker(Imprint(), ThreatModel()), found, scores, reasons=(why,), raw=raw, true=true)
     assert f"{said} is no evidence: why" in remarks([made])
 
 
 def test_it_says_who_cannot_be_mounted_and_who_was_not_tried() -> None:
     one = Attacker(Imprint(), ThreatModel())
     refused, failed, needless = (
-        Attempt(one, inapplicable=Reason(kind, "why")) for kind in ("does not apply", "control failed", "not needed")
+        ImageAttempt(one, inapplicable=Reason(kind, "why")) for kind in ("does not apply", "control failed", "not needed")
     )
     lines = [remarks([made])[-1] for made in (refused, failed, needless)]
     assert lines == ["imprint cannot be mounted: why", "imprint was why", "imprint was not tried: why"]

@@ -10,19 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.attacks.attack import image_attacks
+from fedpriv.attacks.attack import ImageAttack, image_attacks
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason, Status
-from fedpriv.attacks.lab.attempts import Attacker, Attempt
+from fedpriv.attacks.lab.attempts import ImageAttempt
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring import scores
 from fedpriv.attacks.scoring.scores import score, wilson
+from fedpriv.attacks.trial import Attacker, Trial
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images import attempts, reconstructions, target
 from fedpriv.audit.images.attempts import SETTLED
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
+from fedpriv.audit.images.target import Target
 from fedpriv.audit.judge.images import ran
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.results import Part
@@ -54,10 +56,24 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
     return Evidence(folder)
 
 
-def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) -> Callable[..., Attempt]:
+StandIn = Callable[[Attacker[ImageAttack], Sequence[Any], torch.Tensor], ImageAttempt]
+
+
+def instead_of_all(monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:
+    """In place of all attacks, with and without their controls."""
+
+    def tried(target: Target, attacker: Attacker[ImageAttack], trial: Trial) -> ImageAttempt:
+        if (over := trial.cut()) is not None:
+            return ImageAttempt(attacker, inapplicable=over)
+        return target.held_against(stand_in(attacker, target.observe(attacker.threat), target.images))
+
+    monkeypatch.setattr(Target, "tried", tried)
+
+
+def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) -> StandIn:
     """In place of every attack that optimises: recovers those images, counted from the first that it was ever asked for."""
 
-    def stand_in(attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, *others: Any) -> Attempt:
+    def stand_in(attacker: Attacker[ImageAttack], observed: Sequence[Any], images: torch.Tensor) -> ImageAttempt:
         before = sum(asked.setdefault(attacker.attack.name, []))
         asked[attacker.attack.name].append(len(images))
         optimises = attacker.attack.optimises
@@ -68,7 +84,9 @@ def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) ->
         found = Reconstruction(made, unknown, torch.ones(n), torch.ones(1, n), torch.ones(n), torch.zeros(n))
         control = attacker.attack.control
         promises = control is not None and control.least > 0
-        return Attempt(attacker, found, score(made, images), made, images, controls=PASSED if promises else PASSED[1:])
+        return ImageAttempt(
+            attacker, found, score(made, images), controls=PASSED if promises else PASSED[1:], raw=made, true=images
+        )
 
     return stand_in
 
@@ -88,8 +106,7 @@ def test_single_images_are_looked_at_until_the_interval_decides(
     evidence: Evidence, monkeypatch: pytest.MonkeyPatch, recovers: Callable[[int], bool], most: int, looked_at: list[int]
 ) -> None:
     asked: dict[str, list[int]] = {}
-    for name in ("controlled", "attempt"):  # with its controls, and on further images without them
-        monkeypatch.setattr(attempts, name, attack_that(recovers, asked))
+    instead_of_all(monkeypatch, attack_that(recovers, asked))
     monkeypatch.setattr(target, "on_same_net", lambda *asked: None)  # no real attack is mounted, so none is held against it
     client = evidence.messages()[0][1]
     assert len(evidence.labels(client)) >= 72
@@ -109,8 +126,7 @@ def test_single_images_are_looked_at_until_the_interval_decides(
 
 def test_what_was_found_before_the_budget_ended_is_kept(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[int]] = {}
-    for name in ("controlled", "attempt"):
-        monkeypatch.setattr(attempts, name, attack_that(lambda i: i == 0, asked))
+    instead_of_all(monkeypatch, attack_that(lambda i: i == 0, asked))
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
     monkeypatch.setattr(attempts, "spent", lambda say: CUT if asked.get("dlg") else None)
     attacked = on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
@@ -124,19 +140,18 @@ def test_what_was_found_before_the_budget_ended_is_kept(evidence: Evidence, monk
     assert not_run.figures is None and not_run.status == Status.not_run(CUT)
 
 
-def bright(attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, *others: Any) -> Attempt:
+def bright(attacker: Attacker[ImageAttack], observed: Sequence[Any], images: torch.Tensor) -> ImageAttempt:
     """In place of every attack: recovers bright images."""
     keep = images.flatten(1).mean(1) > 0.33
     made = torch.where(keep.view(-1, 1, 1, 1), images, 1 - images.round())
     n = len(observed)
     found = Reconstruction(made, torch.full((n,), -1), torch.ones(n), torch.ones(1, n), torch.ones(n), torch.zeros(n))
-    return Attempt(attacker, found, score(made, images), made, controls=PASSED)
+    return ImageAttempt(attacker, found, score(made, images), controls=PASSED, raw=made)
 
 
 def test_processes_change_nothing(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("controlled", "attempt"):
-        monkeypatch.setattr(attempts, name, bright)
-    monkeypatch.setattr(attempts, "run_controls", lambda *asked: PASSED)
+    instead_of_all(monkeypatch, bright)
+    monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: PASSED)
     client, at_once = evidence.messages()[0][1], list[int]()
 
     def counted(calls: Any, some: int) -> Any:
@@ -155,8 +170,7 @@ def test_none_of_72_leaves_5_percent_open() -> None:
 
 def test_who_is_promised_nothing_gets_no_more_images(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[int]] = {}
-    for name in ("controlled", "attempt"):
-        monkeypatch.setattr(attempts, name, attack_that(lambda i: False, asked))
+    instead_of_all(monkeypatch, attack_that(lambda i: False, asked))
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
     on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
     assert asked == {"analytic": [72], "dlg": [6, 6, 12], "random-head": [6]}
@@ -166,8 +180,7 @@ def test_who_fails_on_the_same_net_is_tried_on_more_images_and_may_find_some(
     evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, list[int]] = {}
-    for name in ("controlled", "attempt"):
-        monkeypatch.setattr(attempts, name, attack_that(lambda i: 8 <= i < 10, asked))
+    instead_of_all(monkeypatch, attack_that(lambda i: 8 <= i < 10, asked))
     failed = Control("same net", False, "recovers 0 of 4 from this net", 0.1)
     monkeypatch.setattr(target, "on_same_net", lambda *given: failed)
     tried = [Attacker(image_attacks()[name](), ThreatModel()) for name in ("dlg", "random-head")]
@@ -181,14 +194,12 @@ def test_who_fails_on_the_same_net_is_tried_on_more_images_and_may_find_some(
 
 @pytest.mark.parametrize("by", ["analytic", "dlg"])
 def test_nobody_is_tried_after_one_that_recovered_all(evidence: Evidence, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
-    def stand_in(
-        attacker: Attacker, observed: Sequence[Any], images: torch.Tensor, labels: torch.Tensor, *others: Any
-    ) -> Attempt:
+    def stand_in(attacker: Attacker[ImageAttack], observed: Sequence[Any], images: torch.Tensor) -> ImageAttempt:
         assert attacker.name in ("analytic", by), "it can find no more"
         made = images if attacker.name == by else 1 - images.round()
-        return Attempt(attacker, None, score(made, images), made, controls=PASSED)
+        return ImageAttempt(attacker, None, score(made, images), controls=PASSED, raw=made)
 
-    monkeypatch.setattr(attempts, "controlled", stand_in)
+    instead_of_all(monkeypatch, stand_in)
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
     attacked = on_single_images(evidence, 1, evidence.messages()[0][1], 0, lambda text: None, 24)
     said = {one.attacker.name: one.inapplicable for one in attacked.attempts}

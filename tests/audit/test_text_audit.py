@@ -19,10 +19,10 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.tag import Tag
+from fedpriv.attacks.trial import NO_PROMISE, Attacker
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.judge import images as judge_images
@@ -30,7 +30,7 @@ from fedpriv.audit.judge import texts as judge_texts
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.judge.measures import MEASURES
 from fedpriv.audit.results import AuditedRun, Cost, Statistic, TextFigures, TextOutcome, TextTargetResult, from_json
-from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, _unlike, attempt_text
+from fedpriv.audit.text.attempts import TextAttempt, _unlike, attempt_text
 from fedpriv.audit.text.recovery import on_single_texts
 from fedpriv.audit.text.samples import requests
 from fedpriv.audit.text.target import TextTarget, of_messages
@@ -195,7 +195,7 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
         schedule = None if seen.schedule is None else replace(seen.schedule, steps=steps)
         observed = replace(seen, schedule=schedule, unlike=())
         return attempt_text(
-            TextAttacker(text_attack("tag")(steps=1, starts=1, sweeps=1)),
+            Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1)),
             replace(target, observe=lambda threat: iter([observed])),
             seed=0,
         )
@@ -252,7 +252,7 @@ def test_the_initial_head_is_that_of_a_client_which_has_not_trained_it(runs: Run
         target = of_messages(evidence, "a turn", [message], ids, labels)
         assert target.trained_apart == (method == "fedrep" or (method == "fedper" and not first_turn))
     (seen,) = target.observe(ThreatModel(top="initial"))
-    said = _unlike(TextAttacker(text_attack("tag")(), ThreatModel(top="initial")), target, seen)
+    said = _unlike(Attacker(text_attack("tag")(), ThreatModel(top="initial")), target, seen)
     why = "it matches through the initial weights of layers that the client has trained since and not sent"
     assert (why in said) == (method != "fedavg")
 
@@ -261,7 +261,7 @@ def test_a_search_among_all_words_is_not_what_the_controls_do(runs: Runs) -> Non
     target = one_text(Evidence(runs("lora")))
     (seen,) = target.observe(ThreatModel())
     target = replace(target, observe=lambda threat: iter([replace(seen, unlike=())]))
-    tried = attempt_text(TextAttacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)), target, seed=0)
+    tried = attempt_text(Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)), target, seed=0)
     said = "the word embedding was not sent, so that it searches among all words, as its controls do not"
     assert tried.reasons == (Reason("unlike the controls", said),)
 
@@ -311,7 +311,7 @@ def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:
                 raise Inapplicable("too many tokens")
             return text_attack("tokens")().run(observations, seed)
 
-    made = attempt_text(TextAttacker(Refuses()), target, seed=0)
+    made = attempt_text(Attacker(Refuses()), target, seed=0)
     why = Reason("does not apply", "it could not be mounted on 1 of 2 messages (too many tokens)")
     assert made.refused == 1 and made.reasons[-1] == why
 

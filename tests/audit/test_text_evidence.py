@@ -19,11 +19,12 @@ from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.tag import Tag
 from fedpriv.attacks.text.tokens import TokenSet
 from fedpriv.attacks.text.victims import Size, facts, observe_text, sentences, small_bert
+from fedpriv.attacks.trial import Attacker
 from fedpriv.audit.answer import answer
 from fedpriv.audit.judge.measures import OPEN
 from fedpriv.audit.judge.texts import beyond_chance
 from fedpriv.audit.results import AuditedRun, Cost, Sender, TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
-from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, attempt_text
+from fedpriv.audit.text.attempts import TextAttempt, attempt_text
 from fedpriv.audit.text.figures import score_figures, status_of
 from fedpriv.audit.text.target import Steps, made_up
 
@@ -109,7 +110,7 @@ def test_words_beside_those_that_an_estimate_names_are_not_known() -> None:
 
 
 def test_messages_with_different_numbers_of_sentences_are_not_listed_apart() -> None:
-    tag, made = TextAttacker(text_attack("tag")()), []
+    tag, made = Attacker(text_attack("tag")()), []
     for size in (24, 5):
         attempt = attempt_text(tag, made_up(Steps(1, size)), 0)
         status = status_of(attempt, None, means())
@@ -121,7 +122,7 @@ def test_messages_with_different_numbers_of_sentences_are_not_listed_apart() -> 
 
 
 def test_that_the_net_takes_images_too_is_listed_as_the_reason() -> None:
-    attempt = attempt_text(TextAttacker(text_attack("span")()), replace(made_up(Steps(1, 1)), beside="an image"), 0)
+    attempt = attempt_text(Attacker(text_attack("span")()), replace(made_up(Steps(1, 1)), beside="an image"), 0)
     status, why = (
         status_of(attempt, None, means()),
         "the net also takes an image with each text, which this attack cannot reconstruct",
@@ -133,7 +134,7 @@ def test_that_the_net_takes_images_too_is_listed_as_the_reason() -> None:
 @pytest.mark.parametrize(("exact", "word"), [(wilson(1, 4), "found"), (wilson(0, 4), "inconclusive"), (None, "found")])
 def test_who_looks_for_sentences_must_find_one(exact: Rate | None, word: str) -> None:
     """Words suffice of who finds no order."""
-    attempt = TextAttempt(TextAttacker(text_attack("tokens")()), reasons=(Reason("no control", "there is none"),))
+    attempt = TextAttempt(Attacker(text_attack("tokens")()), reasons=(Reason("no control", "there is none"),))
     made = figures(precision=1.0, recall=0.5, named=wilson(12, 12), exact=exact)
     assert status_of(attempt, made, means(precision=0.1)).word == word
     if exact is None:

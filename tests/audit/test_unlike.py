@@ -15,9 +15,10 @@ from fedpriv.attacks.attack import image_attacks
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.lab.attempts import Attacker, Attempt
+from fedpriv.attacks.lab.attempts import ImageAttempt
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.scoring.scores import score
+from fedpriv.attacks.trial import Attacker
 from fedpriv.audit import sentences
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
@@ -186,7 +187,7 @@ def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_p
         target = of_messages(evidence, "single", single_images(evidence, round, client, 6), images, labels, None)
         passed = (Control("positive", True, "", None),)
         for name, simulates in (("known-head", True), ("head-free", False), ("analytic", False)):
-            made = Attempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND, controls=passed)
+            made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND, controls=passed)
             assert target.held_against(made).is_evidence == (not (simulates and doubted)), (method, name)
             assert target.held_against(replace(made, found=None)).reasons == ()
             # Of clients with a head of their own it cannot be told; the messages of SCAFFOLD's earlier turns were kept.
@@ -229,11 +230,11 @@ def test_after_many_steps_a_change_is_no_gradient(
     target = of_messages(evidence, "one", [message], truth.images[at : at + 1], truth.labels[at : at + 1], None)
     assert target.doubt() is None, "the steps themselves explain it"
     for name in ("dlg", "idlg", "inverting-gradients", "analytic-features"):
-        made = Attempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND)
+        made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND)
         held = target.held_against(made)
         assert (held.reasons == ()) is counts
         assert counts or "single step as which it reads the message" in held.reasons[0].text
-    whole = Attempt(Attacker(image_attacks()["unrolled"](), ThreatModel()), found=FOUND)
+    whole = ImageAttempt(Attacker(image_attacks()["unrolled"](), ThreatModel()), found=FOUND)
     assert target.held_against(whole).reasons == ()
 
 
@@ -248,8 +249,8 @@ def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: b
 
     true = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     found = torch.cat([true[:hits], torch.full_like(true[hits:], 0.5)])
-    target = Target("two", true, torch.zeros(2, dtype=torch.long), 0, lambda threat: [], on_same_net=control)
-    made = Attempt(
+    target = Target(true, torch.zeros(2, dtype=torch.long), lambda threat: [], title="two", on_same_net=control)
+    made = ImageAttempt(
         Attacker(image_attacks()["dlg"](), ThreatModel()), found=FOUND, controls=(Control("positive", True, "", None),),
         scores=score(found, true, torch.full((2,), -1), torch.zeros(2, dtype=torch.long)),
     )  # fmt: skip
@@ -270,9 +271,9 @@ def test_who_recovers_no_more_than_flat_images_would_is_held_against_the_net_as_
     true = 0.4 + 0.2 * torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     none, grey = torch.full((2,), -1), torch.full_like(true, 0.5)
     failed = Control("same net", False, "0 of 4 photographs", None)
-    target = Target("two", true, torch.zeros(2, dtype=torch.long), 0, lambda threat: [], on_same_net=lambda attacker: failed)
+    target = Target(true, torch.zeros(2, dtype=torch.long), lambda threat: [], title="two", on_same_net=lambda attacker: failed)
     for found, counts in ((grey, False), (true, True)):
-        made = Attempt(
+        made = ImageAttempt(
             Attacker(image_attacks()["dlg"](), ThreatModel()), found=FOUND, controls=(Control("positive", True, "", None),),
             scores=score(found, true, none, none),
         )  # fmt: skip

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 
+from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.lab.attempts import Attacker, Attempt, attempt, controlled, joined, mountable, out_of_reach, run_controls
+from fedpriv.attacks.lab.attempts import ImageAttempt, joined
 from fedpriv.attacks.scoring.scores import wilson
+from fedpriv.attacks.trial import Attacker, NotTried, Trial
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.progress import Say, elsewhere, mounting, spent
-from fedpriv.errors import UsageError
 from fedpriv.processes import forked, forked_in_order
 
 SINGLES = 72
@@ -25,28 +26,19 @@ SETTLED = wilson(0, SINGLES).high
 """The easiest case is decided once the interval of an attack's success rate lies above or below this share."""
 
 
-def attempt_on(target: Target, attacker: Attacker, seed: int, say: Say, controls: bool = True, announce: bool = True) -> Attempt:
+def attempt_on(
+    target: Target, attacker: Attacker[ImageAttack], seed: int, say: Say, controls: bool = True, announce: bool = True
+) -> ImageAttempt:
     """Attack, after the controls; without them where it has passed them on the images before."""
-    if (cut := spent(say)) is not None:
-        return Attempt(attacker, inapplicable=cut)
-    if announce:
+    if announce and spent(say) is None:
         say(f"{target.title}: {attacker.name}")
-    try:
-        observed = target.observe(attacker.threat)
-    except UsageError as error:
-        return Attempt(attacker, inapplicable=Reason("does not apply", str(error)))
-    if reason := out_of_reach(attacker, observed, len(target.images)):
-        return Attempt(attacker, inapplicable=reason)
-    made = (controlled if controls else attempt)(
-        attacker, observed, target.images, target.labels, seed, mounting(say), target.views
-    )
-    return target.held_against(made)
+    return target.tried(attacker, Trial(seed, partial(spent, say), mounting(say), controls))
 
 
 def until_decided(
-    target: Target, tried: Sequence[Attacker], seed: int, say: Say, most: int, workers: int = 1, first: int = FIRST,
+    target: Target, tried: Sequence[Attacker[ImageAttack]], seed: int, say: Say, most: int, workers: int = 1, first: int = FIRST,
     enough: Reason | None = None,
-) -> list[Attempt]:  # fmt: skip
+) -> list[ImageAttempt]:  # fmt: skip
     """Attack messages of one image each until the result is decided.
 
     Closed forms are tried on all images. Attackers that optimise are tried on the ``first``, and then on twice as many each time,
@@ -77,22 +69,22 @@ def until_decided(
         done = end
         if enough is not None or _decided([_together(some, target) for some in attempts.values()]):
             break
-    left = [Attempt(one, inapplicable=enough) for one in others if one not in attempts]
+    left = [ImageAttempt(one, inapplicable=enough) for one in others if one not in attempts]
     return [*(_together(some, target) for some in attempts.values()), *left]
 
 
-def all_found(attempts: Sequence[Attempt]) -> Reason | None:
+def all_found(attempts: Sequence[ImageAttempt]) -> Reason | None:
     """That one of the attempts recovered all, as a reason to try no others; ``None``: none did."""
     rates = [(one.attacker.name, one.recovered) for one in attempts if one.recovered is not None]
     return next((Reason("not needed", f"{name} recovered all {rate.n}") for name, rate in rates if rate.share == 1), None)
 
 
 def _in_turn(
-    target: Target, attackers: Sequence[Attacker], seed: int, say: Say, controls: bool, workers: int
-) -> Generator[tuple[Attacker, Attempt]]:
+    target: Target, attackers: Sequence[Attacker[ImageAttack]], seed: int, say: Say, controls: bool, workers: int
+) -> Generator[tuple[Attacker[ImageAttack], ImageAttempt]]:
     """Each attacker's attempt; with several processes, those of the next attackers run beside."""
 
-    def mounted(attacker: Attacker) -> tuple[Attempt, float]:
+    def mounted(attacker: Attacker[ImageAttack]) -> tuple[ImageAttempt, float]:
         began = time.process_time()
         made = attempt_on(target, attacker, seed, say, controls, announce=False)
         return made, time.process_time() - began
@@ -107,16 +99,13 @@ def _in_turn(
             yield attacker, made
 
 
-def _controls_at_once(target: Target, attackers: Sequence[Attacker], seed: int, say: Say, workers: int) -> None:
+def _controls_at_once(target: Target, attackers: Sequence[Attacker[ImageAttack]], seed: int, say: Say, workers: int) -> None:
     """Run controls side by side; their results are kept (:mod:`fedpriv.attacks.lab.kept`), and read before each attack."""
     calls: list[Callable[[], object]] = []
     for attacker in attackers:
-        try:
-            observed = target.observe(attacker.threat)
-        except UsageError:
-            continue
-        if mountable(attacker, observed[0]) and not out_of_reach(attacker, observed, len(target.images)):
-            calls.append(partial(run_controls, attacker, seed, observed, target.images))
+        with suppress(NotTried):
+            first, _ = target.begun(attacker, Trial(seed))
+            calls.append(partial(target.controls, attacker, first, seed))
     say("controls of the attacks that optimise")
     forked(calls, workers)
 
@@ -130,7 +119,7 @@ def _stages(first: int, most: int) -> Iterable[int]:
     yield end
 
 
-def _together(parts: Sequence[Attempt], target: Target) -> Attempt:
+def _together(parts: Sequence[ImageAttempt], target: Target) -> ImageAttempt:
     """Merge attempts on consecutive parts of the images, as far as they have results.
 
     What was found before a later part could not be attacked is kept.
@@ -143,13 +132,13 @@ def _together(parts: Sequence[Attempt], target: Target) -> Attempt:
     return whole if len(made) == len(parts) else replace(whole, cut=parts[len(made)].inapplicable)
 
 
-def _may_decide(one: Attempt) -> bool:
+def _may_decide(one: ImageAttempt) -> bool:
     """Whether it is tried on more images: if it passed a positive control. Where it fails on the same net, too, failures are no
     evidence, but it may still find some of many images."""
     return one.scores is not None and one.promises and one.cut is None
 
 
-def _decided(attempts: Sequence[Attempt]) -> bool:
+def _decided(attempts: Sequence[ImageAttempt]) -> bool:
     """Whether the interval of an attacker lies above :data:`SETTLED`, or those of all that count as evidence below it.
 
     Where no failure is evidence, only what is found can decide.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedpriv.attacks.lab.attempts import Attempt
+from fedpriv.attacks.lab.attempts import ImageAttempt
 from fedpriv.attacks.scoring.scores import Rate, under
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.results import Baseline, ImageFigures
@@ -22,7 +22,7 @@ def by_threshold(rates: Mapping[float, Rate]) -> dict[str, Rate]:
     return {f"{limit:g}": one for limit, one in rates.items()}
 
 
-def figures(attempt: Attempt) -> ImageFigures | None:
+def figures(attempt: ImageAttempt) -> ImageFigures | None:
     """What an attempt made of the images; ``None``: it was not run."""
     if attempt.found is None or attempt.scores is None:
         return None
@@ -51,7 +51,7 @@ def guess_figures(errors: Mapping[str, Tensor]) -> dict[str, Baseline]:
     return {name: Baseline(float(error.median()), by_threshold(under(error))) for name, error in errors.items()}
 
 
-def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Target) -> Table:
+def table(attempts: Sequence[ImageAttempt], errors: Mapping[str, Tensor], target: Target) -> Table:
     """A table of the attackers, then the baselines."""
     from rich.table import Table
 
@@ -88,7 +88,7 @@ def table(attempts: Sequence[Attempt], errors: Mapping[str, Tensor], target: Tar
     return made
 
 
-def remarks(attempts: Sequence[Attempt]) -> list[str]:
+def remarks(attempts: Sequence[ImageAttempt]) -> list[str]:
     """Lines on what all attackers know, what only some know, which do not apply, and whose failure is no evidence."""
     knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
     shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in known for known in knows.values())]

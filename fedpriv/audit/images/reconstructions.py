@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
+from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import ThreatModel
-from fedpriv.attacks.lab.attempts import Attacker, Attempt, suited
+from fedpriv.attacks.lab.attempts import ImageAttempt, suited
+from fedpriv.attacks.trial import Attacker
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.views import recorded
@@ -23,21 +25,6 @@ from fedpriv.audit.results import ControlResult, ImageOutcome, ImageTarget, Send
 
 
 @dataclass(frozen=True)
-class OnStatistic(Attacker):
-    """An attacker on a statistic of the message instead of the model's change.
-
-    Attributes:
-        what: the statistic.
-    """
-
-    what: str = ""
-
-    @property
-    def name(self) -> str:
-        return f"{self.attack.name} on {self.what}"
-
-
-@dataclass(frozen=True)
 class Attacked:
     """A target with all attempts on it."""
 
@@ -45,9 +32,9 @@ class Attacked:
     kind: TargetKind
     round: int
     sender: Sender
-    attempts: list[Attempt]
+    attempts: list[ImageAttempt]
 
-    def best(self) -> Attempt | None:
+    def best(self) -> ImageAttempt | None:
         """The attempt that recovered most; among equals, the one with the least median error."""
         made = [one for one in self.attempts if one.scores is not None]
         return max(made, key=_success, default=None)
@@ -129,18 +116,18 @@ def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say
     images, labels = (torch.stack([getattr(truth[owner], what)[at] for owner, at in alone]) for what in ("images", "labels"))
     views = None if recorder is None else recorder.views(images)
     target = of_messages(evidence, title, messages, images, labels, views)
-    found: list[Attempt] = []
+    found: list[ImageAttempt] = []
     for part, tried in _parts(target):
         found += until_decided(part, tried, seed, say, most, workers, enough=all_found(found))
     return Attacked(target, "single image", round, Sender(client), found)
 
 
-def _parts(target: Target) -> Iterator[tuple[Target, list[Attacker]]]:
+def _parts(target: Target) -> Iterator[tuple[Target, list[Attacker[ImageAttack]]]]:
     """What of the messages is attacked, each with all attackers that suit it: the model's change, and statistics that are
     gradients."""
     yield target, suited(target.masked)
     for what, own in target.statistics.items():
-        yield replace(own, title=target.title), [OnStatistic(one.attack, one.threat, what) for one in suited(own.masked)]
+        yield replace(own, title=target.title), [replace(one, what=what) for one in suited(own.masked)]
 
 
 def _steps(target: Target) -> int | None:
@@ -148,25 +135,25 @@ def _steps(target: Target) -> int | None:
     return None if schedule is None else schedule.steps
 
 
-def _success(one: Attempt) -> tuple[int, float]:
+def _success(one: ImageAttempt) -> tuple[int, float]:
     assert one.scores is not None and one.recovered is not None
     return one.recovered.successes, -float(one.scores.mse.median())
 
 
-def _outcome(one: Attempt, baselines: Mapping[str, Mapping[str, int]]) -> ImageOutcome:
+def _outcome(one: ImageAttempt, baselines: Mapping[str, Mapping[str, int]]) -> ImageOutcome:
     made = figures.figures(one)
     return ImageOutcome(
         attack=one.attacker.name,
         status=one.status(made is not None and beyond_guesses(made, baselines)),
         knows=tuple(one.attacker.threat.sentences()),
         budget=_budget(one.attacker),
-        statistic=one.attacker.what if isinstance(one.attacker, OnStatistic) else None,
+        statistic=one.attacker.what or None,
         figures=made,
         cut=one.cut,
     )
 
 
-def _budget(attacker: Attacker) -> str:
+def _budget(attacker: Attacker[ImageAttack]) -> str:
     words = {"steps": "steps", "adam_steps": "Adam steps", "adam": "Adam steps", "lbfgs": "L-BFGS steps", "iterations": "steps"}
     parts = []
     for f in fields(attacker.attack):  # type: ignore[arg-type]

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
+from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.lab.attempts import Attacker, Attempt, observations
+from fedpriv.attacks.lab.attempts import ImageAttempt, Images, observations
 from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one_step, explained
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.scoring.baselines import baselines
 from fedpriv.attacks.scoring.scores import beyond, counts, mse, under
+from fedpriv.attacks.trial import Attacker, Mounted, NotTried, Trial, unlike, with_same_net
 from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, named, steps_behind
@@ -36,16 +38,13 @@ REFERENCES = 2000
 """Largest number of public images in the baselines; with more, the nearest one is hardly nearer."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """The messages to attack, and the truth behind them.
+@dataclass(frozen=True, kw_only=True)
+class Target(Images):
+    """The messages to attack, and the truth behind them. Attackers who have public images get those of the baselines.
 
     Attributes:
         title: a description for tables.
-        images, labels: the truth, ``(n, C, H, W)`` in [0, 1] and ``(n,)``; attacks are scored against it and never see it.
         masked: number of hidden fully connected layers at the end.
-        observe: threat model -> the messages; together they stand for the ``n`` images, in order. Attackers who have public
-            images get those of the baselines.
         statistics: statistics of the messages that are gradients, by name, each a target of its own: a defence of the model may
             leave them as they are.
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
@@ -54,45 +53,54 @@ class Target:
         doubt_of_one_step: why attacks that read a change as the gradient of one step say nothing on these messages.
         doubts_all: whether others say nothing then, either: where the steps and their loss are given, a message that they do not
             explain may be of other images.
-        views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
         on_same_net: the control of an attacker on the attacked net, at the weights of the messages
             (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is that of the controls.
     """
 
     title: str
-    images: Tensor
-    labels: Tensor
-    masked: int
-    observe: Callable[[ThreatModel], list[Observation]]
+    masked: int = 0
     reference: Tensor | None = None
     reference_labels: Tensor | None = None
     statistics: Mapping[str, Target] = field(default_factory=dict)
     note: str | None = None
-    views: Tensor | None = None
     doubt: Callable[[], str | None] = lambda: None
     doubts_all: bool = False
     doubt_of_one_step: Callable[[], str | None] = lambda: None
-    on_same_net: Callable[[Attacker], Control | None] = lambda attacker: None
+    on_same_net: Callable[[Attacker[ImageAttack]], Control | None] = lambda attacker: None
 
-    def held_against(self, made: Attempt) -> Attempt:
+    def messages(self, attacker: Attacker[ImageAttack]) -> list[list[Observation]]:
+        """See :meth:`fedpriv.attacks.trial.Task.messages`."""
+        try:
+            return super().messages(attacker)
+        except UsageError as error:
+            raise NotTried(Reason("does not apply", str(error))) from None
+
+    def judged(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
+        """The scores, and :meth:`held_against`."""
+        made = self.held_against(super().judged(attacker, mounted, trial))
+        return made if mounted.reach is None else replace(made, reasons=unlike([mounted.reach.text]))
+
+    def held_against(self, made: ImageAttempt) -> ImageAttempt:
         """An attempt, of which a failure is no evidence where the attack simulates steps that are not the clients', or recovers
-        nothing from undefended messages of the same net either."""
-        says = made.attacker.attack
+        nothing from undefended messages of the same net either.
+
+        Closed forms are held against the net, too: below a last layer that is still zero, as many nets begin, no gradient shows
+        anything, and later ones may show all. A malicious server is not: it aims at one class, which the control's images may not
+        have.
+        """
+        attack = made.attacker.attack
         if made.found is None:
             return made
-        doubt = self.doubt() if self.doubts_all or says.simulates else None
-        if doubt is None and says.one_step:
+        doubt = self.doubt() if self.doubts_all or attack.simulates else None
+        if doubt is None and attack.one_step:
             doubt = self.doubt_of_one_step()
         if doubt is not None:
-            return replace(made, reasons=(*made.reasons, Reason("unlike the controls", doubt)))
-        asked = _is_asked(made) and ((made.recovered is not None and not made.recovered.successes) or self.guessed(made))
-        control = self.on_same_net(made.attacker) if asked else None
-        if control is None:
-            return made
-        failed = () if control.passed else (Reason("same net", control.sentence),)
-        return replace(made, controls=(*made.controls, control), reasons=(*made.reasons, *failed))
+            return replace(made, reasons=(*made.reasons, *unlike([doubt])))
+        failed = (made.recovered is not None and not made.recovered.successes) or self.guessed(made)
+        asked = made.is_evidence and not attack.is_malicious() and failed
+        return with_same_net(made, self.on_same_net(made.attacker) if asked else None)
 
-    def guessed(self, made: Attempt) -> bool:
+    def guessed(self, made: ImageAttempt) -> bool:
         """Whether an attempt recovered no more images than one of the baselines would count for."""
         if made.scores is None:
             return False
@@ -115,15 +123,6 @@ class Target:
             observe=lambda threat: self.observe(threat)[start:end],
             views=None if self.views is None else self.views[start:end],
         )
-
-
-def _is_asked(made: Attempt) -> bool:
-    """Whether an attempt is held against the control on the same net.
-
-    Closed forms, too: below a last layer that is still zero, as many nets begin, no gradient shows anything, and later ones may
-    show all. A malicious server aims at one class, which the control's images may not have.
-    """
-    return made.is_evidence and not made.attacker.attack.is_malicious()
 
 
 def crops(count: int, masked: int, seed: int) -> Target:
@@ -290,7 +289,7 @@ def _of_seen(
         return _unexplained(of, found, images if views is None else views[:, -1], labels, one_step)
 
     @cache
-    def control(attacker: Attacker) -> Control | None:
+    def control(attacker: Attacker[ImageAttack]) -> Control | None:
         # In place of private layers that were not kept, those that every client began with: any are as good for this.
         weights = of.started(found[0]) or of.started(replace(found[0], first_turn=True))
         if weights is None:
@@ -298,7 +297,7 @@ def _of_seen(
         return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, evidence.config.seed, of.steps)
 
     return Target(
-        title, images, labels, masked, observe, *reference, views=views,
+        images, labels, observe, views, title=title, masked=masked, reference=reference[0], reference_labels=reference[1],
         doubt=partial(doubt, of.of_several_steps), doubt_of_one_step=partial(doubt, True), on_same_net=control,
     )  # fmt: skip
 
@@ -348,7 +347,9 @@ def _one_step(
     def observe(threat: ThreatModel) -> list[Observation]:
         return granted(observations(images, labels, threat, masked, classes, seed), reference)
 
-    return Target(title, images, labels, masked, observe, *reference)
+    return Target(
+        images, labels, observe, title=title, masked=masked, reference=reference[0], reference_labels=reference[1]
+    )  # fmt: skip
 
 
 def _read(folder: Path, count: int) -> Tensor:

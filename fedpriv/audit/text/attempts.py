@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.inference.labels import batch_labels
-from fedpriv.attacks.lab.attempts import NO_PROMISE
 from fedpriv.attacks.lab.same_net_texts import sentences_on_same_net
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
@@ -26,101 +25,113 @@ from fedpriv.attacks.text.controls import sized_control
 from fedpriv.attacks.text.mixture import unexplained
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.rows import unexplained as unexplained_rows
+from fedpriv.attacks.trial import (
+    NO_PROMISE,
+    Attacker,
+    Attempt,
+    Mounted,
+    NotTried,
+    Task,
+    Trial,
+    out_of_reach,
+    unlike,
+    with_same_net,
+)
 from fedpriv.audit.results import PartialLeakage
 from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
-from fedpriv.seeding import kept_rng
 
 COMPUTED = 1e-10
 """Unexplained share of a gradient that may differ because it is computed again: an error of 1e-5 of each tensor."""
 
 
 @dataclass(frozen=True)
-class TextAttacker:
-    """An attack with its options, and what it is assumed to know.
-
-    Attributes:
-        what: the statistic that it attacks instead of the model's change, if any.
-    """
-
-    attack: TextAttack
-    threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
-    what: str = ""
-
-    @property
-    def name(self) -> str:
-        """The name in tables."""
-        known = ", knowing the initial head" if self.threat.top == "initial" else ""
-        return f"{self.attack.name}{known}{f' on {self.what}' if self.what else ''}"
-
-
-@dataclass(frozen=True)
-class TextAttempt:
-    """One attacker's result on a target.
+class TextAttempt(Attempt[TextAttack, TextReconstruction, TextScores]):
+    """One attacker's result on texts.
 
     Attributes:
         ids: the reconstructed sentences ``(n, L)``, in the order of the true ones; ``None`` where the attack finds no order.
         refused: number of messages on which it could not be mounted; they count as not recovered.
-        inapplicable: why it was not mounted on any; then the others are ``None``.
         left: where it could not be mounted, what else the messages reveal.
-        reasons: why it is no evidence that it found no sentence, or without an order not all tokens; none: it is, or it did.
     """
 
-    attacker: TextAttacker
-    found: TextReconstruction | None = None
-    scores: TextScores | None = None
     ids: Tensor | None = None
     refused: int = 0
-    inapplicable: Reason | None = None
     left: PartialLeakage | None = None
-    reasons: tuple[Reason, ...] = ()
 
 
 def attempt_text(
-    attacker: TextAttacker, target: TextTarget, seed: int, cut: Callable[[], Reason | None] = lambda: None
+    attacker: Attacker[TextAttack], target: TextTarget, seed: int, cut: Callable[[], Reason | None] = lambda: None
 ) -> TextAttempt:
     """Mount the attack on each message, and score all results together; if it failed, look whether that is evidence.
 
     Args:
         cut: why no further step may begin; ``None``: one may.
     """
-    if (over := cut()) is not None:
-        return TextAttempt(attacker, inapplicable=over)
-    observe = target.statistics[attacker.what] if attacker.what else target.observe
-    if target.unreadable:
-        return TextAttempt(attacker, inapplicable=Reason("not available", target.unreadable), left=what_is_left(observe, target))
-    if reason := _not_tried(attacker.attack, target):
-        return TextAttempt(attacker, inapplicable=reason)
-    found, astray, unlike, first = list[TextReconstruction | str](), list[str](), list[str](), None
-    size = len(target.ids) // target.messages
-    try:
-        for own, true, observation in zip(
-            torch.split(target.ids, size), torch.split(target.labels, size), observe(attacker.threat), strict=True
-        ):
-            first = first or observation
-            found.append(_one(attacker.attack, observation, seed))
-            astray += _astray(attacker.attack, found[-1], observation, own, true)
-            matches = attacker.attack.finds_order or attacker.attack.is_malicious()
-            unlike = _unlike(attacker, target, observation) if matches else _estimated(observation)
-    except UsageError as error:  # earlier messages that a statistic needs were not kept
-        return TextAttempt(attacker, inapplicable=Reason("not available", str(error)))
-    made = [one for one in found if isinstance(one, TextReconstruction)]
-    if not made:
-        return TextAttempt(attacker, inapplicable=Reason("does not apply", str(found[0])), left=what_is_left(observe, target))
-    whole = _joined(found, made[0], size, target.facts.pad)
-    scores = score_text(whole, target.ids, target.labels, target.facts)
-    refusals, reasons = [one for one in found if isinstance(one, str)], tuple[Reason, ...]()
-    if not _succeeded(scores):
-        reasons = tuple(Reason("unlike the controls", clause) for clause in unlike)
+    return _Texts(target).tried(attacker, Trial(seed, cut))
+
+
+@dataclass(frozen=True)
+class _Texts(Task[TextAttack, TextReconstruction, TextAttempt]):
+    """A target, message by message: one may be large. The controls were run before, once for all targets."""
+
+    target: TextTarget
+
+    def messages(self, attacker: Attacker[TextAttack]) -> Iterator[list[Observation]]:
+        if self.target.unreadable:
+            raise NotTried(Reason("not available", self.target.unreadable))
+        if attacker.attack.finds_order and self.target.beside:
+            beside = f"the net also takes {self.target.beside} with each text, which this attack cannot reconstruct"
+            raise NotTried(Reason("other inputs", beside))
+        if reason := out_of_reach(attacker.attack, self.each()):
+            raise NotTried(reason)
+        return self._read(attacker)
+
+    def _read(self, attacker: Attacker[TextAttack]) -> Iterator[list[Observation]]:
+        try:
+            for observation in self._observe(attacker)(attacker.threat):
+                yield [observation]
+        except UsageError as error:  # earlier messages that a statistic needs were not kept
+            raise NotTried(Reason("not available", str(error))) from None
+
+    def each(self, part: Sequence[Observation] = ()) -> int:
+        return len(self.target.ids) // self.target.messages
+
+    def noted(
+        self, attacker: Attacker[TextAttack], number: int, part: Sequence[Observation], made: TextReconstruction | str
+    ) -> tuple[list[str], list[str]]:
+        """In what a message is unlike the controls; and a clause where the search did not converge."""
+        attack, own = attacker.attack, slice(number * self.each(), (number + 1) * self.each())
+        astray = _astray(attack, made, part[0], self.target.ids[own], self.target.labels[own])
+        matches = attack.finds_order or attack.is_malicious()
+        return _unlike(attacker, self.target, part[0]) if matches else _estimated(part[0]), astray
+
+    def not_tried(self, attacker: Attacker[TextAttack], reason: NotTried) -> TextAttempt:
+        why = reason.reason
+        left = why.kind == "does not apply" or (self.target.unreadable is not None and why.kind == "not available")
+        observe = self._observe(attacker)
+        return TextAttempt(attacker, inapplicable=why, left=what_is_left(observe, self.target) if left else None)
+
+    def judged(self, attacker: Attacker[TextAttack], mounted: Mounted[TextReconstruction], trial: Trial) -> TextAttempt:
+        target, made = self.target, [one for one in mounted.found if not isinstance(one, str)]
+        refusals = [one for one in mounted.found if isinstance(one, str)]
+        whole = _joined(mounted.found, made[0], self.each(), target.facts.pad)
+        ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
+        scores = score_text(whole, target.ids, target.labels, target.facts)
+        attempt = TextAttempt(attacker, whole, scores, ids=ids, refused=len(refusals))
+        if _succeeded(scores):
+            return attempt
+        reasons = unlike(mounted.notes[-1][0])
         if refusals:
-            some = f"{len(refusals)} of {len(found)} messages"
+            some = f"{len(refusals)} of {len(mounted.found)} messages"
             reasons += (Reason("does not apply", f"it could not be mounted on {some} ({refusals[0]})"),)
-        if not reasons:
-            assert first is not None
-            beyond = [Reason("unlike the controls", clause) for clause in astray[:1]]
-            reasons = tuple(beyond) or _beyond_its_controls(attacker, target, first, seed, cut)
-    ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
-    return TextAttempt(attacker, whole, scores, ids, refused=len(refusals), reasons=reasons)
+        reasons = reasons or unlike([clause for _, astray in mounted.notes for clause in astray][:1])
+        if reasons:
+            return replace(attempt, reasons=reasons)
+        return _beyond_its_controls(attempt, target, mounted.first[0], trial)
+
+    def _observe(self, attacker: Attacker[TextAttack]) -> Observe:
+        return self.target.statistics[attacker.what] if attacker.what else self.target.observe
 
 
 def _succeeded(scores: TextScores) -> bool:
@@ -144,7 +155,7 @@ def what_is_left(observe: Observe, target: TextTarget) -> PartialLeakage:
     return PartialLeakage(**{name: wilson(right[name], n) for name, n in counts.items()})
 
 
-def _unlike(attacker: TextAttacker, target: TextTarget, observation: Observation) -> list[str]:
+def _unlike(attacker: Attacker[TextAttack], target: TextTarget, observation: Observation) -> list[str]:
     """What keeps attacks that match one gradient from finding sentences: a clause each."""
     found, schedule = list(observation.unlike), observation.schedule
     if observation.kind == "change" and (schedule is None or schedule.steps > 1):
@@ -180,54 +191,36 @@ def _astray(
     ]
 
 
-def _beyond_its_controls(
-    attacker: TextAttacker, target: TextTarget, first: Observation, seed: int, cut: Callable[[], Reason | None]
-) -> tuple[Reason, ...]:
-    """A reason where the attack, with its budget, finds no undefended sentences of that number and length either: through the
-    small net of its controls or, if it does, through the attacked one.
+def _beyond_its_controls(made: TextAttempt, target: TextTarget, first: Observation, trial: Trial) -> TextAttempt:
+    """An attempt that failed, with a reason where the attack, with its budget, finds no undefended sentences of that number and
+    length either: through the small net of its controls or, if it does, through the attacked one.
 
     That a malicious server altered the net is no exception: its weights are those of the download.
     """
-    attack, lengths = attacker.attack, target.ids.ne(target.facts.pad).sum(1).tolist()
+    attack, lengths = made.attacker.attack, target.ids.ne(target.facts.pad).sum(1).tolist()
+
+    def because(reason: Reason) -> TextAttempt:
+        return replace(made, reasons=(reason,))
+
     if attack.control is None:
-        return (NO_PROMISE,)
+        return because(NO_PROMISE)
     steps = 1 if first.kind == "gradient" else None if first.schedule is None else first.schedule.steps
     if steps != 1:  # who reads more steps as one has been told so
-        return ()
+        return made
     untried = "it was not tried on undefended messages of this net"
     if target.beside:
-        return (Reason("no control", f"{untried}, which also takes {target.beside} with each text"),)
+        return because(Reason("no control", f"{untried}, which also takes {target.beside} with each text"))
     if attack.finds_order:
         width = int(target.encoder.config.hidden_size)
-        control = sized_control(attack, len(lengths) // target.messages, max(lengths), width, seed)
+        control = sized_control(attack, len(lengths) // target.messages, max(lengths), width, trial.seed)
         if not control.passed:
-            return (Reason("control failed", control.sentence),)
-    if (weights := target.started(attacker.what)) is None:
+            return because(Reason("control failed", control.sentence))
+    if (weights := target.started(made.attacker.what)) is None:
         unkept = "the client's private layers were not kept, so that it could not be tried on undefended messages of this net"
-        return (Reason("no control", unkept),)
-    if (over := cut()) is not None:
-        return (Reason(over.kind, f"{untried} ({over})"),)
-    control = sentences_on_same_net(attack, first, weights, lengths, target.frequency, seed)
-    return () if control.passed else (Reason("same net", control.sentence),)
-
-
-def _not_tried(attack: TextAttack, target: TextTarget) -> Reason | None:
-    """Why the attack is not tried on this target; ``None`` if it is."""
-    if attack.finds_order and target.beside:
-        beside = f"the net also takes {target.beside} with each text, which this attack cannot reconstruct"
-        return Reason("other inputs", beside)
-    size = len(target.ids) // target.messages
-    if not (attack.optimises and attack.is_beyond(size)):
-        return None
-    return Reason("too many samples", f"{size} sentences behind one message, and the budget is for {attack.at_once} at once")
-
-
-def _one(attack: TextAttack, observation: Observation, seed: int) -> TextReconstruction | str:
-    try:
-        with kept_rng():
-            return attack.run([observation], seed)
-    except Inapplicable as error:
-        return str(error)
+        return because(Reason("no control", unkept))
+    if (over := trial.cut()) is not None:
+        return because(Reason(over.kind, f"{untried} ({over})"))
+    return with_same_net(made, sentences_on_same_net(attack, first, weights, lengths, target.frequency, trial.seed))
 
 
 def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction, size: int, pad: int) -> TextReconstruction:

@@ -66,11 +66,9 @@ def status_of(attempt: TextAttempt, figures: TextFigures | None, baseline: TextS
         figures: those of the attempt.
         baseline: of random words.
     """
-    if attempt.inapplicable is not None:
-        return Status.not_run(attempt.inapplicable)
-    assert figures is not None, "an attempt that was mounted has figures"
-    found = beyond_chance(figures, baseline) if figures.exact is None else figures.exact.successes > 0
-    return Status.of(found, attempt.reasons)
+    if figures is None:
+        return attempt.status(found=False)
+    return attempt.status(beyond_chance(figures, baseline) if figures.exact is None else figures.exact.successes > 0)
 
 
 def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from functools import partial
 from math import inf
 
 from fedpriv.attacks.attack import TextAttack, text_attacks
+from fedpriv.attacks.trial import Attacker
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.progress import Say, spent
 from fedpriv.audit.results import Sender, TargetKind, TextOutcome, TextScoreMeans, TextTargetResult
-from fedpriv.audit.text.attempts import TextAttacker, TextAttempt, attempt_text
+from fedpriv.audit.text.attempts import TextAttempt, attempt_text
 from fedpriv.audit.text.figures import guess, score_figures, status_of, text_figures
 from fedpriv.audit.text.target import TextTarget, message, of_messages
 
@@ -44,14 +46,14 @@ def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say:
 
 
 def _attacked(target: TextTarget, kind: TargetKind, round: int, sender: Sender, seed: int, say: Say) -> TextTargetResult:
-    tried = [TextAttacker(attack) for attack in audited()]
+    tried = [Attacker(attack) for attack in audited()]
     if target.hidden:
         tried += [replace(one, threat=replace(one.threat, top="initial")) for one in tried if one.attack.finds_order]
     tried += [replace(one, what=what) for what in target.statistics for one in tried]
     baseline, outcomes = score_figures(guess(target, seed)), list[TextOutcome]()
     for attacker in tried:
         say(f"{target.title}: {attacker.name}")
-        outcomes.append(_outcome(attempt_text(attacker, target, seed, lambda: spent(say)), target, baseline))
+        outcomes.append(_outcome(attempt_text(attacker, target, seed, partial(spent, say)), target, baseline))
     return TextTargetResult(
         title=target.title, kind=kind, round=round, sender=sender, samples=len(target.ids), outcomes=tuple(outcomes),
         baseline=baseline,
@@ -71,7 +73,7 @@ def _outcome(attempt: TextAttempt, target: TextTarget, baseline: TextScoreMeans)
     )
 
 
-def _budget(attacker: TextAttacker) -> str:
+def _budget(attacker: Attacker[TextAttack]) -> str:
     words = {"steps": "step of Adam", "starts": "start", "sweeps": "sweep"}
     options = {f.name: getattr(attacker.attack, f.name) for f in fields(attacker.attack)}  # type: ignore[arg-type]
     counts = {word: options[name] for name, word in words.items() if name in options}
