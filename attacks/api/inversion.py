@@ -21,17 +21,14 @@ from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel,
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.lab.attempts import attackers, harder, run_controls
+from fedpriv.attacks.lab.attempts import ImageAttempt, Images, attackers, harder
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.scoring.scores import Scores, match, score
 from fedpriv.attacks.trial import (
     NO_PROMISE,
     Attacker,
-    Attempt,
     Mounted,
-    NotTried,
-    Task,
     Trial,
     mount,
     unlike,
@@ -211,7 +208,10 @@ def invert(
         return replace(one, labels=labels)
 
     seen, weights = as_seen(threat), as_seen(replace(threat, top="current")).weights
-    task = _Unknown(seen, weights, n, controls, say or (lambda text: None))
+    task = _Unknown(
+        torch.empty(n, *input_shape), torch.arange(n) if labels is None else labels, lambda threat: [seen],
+        weights=weights, checked=controls, say=say or (lambda text: None),
+    )  # fmt: skip
     made = task.tried(attacker, Trial(seed, mount=task.said, in_reach=False))
     if made.inapplicable is not None:
         raise Inapplicable(net.in_own_names(made.inapplicable.text))
@@ -332,57 +332,42 @@ def _attacker(name: str, options: Mapping[str, Any]) -> Attacker[ImageAttack]:
     return found
 
 
-_Made = Attempt[ImageAttack, Reconstruction, None]
-
-
-@dataclass(frozen=True)
-class _Unknown(Task[ImageAttack, Reconstruction, _Made]):
-    """A message of which the images are not known.
+@dataclass(frozen=True, kw_only=True)
+class _Unknown(Images):
+    """A message of which the images are not known: its images are empty, and its labels are those that are known, or all differ.
 
     Attributes:
         weights: those that the client began with, hidden ones too.
         checked: whether controls are run.
     """
 
-    seen: Observation
     weights: Mapping[str, Tensor]
-    n: int
     checked: bool
     say: Callable[[str], object]
-
-    def messages(self, attacker: Attacker[ImageAttack]) -> list[list[Observation]]:
-        return [[self.seen]]
-
-    def each(self, part: Sequence[Observation]) -> int:
-        return self.n
 
     def controls(self, attacker: Attacker[ImageAttack], part: Sequence[Observation], seed: int) -> tuple[Control, ...]:
         if not self.checked:
             return ()
         self.say(f"controls of {attacker.name}")
-        return run_controls(attacker, seed, part, torch.empty(self.n, *self.seen.input_shape))
+        return super().controls(attacker, part, seed)
 
     def said(self, attacker: Attacker[Any], part: Sequence[Observation], seed: int) -> Any:
         """Mount the attack, and say so before."""
-        self.say(f"{attacker.name}: {self.n} image(s) of {'x'.join(map(str, self.seen.input_shape))}")
+        self.say(f"{attacker.name}: {len(self.images)} image(s) of {'x'.join(map(str, self.images.shape[1:]))}")
         return mount(attacker, part, seed)
 
-    def not_tried(self, attacker: Attacker[ImageAttack], reason: NotTried) -> _Made:
-        return _Made(attacker, inapplicable=reason.reason)
-
-    def judged(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> _Made:
+    def judged(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
         """In what the message is harder than those of the controls; after several local steps, which these may lack, another
         one."""
-        (found,), attack, seen = mounted.found, attacker.attack, self.seen
-        assert isinstance(found, Reconstruction)
-        made = _Made(attacker, found, controls=mounted.controls)
+        (found,), attack, (seen,) = mounted.found, attacker.attack, mounted.first
+        assert isinstance(found, Reconstruction), "the one message was not refused"
+        made = ImageAttempt(attacker, found, controls=mounted.controls)
         if not mounted.controls:
             return made
-        labels = torch.arange(self.n) if seen.labels is None else seen.labels  # what is not known may differ for each
         beyond = [] if mounted.reach is None else [mounted.reach.text]
-        made = replace(made, reasons=unlike([*beyond, *harder(attack, seen, labels[None])]))
+        made = replace(made, reasons=unlike([*beyond, *harder(attack, seen, self.labels[None])]))
         several = seen.schedule is not None and seen.schedule.steps > 1
-        if made.reasons or not several or not (attack.optimises or self.n > 1):
+        if made.reasons or not several or not (attack.optimises or len(self.images) > 1):
             return made
         self.say(f"{attacker.name} on undefended changes of this net")
         return with_same_net(made, on_same_net(attack, seen, self.weights, trial.seed))

@@ -162,36 +162,32 @@ def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> 
         TypeError: the value of an option is not valid.
     """
     options, named = options or {}, image_attack(name)
-    chosen = _suited(masked) if masked and named.head == "shared" else {name: named}
-    defaults = {one: defaults_of(kind) for one, kind in chosen.items()}
-    known = set().union(*defaults.values())
+    replaced = masked and named.head == "shared"
+    chosen = suited(masked, published=name.endswith("published")) if replaced else [_attacker(named, {})]
+    known = set[str]().union(*(defaults_of(one.attack) for one in chosen))
     for option in options.keys() - known:
         raise KeyError(f"{name} has no option {option!r}; {nearest(option, known)}")
     made = []
-    for one, kind in chosen.items():
-        naive = {} if one == name else {"assumed": masked, "published": name.endswith("published")}
-        own = {option: value for option, value in naive.items() if defaults[one].get(option) is not None}
-        if one != name:
-            own |= kind.usual or {}
-        given = taken(kind, {option: options[option] for option in defaults[one].keys() & options.keys()})
-        made.append(_attacker(kind, own | given))
+    for one in chosen:
+        given = {option: options[option] for option in defaults_of(one.attack).keys() & options.keys()}
+        made.append(_attacker(type(one.attack), {**vars(one.attack), **taken(one.attack, given)}))
     return made
 
 
-def suited(masked: int) -> list[Attacker[ImageAttack]]:
-    """Every attacker for messages whose last ``masked`` linear layers are hidden, at its usual budget."""
-    made = []
-    for kind in _suited(masked).values():
-        assumed = {"assumed": masked} if masked and defaults_of(kind).get("assumed") is not None else {}
-        made.append(_attacker(kind, {**assumed, **(kind.usual or {})}))
+def suited(masked: int, published: bool = False) -> list[Attacker[ImageAttack]]:
+    """Every attacker for messages whose last ``masked`` linear layers are hidden, but those that another one supersedes, at its
+    usual budget; closed forms first.
+
+    Args:
+        published: naive ones as published.
+    """
+    made, wanted = [], ("either", "hidden" if masked else "shared")
+    for kind in sorted(image_attacks().values(), key=lambda kind: (kind.optimises, kind.name)):
+        if kind.usual is not None and kind.head in wanted:
+            naive = {"assumed": masked, "published": published} if masked else {}
+            own = {option: value for option, value in naive.items() if defaults_of(kind).get(option) is not None}
+            made.append(_attacker(kind, {**own, **kind.usual}))
     return made
-
-
-def _suited(masked: int) -> dict[str, type[ImageAttack]]:
-    """By name, closed forms first: attacks for such messages, except those that another attack supersedes."""
-    wanted = ("either", "hidden" if masked else "shared")
-    fits = {name: kind for name, kind in image_attacks().items() if kind.usual is not None and kind.head in wanted}
-    return dict(sorted(fits.items(), key=lambda item: (item[1].optimises, item[0])))
 
 
 def _attacker(kind: type[ImageAttack], options: dict[str, Any]) -> Attacker[ImageAttack]:
