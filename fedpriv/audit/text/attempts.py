@@ -85,12 +85,8 @@ class _Texts(Task[TextAttack, TextReconstruction, TextAttempt]):
             raise NotTried(Reason("other inputs", beside))
         if reason := out_of_reach(attacker.attack, self.each()):
             raise NotTried(reason)
-        return self._read(attacker)
-
-    def _read(self, attacker: Attacker[TextAttack]) -> Iterator[list[Observation]]:
         try:
-            for observation in self._observe(attacker)(attacker.threat):
-                yield [observation]
+            yield from ([observation] for observation in self._observe(attacker)(attacker.threat))
         except UsageError as error:  # earlier messages that a statistic needs were not kept
             raise NotTried(Reason("not available", str(error))) from None
 
@@ -103,8 +99,7 @@ class _Texts(Task[TextAttack, TextReconstruction, TextAttempt]):
         """In what a message is unlike the controls; and a clause where the search did not converge."""
         attack, own = attacker.attack, slice(number * self.each(), (number + 1) * self.each())
         astray = _astray(attack, made, part[0], self.target.ids[own], self.target.labels[own])
-        matches = attack.finds_order or attack.is_malicious()
-        return _unlike(attacker, self.target, part[0]) if matches else _estimated(part[0]), astray
+        return _unlike(attacker, self.target, part[0]), astray
 
     def not_tried(self, attacker: Attacker[TextAttack], reason: NotTried) -> TextAttempt:
         why = reason.reason
@@ -156,7 +151,11 @@ def what_is_left(observe: Observe, target: TextTarget) -> PartialLeakage:
 
 
 def _unlike(attacker: Attacker[TextAttack], target: TextTarget, observation: Observation) -> list[str]:
-    """What keeps attacks that match one gradient from finding sentences: a clause each."""
+    """What keeps attacks that match one gradient from finding sentences: a clause each. Of others, why words may be missing among
+    those that the word embedding names."""
+    if not (attacker.attack.finds_order or attacker.attack.is_malicious()):
+        why = None if observation.text is None else unexplained_rows(observation, observation.text.words)
+        return [why] if why else []
     found, schedule = list(observation.unlike), observation.schedule
     if observation.kind == "change" and (schedule is None or schedule.steps > 1):
         behind = "" if schedule is None else f", and behind the message are {schedule.steps}"
@@ -165,12 +164,6 @@ def _unlike(attacker: Attacker[TextAttack], target: TextTarget, observation: Obs
         found.append("it matches through the initial weights of layers that the client has trained since and not sent")
     harder = attacker.attack.harder(observation)
     return found if harder is None else [*found, harder]
-
-
-def _estimated(observation: Observation) -> list[str]:
-    """Why words may be missing among those that the word embedding names: a clause, if any."""
-    why = None if observation.text is None else unexplained_rows(observation, observation.text.words)
-    return [why] if why else []
 
 
 def _astray(
