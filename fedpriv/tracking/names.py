@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,8 +132,8 @@ def audit_values(run: AuditedRun) -> dict[str, float]:
     values["labels_exact"] = _mean([one.exact for one in classes.by_rule(run.labels)])
     values["label_counts"] = _mean([one.count_accuracy for one in run.labels if one.count_accuracy is not None])
     values["labels_exact_by_shadows"] = None if run.shadow_labels is None else run.shadow_labels.report.exact
-    values["membership_auc"] = measures.membership_auc(run)
-    return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
+    values |= {name: measure.value(run) for name, measure in measures.MEASURES.items()}
+    return {f"audit/{key}": float(value) for key, value in values.items() if value is not None and isfinite(value)}
 
 
 def _mean(values: Sequence[float]) -> float | None:

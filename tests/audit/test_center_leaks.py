@@ -83,11 +83,11 @@ def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
     (center,) = whole.centers
     not_run = [one.only([outcome for outcome in one.outcomes if not outcome.status.was_run]) for one in whole.images]
     run = replace(whole, images=tuple(not_run), centers=())
-    assert MEASURES["recovered"](run) is None
+    assert MEASURES["recovered"].value(run) is None
     one = replace(center, counted=CountedRate(wilson(1, 2), "0.01"))
     two = replace(center, round=3, counted=CountedRate(wilson(2, 2), "0.01"))
     found = answer(run := replace(run, centers=(one,)))
-    assert found.words == WORDS[SAMPLES] and MEASURES["recovered"](run) == 0.5
+    assert found.words == WORDS[SAMPLES] and MEASURES["recovered"].value(run) == 0.5
     assert found.sentence == (
         "1 of 2 class centres in client 0's message of round 1 gave a training image away (MSE < 0.01, where guesses would count "
         "for none)."

@@ -171,7 +171,7 @@ def test_a_run_on_texts(runs: Runs) -> None:
     for shown in (page, text):
         assert "a failure is no evidence: the client trained with dropout of 0.1" in shown
     if not any(map(sentences_of, seeking)):
-        assert "audit/exact_texts_from_single_text" not in values and MEASURES["recovered"](run) is None
+        assert "audit/exact_texts_from_single_text" not in values and MEASURES["recovered"].value(run) is None
     assert not any("recovered" in name for name in values)
     assert "class centres" not in run.not_run
 
