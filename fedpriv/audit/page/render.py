@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from fedpriv.attacks.scoring.scores import RECOVERED, wilson
-from fedpriv.audit import cost, formats, sentences
+from fedpriv.audit import facts, formats, sentences
 from fedpriv.audit.answer import WORDS
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.judge import classes, images, members, texts
@@ -97,7 +97,7 @@ def _environment(**settings: Any) -> Environment:
     made.filters |= {"measured": _measured, "drawable": charts.drawable}
     made.globals |= {"answers": WORDS, "words": words, "limit": f"{RECOVERED:g}", "shown": SHOWN, "measures": _MEASURES}
     made.globals |= {"recovered": words.RECOVERED.format(limit=RECOVERED), "because": _because}
-    made.globals |= {"cost_sentences": cost.in_sentences}
+    made.globals |= {"cost_sentences": facts.cost_in_sentences}
     made.globals |= {"interval_of": _interval_of, "labels_found": _labels_found, "largest_area": members.largest_area}
     made.globals |= {"best_images": images.best_of, "best_of": _best_of, "limits_of": _limits_of, "values_of": _values_of}
     made.globals |= {"best_texts": texts.best_of, "best_reading": texts.best, "most_exact": texts.most_exact}
