@@ -13,8 +13,8 @@ from fedpriv.audit.answer import SAMPLES, WORDS, answer
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.judge.measures import MEASURES
+from fedpriv.audit.judge.metrics import metrics
 from fedpriv.audit.results import CenterOutcome, CountedRate
-from fedpriv.tracking.names import audit_values
 from tests.audit.sample_findings import findings
 from tests.simulation.small import play
 
@@ -94,6 +94,6 @@ def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
     )
     both = replace(run, centers=(one, two))
     assert answer(both).sentence.startswith("2 of 2 class centres in client 0's message of round 3")
-    assert audit_values(both)["audit/recovered_from_centers"] == 1.0
+    assert metrics(both)["recovered_from_centers"] == 1.0
     nothing = replace(run, centers=(replace(one, counted=CountedRate(wilson(0, 2), "0.01")),))
-    assert "audit/recovered_from_centers" not in audit_values(nothing), "a failure is no evidence"
+    assert "recovered_from_centers" not in metrics(nothing), "a failure is no evidence"
