@@ -65,8 +65,8 @@ class Finding:
 
 
 def concluded(run: AuditedRun) -> AuditedRun:
-    """The run with its verdict, answer and metrics; :mod:`fedpriv.audit.page.change` adds what would change the answer once all runs
-    are known."""
+    """The run with its verdict, answer and metrics; :mod:`fedpriv.audit.page.change` adds what would change the answer, once all
+    runs are known."""
     return replace(run, verdict=tuple(sentences.verdict(run)), answer=answer(run), metrics=metrics(run))
 
 
