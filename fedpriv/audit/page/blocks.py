@@ -33,6 +33,7 @@ class Measured:
     about: str = ""
 
 
+Kind = Literal["head", "plain", "number", "prose", "rate"]
 Inline = str | int | Styled | Measured
 Content = Inline | tuple[Inline, ...] | None
 """Of a line or a cell; ``None``: a dash, as it was not measured."""
@@ -57,10 +58,10 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: names of the rows, numbers, texts that may be long, or rates, whose intervals Markdown sets apart."""
+    """A column: names of the rows, numbers, texts that may be long, or rates, whose intervals Markdown sets apart."""
 
     name: str
-    kind: Literal["head", "plain", "number", "prose", "rate"]
+    kind: Kind
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,28 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table after the paragraph ``lead``; without rows there is ``empty`` in its place. ``caption``: for screen readers."""
+    """A table after the paragraph ``lead``; without rows there is ``empty`` in its place.
+
+    Attributes:
+        caption: for screen readers.
+        names: of the columns: after ``#`` one of numbers, after ``~`` of prose, after ``%`` of rates; else the first is the head.
+    """
 
     caption: str
-    columns: Sequence[Column]
+    names: Sequence[str]
     rows: Sequence[Row]
     empty: str = ""
     lead: str = ""
     look: str = ""
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns."""
+        kinds: dict[str, Kind] = {"#": "number", "~": "prose", "%": "rate"}
+        return [
+            Column(name[1:], kinds[name[0]]) if name[0] in kinds else Column(name, "plain" if number else "head")
+            for number, name in enumerate(self.names)
+        ]
 
 
 @dataclass(frozen=True)
@@ -147,15 +162,6 @@ Block = Paragraph | Bullets | Table | Picture | Figure | Facts | Verbatim | Deta
 def nothing(sentence: str) -> Paragraph:
     """A sentence that says that there is nothing."""
     return Paragraph(Styled(sentence, "nothing"))
-
-
-def columns(*names: str) -> list[Column]:
-    """Columns by their names: after ``#`` of numbers, after ``~`` of prose, after ``%`` of rates; else the first is the head."""
-    kinds: dict[str, Literal["number", "prose", "rate"]] = {"#": "number", "~": "prose", "%": "rate"}
-    return [
-        Column(name[1:], kinds[name[0]]) if name[0] in kinds else Column(name, "plain" if number else "head")
-        for number, name in enumerate(names)
-    ]
 
 
 def rate(found: Rate | None, about: str = "") -> Measured | None:

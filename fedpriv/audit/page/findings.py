@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.formats import bound, counted, interval, listed, percent, plain, power, short, told
+from fedpriv.audit.formats import NOTHING, bound, counted, interval, listed, percent, plain, power, short, told
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.judge import images, members, texts
 from fedpriv.audit.page import charts, words
@@ -23,7 +24,6 @@ from fedpriv.audit.page.blocks import (
     Section,
     Styled,
     Table,
-    columns,
     nothing,
     rate,
 )
@@ -32,6 +32,7 @@ from fedpriv.audit.results import (
     ControlResult,
     Epsilon,
     ImageFigures,
+    ImageOutcome,
     ImageTarget,
     LabelResult,
     MembershipOutcome,
@@ -43,21 +44,16 @@ from fedpriv.audit.results import (
 )
 from fedpriv.audit.sentences import epsilon_notes, known_members
 
-Target = ImageTarget | TextTargetResult
+Outcomes = Sequence[ImageOutcome | TextOutcome]
 _Cells = Sequence[Content]
 
 
 def found(run: AuditedRun) -> Iterator[Section]:
     """All of a run, in the order of the page."""
     if "image" in run.modalities:
-        more = "So it is not known what an attack would recover."
-        none = f"No attack was mounted on messages of this run{_because(run, 'images')} {more}"
-        few = f"Some attacks could not be mounted{_because(run, 'images')}" if "images" in run.not_run else None
-        yield _on_targets("Attacks on images", [_images(run, target) for target in run.images], none, few)
+        yield _attacks_on("images", run, [_images(run, target) for target in run.images], words.NO_IMAGES, words.FEW_IMAGES)
     if "text" in run.modalities:
-        none = f"No attack on texts was mounted on messages of this run{_because(run, 'texts')}"
-        few = f"Clients with a single text were not simulated{_because(run, 'texts')}" if "texts" in run.not_run else None
-        yield _on_targets("Attacks on texts", [_texts(target) for target in run.texts], none, few)
+        yield _attacks_on("texts", run, [_texts(target) for target in run.texts], words.NO_TEXTS, words.FEW_TEXTS)
     yield from (_classes(run), _centers(run), _membership(run), _epsilon(run))
     if run.comparison is not None:
         yield _sums(run)
@@ -68,8 +64,11 @@ def _because(run: AuditedRun, part: Part) -> str:
     return f": {run.not_run[part]}." if part in run.not_run else "."
 
 
-def _on_targets(title: str, targets: list[Section], none: str, few: str | None) -> Section:
-    return Section(title, [*targets, *([nothing(few)] if few else [])] if targets else [nothing(none)])
+def _attacks_on(what: Literal["images", "texts"], run: AuditedRun, targets: list[Section], none: str, few: str) -> Section:
+    left_out = [nothing(few.format(because=_because(run, what)))] if what in run.not_run else []
+    return Section(
+        f"Attacks on {what}", [*targets, *left_out] if targets else [nothing(none.format(because=_because(run, what)))]
+    )
 
 
 def _images(run: AuditedRun, target: ImageTarget) -> Section:
@@ -91,12 +90,12 @@ def _images(run: AuditedRun, target: ImageTarget) -> Section:
         for name, one in target.baselines.items()
     }
     missing = dict.fromkeys(why for found in figures if (why := found.feature_distance_missing) is not None)
-    attempts = (
-        _attempts(target, names, tried, guesses, None if best is None else best.outcome),
+    attempts: list[Block] = [
+        _attempts(target.outcomes, names, tried, guesses, None if best is None else best.outcome),
         *(Paragraph(f"Not measured: {why}.") for why in missing),
         *([] if target.baselines else [nothing("No baseline was scored.")]),
-        Bullets(_knowledge(target), lead=f"{words.KNOWN}:"),
-    )
+        Bullets(_knowledge(target.outcomes), lead=f"{words.KNOWN}:"),
+    ]
     every = f"Every attempt ({len(target.outcomes)}) and every guess ({len(target.baselines)})"
     note = [Paragraph(target.note)] if target.note else []
     return _of_target(target, [*note, Section("", list(_drawings(target)), drawn=True), Details(every, attempts)])
@@ -130,7 +129,7 @@ def _texts(target: TextTargetResult) -> Section:
     names = ["#tokens found", "#precision", "#tokens found, with counts", "#precision, with counts", "#ROUGE-L"]
     names += ["%exact sentences", "%labels right"]
     tried = [None if one.figures is None else measures(one.figures) for one in target.outcomes]
-    blocks: list[Block] = [_attempts(target, names, tried, {"random words": measures(target.baseline)})]
+    blocks: list[Block] = [_attempts(target.outcomes, names, tried, {"random words": measures(target.baseline)})]
     if best := texts.best(target):
         some = "~some of the true texts" if target.kind == "message" else "~true"
         shown = "~recovered" if best.figures.rouge_l is not None else "~tokens found, in alphabetical order"
@@ -140,23 +139,23 @@ def _texts(target: TextTargetResult) -> Section:
             true = (*lines(one.true), *([Styled(f"and {more} more", "small")] if more > 0 else []))
             rows.append(Row((true, lines([text or "(nothing)" for text in one.found]))))
         lead = f"Reconstruction by {best.outcome.attack} and the truth:"
-        blocks.append(Table("True and recovered texts", columns(some, shown), rows, lead=lead))
-    return _of_target(target, [*blocks, Details(words.KNOWN, [Bullets(_knowledge(target))])])
+        blocks.append(Table("True and recovered texts", (some, shown), rows, lead=lead))
+    return _of_target(target, [*blocks, Details(words.KNOWN, [Bullets(_knowledge(target.outcomes))])])
 
 
-def _of_target(target: Target, blocks: Sequence[Block]) -> Section:
+def _of_target(target: ImageTarget | TextTargetResult, blocks: Sequence[Block]) -> Section:
     kind = Styled("real message" if target.kind == "message" else "easiest case", "pill")
     return Section((target.title, " ", kind), blocks, "attack")
 
 
 def _attempts(
-    target: Target,
+    outcomes: Outcomes,
     names: Sequence[str],
     tried: Sequence[_Cells | None],
     guesses: Mapping[str, _Cells],
     best: object = None,
 ) -> Table:
-    """Every attempt on a target, and every guess.
+    """Every attempt and every guess.
 
     Args:
         names: the columns of the measures, which depend on the modality.
@@ -164,26 +163,26 @@ def _attempts(
         guesses: name -> measures.
         best: an outcome to point out.
     """
-    rows = [] if target.outcomes else [Row((Styled("No attacker was tried.", "nothing"),))]
-    for one, measures in zip(target.outcomes, tried, strict=True):
-        of_text = isinstance(one, TextOutcome)
+    rows = [] if outcomes else [Row((Styled("No attacker was tried.", "nothing"),))]
+    for one, measures in zip(outcomes, tried, strict=True):
         if one.figures is None or measures is None:
             left = f"; {one.left.sentence}" if isinstance(one, TextOutcome) and one.left else ""
             rows.append(Row((one.attack, f"no attempt: {one.status.why}{left}")))
             continue
-        unproven = f"; a failure is no evidence: {one.status.why}" if of_text and not one.status.is_evidence else ""
-        budget = f"{one.budget or '–'}{unproven}"
+        budget = one.budget
+        if isinstance(one, TextOutcome) and not one.status.is_evidence:
+            budget = f"{one.budget or NOTHING}; a failure is no evidence: {one.status.why}"
         name = (one.attack, " ", Styled("best of this kind", "pill")) if one is best else one.attack
         rows.append(Row((name, *measures, budget, short(one.figures.cpu_seconds)), "best" if one is best else ""))
     rows += [Row((f"{name} (guess)", *measures, None, None), "guess") for name, measures in guesses.items()]
-    return Table("Every attempt", columns("attacker", *names, "~budget", "#CPU s"), rows)
+    return Table("Every attempt", ("attacker", *names, "~budget", "#CPU s"), rows)
 
 
-def _knowledge(target: Target) -> list[Content]:
+def _knowledge(outcomes: Outcomes) -> list[Content]:
     """What attackers were assumed to know; those that know the same are named together."""
     told = list[Content]()
-    for knows in sorted({one.knows for one in target.outcomes}):
-        who = ", ".join(one.attack for one in target.outcomes if one.knows == knows)
+    for knows in sorted({one.knows for one in outcomes}):
+        who = ", ".join(one.attack for one in outcomes if one.knows == knows)
         told.append((Styled(who, "strong"), f": {'; '.join(knows) or 'nothing is stated'}."))
     return told
 
@@ -195,23 +194,23 @@ def _classes(run: AuditedRun) -> Section:
         return listed(one.true), listed(one.found), "exact" if one.exact else "not exact"
 
     held = ("~holds", "~found", "outcome")
-    single = columns("#round", "#client", "how", *held, "#counts right", "~note")
+    single = ("#round", "#client", "how", *held, "#counts right", "~note")
     singles = [
         Row((one.round, one.sender.short, one.rule or "no rule applies", *sets(one), percent(one.count_accuracy), one.note))
         for one in run.labels
     ]
     together = ("95 % interval for all rules at once", "#counts right")
-    rule = columns("rule", "best for", "sets found exactly", *together, "~what it rests on", "~does not apply")
+    rule = ("rule", "best for", "sets found exactly", *together, "~what it rests on", "~does not apply")
     rules = []
     for found in run.label_rules:
         best = [what for what, is_best in (("sets", found.best), ("counts", found.best_counts)) if is_best]
         right = (counted(found.exact), interval(found.together), percent(found.count_accuracy))
         rules.append(Row((found.rule, " and ".join(best) or None, *right, found.rests_on, found.not_applicable)))
-    joint = columns("#client", "#messages", *held, "#exact on their own", "#counts right", "#mean of single messages")
+    joint = ("#client", "#messages", *held, "#exact on their own", "#counts right", "#mean of single messages")
     joints = []
     for one in run.labels_over_rounds:
-        right = (one.single_exact, percent(one.count_accuracy), percent(one.single_count_accuracy))
-        joints.append(Row((one.sender.short, one.messages, *sets(one), *right)))
+        counts = (percent(one.count_accuracy), percent(one.single_count_accuracy))
+        joints.append(Row((one.sender.short, one.messages, *sets(one), one.single_exact, *counts)))
     none = "No attack on labels was mounted on messages of this run."
     blocks = (
         Table("Labels", single, singles, none),
@@ -243,7 +242,7 @@ def _centers(run: AuditedRun) -> Section:
     title = "Class centres"
     if not run.centers:
         return Section(title, [nothing(f"No class centre of this run was attacked{_because(run, 'class centres')}")])
-    heads = columns(
+    heads = (
         "#round", "#client", "#classes", "~samples of each", "#median MSE to the class mean", "#the same for a guess",
         "%images recovered", "#distance of the true images", "#of those found",
     )  # fmt: skip
@@ -275,7 +274,7 @@ def _membership(run: AuditedRun) -> Section:
     resolved = {at for one in separations for at, point in one.points.at.items() if point is not None}
     rates, bounded = sorted(resolved, reverse=True), any(one.epsilon_lower is not None for one in attacks)
     last = ["#members, non-members", "#epsilon at least"][: 1 + bounded]
-    heads = columns("attack", "#round", "#client", "%AUC (95 %)", *(f"%TPR at FPR {at}" for at in rates), *last)
+    heads = ("attack", "#round", "#client", "%AUC (95 %)", *(f"%TPR at FPR {at}" for at in rates), *last)
     rows = []
     for one in separations:
         auc, senders = one.points.auc, listed([sender.short for sender in one.outcome.senders])
@@ -315,7 +314,7 @@ def _known_by(attacks: Sequence[MembershipOutcome]) -> list[Content]:
 
 def controls(results: Sequence[ControlResult], caption: str, empty: str = "") -> Table:
     """Controls of attacks, and what happened."""
-    heads = columns("attack", "control", "outcome", "~what happened", "#CPU s")
+    heads = ("attack", "control", "outcome", "~what happened", "#CPU s")
     rows = [
         Row((one.attacker, one.name, "passed" if one.passed else "failed", one.sentence, plain(one.cpu_seconds, 1)))
         for one in results
@@ -360,6 +359,6 @@ def _sums(run: AuditedRun) -> Section:
         figure: Callable[[Value], str] = area if one.measure == "membership" else share
         both = ["not mounted" if value is None else figure(value) for value in (one.on_sums, one.on_uploads)]
         rows.append(Row((words.MEASURES[one.measure], one.attack, *both)))
-    heads = columns("measure", "attack", "#on the sums (95 %)", "#on single uploads (95 %)")
+    heads = ("measure", "attack", "#on the sums (95 %)", "#on single uploads (95 %)")
     none = f"The sums cannot be compared with single uploads{_because(run, 'single uploads')}"
     return Section("With and without secure aggregation", [Table("Secure aggregation", heads, rows, none, words.SUMS)])

@@ -27,7 +27,6 @@ from fedpriv.audit.page.blocks import (
     Styled,
     Table,
     Verbatim,
-    columns,
     nothing,
     rate,
 )
@@ -101,7 +100,7 @@ def _card(number: int, run: AuditedRun) -> Section:
 
 
 def _summary(runs: Sequence[AuditedRun]) -> Section:
-    heads = columns(
+    heads = (
         "run", "method", "defence", "accuracy", "uploaded", "%recovered from real messages", "%in the easiest case",
         "label set found exactly", "membership, AUC", "epsilon",
     )  # fmt: skip
@@ -191,14 +190,14 @@ def _tradeoff(runs: Sequence[AuditedRun]) -> Section:
 def _run(number: int, run: AuditedRun) -> Section:
     method, model = Styled(run.method, "code"), Styled(run.model, "code")
     extent = f"{run.participants} of {run.clients} clients a round, {run.rounds} rounds, seed {run.seed}"
-    about: Content = (f"{run.title} ({run.paper}), ", method, " with ", model, f" on {run.dataset}: {extent}. ")
+    about: tuple[Inline, ...] = (f"{run.title} ({run.paper}), ", method, " with ", model, f" on {run.dataset}: {extent}. ")
     if run.is_update:
         about = (f"{run.title}: ", model, f" on {run.dataset}, without a run around it. ")
     defence = f"Defence: {listed(run.defence, 'not known' if run.is_update else 'none')}."
     known = {"The server": run.server_knows, "An outsider in transit": run.outsider_knows}
     known["Conditions of this run"] = run.conditions
     sides = [Section(who, [Bullets(facts, "Nothing is stated.")]) for who, facts in known.items()]
-    blocks = (
+    blocks: list[Block] = [
         Paragraph((*about, defence), "soft"),
         _sent(run),
         Section("What each party knows", [Section("", sides, "sides")]),
@@ -206,7 +205,7 @@ def _run(number: int, run: AuditedRun) -> Section:
         *([_noise(run)] if run.snr else []),
         *findings.found(run),
         *([] if run.is_update else [_cost(run)]),
-    )
+    ]
     return Section(f"{number} {run.name}", blocks, "run", f"run-{number}", f"{number} {run.name}")
 
 
@@ -214,19 +213,18 @@ def _sent(run: AuditedRun) -> Section:
     by_role, tensors, schemas = [], [], []
     for role in dict.fromkeys(one.role for one in run.wire.tensors):
         those = [one for one in run.wire.tensors if one.role == role]
-        ways = [[one.bytes * sent for sent in (one.up, one.down, one.broadcast, not one.was_sent)] for one in those]
-        by_role.append(Row((role, len(those), *(size(sum(way)) for way in zip(*ways, strict=True)))))
+        sent = [[one.bytes * way for way in (one.up, one.down, one.broadcast, not one.was_sent)] for one in those]
+        by_role.append(Row((role, len(those), *(size(sum(way)) for way in zip(*sent, strict=True)))))
     for one in run.wire.tensors:
-        ways = ("yes" if way else "no" for way in (one.up, one.down, one.broadcast))
-        shape = " × ".join(map(str, one.shape))
-        cells = (Styled(one.name, "code"), one.role, one.dtype, shape, whole(one.bytes), *ways)
-        tensors.append(Row(cells, "" if one.was_sent else "stays"))
+        ways = ["yes" if way else "no" for way in (one.up, one.down, one.broadcast)]
+        about = (one.role, one.dtype, " × ".join(map(str, one.shape)), whole(one.bytes))
+        tensors.append(Row((Styled(one.name, "code"), *about, *ways), "" if one.was_sent else "stays"))
     for form in run.wire.schemas:
         schemas.append(Row((Styled(form.hash, "code"), form.tensors, whole(form.bytes), "; ".join(form.messages))))
     parts = ("#tensors", "#in an upload", "#in a download", "#in the broadcast of round 0", "#never sent")
-    every = columns("tensor", "part", "type", "shape", "#bytes", "up", "down", "round 0")
-    traffic = columns("round", "#all uploads, bytes", "#all downloads, bytes")
-    forms = columns("form (hash of names, types and shapes)", "#tensors", "#bytes", "~messages")
+    every = ("tensor", "part", "type", "shape", "#bytes", "up", "down", "round 0")
+    traffic = ("round", "#all uploads, bytes", "#all downloads, bytes")
+    forms = ("form (hash of names, types and shapes)", "#tensors", "#bytes", "~messages")
     details = (
         Table("Every tensor", every, tensors),
         Table("Bytes per round", traffic, list(_traffic(run)), "No bytes were recorded."),
@@ -234,7 +232,7 @@ def _sent(run: AuditedRun) -> Section:
     )
     summary = f"Every tensor ({len(tensors)}), bytes per round, and the forms of the messages ({len(schemas)})"
     blocks = (
-        Table("Bytes by role", columns("part of the model", *parts), by_role, "No tensor was recorded."),
+        Table("Bytes by role", ("part of the model", *parts), by_role, "No tensor was recorded."),
         Paragraph(f"Besides tensors, each message states: {listed(run.wire.facts, 'nothing')}."),
         Details(summary, details),
     )
@@ -250,9 +248,9 @@ def _traffic(run: AuditedRun) -> Iterator[Row]:
 
 
 def _statistics(run: AuditedRun) -> Section:
-    heads = columns("statistic", "#tensors", "#bytes in a message", "~what it reveals of a client", "attacked")
+    heads = ("statistic", "#tensors", "#bytes in a message", "~what it reveals of a client", "attacked")
     rows = [Row((one.what, one.tensors, whole(one.bytes), one.says, one.attacked or "no")) for one in run.statistics]
-    colours = columns("#round", "#client", "#found", "#true", "#off by", "#the data set's mean is off by")
+    colours = ("#round", "#client", "#found", "#true", "#off by", "#the data set's mean is off by")
     means = []
     for one in run.mean_colours:
         both = [", ".join(plain(value, 3) for value in colour) for colour in (one.found, one.true)]
@@ -263,7 +261,7 @@ def _statistics(run: AuditedRun) -> Section:
 
 
 def _noise(run: AuditedRun) -> Section:
-    heads = columns("layer", "#least, dB", "#median, dB", "#rounds")
+    heads = ("layer", "#least, dB", "#median, dB", "#rounds")
     rows = [Row((Styled(one.layer, "code"), plain(one.min, 1), plain(one.median, 1), one.rounds)) for one in run.snr]
     table = Table("Signal-to-noise ratio", heads, rows, lead=words.SNR)
     return Section("Signal-to-noise ratio of the defences", [table])

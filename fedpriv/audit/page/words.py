@@ -52,6 +52,10 @@ CONTRADICTION = (
     "The lower bound exceeds the upper one. Either the accounting or the measurement is wrong, or they are not comparable; do "
     "not rely on either until this is explained."
 )
+NO_IMAGES = "No attack was mounted on messages of this run{because} So it is not known what an attack would recover."
+FEW_IMAGES = "Some attacks could not be mounted{because}"
+NO_TEXTS = "No attack on texts was mounted on messages of this run{because}"
+FEW_TEXTS = "Clients with a single text were not simulated{because}"
 KNOWN = "What each attacker was assumed to know"
 LOSSES = "Every attack has its own loss, so curves of different attacks are not comparable."
 CENTER_PICTURE = (
