@@ -33,7 +33,6 @@ class Measured:
     about: str = ""
 
 
-Kind = Literal["head", "plain", "number", "prose", "rate"]
 Inline = str | int | Styled | Measured
 Content = Inline | tuple[Inline, ...] | None
 """Of a line or a cell; ``None``: a dash, as it was not measured."""
@@ -57,14 +56,6 @@ class Bullets:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column: names of the rows, numbers, texts that may be long, or rates, whose intervals Markdown sets apart."""
-
-    name: str
-    kind: Kind
-
-
-@dataclass(frozen=True)
 class Row:
     """A row of a table; the last cell spans the columns that are left."""
 
@@ -78,7 +69,7 @@ class Table:
 
     Attributes:
         caption: for screen readers.
-        names: of the columns: after ``#`` one of numbers, after ``~`` of prose, after ``%`` of rates; else the first is the head.
+        names: of the columns: ``#`` before one of numbers, ``~`` before prose, ``%`` before rates; else the first is the head.
     """
 
     caption: str
@@ -89,13 +80,11 @@ class Table:
     look: str = ""
 
     @property
-    def columns(self) -> list[Column]:
-        """The columns."""
-        kinds: dict[str, Kind] = {"#": "number", "~": "prose", "%": "rate"}
-        return [
-            Column(name[1:], kinds[name[0]]) if name[0] in kinds else Column(name, "plain" if number else "head")
-            for number, name in enumerate(self.names)
-        ]
+    def columns(self) -> list[tuple[str, str]]:
+        """(name, kind) of each: ``head`` names the row, ``prose`` may be long, of a ``rate`` Markdown sets the interval apart."""
+        kinds = {"#": "number", "~": "prose", "%": "rate"}
+        plain = ((name, "plain" if number else "head") for number, name in enumerate(self.names))
+        return [(name[1:], kinds[name[0]]) if name[0] in kinds else (name, kind) for name, kind in plain]
 
 
 @dataclass(frozen=True)

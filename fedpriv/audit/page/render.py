@@ -108,7 +108,7 @@ def _escaped(text: str) -> str:
 
 def _code(text: str) -> Markup:
     """Code within a line, which its content cannot end."""
-    line = printable(" ".join(text.split()))
+    line = printable(" ".join(text.split())) or " "
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     return Markup(f"{fence} {line} {fence}" if len(fence) > 1 else f"`{line}`")
 
@@ -120,13 +120,13 @@ def _verbatim(text: str) -> Markup:
 
 def _grid(table: Table) -> Iterator[list[Markup]]:
     """The lines of a table in Markdown: the intervals of rates are a column of their own, and each line has every column."""
-    dash, rates = Markup("---"), [column.kind == "rate" for column in table.columns]
-    lines = [[(_line(column.name), _line("95 % interval")) for column in table.columns], [(dash, dash)] * len(rates)]
+    dash, columns = Markup("---"), table.columns
+    lines = [[(_line(name), _line("95 % interval")) for name, _ in columns], [(dash, dash)] * len(columns)]
     for row in table.rows:
-        cells = (*row.cells, *[None] * (len(rates) - len(row.cells)))
+        cells = (*row.cells, *[None] * (len(columns) - len(row.cells)))
         lines.append([(_line(cell), _line(_interval(cell))) for cell in cells])
     for line in lines:
-        both = [cell for pair, is_rate in zip(line, rates, strict=True) for cell in pair[: 1 + is_rate]]
+        both = [cell for pair, (_, kind) in zip(line, columns, strict=True) for cell in pair[: 1 + (kind == "rate")]]
         yield [Markup(re.sub(r"(?<!\\)\|", r"\\|", cell)) for cell in both]  # no bar in code ends a cell
 
 
