@@ -327,7 +327,7 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     for shown in (page, text):
         assert "Attacks on images" in shown and "Attacks on texts" in shown
         assert all(target.note is not None and target.note in shown for target in run.images)
-        summary = shown[shown.index("Summary") : shown.index("What “recovered” means" if shown is page else 'What "recovered"')]
+        summary = shown[shown.index("Summary") : shown.index("What “recovered” means")]
         assert summary.count("images: ") == 2 and summary.count("tokens: ") == 2
     said = " ".join(run.verdict)
     assert f"on client {client}'s message of round 1, so what it reveals" in said and "that hold a single text" in said
