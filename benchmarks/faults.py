@@ -274,8 +274,9 @@ def attacked(folder: Path) -> dict[str, Any]:
 
 def audited(folder: Path) -> dict[str, Any]:
     """What an audit reads before it attacks, and what it says of the labels in each message."""
+    from fedpriv.audit.facts import facts
     from fedpriv.audit.membership.label_leaks import findings_of, labels_of
-    from fedpriv.audit.run_audit import check, facts
+    from fedpriv.audit.run_audit import check
 
     evidence, summary = check(folder)
     evidence.verify()

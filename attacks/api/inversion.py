@@ -24,8 +24,7 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt, Images, attackers, harder
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.attacks.scoring.scores import Scores, match, score
-from fedpriv.attacks.trial import (
+from fedpriv.attacks.lab.trial import (
     NO_PROMISE,
     Attacker,
     Mounted,
@@ -34,6 +33,7 @@ from fedpriv.attacks.trial import (
     unlike,
     with_same_net,
 )
+from fedpriv.attacks.scoring.scores import Scores, match, score
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -33,24 +33,27 @@ def for_each(function: Callable[..., Any], *given: Values) -> Any:
 
 
 class _WeightsApart(TorchFunctionMode):
-    """Within, BatchNorm in training mode multiplies by its weight and adds its bias in steps of their own.
+    """Within, BatchNorm, LayerNorm and InstanceNorm multiply by their weight and add their bias in steps of their own.
 
-    Under ``vmap``, torch's gradient at that weight takes the batch's mean and deviation for constants, so that its derivative is
-    wrong (torch 2.15).
+    Under ``vmap``, torch's gradient at that weight takes the mean and deviation for constants, so that its derivative is wrong
+    (torch 2.15). It is right for GroupNorm, and where they are running statistics.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """See :class:`torch.overrides.TorchFunctionMode`."""
-        if func is not F.batch_norm:
+        if func not in (F.batch_norm, F.layer_norm, F.instance_norm):
             return func(*args, **(kwargs or {}))
-        given = signature(func).bind(*args, **(kwargs or {})).arguments
-        if not given.get("training"):
+        bound = signature(func).bind(*args, **(kwargs or {}))
+        bound.apply_defaults()
+        given = bound.arguments
+        if not given.get("training", True) or not given.get("use_input_stats", True):
             return func(**given)
-        weight, bias = given.pop("weight", None), given.pop("bias", None)
+        weight, bias = given.pop("weight"), given.pop("bias")
         found: Tensor = func(**given)
-        shape = (-1,) + (1,) * (found.ndim - 2)  # one value per channel
+        # LayerNorm has a value for each entry of the last dimensions, the others one per channel.
+        shape = given.get("normalized_shape", (-1,) + (1,) * (found.ndim - 2))
         found = found if weight is None else found * weight.view(shape)
         return found if bias is None else found + bias.view(shape)
 

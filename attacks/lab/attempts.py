@@ -18,6 +18,7 @@ from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.controls import Control, controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
+from fedpriv.attacks.lab.trial import NO_PROMISE, Attacker, Attempt, Mounted, NotTried, Task, Trial, unlike
 from fedpriv.attacks.scoring.baselines import nearest as nearest_public
 from fedpriv.attacks.scoring.scores import (
     RECOVERED,
@@ -32,7 +33,6 @@ from fedpriv.attacks.scoring.scores import (
     under,
     wilson,
 )
-from fedpriv.attacks.trial import NO_PROMISE, Attacker, Attempt, Mounted, NotTried, Task, Trial, unlike
 
 LARGEST = 32
 """Largest side of the controls' images: controls on larger ones would take longer than the attacks."""

@@ -17,8 +17,8 @@ import fedpriv
 from fedpriv.attacks.attack import ImageAttack, image_attack
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.lab.attempts import attempt
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import RECOVERED
-from fedpriv.attacks.trial import Attacker
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
 

@@ -19,11 +19,11 @@ from fedpriv.attacks.lab.attempts import attempt
 from fedpriv.attacks.lab.controls import alteration
 from fedpriv.attacks.lab.nets import observe, perceptron
 from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.baselines import nearest
 from fedpriv.attacks.scoring.scores import RECOVERED, mse
 from fedpriv.attacks.scoring.text_scores import score_text
 from fedpriv.attacks.text.victims import Size, facts, observe_text, sentences, small_bert
-from fedpriv.attacks.trial import Attacker
 from fedpriv.data.sources import load_dataset
 
 SEED = 0

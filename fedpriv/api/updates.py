@@ -25,7 +25,7 @@ from fedpriv.attacks.inference.labels import Samples
 from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.attacks.trial import Attacker
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, concluded
 from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared

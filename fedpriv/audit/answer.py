@@ -29,6 +29,7 @@ from dataclasses import dataclass, replace
 from fedpriv.audit import sentences
 from fedpriv.audit.judge import classes, images, members, texts
 from fedpriv.audit.judge.known import samples_not_known
+from fedpriv.audit.judge.metrics import metrics
 from fedpriv.audit.results import Answer, AuditedRun, Outcome, Part, TargetKind
 
 WORDS = (
@@ -64,8 +65,9 @@ class Finding:
 
 
 def concluded(run: AuditedRun) -> AuditedRun:
-    """The run with its verdict and answer; :mod:`fedpriv.audit.page.change` adds what would change it once all runs are known."""
-    return replace(run, verdict=tuple(sentences.verdict(run)), answer=answer(run))
+    """The run with its verdict, answer and metrics; :mod:`fedpriv.audit.page.change` adds what would change the answer, once all
+    runs are known."""
+    return replace(run, verdict=tuple(sentences.verdict(run)), answer=answer(run), metrics=metrics(run))
 
 
 def answer(run: AuditedRun) -> Answer:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedpriv.audit.judge.measures import MEASURES, OPEN, SHARES
+from fedpriv.audit.judge.measures import MEASURES
 from fedpriv.audit.results import AuditedRun
 from fedpriv.errors import UnknownName, UsageError
 
@@ -19,8 +19,6 @@ _OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
 }
 _FORM = re.compile(r"\s*([a-z_]+)\s*(>=|<=|>|<)\s*([0-9.eE+-]+|inf)\s*")
-_WHY = dict.fromkeys(("epsilon_measured", "epsilon_excess"), "the run has no canaries (fedpriv train --canaries)")
-"""Why a measure is not known, other than for want of an attack."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Condition:
 
     def value(self, run: AuditedRun) -> float | None:
         """Its measure in a run; ``None``: not known."""
-        return MEASURES[self.measure](run)
+        return MEASURES[self.measure].value(run)
 
     def allows(self, value: float) -> bool:
         """Whether it is true of a value of its measure."""
@@ -56,14 +54,13 @@ class Condition:
         if self.compare in (">", ">=") and (why := self._open(run)) is not None:
             return f"{self.measure} is not known, as {why} ({self})"
         if value is None:
-            return f"{self.measure} is not known, as {_WHY.get(self.measure, 'no attack could be mounted')} ({self})"
+            return f"{self.measure} is not known, as {MEASURES[self.measure].unknown} ({self})"
         return None
 
     def _open(self, run: AuditedRun) -> str | None:
-        if self.measure in SHARES and self.value(run) == 1:  # nothing is more than all
-            return None
-        why = OPEN.get(self.measure)
-        return None if why is None else why(run)
+        measure = MEASURES[self.measure]
+        is_all = measure.is_share and measure.value(run) == 1  # nothing is more than all
+        return None if is_all else measure.left_open(run)
 
 
 def conditions(text: str, option: str = "--fail-if") -> list[Condition]:
@@ -86,7 +83,7 @@ def conditions(text: str, option: str = "--fail-if") -> list[Condition]:
             raise UsageError(f"{option} {part.strip()!r}: a measure, one of > >= < <=, and a number, such as recovered>0")
         if match[1] not in MEASURES:
             raise UnknownName(f"measure of {option}", match[1], MEASURES)
-        if match[1] in SHARES and not 0 <= bound <= 1:
+        if MEASURES[match[1]].is_share and not 0 <= bound <= 1:
             raise UsageError(f"{option} {part.strip()}: {match[1]} is a share from 0 to 1, such as 0.05 for 5 %")
         found.append(Condition(match[1], match[2], bound))
     return found

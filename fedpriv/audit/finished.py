@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.lab.kept import code
-from fedpriv.attacks.trial import Attacker, mount
+from fedpriv.attacks.lab.trial import Attacker, mount
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, checksum, load_json, load_tensors, save_json, save_tensors
 
@@ -37,7 +37,7 @@ class Finished:
         self._folder = folder
 
     def mount(self, attacker: Attacker[Any], observed: Sequence[Observation], seed: int) -> Reconstruction:
-        """:func:`fedpriv.attacks.trial.mount`, unless its result is there.
+        """:func:`fedpriv.attacks.lab.trial.mount`, unless its result is there.
 
         Raises:
             FedprivError: its result cannot be written.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 
-from fedpriv.attacks.scoring.scores import Rate
-from fedpriv.audit.results import Interval, Value
+if TYPE_CHECKING:
+    from fedpriv.attacks.scoring.scores import Rate
+    from fedpriv.audit.results import Interval, Value
 
 NOTHING = "–"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from numbers import Real
 
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.trial import Mount, mount
+from fedpriv.attacks.lab.trial import Mount, mount
 from fedpriv.audit.finished import Finished
 from fedpriv.errors import FedprivError, UsageError
 

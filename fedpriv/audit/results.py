@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedpriv.attacks.core.status import Reason, Status
@@ -17,7 +18,9 @@ from fedpriv.attacks.inference.membership_controls import Kind as MembershipStat
 from fedpriv.attacks.inference.shadow import ShadowReport
 from fedpriv.attacks.scoring.operating_points import OperatingPoints
 from fedpriv.attacks.scoring.scores import Rate, counts
+from fedpriv.files import Damaged, load_json
 from fedpriv.samples import Modality
+from fedpriv.tracking.folder import read_run
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -730,6 +733,7 @@ class AuditedRun:
         not_run: parts of the audit that were left out, and why.
         comparison: attacks on sums beside those on single uploads; ``None``: the run has no secure aggregation.
         seconds: step -> CPU seconds.
+        metrics: the leakage in numbers, by name (:mod:`fedpriv.audit.judge.metrics`).
     """
 
     name: str
@@ -778,6 +782,7 @@ class AuditedRun:
     not_run: Mapping[Part, Reason] = field(default_factory=dict)
     comparison: tuple[SumComparison, ...] | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
     verdict: tuple[str, ...] = ()
     answer: Answer | None = None
 
@@ -839,3 +844,21 @@ def from_json(data: object) -> Audit:
         ValueError: the data have another form.
     """
     return _form().validate_python(data, strict=False)
+
+
+def audit_of(run_dir: Path) -> tuple[AuditedRun, Mapping[str, int | float | None]] | None:
+    """What an audit found in a run, and the audit's options; ``None``: it was not audited.
+
+    Raises:
+        Damaged: the report is not what this version of fedpriv writes.
+    """
+    path = run_dir / "audit" / "audit.json"
+    if not path.exists():
+        return None
+    try:
+        audit = from_json(load_json(path))
+    except ValueError as error:
+        raise Damaged(f"{path} is not what fedpriv writes; `fedpriv audit` writes it anew") from error
+    run_id = read_run(run_dir).get("run_id")
+    found = next((one for one in audit.runs if one.run_id == run_id), None)
+    return None if found is None else (found, audit.options)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from pydantic import Base64Bytes, TypeAdapter
@@ -17,39 +16,30 @@ from pydantic import Base64Bytes, TypeAdapter
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit import duration
 from fedpriv.audit.answer import concluded
-from fedpriv.audit.cost import cost, signal_to_noise
-from fedpriv.audit.evidence.leaving import conditions, crossed, has_batch_norm, knowledge
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import NotSimulated
 from fedpriv.audit.evidence.statistics import RUNNING, exposed, listed
 from fedpriv.audit.evidence.sums import HeldBack, evidence_of
+from fedpriv.audit.facts import epsilon, facts
 from fedpriv.audit.finished import UNFINISHED, Finished
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.judge import images, texts
-from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, spent
 from fedpriv.audit.results import (
     Audit,
     AuditedRun,
-    Canaries,
     CenterOutcome,
     ControlResult,
-    Epsilon,
     EpsilonBounds,
     ImageTarget,
-    LabelResult,
-    LabelRule,
     MeanColour,
-    MembershipOutcome,
     Part,
     Sender,
-    ShadowLabels,
-    Statistic,
     TextTargetResult,
 )
 from fedpriv.audit.sums import compared
@@ -59,7 +49,6 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import forked
 from fedpriv.samples import Modality
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.server.sampling import participants
 
 ROWS = Reason(
     "does not apply",
@@ -129,50 +118,20 @@ def _kind(evidence: Evidence, options: AuditOptions, workers: int) -> str:
     return json.dumps([config, asdict(options), workers], sort_keys=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Part:
-    """What some of the attacks found.
+@dataclass(frozen=True)
+class _Found:
+    """A run with what some of the attacks found.
 
     Attributes:
         times, moments: see :class:`fedpriv.audit.progress.Progress`.
+        bounds: of epsilon, by membership attacks.
     """
 
-    not_run: Mapping[Part, Reason]
-    pictures: Mapping[str, Base64Bytes] = field(default_factory=dict)
+    run: AuditedRun
+    pictures: Mapping[str, Base64Bytes]
     times: Mapping[str, float]
     moments: Mapping[str, float]
-
-    def added_to(self, run: AuditedRun) -> AuditedRun:
-        """The run with what they found, which has the names that it has there."""
-        names = {one.name for one in fields(self)} & {one.name for one in fields(run)}
-        return replace(run, **{name: getattr(self, name) for name in names} | {"not_run": {**run.not_run, **self.not_run}})
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OfSamples(_Part):
-    """The samples behind messages."""
-
-    images: tuple[ImageTarget, ...]
-    texts: tuple[TextTargetResult, ...]
-    controls: tuple[ControlResult, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OfClients(_Part):
-    """What a client holds; ``bounds``: of epsilon, if there are any."""
-
-    statistics: tuple[Statistic, ...]
-    exposed: tuple[str, ...]
-    labels: tuple[LabelResult, ...]
-    label_rules: tuple[LabelRule, ...]
-    labels_over_rounds: tuple[LabelResult, ...]
-    shadow_labels: ShadowLabels | None
-    mean_colours: tuple[MeanColour, ...]
-    centers: tuple[CenterOutcome, ...]
-    membership: tuple[MembershipOutcome, ...]
-    membership_controls: tuple[ControlResult, ...]
-    membership_limit: str | None
-    bounds: EpsilonBounds | None
+    bounds: EpsilonBounds | None = None
 
 
 def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) -> tuple[AuditedRun, Mapping[str, bytes]]:
@@ -195,54 +154,15 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
     if goes_on:
         say("continuing an audit that was interrupted")
     progress("what left the clients")
-    samples, clients = _attacked(evidence, options, progress, workers)
-    run = _together(facts(evidence, summary), samples, clients)
-    run = replace(run, epsilon=_epsilon(evidence.folder, summary, clients.bounds))
+    found = _attacked(facts(evidence, summary), evidence, options, progress, workers)
+    run = replace(found.run, epsilon=epsilon(evidence.folder, summary, found.bounds))
     if evidence.summed:
         run = _beside_uploads(run, run_dir, options, progress)
-    progress.note({**samples.times, **clients.times}, {**samples.moments, **clients.moments})
+    progress.note(found.times, found.moments)
     if not goes_on and progress.spent() is None:
         duration.keep(kind, progress.moments | {END: progress.so_far()})
     run = replace(run, seconds={step: round(seconds, 1) for step, seconds in progress.times.items()})
-    return concluded(run), {**samples.pictures, **clients.pictures}
-
-
-def facts(evidence: Evidence, summary: Mapping[str, Any]) -> AuditedRun:
-    """The run without attacks: what it is, what it cost, what left its clients."""
-    config, facts, federation = evidence.config, evidence.folder.facts, evidence.federation
-    transforms = evidence.store.upload(*evidence.messages()[0]).transforms
-    summed = ["secure aggregation"] if evidence.summed else []
-    private = [f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else []
-    server, outsider = knowledge(evidence)
-    assert config.model.name is not None, "a run's config names its model"
-    return AuditedRun(
-        name=evidence.folder.path.name,
-        run_id=facts["run_id"],
-        run_dir=str(evidence.folder.path),
-        method=config.called,
-        title=federation.method.title,
-        paper=federation.method.paper,
-        dataset=Path(config.data.name).name,
-        model=config.model.name,
-        modalities=evidence.modalities,
-        seed=config.seed,
-        clients=config.data.clients,
-        participants=_a_round(evidence),
-        rounds=summary["rounds"],
-        defence=(*transforms, *summed, *private),
-        summed=evidence.summed,
-        git_commit=facts.get("git_commit"),
-        versions=facts.get("versions") or {},
-        partition_hash=facts["partition_hash"],
-        config_yaml=config.to_yaml(),
-        cost=cost(evidence, summary),
-        snr=signal_to_noise(evidence.folder.records()),
-        wire=crossed(evidence),
-        server_knows=server,
-        outsider_knows=outsider,
-        conditions=conditions(evidence),
-        batch_norm=has_batch_norm(federation.resident.net),
-    )
+    return concluded(run), found.pictures
 
 
 def distinct(controls: Iterable[ControlResult]) -> tuple[ControlResult, ...]:
@@ -250,53 +170,33 @@ def distinct(controls: Iterable[ControlResult]) -> tuple[ControlResult, ...]:
     return tuple({(one.attacker, one.name, one.sentence): one for one in controls}.values())
 
 
-def _a_round(evidence: Evidence) -> int:
-    """How many clients take part in a round: of a schedule, on average."""
-    config, agreement = evidence.config, evidence.federation.agreement
-    if config.train.selection not in ("all", "schedule"):
-        return config.participants_of(len(agreement.trainable))
-    return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
-
-
-def _epsilon(folder: RunFolder, summary: Mapping[str, Any], bounds: EpsilonBounds | None) -> Epsilon | None:
-    """The ledger's statement beside the lower bounds of attacks and canaries; ``None``: without differential privacy."""
-    statement = summary.get("privacy")
-    canaries: Canaries | None = measured(folder, statement)
-    if statement is None:
-        return None
-    known = filter(
-        None, (statement["adjacency"], statement["holds_if"], statement.get("randomness"))
-    )  # the last not in older runs
-    return Epsilon(
-        upper=statement["epsilon"],
-        delta=statement["delta"],
-        level=statement["level"],
-        accountant=statement["accountant"],
-        by_attack=bounds,
-        canaries=canaries,
-        statement=(*known, *(f"not covered: {one}" for one in statement["not_covered"])),
-    )
-
-
-def _attacked(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> tuple[_OfSamples, _OfClients]:
+def _attacked(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Found:
     """What all attacks find. Two processes share them: what is behind the messages, and who and which classes."""
     if evidence.federation.resident.device.type != "cpu":
         workers = 1  # what an accelerator holds does not survive a fork
-    made: list[Callable[[], _Part]] = [
-        partial(_of_samples, evidence, options, progress, workers),
-        partial(_finished_of_clients, evidence, options, progress),
+    made = [
+        partial(_of_samples, run, evidence, options, progress, workers),
+        partial(_finished_of_clients, run, evidence, options, progress),
     ]
     samples, clients = forked(made, workers)
-    assert isinstance(samples, _OfSamples) and isinstance(clients, _OfClients)
-    return samples, clients
+    whole = replace(
+        clients.run,
+        images=samples.run.images,
+        texts=samples.run.texts,
+        controls=samples.run.controls,
+        known_members=(*images.known_members(samples.run.images), *texts.known_members(samples.run.texts)),
+        not_run={**samples.run.not_run, **clients.run.not_run},
+    )
+    return _Found(
+        whole,
+        {**samples.pictures, **clients.pictures},
+        {**samples.times, **clients.times},
+        {**samples.moments, **clients.moments},
+        clients.bounds,
+    )
 
 
-def _together(run: AuditedRun, samples: _OfSamples, clients: _OfClients) -> AuditedRun:
-    run = clients.added_to(samples.added_to(run))
-    return replace(run, known_members=(*images.known_members(run.images), *texts.known_members(run.texts)))
-
-
-def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _OfSamples:
+def _of_samples(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Found:
     """Reconstruction of images and texts."""
     progress.again("samples")
     name, pictures, not_run = evidence.folder.path.name, dict[str, bytes](), dict[Part, Reason]()
@@ -312,26 +212,19 @@ def _of_samples(evidence: Evidence, options: AuditOptions, progress: Progress, w
     if not evidence.modalities:
         not_run["rows"] = ROWS
     progress.note()
-    return _OfSamples(
-        images=tuple(targets),
-        texts=tuple(read),
-        controls=distinct(controls),
-        not_run=not_run,
-        pictures=pictures,
-        times=progress.times,
-        moments=progress.moments,
-    )
+    run = replace(run, images=tuple(targets), texts=tuple(read), controls=distinct(controls), not_run=not_run)
+    return _Found(run, pictures, progress.times, progress.moments)
 
 
-def _finished_of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -> _OfClients:
+def _finished_of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress) -> _Found:
     """:func:`_of_clients`, read where an audit that was broken off has finished it."""
     if progress.finished is None or options.budget is not None:  # a budget may cut them
-        return _of_clients(evidence, options, progress)
+        return _of_clients(run, evidence, options, progress)
     what = ("clients", type(evidence).__name__, options)
-    return progress.finished.part(*what, form=TypeAdapter(_OfClients), compute=lambda: _of_clients(evidence, options, progress))
+    return progress.finished.part(*what, form=TypeAdapter(_Found), compute=lambda: _of_clients(run, evidence, options, progress))
 
 
-def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -> _OfClients:
+def _of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress) -> _Found:
     """What a client holds: its classes, class centres, and whether given samples are among its own."""
     progress.again("clients")
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
@@ -363,7 +256,8 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
     if members.refused is not None:
         not_run["membership"] = members.refused
     progress.note()
-    return _OfClients(
+    run = replace(
+        run,
         statistics=statistics,
         exposed=unaltered,
         labels=tuple(labels.labels),
@@ -375,12 +269,9 @@ def _of_clients(evidence: Evidence, options: AuditOptions, progress: Progress) -
         membership=tuple(members.outcomes),
         membership_controls=distinct(members.controls),
         membership_limit=members.limit,
-        bounds=members.epsilon,
         not_run=not_run,
-        pictures=pictures,
-        times=progress.times,
-        moments=progress.moments,
     )
+    return _Found(run, pictures, progress.times, progress.moments, members.epsilon)
 
 
 def _centers(
@@ -414,7 +305,7 @@ def _beside_uploads(run: AuditedRun, run_dir: Path, options: AuditOptions, progr
         why = Reason("not available", "the clients of other machines hold back their uploads and keep none")
         return replace(run, comparison=(), not_run={**run.not_run, "single uploads": why})
     progress("for comparison: the uploads behind the sums")
-    return replace(run, comparison=compared(run, _together(run, *_attacked(behind, options, progress, 1))))
+    return replace(run, comparison=compared(run, _attacked(run, behind, options, progress, 1).run))
 
 
 def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[int, int]]:

@@ -140,7 +140,7 @@ def _attack_images(
 ) -> dict[str, Any]:
     from fedpriv.attacks.attack import image_attack
     from fedpriv.attacks.lab.attempts import attackers
-    from fedpriv.attacks.trial import Trial
+    from fedpriv.attacks.lab.trial import Trial
     from fedpriv.audit.images import figures
     from fedpriv.audit.images.attempts import FIRST, until_decided
 

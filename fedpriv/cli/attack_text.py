@@ -13,7 +13,7 @@ from fedpriv.errors import UsageError
 if TYPE_CHECKING:
     from fedpriv.attacks.attack import TextAttack
     from fedpriv.attacks.core.status import Status
-    from fedpriv.attacks.trial import Attacker
+    from fedpriv.attacks.lab.trial import Attacker
     from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.results import PartialLeakage, TextFigures, TextScoreMeans
     from fedpriv.audit.text.attempts import TextAttempt
@@ -103,7 +103,7 @@ def _attackers(name: str, options: Mapping[str, Any], target: TextTarget) -> lis
     """The attack itself and, where a hidden head matters, also one that knows the initial head."""
     from fedpriv.attacks.attack import text_attack
     from fedpriv.attacks.core.observation import ThreatModel
-    from fedpriv.attacks.trial import Attacker
+    from fedpriv.attacks.lab.trial import Attacker
 
     attack = with_options(text_attack(name), name, options)
     own = ThreatModel(download="altered") if attack.is_malicious() else ThreatModel()

@@ -18,10 +18,10 @@ from fedpriv.audit.results import (
     Outcome,
     ShadowLabels,
     TextTargetResult,
+    audit_of,
 )
 from fedpriv.experiments.markdown import table
 from fedpriv.experiments.results import Result, rounded
-from fedpriv.tracking.folder import audit_of
 
 Found = Mapping[str, Any]
 

@@ -63,7 +63,7 @@ def trade(
     Args:
         accuracies: of its clients.
     """
-    leakage = {name: measure(run) for name, measure in MEASURES.items()}
+    leakage = {name: measure.value(run) for name, measure in MEASURES.items()}
     recovered, rate, widest = known_recovered(run), most_recovered(run), most_open(run)
     assert run.cost.bytes_down is not None, "a run counts its bytes"
     return Trade(

@@ -8,16 +8,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, without_checksum
 from fedpriv.server.records import Record, Records, lines_of, parsed
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
-
-if TYPE_CHECKING:
-    from fedpriv.audit.results import AuditedRun
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
@@ -53,24 +50,21 @@ def read_records(run_dir: Path) -> list[Record]:
     return RunFolder(run_dir).records()
 
 
-def audit_of(run_dir: Path) -> tuple[AuditedRun, Mapping[str, int | float | None]] | None:
-    """What an audit found in a run, and the audit's options; ``None``: it was not audited.
+def audit_metrics(run_dir: Path) -> dict[str, float]:
+    """The numbers in which an audit gives a run's leakage, by name; empty: it was not audited.
 
     Raises:
         Damaged: the report is not what this version of fedpriv writes.
     """
     path = run_dir / "audit" / "audit.json"
     if not path.exists():
-        return None
-    from fedpriv.audit.results import from_json  # not before: its forms take a while
-
-    try:
-        audit = from_json(load_json(path))
-    except ValueError as error:
-        raise Damaged(f"{path} is not what fedpriv writes; `fedpriv audit` writes it anew") from error
+        return {}
     run_id = read_run(run_dir).get("run_id")
-    found = next((one for one in audit.runs if one.run_id == run_id), None)
-    return None if found is None else (found, audit.options)
+    try:
+        runs = [one for one in load_json(path)["runs"] if one["run_id"] == run_id]
+        return {str(name): float(value) for one in runs for name, value in one["metrics"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"{path} is not what fedpriv writes; `fedpriv audit` writes it anew") from error
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

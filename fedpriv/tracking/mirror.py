@@ -25,12 +25,11 @@ from fedpriv.outside.addresses import shown_address, without_secrets
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.access import named_store, permitted_store, same_store, whole_address
 from fedpriv.tracking.cursor import CURSOR, Cursor, stored_cursor
-from fedpriv.tracking.folder import audit_of, read_lines, read_records, read_run
+from fedpriv.tracking.folder import audit_metrics, read_lines, read_records, read_run
 from fedpriv.tracking.model import MODEL, send_model
 from fedpriv.tracking.names import (
     STATUS,
     as_points,
-    audit_values,
     client_table,
     dataset_name,
     params,
@@ -289,8 +288,7 @@ class _Copy:
                 self._send_summary(load_json(path))
                 self._send_table(client_table(read_records(self.run_dir)))
             if name.as_posix() == "audit/audit.json":
-                found = audit_of(self.run_dir)
-                values = audit_values(found[0]) if found else {}
+                values = {f"audit/{name}": value for name, value in audit_metrics(self.run_dir).items()}
                 self._log(as_points(self._audited_before() | values, int(time.time() * 1000), 0))
             if name.parts[0] == "probe":
                 self._log(as_points(probe_values(load_json(path)), int(time.time() * 1000), 0))

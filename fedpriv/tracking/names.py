@@ -16,7 +16,6 @@ from fedpriv.tracking.folder import flatten
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-    from fedpriv.audit.results import AuditedRun
 
 # The dashboard groups charts by the prefix before a slash, sorted by name, and shows the rest last. So the most important metrics
 # have prefixes that come first.
@@ -108,35 +107,6 @@ def summary_values(summary: dict[str, Any]) -> dict[str, float]:
     values = _numbers({key: value for key, value in flatten(summary) if key not in _NOT_COMPARED})
     _add_spread(values, "accuracy", summary.get("accuracy_per_client") or [])
     return {f"final/{key}": value for key, value in values.items()}
-
-
-def audit_values(run: AuditedRun) -> dict[str, float]:
-    """MLflow's metrics from what an audit found in a run, under ``audit/``: the leakage, for a table of runs."""
-    from fedpriv.audit.judge import classes, images, measures, texts
-
-    values: dict[str, float | None] = {}
-    for what in ("message", "single image"):
-        if (most := images.best_of(run, what)) is not None:
-            values[f"recovered_from_{what.replace(' ', '_')}"] = most.counted.rate.share
-    # That class centres gave no image away is no evidence.
-    values["recovered_from_centers"] = max(
-        (one.counted.rate.share for one in run.centers if images.gives_away(one)), default=None
-    )
-    for kind in ("message", "single text"):
-        if (read := texts.best_of(run, kind)) is not None:
-            place, exact = kind.replace(" ", "_"), texts.most_exact(run.texts, kind)
-            values[f"token_recall_from_{place}"] = read.figures.recall
-            values[f"token_precision_from_{place}"] = read.figures.precision
-            values[f"exact_texts_from_{place}"] = None if exact is None else exact.share
-    values["labels_exact"] = _mean([one.exact for one in classes.by_rule(run.labels)])
-    values["label_counts"] = _mean([one.count_accuracy for one in run.labels if one.count_accuracy is not None])
-    values["labels_exact_by_shadows"] = None if run.shadow_labels is None else run.shadow_labels.report.exact
-    values["membership_auc"] = measures.membership_auc(run)
-    return {f"audit/{key}": float(value) for key, value in values.items() if value is not None}
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def probe_values(row: dict[str, Any]) -> dict[str, float]:

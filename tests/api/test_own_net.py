@@ -84,7 +84,7 @@ def test_a_run_with_it(method: str, here: Path) -> None:
     assert all(torch.equal(tensor, whole[name]) for name, tensor in run.weights().items())
     assert "encoder.conv.weight" in run.payload(3, 0).names
     report = fedpriv.audit(run, **QUICK)
-    assert any(one["name"] == "encoder.conv.weight" and one["up"] for one in report.runs[0]["wire"]["tensors"])
+    assert any(one.name == "encoder.conv.weight" and one.up for one in report.runs[0].wire.tensors)
 
 
 def test_a_weight_that_a_hook_makes_is_trained_beside_a_teacher(here: Path) -> None:

@@ -155,13 +155,13 @@ def test_a_report_lists_the_buffers_and_that_no_attack_was_on_them(
     for update in (change, [one.numpy() for one in change.values()], payload):
         report = fedpriv.audit_update(net, update, (IMAGES, LABELS), lr=0.1, budget=0.01)
         (run,) = report.runs
-        listed = {one["name"]: one for one in run["wire"]["tensors"]}
-        assert [name for name, one in listed.items() if one["role"] == "buffer"] == BUFFERS
-        assert (listed[BUFFERS[2]]["dtype"], listed[BUFFERS[2]]["bytes"], listed[BUFFERS[2]]["up"]) == ("I64", 8, True)
-        assert run["cost"]["bytes_up"] == 4 * (36 + 4 + 4 + 576 + 4 + 4 + 4) + 8
-        assert "no gradient of the loss" in run["not_tried"]["buffers"] and "buffers (they are" in report.markdown()
+        listed = {one.name: one for one in run.wire.tensors}
+        assert [name for name, one in listed.items() if one.role == "buffer"] == BUFFERS
+        assert (listed[BUFFERS[2]].dtype, listed[BUFFERS[2]].bytes, listed[BUFFERS[2]].up) == ("I64", 8, True)
+        assert run.cost.bytes_up == 4 * (36 + 4 + 4 + 576 + 4 + 4 + 4) + 8
+        assert "no gradient of the loss" in run.not_run["buffers"].text and "buffers (they are" in report.markdown()
     bare = fedpriv.audit_update(net, [change[name] for name in PARAMETERS], (IMAGES, LABELS), lr=0.1, budget=0.01)
-    assert "buffers" not in bare.runs[0]["not_tried"]
+    assert "buffers" not in bare.runs[0].not_run
 
 
 def test_new_weights_are_not_taken_for_a_change(step: tuple[nn.Module, dict[str, Tensor], dict[str, Tensor]]) -> None:

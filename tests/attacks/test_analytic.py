@@ -16,8 +16,8 @@ from fedpriv.attacks.gradients.analytic import row_ratios, single_sample
 from fedpriv.attacks.gradients.linear import SharedLinear, fed_by_one
 from fedpriv.attacks.lab.attempts import attempt
 from fedpriv.attacks.lab.nets import one_for_each
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import match, mse
-from fedpriv.attacks.trial import Attacker
 from fedpriv.objectives.simclr import nt_xent
 from tests.attacks.client import CLASSES, SHAPE, OfRows, change, gradient, mlp, observe, pictures
 

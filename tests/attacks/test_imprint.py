@@ -16,9 +16,9 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.lab.attempts import attempt, suited
 from fedpriv.attacks.lab.controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.malicious.imprint import Imprint
 from fedpriv.attacks.scoring.scores import match_batches, mse
-from fedpriv.attacks.trial import Attacker
 from tests.attacks.client import OfRows, change, gradient, observe, pictures
 
 ATTACK = Imprint()

@@ -23,7 +23,7 @@ from fedpriv.attacks.image.direct import Analytic
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import reference_victim
 from fedpriv.attacks.lab.setting import Setting
-from fedpriv.attacks.trial import NO_PROMISE
+from fedpriv.attacks.lab.trial import NO_PROMISE
 
 
 class Own(nn.Module):

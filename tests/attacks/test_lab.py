@@ -31,7 +31,7 @@ from fedpriv.attacks.lab.controls import Control, negative_control, positive_con
 from fedpriv.attacks.lab.images import default_images, sample_photographs
 from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.lab.setting import Setting
-from fedpriv.attacks.trial import NO_PROMISE, Attacker, out_of_reach
+from fedpriv.attacks.lab.trial import NO_PROMISE, Attacker, out_of_reach
 from tests.marks import quick_first, slow_but
 
 SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2, "lbfgs": 1}

@@ -20,8 +20,8 @@ from fedpriv.attacks.lab.attempts import ImageAttempt, attempt, joined, suited
 from fedpriv.attacks.lab.controls import negative_control, positive_control
 from fedpriv.attacks.lab.images import digits
 from fedpriv.attacks.lab.setting import Setting
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS
-from fedpriv.attacks.trial import Attacker
 from fedpriv.audit import sentences
 from fedpriv.audit.images.target import crops, samples
 from fedpriv.audit.judge.images import best, counted

@@ -1,4 +1,4 @@
-"""The gradient of what every attack minimises, against central differences, on nets that normalise by the batch."""
+"""The gradient of what every attack minimises, against central differences, on nets that normalise."""
 
 from __future__ import annotations
 
@@ -11,14 +11,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.attack import ImageAttack, image_attack, image_attacks
+from fedpriv.attacks.attack import ImageAttack, TextAttack, image_attack, image_attacks
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, SplitNet
 from fedpriv.attacks.gradients.matching import Objective
 from fedpriv.attacks.lab.controls import alteration
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe
+from fedpriv.attacks.text.span import SpanAttack
+from fedpriv.attacks.text.tag import Tag
+from fedpriv.attacks.text.victims import Size, small_bert
+from tests.attacks import text_client
 from tests.attacks.test_running_statistics import images, message, net
+from tests.marks import quick_first
 
 STEP, EXACT = 1e-5, 1e-6
 Function = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -79,10 +84,15 @@ def noisy(attack: ImageAttack) -> list[Observation]:
 def of_convolutions(attack: ImageAttack) -> list[Observation]:
     """The last shared layer is a convolution."""
     torch.manual_seed(0)
-    first = [nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Sigmoid()]
+    return of_net(nn.BatchNorm2d(8), hidden=True)
+
+
+def of_net(norm: nn.Module, hidden: bool) -> list[Observation]:
+    """Two messages of one image each, of a net of two convolutions with ``norm`` between them."""
+    first = [nn.Conv2d(3, 8, 3), norm, nn.Sigmoid()]
     net = SplitNet(nn.Sequential(*first, nn.Conv2d(8, 8, 3, 3), nn.Sigmoid(), nn.Flatten()), nn.Linear(32, 10)).double()
     images, labels = default_images(2, side=8)
-    return [observe(net, images[i : i + 1].double(), labels[i : i + 1], hidden=True) for i in range(2)]
+    return [observe(net, images[i : i + 1].double(), labels[i : i + 1], hidden=hidden) for i in range(2)]
 
 
 def with_statistics(attack: ImageAttack) -> list[Observation]:
@@ -101,6 +111,12 @@ CASES: dict[str, tuple[str, dict[str, Any], Callable[[ImageAttack], list[Observa
     "inverting-gradients, statistics": ("inverting-gradients", {"running_statistics": 1.0}, with_statistics),
 }
 del CASES["learned-inversion"]  # which does not differentiate the victim's net
+NORMS: dict[str, Callable[[], nn.Module]] = {
+    "LayerNorm": lambda: nn.LayerNorm([8, 6, 6]),
+    "LayerNorm of the last dimension": lambda: nn.LayerNorm(6),
+    "InstanceNorm": lambda: nn.InstanceNorm2d(8, affine=True),
+    "GroupNorm": lambda: nn.GroupNorm(2, 8),
+}
 
 
 @pytest.mark.usefixtures("ends_when_asked")
@@ -110,6 +126,27 @@ def test_its_gradient_is_right_on_a_net_that_normalises_by_the_batch(case: str) 
     attack: ImageAttack = image_attack(name)(**options)
     with pytest.raises(Asked) as asked:
         attack.run(messages(attack))
+    check(asked.value)
+
+
+@pytest.mark.usefixtures("ends_when_asked")
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", quick_first(["inverting-gradients", "head-free"]))
+def test_so_it_is_on_a_net_that_normalises_each_image(name: str, norm: str) -> None:
+    torch.manual_seed(0)
+    messages = of_net(NORMS[norm](), hidden=name == "head-free")
+    with pytest.raises(Asked) as asked:
+        image_attack(name)().run(messages)
+    check(asked.value)
+
+
+@pytest.mark.usefixtures("ends_when_asked")
+@pytest.mark.parametrize(("attack", "hidden"), quick_first([(Tag(starts=2), "nothing"), (SpanAttack(starts=2), "dense")]))
+def test_so_it_is_on_texts(attack: TextAttack, hidden: str) -> None:
+    """Of ``span``: where no later layer tells the sentences."""
+    observation, _, _ = text_client.message([6, 5], net=small_bert(0, Size(width=16, layers=1)).double())
+    with pytest.raises(Asked) as asked:
+        attack.run([text_client.without(observation, hidden)])
     check(asked.value)
 
 

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.malicious.token_imprint import TokenImprint
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
-from fedpriv.attacks.trial import Attacker
 from fedpriv.audit.text.attempts import attempt_text
 from fedpriv.client.suspicion import check_for_marks, secret_draw
 from fedpriv.errors import SuspiciousDownload

@@ -14,7 +14,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.nets import observe, perceptron
-from fedpriv.attacks.trial import Attacker, Attempt, Mounted, NotTried, Task, Trial, with_same_net
+from fedpriv.attacks.lab.trial import Attacker, Attempt, Mounted, NotTried, Task, Trial, with_same_net
 
 Made = Attempt[ImageAttack, Reconstruction, None]
 EVENTS: list[str] = []

@@ -12,7 +12,7 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.controls import Control
-from fedpriv.attacks.trial import Attacker
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import reconstructions, target

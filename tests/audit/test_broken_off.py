@@ -13,7 +13,7 @@ import torch
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.lab.nets import observe, perceptron
-from fedpriv.attacks.trial import Attacker, mount
+from fedpriv.attacks.lab.trial import Attacker, mount
 from fedpriv.audit import duration, finished, report
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.progress import END, Progress

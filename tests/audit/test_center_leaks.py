@@ -13,8 +13,8 @@ from fedpriv.audit.answer import SAMPLES, WORDS, answer
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.judge.measures import MEASURES
+from fedpriv.audit.judge.metrics import metrics
 from fedpriv.audit.results import CenterOutcome, CountedRate
-from fedpriv.tracking.names import audit_values
 from tests.audit.sample_findings import findings
 from tests.simulation.small import play
 
@@ -83,17 +83,17 @@ def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
     (center,) = whole.centers
     not_run = [one.only([outcome for outcome in one.outcomes if not outcome.status.was_run]) for one in whole.images]
     run = replace(whole, images=tuple(not_run), centers=())
-    assert MEASURES["recovered"](run) is None
+    assert MEASURES["recovered"].value(run) is None
     one = replace(center, counted=CountedRate(wilson(1, 2), "0.01"))
     two = replace(center, round=3, counted=CountedRate(wilson(2, 2), "0.01"))
     found = answer(run := replace(run, centers=(one,)))
-    assert found.words == WORDS[SAMPLES] and MEASURES["recovered"](run) == 0.5
+    assert found.words == WORDS[SAMPLES] and MEASURES["recovered"].value(run) == 0.5
     assert found.sentence == (
         "1 of 2 class centres in client 0's message of round 1 gave a training image away (MSE < 0.01, where guesses would count "
         "for none)."
     )
     both = replace(run, centers=(one, two))
     assert answer(both).sentence.startswith("2 of 2 class centres in client 0's message of round 3")
-    assert audit_values(both)["audit/recovered_from_centers"] == 1.0
+    assert metrics(both)["recovered_from_centers"] == 1.0
     nothing = replace(run, centers=(replace(one, counted=CountedRate(wilson(0, 2), "0.01")),))
-    assert "audit/recovered_from_centers" not in audit_values(nothing), "a failure is no evidence"
+    assert "recovered_from_centers" not in metrics(nothing), "a failure is no evidence"

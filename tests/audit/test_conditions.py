@@ -33,6 +33,7 @@ from tests.audit.built import (
     member,
     no_image,
     no_member,
+    point,
     shadows,
     statistic,
     text,
@@ -179,6 +180,20 @@ def test_labels_beside_a_classifier_that_was_cut_are_not_known() -> None:
     cut = run(not_run={"shadow clients": CUT})
     assert "labels is not known, as inference of classes was cut" in met(cut, "labels>0.6")
     assert met(cut, "labels>0.4") == "a run: labels is 0.5 (labels>0.4)"
+
+
+def test_members_found_at_a_low_false_positive_rate_have_a_measure() -> None:
+    """Of 1,000 members and 1,000 others, with a single other above the threshold."""
+    one = member(asked=1000)
+    assert one.points is not None
+    found = [replace(one, points=replace(one.points, at={0.001: point(hits, 1000, 0.5)})) for hits in (7, 120)]
+    many = run(membership=tuple(found))
+    assert met(many, "membership_tpr>0.1") == "a run: membership_tpr is 0.12 (membership_tpr>0.1)"
+    assert not met(many, "membership_tpr>0.2")
+    assert holds(many, "membership_tpr<=0.2") and not holds(many, "membership_tpr<0.12")
+    fewer = run(membership=(member(asked=30),) * 2)
+    assert "a false-positive rate of 0.1 % needs 1,000 non-members" in met(fewer, "membership_tpr>0")
+    assert not holds(fewer, "membership_tpr<=1")
 
 
 def test_an_area_that_no_attack_could_have_shown_is_no_guarantee() -> None:

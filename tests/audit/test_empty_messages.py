@@ -9,7 +9,7 @@ import pytest
 
 from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import ThreatModel
-from fedpriv.attacks.trial import Attacker
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import Attacked

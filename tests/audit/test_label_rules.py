@@ -18,9 +18,9 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit import sentences
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.judge.classes import rate_of_rules, share_by_rule
+from fedpriv.audit.judge.metrics import metrics
 from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of
 from fedpriv.audit.results import LabelResult, Sender
-from fedpriv.tracking.names import audit_values
 from tests.simulation.small import play
 
 SIGN = "last layer: sign of the bias gradient"
@@ -140,8 +140,8 @@ def test_an_audit_and_its_conditions_read_the_best_rule(fedsgd: Path, monkeypatc
     said, tried = " ".join(report.verdict), sum(one.exact is not None for one in run.label_rules)
     assert f"from {best.exact.successes} of 10 messages ({best.rule}; the best of {tried} rules" in said
     assert "equal counts of all classes would be right for" in said
-    values = audit_values(run)
-    assert values["audit/labels_exact"] == best.exact.share and values["audit/label_counts"] >= 0.95
+    values = metrics(run)
+    assert values["labels_exact"] == best.exact.share and values["label_counts"] >= 0.95
 
 
 @pytest.mark.parametrize("public", [False, True])

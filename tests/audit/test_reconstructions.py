@@ -16,9 +16,9 @@ from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.lab.attempts import ImageAttempt
 from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.attacks.scoring import scores
 from fedpriv.attacks.scoring.scores import score, wilson
-from fedpriv.attacks.trial import Attacker, Trial
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images import attempts, reconstructions, target

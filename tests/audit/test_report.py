@@ -14,13 +14,13 @@ from click.testing import CliRunner, Result
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.judge.metrics import metrics
 from fedpriv.audit.membership.inference import ROWS, Membership, membership
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of
 from fedpriv.audit.report import _compared
 from fedpriv.audit.results import from_json
 from fedpriv.cli import main
 from fedpriv.errors import FedprivError
-from fedpriv.tracking.names import audit_values
 from tests.audit.sample_findings import findings
 from tests.simulation.small import config, play
 
@@ -90,9 +90,9 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
             assert one["together"]["low"] < area["low"] <= area["high"] <= one["together"]["high"]
         assert all(one["found"] == one["true"] for one in run["labels"]) or run is masked
         (typed,) = (one for one in from_json(found).runs if one.name == run["name"])
-        values = audit_values(typed)
-        assert values.keys() >= {"audit/recovered_from_message", "audit/membership_auc"}
-        assert ("audit/labels_exact" in values) == (run is not masked)  # where no rule applies, nothing was measured
+        values = metrics(typed)
+        assert values.keys() >= {"recovered_from_message", "membership_auc"}
+        assert ("labels_exact" in values) == (run is not masked)  # where no rule applies, nothing was measured
 
 
 def test_a_run_is_compared_with_its_undefended_one_though_another_executor_ran_the_clients() -> None:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.trial import Attacker
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images

@@ -20,22 +20,22 @@ from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.trial import NO_PROMISE, Attacker
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.tag import Tag
-from fedpriv.attacks.trial import NO_PROMISE, Attacker
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.judge import images as judge_images
 from fedpriv.audit.judge import texts as judge_texts
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.judge.measures import MEASURES
+from fedpriv.audit.judge.metrics import metrics
 from fedpriv.audit.results import AuditedRun, Cost, Statistic, TextFigures, TextOutcome, TextTargetResult, from_json
 from fedpriv.audit.text.attempts import TextAttempt, _unlike, attempt_text
 from fedpriv.audit.text.recovery import on_single_texts
 from fedpriv.audit.text.samples import requests
 from fedpriv.audit.text.target import TextTarget, of_messages
 from fedpriv.cli import main
-from fedpriv.tracking.names import audit_values
 from tests.simulation.small import play
 
 pytestmark = pytest.mark.slow
@@ -166,15 +166,15 @@ def test_a_run_on_texts(runs: Runs) -> None:
     for shown in (page, text):
         assert "Attacks on texts" in shown and "Attacks on images" not in shown
         assert found.examples[0].true[0] in shown
-    values = audit_values(run)
-    assert values["audit/token_recall_from_message"] == values["audit/token_precision_from_message"] == 1.0
+    values = metrics(run)
+    assert values["token_recall_from_message"] == values["token_precision_from_message"] == 1.0
     # The encoder is trained with dropout, which attacks that match its gradients do not model.
     seeking = [one for one in easiest.outcomes if one.attack in ("tag", "span") and one.status.was_run]
     assert seeking and all("dropout" in one.status.why for one in seeking if not sentences_of(one))
     for shown in (page, text):
         assert "a failure is no evidence: the client trained with dropout of 0.1" in shown
     if not any(map(sentences_of, seeking)):
-        assert "audit/exact_texts_from_single_text" not in values and MEASURES["recovered"](run) is None
+        assert "exact_texts_from_single_text" not in values and MEASURES["recovered"].value(run) is None
     assert not any("recovered" in name for name in values)
     assert "class centres" not in run.not_run
 
@@ -359,12 +359,12 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     for shown in (page, text):
         assert "Attacks on images" in shown and "Attacks on texts" in shown
         assert all(target.note is not None and target.note in shown for target in run.images)
-        summary = shown[shown.index("Summary") : shown.index("What “recovered” means" if shown is page else 'What "recovered"')]
+        summary = shown[shown.index("Summary") : shown.index("What “recovered” means")]
         assert summary.count("images: ") == 2 and summary.count("tokens: ") == 2
     said = " ".join(run.verdict)
     assert f"on client {client}'s message of round 1, so what it reveals" in said and "that hold a single text" in said
-    values = audit_values(run)
-    assert "audit/token_recall_from_message" in values and "audit/recovered_from_message" not in values
+    values = metrics(run)
+    assert "token_recall_from_message" in values and "recovered_from_message" not in values
     tokens, *others = run.texts[0].outcomes
     assert (figures_of(tokens).recall or 0.0) > (run.texts[0].baseline.recall or 0.0)
     assert all("an image with each text" in one.status.why for one in others)

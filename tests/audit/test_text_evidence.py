@@ -12,6 +12,7 @@ from fedpriv.attacks.attack import text_attack
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import Rate, wilson
 from fedpriv.attacks.scoring.text_scores import random_text, score_text
 from fedpriv.attacks.text.controls import positive_control, sized_control
@@ -19,9 +20,8 @@ from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.tag import Tag
 from fedpriv.attacks.text.tokens import TokenSet
 from fedpriv.attacks.text.victims import Size, facts, observe_text, sentences, small_bert
-from fedpriv.attacks.trial import Attacker
 from fedpriv.audit.answer import answer
-from fedpriv.audit.judge.measures import OPEN
+from fedpriv.audit.judge.measures import MEASURES
 from fedpriv.audit.judge.texts import beyond_chance
 from fedpriv.audit.results import AuditedRun, Cost, Sender, TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
 from fedpriv.audit.text.attempts import TextAttempt, attempt_text
@@ -105,8 +105,8 @@ def test_too_large_a_message_has_no_control() -> None:
 def test_words_beside_those_that_an_estimate_names_are_not_known() -> None:
     why = Reason("unlike the controls", "the rows of unused words changed, too")
     some = TextOutcome(attack="tokens", status=Status("found"), figures=figures(precision=1.0, recall=0.1))
-    assert OPEN["words"](run(replace(some, status=Status("found", (why,))))) is not None
-    assert OPEN["words"](run(some)) is None
+    assert MEASURES["words"].left_open(run(replace(some, status=Status("found", (why,))))) is not None
+    assert MEASURES["words"].left_open(run(some)) is None
 
 
 def test_messages_with_different_numbers_of_sentences_are_not_listed_apart() -> None:

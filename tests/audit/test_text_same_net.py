@@ -16,10 +16,10 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.setting import TextSetting
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.text.gradient_span import first_span, off_span
 from fedpriv.attacks.text.rank import total_tokens
 from fedpriv.attacks.text.span import SpanAttack
-from fedpriv.attacks.trial import Attacker
 from fedpriv.audit.text.attempts import TextAttempt, attempt_text
 from fedpriv.audit.text.samples import requests
 from fedpriv.audit.text.target import Steps, made_up

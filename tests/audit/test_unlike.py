@@ -17,8 +17,8 @@ from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt
 from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import score
-from fedpriv.attacks.trial import Attacker
 from fedpriv.audit import sentences
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images

@@ -116,7 +116,7 @@ def test_a_sum_of_centres_is_kept_with_the_number_of_holders_of_each(tmp_path: P
     assert dict(zip(mean[CLASSES].tolist(), mean[HOLDERS].tolist(), strict=True)) == holders
     alone = sum(count == 1 for count in holders.values())
     assert 0 < alone < len(holders)
-    (known,) = (text for text in knowledge(found)["server"] if text.startswith("knows class centres of single clients"))
+    (known,) = (text for text in knowledge(found)[0] if text.startswith("knows class centres of single clients"))
     assert known.endswith(f"in 1 of 1 kept rounds, at most {alone} of {len(holders)} (round 1)")
     # Runs of earlier versions kept no holders, and can be audited, too.
     sealed = unseal((tmp_path / "run" / "payloads" / "round-0001" / "sum.safetensors").read_bytes())

@@ -15,12 +15,14 @@ import pytest
 from fake_runs import append, line, make_run, set_status
 
 from fedpriv.attacks.scoring.operating_points import Area
+from fedpriv.audit.answer import concluded
+from fedpriv.audit.judge.metrics import metrics
 from fedpriv.audit.results import Interval, to_json
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking import TrackingError, default_uri, sync
-from fedpriv.tracking.names import audit_values, defence, params
+from fedpriv.tracking.names import defence, params
 from fedpriv.tracking.store import create_store
 from tests.audit.sample_findings import findings
 from tests.simulation.processes import CONTEXT
@@ -437,7 +439,8 @@ def test_what_a_later_audit_does_not_measure_is_not_known_any_more(runs_dir: Pat
 
     def audited(**found: Any) -> dict[str, float]:
         (folder / "audit").mkdir(exist_ok=True)
-        (folder / "audit" / "audit.json").write_text(json.dumps(to_json(replace(findings(), runs=(replace(run, **found),)))))
+        one = concluded(replace(run, **found))
+        (folder / "audit" / "audit.json").write_text(json.dumps(to_json(replace(findings(), runs=(one,)))))
         metrics = client(runs_dir).get_run(sync(folder).mlflow_run_id).data.metrics
         return {name: value for name, value in metrics.items() if name.startswith("audit/")}
 
@@ -459,4 +462,4 @@ def test_the_membership_auc_in_mlflow_is_that_of_conditions() -> None:
     assert first.points is not None
     turned = replace(first, points=replace(first.points, auc=Area(0.2, 0.16, 0.25)), together=Interval(0.14, 0.27, 3))
     run = replace(run, membership=(turned, *others))
-    assert audit_values(run)["audit/membership_auc"] == pytest.approx(0.8)
+    assert metrics(run)["membership_auc"] == pytest.approx(0.8)

@@ -12,8 +12,8 @@ from itertools import takewhile
 from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt, joined
+from fedpriv.attacks.lab.trial import Attacker, NotTried, Trial
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.attacks.trial import Attacker, NotTried, Trial
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.progress import Say, elsewhere, mounting, spent
 from fedpriv.processes import forked, forked_in_order

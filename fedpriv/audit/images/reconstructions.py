@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.lab.attempts import ImageAttempt, suited
-from fedpriv.attacks.trial import Attacker
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.evidence.views import recorded

@@ -19,9 +19,9 @@ from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
+from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, Trial, unlike, with_same_net
 from fedpriv.attacks.scoring.baselines import baselines
 from fedpriv.attacks.scoring.scores import beyond, counts, mse, under
-from fedpriv.attacks.trial import Attacker, Mounted, NotTried, Trial, unlike, with_same_net
 from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, named, steps_behind
@@ -69,7 +69,7 @@ class Target(Images):
     on_same_net: Callable[[Attacker[ImageAttack]], Control | None] = lambda attacker: None
 
     def messages(self, attacker: Attacker[ImageAttack]) -> list[list[Observation]]:
-        """See :meth:`fedpriv.attacks.trial.Task.messages`."""
+        """See :meth:`fedpriv.attacks.lab.trial.Task.messages`."""
         try:
             return super().messages(attacker)
         except UsageError as error:

@@ -11,7 +11,25 @@ from fedpriv.audit.judge import classes, images, members, texts
 from fedpriv.audit.judge.known import samples_cut, samples_not_known, statistics_not_known, was_cut
 from fedpriv.audit.results import AuditedRun
 
-Measure = Callable[[AuditedRun], float | None]
+LOW_RATE = 0.001
+"""The false-positive rate of ``membership_tpr``."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A figure of a run's leakage.
+
+    Attributes:
+        value: the figure; ``None``: it is not known.
+        left_open: why it may be larger than what was found; ``None``: it is not. Then a value below a bound is not known to be.
+        is_share: whether it is from 0 to 1.
+        unknown: why it may not be known.
+    """
+
+    value: Callable[[AuditedRun], float | None]
+    left_open: Callable[[AuditedRun], str | None] = lambda run: None
+    is_share: bool = True
+    unknown: str = "no attack could be mounted"
 
 
 @dataclass(frozen=True)
@@ -74,6 +92,13 @@ def membership_auc(run: AuditedRun) -> float | None:
     return None if (most := members.largest_area(run.membership)) is None else most.auc
 
 
+def membership_tpr(run: AuditedRun) -> float | None:
+    """The largest share of the members that an attack finds at a false-positive rate of :data:`LOW_RATE`, by the threshold that
+    the non-members give (Carlini et al. 2022)."""
+    points = [one.points.at.get(LOW_RATE) for one in members.ran(run.membership)]
+    return max((point.found.share for point in points if point is not None), default=None)
+
+
 def epsilon(run: AuditedRun) -> float:
     """The accountant's epsilon, infinite without differential privacy and where canaries contradict it."""
     if run.epsilon is None or (epsilon_excess(run) or 0.0) > 0:  # a claim that is contradicted is none
@@ -101,20 +126,6 @@ def labels(run: AuditedRun) -> float | None:
         found = classes.beyond_guessing(shadow)
         shares.append(shadow.report.lacking_exact / shadow.report.lacking if found else 0.0)
     return max(shares, default=None)
-
-
-MEASURES: Mapping[str, Measure] = {
-    "recovered": recovered,
-    "words": words,
-    "membership_auc": membership_auc,
-    "epsilon": epsilon,
-    "epsilon_measured": epsilon_measured,
-    "epsilon_excess": epsilon_excess,
-    "labels": labels,
-}
-"""By name. ``None``: it is not known."""
-SHARES = ("recovered", "words", "membership_auc", "labels")
-"""Measures from 0 to 1."""
 
 
 def _samples_open(run: AuditedRun) -> str | None:
@@ -156,10 +167,24 @@ def _labels_open(run: AuditedRun) -> str | None:
     return None if run.shadow_labels is None else classes.limit_of_shadows(run.shadow_labels)
 
 
-OPEN: Mapping[str, Callable[[AuditedRun], str | None]] = {
-    "recovered": _samples_open,
-    "words": _words_open,
-    "membership_auc": _members_open,
-    "labels": _labels_open,
+def _tpr_open(run: AuditedRun) -> str | None:
+    if (why := _members_open(run)) is not None:
+        return why
+    if membership_tpr(run) is None:
+        needed = f"{round(1 / LOW_RATE):,} non-members, and no attack had as many"
+        return f"a false-positive rate of {100 * LOW_RATE:g} % needs {needed}"
+    return None
+
+
+_CANARIES = "the run has no canaries (fedpriv train --canaries)"
+MEASURES: Mapping[str, Measure] = {
+    "recovered": Measure(recovered, _samples_open),
+    "words": Measure(words, _words_open),
+    "membership_auc": Measure(membership_auc, _members_open),
+    "membership_tpr": Measure(membership_tpr, _tpr_open),
+    "epsilon": Measure(epsilon, is_share=False),
+    "epsilon_measured": Measure(epsilon_measured, is_share=False, unknown=_CANARIES),
+    "epsilon_excess": Measure(epsilon_excess, is_share=False, unknown=_CANARIES),
+    "labels": Measure(labels, _labels_open),
 }
-"""Why a measure may be larger than what was found; ``None``: it is not. Then a value below a bound is not known to be."""
+"""By name. All that reads measures (conditions, frontiers, MLflow) reads them from here."""

@@ -28,6 +28,50 @@ LABEL_RULES = (
     "rule that found most sets over all messages, and the counts of the rule that found most labels. Neither was chosen for a "
     "single message, and the intervals hold for all rules that apply at once (Bonferroni)."
 )
+LABELS_TOGETHER = (
+    "From all kept messages of a client together: a class counts as present if at least half of the messages show it, and counts "
+    "are means."
+)
+RULES = (
+    "The words follow rules, of which the first that holds decides: {words}. They are never stronger than the attacks that were "
+    "mounted; what these are, and what they found, is below."
+)
+TRADEOFF = (
+    "Each disc is a run, numbered as above: to the right is more accurate, lower is less recovered by the best attacker from "
+    "real messages. The area is the bytes uploaded, the vertical line the 95 % interval of what was recovered. A dotted line "
+    "leads from the undefended run of the same method."
+)
+ROC_OF_ANSWER = "Members found against others falsely accused, over all thresholds. Both axes are logarithmic."
+ROC = "Both axes are logarithmic, to show low false-positive rates. Of many attacks, the eight of the largest area are drawn."
+EACH_ALONE = "Each interval is for that attack alone. The answer's is wider, as it holds for all of them at once (Bonferroni)."
+MEAN_COLOUR = "Mean colour of a client's images, from running statistics, in [0, 1]:"
+EXPOSED = "The defences of this run alter the model and leave {what} unaltered, which may reveal what they hide in the model."
+NO_BOUND = "This run claims no differential privacy: no accountant bounds what its messages reveal."
+NO_BOUND_OF_UPDATE = "One message does not say whether noise was added: no accountant bounds what it reveals."
+CONTRADICTION = (
+    "The lower bound exceeds the upper one. Either the accounting or the measurement is wrong, or they are not comparable; do "
+    "not rely on either until this is explained."
+)
+NO_IMAGES = "No attack was mounted on messages of this run{because} So it is not known what an attack would recover."
+FEW_IMAGES = "Some attacks could not be mounted{because}"
+NO_TEXTS = "No attack on texts was mounted on messages of this run{because}"
+FEW_TEXTS = "Clients with a single text were not simulated{because}"
+KNOWN = "What each attacker was assumed to know"
+LOSSES = "Every attack has its own loss, so curves of different attacks are not comparable."
+CENTER_PICTURE = (
+    "{whose}: the mean image of each class that the client holds, what was drawn from its class centres, and a guess."
+)
+MEASURES = {
+    "images": "images recovered",
+    "texts": "texts recovered word by word",
+    "label sets": "sets of classes found exactly",
+    "membership": "membership AUC (0.5: guessing)",
+}
+SUMS = (
+    "The server saw the sum of each round’s uploads. Beside the attacks on the sums stand the same attacks on single uploads, "
+    "which it would have seen otherwise; this simulation kept them for the comparison."
+)
+CONTROLS = "Before anything was reported, the attacks were run where they must succeed, and where there is nothing to find."
 READING = (
     "The attacks get the messages of these runs, byte for byte as they were sent, and the knowledge of the threat model.",
     "A failure is a statement about an attack and its budget, not about the data: another attack, more steps, more messages or "

@@ -18,14 +18,7 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.inference.labels import batch_labels
 from fedpriv.attacks.lab.same_net_texts import sentences_on_same_net
-from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
-from fedpriv.attacks.text.case import text_case
-from fedpriv.attacks.text.controls import sized_control
-from fedpriv.attacks.text.mixture import unexplained
-from fedpriv.attacks.text.rank import longest, total_tokens
-from fedpriv.attacks.text.rows import unexplained as unexplained_rows
-from fedpriv.attacks.trial import (
+from fedpriv.attacks.lab.trial import (
     NO_PROMISE,
     Attacker,
     Attempt,
@@ -37,6 +30,13 @@ from fedpriv.attacks.trial import (
     unlike,
     with_same_net,
 )
+from fedpriv.attacks.scoring.scores import wilson
+from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
+from fedpriv.attacks.text.case import text_case
+from fedpriv.attacks.text.controls import sized_control
+from fedpriv.attacks.text.mixture import unexplained
+from fedpriv.attacks.text.rank import longest, total_tokens
+from fedpriv.attacks.text.rows import unexplained as unexplained_rows
 from fedpriv.audit.results import PartialLeakage
 from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError

@@ -7,7 +7,7 @@ from functools import partial
 from math import inf
 
 from fedpriv.attacks.attack import TextAttack, text_attacks
-from fedpriv.attacks.trial import Attacker
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.progress import Say, spent

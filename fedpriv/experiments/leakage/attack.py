@@ -16,9 +16,9 @@ from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.inference.labels import bias_label, idlg_label
 from fedpriv.attacks.lab.attempts import attempt
+from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.baselines import grey
 from fedpriv.attacks.scoring.scores import Scores, mse
-from fedpriv.attacks.trial import Attacker
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.experiments.leakage.cell import LABEL_RULES, AttackerSpec, Cell
 from fedpriv.experiments.leakage.result import CellResult

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.audit.cost import at_chance, chance, in_sentences, signal_to_noise
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.facts import at_chance, chance, cost_in_sentences, signal_to_noise
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.results import AuditedRun, SignalToNoise
 from tests.audit.sample_findings import findings, pictures
@@ -46,17 +46,17 @@ def cost(own: bool, other: bool | None, against: str | None = "plain") -> Audite
     ("own", "other", "who"), [(True, True, "both models are"), (True, False, "this model is"), (False, True, "that model is")]
 )
 def test_nothing_follows_from_a_model_at_chance(own: bool, other: bool, who: str) -> None:
-    said = in_sentences(cost(own, other))
+    said = cost_in_sentences(cost(own, other))
     assert f"{who} at chance level, so the cost in accuracy cannot be determined; upload 0.50 times as large" in said
     assert "percentage points" not in said
     assert ("within its 95 % interval, its accuracy is no better than a constant answer's (10.0 %)" in said) == own
 
 
 def test_what_a_defence_cost_is_said_of_models_that_learned() -> None:
-    assert in_sentences(cost(False, False)).startswith(
+    assert cost_in_sentences(cost(False, False)).startswith(
         "Against the undefended run plain: accuracy +0.1 percentage points, upload 0.50"
     )
-    assert "not known" in in_sentences(cost(False, None, against=None))
+    assert "not known" in cost_in_sentences(cost(False, None, against=None))
 
 
 def test_the_noise_of_each_layer_is_on_the_page() -> None:

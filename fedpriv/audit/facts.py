@@ -1,0 +1,149 @@
+"""What a run is, what it cost, and what its privacy accountant claims; whether the cost can be judged, as a model at chance
+level cannot lose accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from fedpriv.audit import formats
+from fedpriv.audit.evidence.leaving import conditions, crossed, has_batch_norm, knowledge
+from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.membership.canaries import measured
+from fedpriv.audit.results import AuditedRun, Canaries, Cost, Epsilon, EpsilonBounds, ProbeResult, SignalToNoise
+from fedpriv.defenses.noise import SNR
+from fedpriv.evaluation.chance import at_chance
+from fedpriv.evaluation.chance import chance as constant_answer
+from fedpriv.files import load_json
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.server.sampling import participants
+
+Found = Mapping[str, Any]
+
+
+def facts(evidence: Evidence, summary: Mapping[str, Any]) -> AuditedRun:
+    """The run without attacks: what it is, what it cost, what left its clients."""
+    config, facts, federation = evidence.config, evidence.folder.facts, evidence.federation
+    transforms = evidence.store.upload(*evidence.messages()[0]).transforms
+    summed = ["secure aggregation"] if evidence.summed else []
+    private = [f"{config.privacy.level}-level DP"] if config.privacy.level != "none" else []
+    server, outsider = knowledge(evidence)
+    assert config.model.name is not None, "a run's config names its model"
+    return AuditedRun(
+        name=evidence.folder.path.name,
+        run_id=facts["run_id"],
+        run_dir=str(evidence.folder.path),
+        method=config.called,
+        title=federation.method.title,
+        paper=federation.method.paper,
+        dataset=Path(config.data.name).name,
+        model=config.model.name,
+        modalities=evidence.modalities,
+        seed=config.seed,
+        clients=config.data.clients,
+        participants=_a_round(evidence),
+        rounds=summary["rounds"],
+        defence=(*transforms, *summed, *private),
+        summed=evidence.summed,
+        git_commit=facts.get("git_commit"),
+        versions=facts.get("versions") or {},
+        partition_hash=facts["partition_hash"],
+        config_yaml=config.to_yaml(),
+        cost=cost(evidence, summary),
+        snr=signal_to_noise(evidence.folder.records()),
+        wire=crossed(evidence),
+        server_knows=server,
+        outsider_knows=outsider,
+        conditions=conditions(evidence),
+        batch_norm=has_batch_norm(federation.resident.net),
+    )
+
+
+def _a_round(evidence: Evidence) -> int:
+    """How many clients take part in a round: of a schedule, on average."""
+    config, agreement = evidence.config, evidence.federation.agreement
+    if config.train.selection not in ("all", "schedule"):
+        return config.participants_of(len(agreement.trainable))
+    return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
+
+
+def cost(evidence: Evidence, summary: Found) -> Cost:
+    """Accuracy, chance level, bytes and seconds of a run; the report adds the comparison with the undefended run."""
+    accuracy = summary["accuracy"]
+    guessed, samples = chance(evidence) if accuracy is not None else (None, 0)
+    probes = [load_json(path) for path in sorted(evidence.folder.probe.glob("*.json"), reverse=True)]
+    return Cost(
+        accuracy=accuracy,
+        worst_tenth=summary["protocols"].get("worst_tenth"),
+        chance=guessed,
+        at_chance=guessed is not None and at_chance(accuracy, guessed, samples),
+        probes=tuple(ProbeResult(one["fraction"], one["dataset"], one["accuracy"]) for one in probes),
+        bytes_up=summary["bytes_up"],
+        bytes_down=summary["bytes_down"],
+        seconds=summary["seconds"],
+    )
+
+
+def chance(evidence: Evidence) -> tuple[float, int]:
+    """Mean accuracy of the best constant answer in the run's test, and the number of samples in it."""
+    federation = evidence.federation
+    return constant_answer(federation.data, federation.method, evidence.config, len(federation.dataset.classes))
+
+
+def signal_to_noise(records: Sequence[Found]) -> tuple[SignalToNoise, ...]:
+    """Of each layer that noise was added to."""
+    layers: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record["metrics"].items():
+            if name.startswith(SNR):
+                layers.setdefault(name.removeprefix(SNR), []).append(value)
+    return tuple(SignalToNoise(name, min(values), median(values), len(values)) for name, values in layers.items())
+
+
+def cost_in_sentences(run: AuditedRun) -> str:
+    """The cost of the defences, in sentences; no conclusion is drawn from a model at chance level."""
+    found, sentences = run.cost, []
+    if found.at_chance:
+        sentences.append(
+            f"The model is at chance level: within its 95 % interval, its accuracy is no better than a constant answer's "
+            f"({formats.percent(found.chance)})."
+        )
+    if found.against is not None:
+        other = f"Against the undefended run {found.against}: "
+        if found.at_chance or found.against_at_chance:
+            both = "both models are" if found.at_chance and found.against_at_chance else (
+                "that model is" if found.against_at_chance else "this model is"
+            )  # fmt: skip
+            other += f"{both} at chance level, so the cost in accuracy cannot be determined; "
+        else:
+            other += f"accuracy {formats.points(found.accuracy_difference)}, "
+        sentences.append(f"{other}upload {formats.plain(found.bytes_up_ratio)} times as large.")
+    elif run.defence:
+        sentences.append(
+            "There is no undefended run of the same method among the given ones, so the cost of the defence is not known."
+        )
+    else:
+        sentences.append("This run has no defence, so there is no cost to report.")
+    return " ".join(sentences)
+
+
+def epsilon(folder: RunFolder, summary: Mapping[str, Any], bounds: EpsilonBounds | None) -> Epsilon | None:
+    """The ledger's statement beside the lower bounds of attacks and canaries; ``None``: without differential privacy."""
+    statement = summary.get("privacy")
+    canaries: Canaries | None = measured(folder, statement)
+    if statement is None:
+        return None
+    known = filter(
+        None, (statement["adjacency"], statement["holds_if"], statement.get("randomness"))
+    )  # the last not in older runs
+    return Epsilon(
+        upper=statement["epsilon"],
+        delta=statement["delta"],
+        level=statement["level"],
+        accountant=statement["accountant"],
+        by_attack=bounds,
+        canaries=canaries,
+        statement=(*known, *(f"not covered: {one}" for one in statement["not_covered"])),
+    )

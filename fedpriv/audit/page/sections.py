@@ -1,0 +1,288 @@
+"""An audit as the sections of its page, in the order of reading; a section without findings says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+from fedpriv.attacks.scoring.scores import RECOVERED, wilson
+from fedpriv.audit.answer import WORDS
+from fedpriv.audit.facts import cost_in_sentences
+from fedpriv.audit.formats import bound, counted, interval, listed, paired, percent, plain, short, size, whole
+from fedpriv.audit.judge import classes, images, members, texts
+from fedpriv.audit.page import charts, findings, words
+from fedpriv.audit.page.blocks import (
+    Block,
+    Bullets,
+    Content,
+    Details,
+    Facts,
+    Figure,
+    Inline,
+    Measured,
+    Paragraph,
+    Picture,
+    Row,
+    Section,
+    Styled,
+    Table,
+    Verbatim,
+    nothing,
+    rate,
+)
+from fedpriv.audit.results import Audit, AuditedRun, TargetKind
+
+_NONE = "No run was audited."
+
+
+def title(audit: Audit) -> str:
+    """The heading of the page."""
+    if audit.runs and audit.runs[0].is_update:
+        return "Privacy audit of one update"
+    return f"Privacy audit of {len(audit.runs)} federated run{'s' * (len(audit.runs) != 1)}"
+
+
+def sections(audit: Audit) -> list[Section]:
+    """All that the page says below its heading."""
+    controls = (
+        Paragraph(words.CONTROLS),
+        findings.controls(audit.controls, "Controls", "No control was recorded."),
+        Section("Options of the audit", [Paragraph(listed(paired(audit.options, " = "), "none recorded"))]),
+    )
+    return [
+        _answer(audit.runs),
+        _summary(audit.runs),
+        *([_tradeoff(audit.runs)] if any(_of(audit.runs, "image")) or not audit.runs else []),
+        *(_run(number, run) for number, run in enumerate(audit.runs, 1)),
+        Section("Controls", controls, anchor="controls", link="Controls"),
+        Section("Terms", [Facts(words.GLOSSARY.items(), "terms")], anchor="terms", link="Terms"),
+    ]
+
+
+def _link(number: int, run: AuditedRun) -> Styled:
+    return Styled(f"{number} {run.name}", "link", f"run-{number}")
+
+
+def _of(runs: Sequence[AuditedRun], modality: str) -> Iterator[AuditedRun]:
+    """The runs whose samples have that modality, alone or beside another."""
+    return (run for run in runs if modality in run.modalities)
+
+
+def _answer(runs: Sequence[AuditedRun]) -> Section:
+    cards: list[Block] = [_card(number, run) for number, run in enumerate(runs, 1)]
+    rules = Paragraph(words.RULES.format(words=", ".join(WORDS)), "soft")
+    return Section("Answer", [*(cards or [nothing(_NONE)]), rules], anchor="answer", link="Answer")
+
+
+def _card(number: int, run: AuditedRun) -> Section:
+    answer, found = run.concluded, run.epsilon
+    about = f" · {run.method} on {run.dataset} · {listed(run.defence, 'no defence')}"
+    about += "" if run.cost.accuracy is None else f" · accuracy {percent(run.cost.accuracy)}"
+    guarantee = "not known: one message does not say how it was made" if run.is_update else "none: no differential privacy"
+    if found is not None:
+        guarantee = f"epsilon at most {bound(found.upper)} at delta {short(found.delta)}, per {found.level}"
+    drawings: list[Block] = []
+    if answer.picture:
+        alt = "Originals, and what attacks reconstructed of them"
+        drawings.append(Picture(answer.picture, "The pictures behind this answer", alt))
+    elif answer.roc and (chart := charts.roc(run.membership)):
+        drawings.append(Figure(chart, words.ROC_OF_ANSWER))
+    change: Content = (answer.change, " ", Styled(answer.command, "code")) if answer.command else answer.change
+    blocks = (
+        Paragraph((_link(number, run), about), "soft"),
+        Paragraph(Styled(answer.words, "strong"), "words"),
+        Paragraph(answer.sentence),
+        *drawings,
+        Facts([("What would change it", change), ("Guarantee", guarantee)]),
+        Details(f"Not tried ({len(answer.not_tried)})", [Bullets(answer.not_tried)]),
+    )
+    return Section("", blocks, f"answer level-{answer.level}")
+
+
+def _summary(runs: Sequence[AuditedRun]) -> Section:
+    heads = (
+        "run", "method", "defence", "accuracy", "uploaded", "%recovered from real messages", "%in the easiest case",
+        "label set found exactly", "membership, AUC", "epsilon",
+    )  # fmt: skip
+    rows = [Row(tuple(_in_short(number, run))) for number, run in enumerate(runs, 1)]
+    none = "The findings hold no verdict on this run."
+    verdicts = [Section(f"{number} {run.name}", [Bullets(run.verdict, none)]) for number, run in enumerate(runs, 1)]
+    meant = [words.RECOVERED.format(limit=RECOVERED)] if any(_of(runs, "image")) or not runs else []
+    meant += [words.READ] if any(_of(runs, "text")) else []
+    note = (
+        Paragraph((Styled("What “recovered” means.", "strong"), f" {' '.join(meant)}")),
+        Paragraph(Styled("How to read this page.", "strong")),
+        Bullets(words.READING),
+    )
+    table = Table("Summary of all runs", heads, rows, _NONE, look="summary")
+    blocks = (table, Section("", verdicts, "verdicts"), Section("", note, "note"))
+    return Section("Summary", blocks, anchor="summary", link="Summary")
+
+
+def _in_short(number: int, run: AuditedRun) -> Iterator[Content]:
+    """The cells of a run in the summary."""
+    unmeasured = Styled("not measured", "nothing")
+    yield from (_link(number, run), run.method, listed(run.defence))
+    yield unmeasured if run.cost.accuracy is None else percent(run.cost.accuracy)
+    yield size(run.cost.bytes_up)
+    yield tuple(_recovered(run, "message", "message")) or unmeasured
+    yield tuple(_recovered(run, "single image", "single text")) or unmeasured
+    yield _labels_found(run) or unmeasured
+    known = (Styled("reconstructed samples are known members", "small"),) if run.known_members else ()
+    area: Inline = unmeasured
+    if member := members.largest_area(run.membership):
+        span = f"{plain(member.together.low)} to {plain(member.together.high)}, best of {member.together.of}"
+        area = Measured(plain(member.auc), about=f"{span}{', scores read in reverse' if member.reversed else ''}")
+    yield (area, *known)
+    if (found := run.epsilon) is None:
+        yield Styled("no bound", "nothing")
+        return
+    least = findings.at_least(found)
+    shown = f"; {least[1]} show at least {short(least[0])}" if least else ""
+    alarm = (Styled("these two contradict each other", "alarm"),) if findings.contradicts(found) else ()
+    yield (Measured(f"at most {bound(found.upper)}", about=f"delta {short(found.delta)}, per {found.level}{shown}"), *alarm)
+
+
+def _recovered(run: AuditedRun, kind: TargetKind, of_text: TargetKind) -> Iterator[Inline]:
+    """What the best attacks found of images, and of texts."""
+    best, read, has_images = images.best_of(run, kind), texts.best_of(run, of_text), "image" in run.modalities
+    if best is not None or (read is not None and has_images):
+        yield "images: "
+        found = None if best is None else rate(best.counted.rate, f"by {best.outcome.attack}")
+        yield found or Styled("not known", "nothing")
+    if read is not None:
+        if has_images:
+            yield Styled("", "break")
+        exact = texts.most_exact(run.texts, of_text)
+        about = [f"{percent(read.figures.precision)} precision", *([f"{counted(exact)} texts exact sentences"] if exact else [])]
+        about += [f"by {read.outcome.attack}", f"random words find {percent(read.target.baseline.recall)}"]
+        yield "tokens: "
+        yield Measured(percent(read.figures.recall), about="; ".join(about))
+
+
+def _labels_found(run: AuditedRun) -> str | None:
+    """In how many messages, and of how many clients by simulated ones, the set of classes was found exactly; with intervals."""
+    ways = []
+    if found := classes.by_rule(run.labels):
+        rate = classes.rate_of_rules(sum(one.exact for one in found), len(found), max(one.rules for one in found))
+        ways.append(f"in {counted(rate)} messages ({interval(rate)})")
+    if run.shadow_labels is not None:
+        report = run.shadow_labels.report
+        exact = wilson(round(report.exact * report.clients), report.clients)
+        ways.append(f"{counted(exact)} clients, by shadow clients ({interval(exact)})")
+    return "; ".join(ways) or None
+
+
+def _tradeoff(runs: Sequence[AuditedRun]) -> Section:
+    blocks: list[Block] = [nothing("No run has both an accuracy and an attacked message, so there is nothing to draw.")]
+    if chart := charts.tradeoff(runs):
+        blocks = [Figure(chart, words.TRADEOFF, "wide")]
+        for run in (run for run in _of(runs, "image") if not charts.drawable(run)):
+            missing = "its accuracy" if run.cost.accuracy is None else "what was recovered from its messages"
+            blocks.append(Paragraph(f"Not drawn: {run.name}, {missing} was not measured.", "soft"))
+    elif any(map(charts.drawable, runs)):
+        one = Styled("Only one run has both an accuracy and an attacked message; its figures are in the summary.", "nothing")
+        command = Styled("fedpriv audit RUN RUN", "code")
+        blocks = [Paragraph((one, " To compare several, audit them together: ", command, "."))]
+    return Section("Trade-off of leakage, accuracy and traffic", blocks, anchor="tradeoff", link="Trade-off", drawn=True)
+
+
+def _run(number: int, run: AuditedRun) -> Section:
+    method, model = Styled(run.method, "code"), Styled(run.model, "code")
+    extent = f"{run.participants} of {run.clients} clients a round, {run.rounds} rounds, seed {run.seed}"
+    about: tuple[Inline, ...] = (f"{run.title} ({run.paper}), ", method, " with ", model, f" on {run.dataset}: {extent}. ")
+    if run.is_update:
+        about = (f"{run.title}: ", model, f" on {run.dataset}, without a run around it. ")
+    defence = f"Defence: {listed(run.defence, 'not known' if run.is_update else 'none')}."
+    known = {"The server": run.server_knows, "An outsider in transit": run.outsider_knows}
+    known["Conditions of this run"] = run.conditions
+    sides = [Section(who, [Bullets(facts, "Nothing is stated.")]) for who, facts in known.items()]
+    blocks: list[Block] = [
+        Paragraph((*about, defence), "soft"),
+        _sent(run),
+        Section("What each party knows", [Section("", sides, "sides")]),
+        *([_statistics(run)] if run.statistics else []),
+        *([_noise(run)] if run.snr else []),
+        *findings.found(run),
+        *([] if run.is_update else [_cost(run)]),
+    ]
+    return Section(f"{number} {run.name}", blocks, "run", f"run-{number}", f"{number} {run.name}")
+
+
+def _sent(run: AuditedRun) -> Section:
+    by_role, tensors, schemas = [], [], []
+    for role in dict.fromkeys(one.role for one in run.wire.tensors):
+        those = [one for one in run.wire.tensors if one.role == role]
+        sent = [[one.bytes * way for way in (one.up, one.down, one.broadcast, not one.was_sent)] for one in those]
+        by_role.append(Row((role, len(those), *(size(sum(way)) for way in zip(*sent, strict=True)))))
+    for one in run.wire.tensors:
+        ways = ["yes" if way else "no" for way in (one.up, one.down, one.broadcast)]
+        about = (one.role, one.dtype, " × ".join(map(str, one.shape)), whole(one.bytes))
+        tensors.append(Row((Styled(one.name, "code"), *about, *ways), "" if one.was_sent else "stays"))
+    for form in run.wire.schemas:
+        schemas.append(Row((Styled(form.hash, "code"), form.tensors, whole(form.bytes), "; ".join(form.messages))))
+    parts = ("#tensors", "#in an upload", "#in a download", "#in the broadcast of round 0", "#never sent")
+    every = ("tensor", "part", "type", "shape", "#bytes", "up", "down", "round 0")
+    traffic = ("round", "#all uploads, bytes", "#all downloads, bytes")
+    forms = ("form (hash of names, types and shapes)", "#tensors", "#bytes", "~messages")
+    details = (
+        Table("Every tensor", every, tensors),
+        Table("Bytes per round", traffic, list(_traffic(run)), "No bytes were recorded."),
+        Table("Forms of the messages", forms, schemas, "No form of a message was recorded."),
+    )
+    summary = f"Every tensor ({len(tensors)}), bytes per round, and the forms of the messages ({len(schemas)})"
+    blocks = (
+        Table("Bytes by role", ("part of the model", *parts), by_role, "No tensor was recorded."),
+        Paragraph(f"Besides tensors, each message states: {listed(run.wire.facts, 'nothing')}."),
+        Details(summary, details),
+    )
+    return Section("What the client sends", blocks)
+
+
+def _traffic(run: AuditedRun) -> Iterator[Row]:
+    """Consecutive rounds with equal traffic as one line."""
+    for (up, down), group in groupby(run.wire.rounds, lambda one: (one.bytes_up, one.bytes_down)):
+        numbers = [one.round for one in group]
+        which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}, each"
+        yield Row((which, whole(up), whole(down)))
+
+
+def _statistics(run: AuditedRun) -> Section:
+    heads = ("statistic", "#tensors", "#bytes in a message", "~what it reveals of a client", "attacked")
+    rows = [Row((one.what, one.tensors, whole(one.bytes), one.says, one.attacked or "no")) for one in run.statistics]
+    colours = ("#round", "#client", "#found", "#true", "#off by", "#the data set's mean is off by")
+    means = []
+    for one in run.mean_colours:
+        both = [", ".join(plain(value, 3) for value in colour) for colour in (one.found, one.true)]
+        means.append(Row((one.round, one.sender.short, *both, plain(one.error, 3), plain(one.baseline_error, 3))))
+    tables = (Table("Statistics", heads, rows), Table("Mean colour", colours, means, lead=words.MEAN_COLOUR))
+    exposed = [Paragraph(words.EXPOSED.format(what=listed(run.exposed)))] if run.exposed else []
+    return Section("What is sent besides the model", [*tables, *exposed])
+
+
+def _noise(run: AuditedRun) -> Section:
+    heads = ("layer", "#least, dB", "#median, dB", "#rounds")
+    rows = [Row((Styled(one.layer, "code"), plain(one.min, 1), plain(one.median, 1), one.rounds)) for one in run.snr]
+    table = Table("Signal-to-noise ratio", heads, rows, lead=words.SNR)
+    return Section("Signal-to-noise ratio of the defences", [table])
+
+
+def _cost(run: AuditedRun) -> Section:
+    def hashed(value: str | None) -> Content:
+        return "not recorded" if value is None else Styled(value, "code")
+
+    found, shares = run.cost, (run.cost.accuracy, run.cost.worst_tenth)
+    accuracy, worst = ("not measured" if share is None else percent(share) for share in shares)
+    said = [f"Accuracy {accuracy}, in the worst tenth of the clients {worst}; {size(found.bytes_up)} up, "
+            f"{size(found.bytes_down)} down, {plain(found.seconds, 0)} s."]  # fmt: skip
+    for probe in found.probes:
+        said.append(f"A linear probe on {percent(probe.fraction)} of the labels of {probe.dataset}: {percent(probe.accuracy)}.")
+    facts: list[tuple[str, Content]] = [
+        ("run", (Styled(run.run_id, "code"), " in ", Styled(run.run_dir, "code"))),
+        ("seed", run.seed),
+        ("git commit", hashed(run.git_commit)),
+        ("partition", hashed(run.partition_hash)),
+        ("versions", listed(paired(run.versions), "not recorded")),
+    ]
+    record = Details("Config, versions, commit, seed", [Facts(facts), Verbatim(run.config_yaml)])
+    return Section("Cost", [Paragraph(" ".join([*said, cost_in_sentences(run)])), record])
