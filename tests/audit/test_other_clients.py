@@ -15,12 +15,15 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.operating_points import area
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.shadow_turns import ShadowResult
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership import other_clients
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import FEDMIA, ROWS, membership
 from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of, labels_over_rounds
-from fedpriv.audit.membership.other_clients import against_other_clients
+from fedpriv.audit.membership.member_scores import FEDMIA, REGRESSIONS
+from fedpriv.audit.membership.one_client import of_client
+from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
 from fedpriv.audit.results import Sender
 from tests.simulation.small import play
 
@@ -48,6 +51,20 @@ def test_every_kept_round_of_a_client_counts(kept: Evidence, monkeypatch: pytest
     monkeypatch.setattr(other_clients, "MOST", 1)
     last = against_other_clients(kept, 0, pool)
     assert last.rounds == (2,) and not np.array_equal(last.scores["row distance", ""], found.scores["row distance", ""])
+
+
+def test_the_servers_own_updates_are_computed_once(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For FedMIA and for the regression over rounds, which need the same."""
+    rounds, real = list[int](), OwnUpdates._trained
+
+    def counted(own: OwnUpdates, round: int, parts: int) -> ShadowResult | None:
+        rounds.append(round)
+        return real(own, round, parts)
+
+    monkeypatch.setattr(OwnUpdates, "_trained", counted)
+    found = of_client(kept, 2, 0, shadows=4, seed=0)
+    assert {REGRESSIONS, f"{FEDMIA}, row distance"} <= found.scores.keys()
+    assert sorted(rounds) == [1, 2]
 
 
 def test_the_message_of_another_client_shows_no_member(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_turns import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.member_scores import is_finite
-from fedpriv.audit.membership.other_clients import evenly, own_turn
+from fedpriv.audit.membership.other_clients import OwnUpdates, evenly
 from fedpriv.data.federated import Split
 from fedpriv.samples import of_tensors, tensors
 
@@ -42,13 +42,16 @@ def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: 
     return known, control
 
 
-def over_rounds(evidence: Evidence, client: int, pool: Candidates, last: tuple[Array, Array]) -> tuple[Array, Array]:
+def over_rounds(
+    evidence: Evidence, client: int, pool: Candidates, last: tuple[Array, Array], own_updates: OwnUpdates
+) -> tuple[Array, Array]:
     """As :func:`by_gradients`, from the client's messages of all kept rounds: the sums of the scores by round, or ``last``
     if no other was kept.
 
     Args:
         pool: candidates for the last kept round, up to which no client trained on its non-members.
         last: what :func:`by_gradients` found in that round.
+        own_updates: of the server with ``pool.spare``.
 
     Raises:
         Inapplicable: the attack does not apply to one of the messages.
@@ -57,7 +60,7 @@ def over_rounds(evidence: Evidence, client: int, pool: Candidates, last: tuple[A
     kept = [one for one in evidence.store.rounds() if client in evidence.store.clients(one)]
     for round in evenly([one for one in kept if set(evidence.behind(one, client)) == set(behind)])[:-1]:
         message = evidence.message(round, client)
-        own = own_turn(evidence, round, pool, message.parts)
+        own = own_updates(round, message.parts)
         if own is not None and is_finite(message.uploaded):
             found.append(by_gradients(evidence, message, own, pool))
     scores, control = (np.sum(values, axis=0) for values in zip(*found, strict=True))

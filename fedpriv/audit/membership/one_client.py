@@ -33,7 +33,7 @@ from fedpriv.audit.membership.member_scores import (
     running_statistics,
     statistics_of,
 )
-from fedpriv.audit.membership.other_clients import against_other_clients
+from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
 from fedpriv.audit.membership.readings import readings
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
@@ -123,11 +123,12 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
     kinds: dict[str, tuple[Kind, Use]] = {
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
+    own_updates = OwnUpdates(evidence, pool)
     try:
         scores[REGRESSION], control[REGRESSION] = last = by_gradients(evidence, message, own, pool)
         kinds[REGRESSION] = USED_BY[REGRESSION]
         if round == evidence.store.rounds()[-1] and len(evidence.store.rounds()) > 1:
-            scores[REGRESSIONS], control[REGRESSIONS] = over_rounds(evidence, client, pool, last)
+            scores[REGRESSIONS], control[REGRESSIONS] = over_rounds(evidence, client, pool, last, own_updates)
             kinds[REGRESSIONS] = USED_BY[REGRESSIONS]
     except Inapplicable as error:
         not_tried[REGRESSIONS if REGRESSION in kinds else REGRESSION] = Reason("does not apply", str(error))
@@ -147,7 +148,7 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
                 raise Inapplicable(
                     f"scores are comparable within a class, and classes have {usual:g} candidates; {FEWEST_ALIKE} are needed"
                 )
-            compared = against_other_clients(evidence, client, pool)
+            compared = against_other_clients(evidence, client, pool, own_updates)
         except Inapplicable as error:
             not_tried[FEDMIA] = Reason("does not apply", str(error))
         else:

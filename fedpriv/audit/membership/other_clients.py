@@ -46,21 +46,23 @@ class Compared:
     rounds: tuple[int, ...]
 
 
-def against_other_clients(evidence: Evidence, client: int, pool: Candidates) -> Compared:
+def against_other_clients(evidence: Evidence, client: int, pool: Candidates, own_updates: OwnUpdates | None = None) -> Compared:
     """
     Args:
         pool: candidates for the last kept round, up to which no client trained on its non-members.
+        own_updates: of the server with ``pool.spare``; ``None``: they are computed here.
 
     Raises:
         Inapplicable: too few messages were kept, or no statistic applies to all of them.
     """
+    own_updates = own_updates or OwnUpdates(evidence, pool)
     observed, control, others = (defaultdict[tuple[Kind, str], list[Array]](list) for _ in range(3))
     used = []
     for round in evenly(_rounds_of(evidence, client)):
         message = evidence.message(round, client)
         beside = [evidence.message(round, one) for one in evidence.whole_clients(round) if one != client]
         beside = [one for one in beside if is_finite(one.uploaded)]
-        if not is_finite(message.uploaded) or len(beside) < OTHERS or (own := own_turn(evidence, round, pool)) is None:
+        if not is_finite(message.uploaded) or len(beside) < OTHERS or (own := own_updates(round)) is None:
             continue
         used.append(round)
         turn = message.simulated(own.uploaded)
@@ -101,12 +103,26 @@ def evenly(rounds: list[int]) -> list[int]:
     return [rounds[-1 - i * len(rounds) // MOST] for i in reversed(range(MOST))]
 
 
-def own_turn(evidence: Evidence, round: int, pool: Candidates, parts: int = 1) -> ShadowResult | None:
-    """The server's turn of a round with its own samples; ``None``: it diverged, or the round's download was not kept."""
-    if (download := evidence.store.download(round)) is None:
-        return None
-    (own,) = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast(), parts).run(lambda _: pool.spare, [0])
-    return own if own is not None and is_finite(own.uploaded) else None
+class OwnUpdates:
+    """The server's updates of kept rounds with its own samples, each computed once."""
+
+    def __init__(self, evidence: Evidence, pool: Candidates) -> None:
+        self._evidence, self._pool = evidence, pool
+        self._known = dict[tuple[int, int], ShadowResult | None]()
+
+    def __call__(self, round: int, parts: int = 1) -> ShadowResult | None:
+        """That of a round; ``None``: it diverged, or the round's download was not kept."""
+        if (round, parts) not in self._known:
+            self._known[round, parts] = self._trained(round, parts)
+        return self._known[round, parts]
+
+    def _trained(self, round: int, parts: int) -> ShadowResult | None:
+        evidence = self._evidence
+        if (download := evidence.store.download(round)) is None:
+            return None
+        turns = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast(), parts)
+        (own,) = turns.run(lambda _: self._pool.spare, [0])
+        return own if own is not None and is_finite(own.uploaded) else None
 
 
 def _seen(evidence: Evidence, messages: list[Message], own: ShadowResult, pool: Candidates) -> Seen:
