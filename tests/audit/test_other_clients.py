@@ -21,7 +21,7 @@ from fedpriv.audit.membership import other_clients
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import FEDMIA, ROWS, membership
 from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of, labels_over_rounds
-from fedpriv.audit.membership.member_scores import FEDMIA, REGRESSIONS
+from fedpriv.audit.membership.member_scores import REGRESSIONS
 from fedpriv.audit.membership.one_client import of_client
 from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
 from fedpriv.audit.results import Sender
