@@ -101,7 +101,7 @@ def test_what_a_client_holds_is_kept_as_well(run: Path, mounted: list[str], monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedpriv.audit.run_audit._together", full)
+        patch.setattr("fedpriv.audit.run_audit.texts.known_members", full)
         with pytest.raises(KeyboardInterrupt):
             report.audit([run], OPTIONS, "test", 1, lambda text: None)
     found, lines = whole(run)
