@@ -39,8 +39,8 @@ from fedpriv.audit.judge.images import known_members
 from fedpriv.audit.membership.label_leaks import Labels, findings_of
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import Progress, check_budget
-from fedpriv.audit.results import Audit, AuditedRun, Cost, Part, Sender, TensorInfo, Wire
-from fedpriv.audit.run_audit import Audited, distinct
+from fedpriv.audit.results import Audit, AuditedRun, Cost, Part, Sender, TensorInfo, Wire, distinct
+from fedpriv.audit.run_audit import Audited
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.seeding import with_threads
@@ -196,9 +196,9 @@ def audit_update(
         _facts(name, model, net, message, shape, payload, seed),
         images=targets,
         controls=distinct(attacked.controls()),
-        labels=tuple(inferred.labels),
-        label_rules=tuple(inferred.rules),
-        labels_over_rounds=tuple(inferred.over_rounds),
+        labels=inferred.labels,
+        label_rules=inferred.rules,
+        labels_over_rounds=inferred.over_rounds,
         known_members=tuple(known_members(targets)),
         seconds={step: round(seconds, 1) for step, seconds in progress.times.items()},
     )

@@ -22,8 +22,8 @@ from fedpriv.attacks.text.controls import text_controls
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, from_json, to_json
-from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check, distinct
+from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distinct, from_json, to_json
+from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.audit.text.recovery import audited
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError

@@ -5,7 +5,7 @@ The JSON form is that of these classes (:func:`to_json`, :func:`from_json`); :at
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -83,6 +83,11 @@ class ControlResult:
     passed: bool
     sentence: str
     cpu_seconds: float | None
+
+
+def distinct(controls: Iterable[ControlResult]) -> tuple[ControlResult, ...]:
+    """The distinct controls; those that differ in their cost alone are equal."""
+    return tuple({(one.attacker, one.name, one.sentence): one for one in controls}.values())
 
 
 @dataclass(frozen=True)
@@ -785,15 +790,6 @@ class AuditedRun:
     metrics: Mapping[str, float] = field(default_factory=dict)
     verdict: tuple[str, ...] = ()
     answer: Answer | None = None
-
-    @property
-    def outcomes(self) -> Iterator[Outcome]:
-        """Of all attacks that have a status."""
-        for image in self.images:
-            yield from image.outcomes
-        for text in self.texts:
-            yield from text.outcomes
-        yield from self.membership
 
     @property
     def concluded(self) -> Answer:

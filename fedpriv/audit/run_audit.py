@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from numbers import Integral
@@ -41,6 +41,7 @@ from fedpriv.audit.results import (
     Part,
     Sender,
     TextTargetResult,
+    distinct,
 )
 from fedpriv.audit.sums import compared
 from fedpriv.audit.text.recovery import on_message as on_texts_of
@@ -165,11 +166,6 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
     return concluded(run), found.pictures
 
 
-def distinct(controls: Iterable[ControlResult]) -> tuple[ControlResult, ...]:
-    """The distinct controls; those that differ in their cost alone are equal."""
-    return tuple({(one.attacker, one.name, one.sentence): one for one in controls}.values())
-
-
 def _attacked(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Found:
     """What all attacks find. Two processes share them: what is behind the messages, and who and which classes."""
     if evidence.federation.resident.device.type != "cpu":
@@ -260,14 +256,14 @@ def _of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, prog
         run,
         statistics=statistics,
         exposed=unaltered,
-        labels=tuple(labels.labels),
-        label_rules=tuple(labels.rules),
-        labels_over_rounds=tuple(labels.over_rounds),
+        labels=labels.labels,
+        label_rules=labels.rules,
+        labels_over_rounds=labels.over_rounds,
         shadow_labels=shadows,
         mean_colours=colours,
         centers=tuple(centers),
-        membership=tuple(members.outcomes),
-        membership_controls=distinct(members.controls),
+        membership=members.outcomes,
+        membership_controls=members.controls,
         membership_limit=members.limit,
         not_run=not_run,
     )

@@ -29,7 +29,7 @@ from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_
 from fedpriv.audit.results import Interval, MembershipOutcome, ShadowLabels
 from fedpriv.interfaces import ClientTurn, Learner
 from fedpriv.objectives.cross_entropy import CrossEntropy
-from tests.audit.empty_run import EMPTY
+from tests.audit import built
 from tests.audit.test_statistics import ONE_STEP, evidence, gradient_of_the_truth
 
 ALL = {"train.participation": 1.0, "data.clients": 4, "wire.keep_payloads": "all"}
@@ -94,7 +94,7 @@ def test_where_earlier_messages_were_not_kept_a_failure_is_no_evidence(tmp_path:
         assert one.note.startswith(one.limit) and CORRECTED in one.limit and "--keep-payloads all" in one.limit
     (clause,) = found.attacker.observation(found.message(*found.messages()[0]), ThreatModel()).unlike
     assert clause == said[0].limit
-    run = replace(EMPTY, labels=said, shadow_labels=of_shadows(later=0))  # whose clients had no earlier turn either
+    run = built.run(labels=said, shadow_labels=of_shadows(later=0))  # whose clients had no earlier turn either
     (target,), (alarm,) = conditions("labels<=0.5", "--target"), conditions("labels>=0.5")
     assert not target.holds(run) and CORRECTED in str(alarm.met(run))
 
@@ -129,7 +129,7 @@ def test_members_behind_corrected_steps_are_not_known(tmp_path: Path) -> None:
     assert rounds._limit([]) is None and str(limit).startswith("in round 2 the clients' gradients had a term")
     points = OperatingPoints(400, 400, Area(0.5, 0.45, 0.55), (), {}, ())
     row = MembershipOutcome(attack="LiRA", status=Status("resisted"), round=2, points=points, together=Interval(0.45, 0.55, 1))
-    run = replace(EMPTY, membership=(row,), membership_limit=limit)
+    run = built.run(membership=(row,), membership_limit=limit)
     (target,) = conditions("membership_auc<=0.6", "--target")
     assert not target.holds(run) and target.holds(replace(run, membership_limit=None))
 

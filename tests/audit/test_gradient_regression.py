@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership.inference import REGRESSION, REGRESSIONS, Membership, membership
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import Progress
-from tests.audit.empty_run import EMPTY
+from tests.audit import built
 from tests.simulation.small import play
 
 ONE_STEP = {"train.batch_size": 500, "train.rounds": 1, "eval.last": 1}
@@ -41,8 +40,8 @@ def test_a_condition_on_membership_counts_the_regression(tmp_path: Path) -> None
     play(tmp_path / "run", "fedavg", **ONE_STEP)
     found = in_rounds(Evidence(tmp_path / "run"), [], 4, 0, Progress(lambda text: None)).outcomes
     (target,) = conditions("membership_auc>0.95")
-    assert target.holds(replace(EMPTY, membership=tuple(one for one in found if one.attack == REGRESSION)))
-    assert not target.holds(replace(EMPTY, membership=tuple(one for one in found if one.attack != REGRESSION)))
+    assert target.holds(built.run(membership=tuple(one for one in found if one.attack == REGRESSION)))
+    assert not target.holds(built.run(membership=tuple(one for one in found if one.attack != REGRESSION)))
 
 
 @pytest.mark.slow

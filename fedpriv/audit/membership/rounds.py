@@ -11,7 +11,7 @@ from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.judge.members import status_of
 from fedpriv.audit.membership.inference import Membership, membership
 from fedpriv.audit.progress import BudgetSpent, Progress
-from fedpriv.audit.results import ControlResult, EpsilonBounds, MembershipOutcome
+from fedpriv.audit.results import ControlResult, EpsilonBounds, MembershipOutcome, distinct
 from fedpriv.errors import FedprivError
 
 EARLIER = 8
@@ -66,7 +66,7 @@ def in_rounds(evidence: Evidence, earlier: Sequence[int], shadows: int, seed: in
     controls = [*(control for one in found for control in one.described_controls()), *blamed]
     return InRounds(
         _judged(found, last, refused, corrected),
-        tuple({(one.attacker, one.name, one.sentence): one for one in controls}.values()),
+        distinct(controls),
         _limit(corrected),
         None if found or not refused else _together(list(refused.values())),
         next((one.epsilon for one in found if one.round == last), None),
