@@ -1,4 +1,5 @@
-"""An exchange without work, over Flower on this machine with TLS: what a round of a deployment costs beside the clients' turns.
+"""An exchange without work, over Flower on this machine with TLS: what a round of a deployment costs beside the clients' local
+updates.
 
 Two deployments, one after the other, of the same clients. In each, the server's app sends every client a frame without tasks, and
 waits for all answers:
@@ -29,17 +30,17 @@ STARTED = 120.0
 
 def play(grid: Any, context: Any) -> None:
     """The server's app: time exchanges, and write the seconds of each to the file that the run's config names."""
-    from fedpriv.deploy.courier import Courier
     from fedpriv.deploy.flower.apps import FlowerPost
     from fedpriv.deploy.frames import Frame
+    from fedpriv.deploy.transport import Transport
 
     ours, times = bool(context.run_config["ours"]), []
     post = FlowerPost(grid, CLIENTS)
-    courier, frame = Courier(post), Frame({"run": "no run", "said": []})
+    transport, frame = Transport(post), Frame({"run": "no run", "said": []})
     for number in range(int(context.run_config["exchanges"]) + 1):  # the first finds nothing warm
         began = time.monotonic()
         if ours:
-            answers = list(courier.exchange(dict.fromkeys(range(CLIENTS), frame), 60.0, number))
+            answers = list(transport.exchange(dict.fromkeys(range(CLIENTS), frame), 60.0, number))
         else:
             answers = list(grid.send_and_receive(flowers_messages(post, frame, number), timeout=60.0))
         assert len(answers) == CLIENTS, answers
@@ -67,13 +68,13 @@ def measure(ours: bool, exchanges: int, place: Path) -> list[float]:
 
     from fedpriv.deploy.flower import control, machines
     from fedpriv.deploy.flower.demo import all_here
-    from fedpriv.deploy.flower.home import make
+    from fedpriv.deploy.flower.paths import make
 
     port = machines.free_port()
     home = make(place / "deployment", CLIENTS, "127.0.0.1", port, inner_port=port)
     for number in range(CLIENTS):
         file = home.client_file(number)
-        text = file.read_text(encoding="utf-8").replace("  share: own", "  share: dealt")
+        text = file.read_text(encoding="utf-8").replace("  share: own", "  share: partition")
         file.write_text(text if ours else text.replace("poll: 1", f"poll: {FLOWERS_POLL:g}"), encoding="utf-8")
     server = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom flwr.serverapp import ServerApp\n"
     server += "from exchange import play\n\napp = ServerApp()\napp.main()(play)\n"

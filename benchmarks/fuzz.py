@@ -68,7 +68,7 @@ class Case:
     """A round of a method: what was sent, and what the server knows."""
 
     name: str
-    turn: Any
+    update: Any
     uploads: dict[int, Any]
     """As checked and ready to be merged."""
 
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--only", action="append", metavar="CASE", help="a method or a case of tests/wire/turns.py; may be repeated"
+        "--only", action="append", metavar="CASE", help="a method or a case of tests/wire/updates.py; may be repeated"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
@@ -118,15 +118,16 @@ def main() -> None:
 def cases(only: Sequence[str] | None) -> list[Case]:
     """A round of each, of few clients. Client-level DP merges in another way, and is left out."""
     import torch
-
-    from tests.wire.turns import cases as known
-    from tests.wire.turns import played
+    from tests.wire.updates import cases as known
+    from tests.wire.updates import played
 
     torch.set_num_threads(1)
     found = []
     for name in only or [name for name in known() if name != "client-level DP"]:
-        turn = played(name)
-        found.append(Case(name, turn, {client: turn.expected[client].check(sealed) for client, sealed in turn.uploads.items()}))
+        update = played(name)
+        found.append(
+            Case(name, update, {client: update.expected[client].check(sealed) for client, sealed in update.uploads.items()})
+        )
     return found
 
 
@@ -134,11 +135,11 @@ def judged(case: Case, data: bytes) -> tuple[str, str, float]:
     """What becomes of a message from the first client: (outcome, reason, CPU seconds that reading it took)."""
     from fedpriv.wire import Refused, unseal
 
-    client = min(case.turn.uploads)
+    client = min(case.update.uploads)
     began = time.thread_time()
     try:
         taken = unseal(data)
-        upload = case.turn.expected[client].check(taken)
+        upload = case.update.expected[client].check(taken)
     except Refused as error:
         said, seconds = str(error), time.thread_time() - began
         one_line = said.isprintable() and len(said) < 500
@@ -159,8 +160,8 @@ def differs(case: Case, taken: Any, upload: Any) -> str:
 
     Only what was really sent is looked at here, not what was expected.
     """
-    client = min(case.turn.uploads)
-    real, read = case.turn.uploads[client], case.uploads[client]
+    client = min(case.update.uploads)
+    real, read = case.update.uploads[client], case.uploads[client]
     if taken.data == real.data:
         return ""
     for fact in ("round", "client", "kind", "transforms"):
@@ -197,9 +198,9 @@ def merged(case: Case, upload: Any) -> tuple[str, str]:
     """Merge it with what the others sent: (outcome, reason)."""
     from fedpriv.server.merging import merge
 
-    first = min(case.turn.uploads)
+    first = min(case.update.uploads)
     others = [read for client, read in sorted(case.uploads.items()) if client != first]
-    state = merge(case.turn.method, case.turn.server, [upload, *others])
+    state = merge(case.update.method, case.update.server, [upload, *others])
     spoiled = [name for name, tensor in {"model": state.row, **state.memory}.items() if not bool(tensor.isfinite().all())]
     return ("wrong", f"the server's {spoiled[0]} is not finite") if spoiled else ("harmless", "")
 
@@ -208,7 +209,7 @@ def merged(case: Case, upload: Any) -> tuple[str, str]:
 
 
 def sent(case: Case) -> Any:
-    return case.turn.uploads[min(case.turn.uploads)]
+    return case.update.uploads[min(case.update.uploads)]
 
 
 def bits(case: Case, drawn: random.Random, played: Sequence[Case]) -> bytes:
@@ -271,10 +272,10 @@ def replays(case: Case, drawn: random.Random, played: Sequence[Case]) -> bytes:
     real, other = sent(case), drawn.choice(played)
     choice = drawn.randrange(4)
     if choice == 0:
-        return bytes(case.turn.uploads[max(case.turn.uploads)].data)
+        return bytes(case.update.uploads[max(case.update.uploads)].data)
     if choice == 1:
         return bytes(resealed(real, round=drawn.choice([0, 1, real.round - 1, real.round + 1, 99])).data)
-    stranger = drawn.choice(list(other.turn.uploads.values()))
+    stranger = drawn.choice(list(other.update.uploads.values()))
     if choice == 2:
         return bytes(stranger.data)
     names = ("round", "client", "kind", "num_examples", "transforms")
@@ -310,7 +311,7 @@ def tensors(case: Case, drawn: random.Random, played: Sequence[Case]) -> bytes:
         "another's": real.tensors({other})[other],
     }
     if drawn.random() < 0.1:
-        whole = case.turn.method.context.space
+        whole = case.update.method.context.space
         extra = drawn.choice([*whole.names, "strange", "statistic.strange", f"{name}~indices", f"{name}~scale"])
         return bytes(resealed(real, {extra: torch.zeros(whole[extra].shape if extra in whole else 1)}).data)
     return bytes(resealed(real, {name: drawn.choice(list(forms.values()))}).data)

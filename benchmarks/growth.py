@@ -50,7 +50,7 @@ def main() -> None:
         made = {number: simulation(number, 99, Path(folder) / str(number)) for number in PARTICIPANTS}
         for repeat in range(1 + options.repeats):  # the first warms up
             for number, contender in made.items():
-                repetitions = max(PARTICIPANTS) // number if repeat else 1  # as many turns for each
+                repetitions = max(PARTICIPANTS) // number if repeat else 1  # as many local updates for each
                 began = time.process_time()
                 for _ in range(min(repetitions, 4)):
                     contender.run_round()

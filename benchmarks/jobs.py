@@ -1,7 +1,7 @@
 """How much faster two jobs finish an experiment than one: four runs of equal length, with a process for each.
 
-Wall time of ``fedpriv experiment run`` with ``--jobs 1`` and ``--jobs 2``, in turns, on the built-in digits (MpFedcon, 20 rounds
-each).
+Wall time of ``fedpriv experiment run`` with ``--jobs 1`` and ``--jobs 2``, in local updates, on the built-in digits (MpFedcon, 20
+rounds each).
 Promised: two jobs are at least 1.8 times as fast, on two cores without other work.
 """
 

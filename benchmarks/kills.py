@@ -198,7 +198,7 @@ def main() -> None:
     from fedpriv.config import load_config
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.demo import all_here
-    from fedpriv.deploy.flower.home import make
+    from fedpriv.deploy.flower.paths import make
     from fedpriv.simulation import run
 
     began = time.monotonic()
@@ -209,7 +209,7 @@ def main() -> None:
         for number in range(options.clients):
             file = home.client_file(number)
             file.write_text(
-                file.read_text(encoding="utf-8").replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"),
+                file.read_text(encoding="utf-8").replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"),
                 encoding="utf-8",
             )
         with all_here(home) as (link, look, keepers):

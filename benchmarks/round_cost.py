@@ -6,7 +6,7 @@ work to do; it leaves out waiting for the disk, so the wall time is stored too.
 
 * ``floor``: for each client, copy the round's weights into one ``nn.Sequential``, make a ``torch.optim.SGD``, step. No
   aggregation, nothing sealed, nothing stored; the clients' tensors lie normalised in memory.
-* ``fedpriv``: ``Simulation.run_round()`` of FedAvg: sampling, sealing, the turns (from uint8 images), aggregation,
+* ``fedpriv``: ``Simulation.run_round()`` of FedAvg: sampling, sealing, the local updates (from uint8 images), aggregation,
   checkpoint, record. Tracking is off, and no round is evaluated: the others evaluate nothing either. The executor is the
   vectorized one, which ``auto`` picks here, with groups of 10.
 * ``sequential``: the same with the sequential executor.
@@ -114,7 +114,7 @@ class Fedpriv:
         return self.simulation.server.row
 
     def participants(self, round: int) -> list[int]:
-        """Who takes part, in the order of their turns."""
+        """Who takes part, in the order of their local updates."""
         return sorted(self.simulation.participants(round))  # a function of the config, but not a public one
 
     def watch(self, direction: Direction, payload: Sealed) -> None:

@@ -5,7 +5,7 @@ Fashion-MNIST are dealt iid to all clients; what a client holds beyond 6 images 
 images are dealt too (``test: disjoint``).
 
     fedavg         nothing stays with a client
-    fedrep         projector and head stay with the client, stored on disk at its turn: some clients have them
+    fedrep         projector and head stay with the client, stored on disk at its local update: some clients have them
     fedrep-stored  all clients have them already (made up before the first round, 77 kB each)
 
     registered     nobody trains: what the server itself does in a round (client selection, the table of whose state is of which
@@ -14,7 +14,7 @@ images are dealt too (``test: disjoint``).
 
 Memory: every number of clients in a fresh process, which runs rounds and tests all clients, and reports its ``ru_maxrss`` (in MB
 of 10^6 bytes). Time: a fresh process runs rounds without evaluation of all numbers in turn; CPU time of a round over that of the
-fewest clients in the same turn. Both are flat if the ratio is at most 1.1, of time the median's.
+fewest clients in the same local update. Both are flat if the ratio is at most 1.1, of time the median's.
 """
 
 from __future__ import annotations

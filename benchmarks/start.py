@@ -46,7 +46,7 @@ torch.set_num_threads(1)
 encoder = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU())
 head = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
 images, labels = torch.randn(72, 64).split(10), torch.randint(0, 10, (72,)).split(10)
-for turn in range(30 * 10):  # rounds, participants
+for update in range(30 * 10):  # rounds, participants
     for part, epochs in (head, 10), (encoder, 5):
         head.requires_grad_(part is head)
         optimiser = torch.optim.SGD(part.parameters(), lr=1e-3, momentum=0.5)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedpriv.api.run import Run, load
     from fedpriv.api.training import resume, rounds, train
     from fedpriv.api.updates import audit_update
-    from fedpriv.audit.called import Report, audit
+    from fedpriv.audit.public import Report, audit
     from fedpriv.config import RunConfig
     from fedpriv.errors import FedprivError, UsageError
     from fedpriv.wire import Payload
@@ -38,7 +38,7 @@ __all__ = [
 _WHERE = {
     "FedprivError": "fedpriv.errors",
     "Payload": "fedpriv.wire",
-    "Report": "fedpriv.audit.called",
+    "Report": "fedpriv.audit.public",
     "Run": "fedpriv.api.run",
     "RunConfig": "fedpriv.config",
     "UsageError": "fedpriv.errors",

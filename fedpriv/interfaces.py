@@ -69,8 +69,8 @@ class Trained:
 
 
 PROXIMAL = "proximal"
-"""The note (:attr:`ClientTurn.memo`) of an objective with a proximal term to the turn's start: its factor, a scalar. The other
-half may use it (FedNova)."""
+"""The note (:attr:`LocalUpdate.memo`) of an objective with a proximal term to the local update's start: its factor, a scalar. The
+other half may use it (FedNova)."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Step:
         trains: the roles that this phase trains.
         teacher: name of a frozen model -> its outputs on the same augmented batch, without gradient.
         views: the outputs on every augmented view of the batch, ``outputs`` first; as many as :attr:`Objective.views`.
-        memo: the turn's :attr:`ClientTurn.memo`.
+        memo: the local update's :attr:`LocalUpdate.memo`.
     """
 
     labels: Tensor
@@ -206,8 +206,8 @@ class Batch(Protocol):
         """The samples in ``parts`` parts of nearly equal size."""
 
 
-class ClientTurn(Protocol):
-    """One client's turn in one round: what a method can see and do."""
+class LocalUpdate(Protocol):
+    """One client's local update in one round: what a method can see and do."""
 
     round: int
     client: int
@@ -215,18 +215,18 @@ class ClientTurn(Protocol):
     received: Mapping[str, Tensor]
     """The download of this round, by name."""
     private: Private
-    """The client's private state from its last turn (:meth:`Part.first_kept` at its first)."""
+    """The client's private state from its last local update (:meth:`Part.first_kept` at its first)."""
     first_time: bool
     unused: frozenset[str]
     """Tensors of the net on which its data have no effect: for a client without images, the image branch."""
     start: Tensor
-    """``(p,)`` the model at the start of the turn: the received tensors, and the client's private ones."""
+    """``(p,)`` the model at the start of the local update: the received tensors, and the client's private ones."""
     row: Tensor
     """``(p,)`` the client's model; writing to it changes the model."""
     memo: dict[str, Tensor]
-    """Notes of an objective during the turn, such as a step size or a row; discarded after it."""
+    """Notes of an objective during the local update, such as a step size or a row; discarded after it."""
     steps: int
-    """SGD steps taken so far in this turn."""
+    """SGD steps taken so far in this local update."""
     trained: list[Trained]
     """Its phases so far."""
     mean_loss: float
@@ -290,9 +290,9 @@ class StepRule(Protocol):
     @property
     def uses_companion(self) -> bool: ...
 
-    def epoch(self, turn: ClientTurn, epoch: int) -> None: ...
-    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor: ...
-    def correct(self, turn: ClientTurn, learner: Learner) -> None: ...
+    def epoch(self, update: LocalUpdate, epoch: int) -> None: ...
+    def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor: ...
+    def correct(self, update: LocalUpdate, learner: Learner) -> None: ...
 
 
 class Part:
@@ -334,10 +334,10 @@ class Part:
         """What a user should know of a run with these options, a line each: a run warns of it and keeps it in its notes."""
         return ()
 
-    def begin(self, turn: ClientTurn) -> None:
+    def begin(self, update: LocalUpdate) -> None:
         """Called on the client before training."""
 
-    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+    def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
         """The upload besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
         return {}
 
@@ -349,17 +349,17 @@ class Part:
 
         Args:
             received: what the client was sent, by name.
-            steps: the most SGD steps that it can take in its turn.
+            steps: the most SGD steps that it can take in its local update.
         """
         return {}
 
     def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
-        """This half's private state of a client before its first turn, given the initial model ``(p,)``."""
+        """This half's private state of a client before its first local update, given the initial model ``(p,)``."""
         return {}
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """This half's private state of the client until its next turn; names must not be those of the net.
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        """This half's private state of the client until its next local update; names must not be those of the net.
 
-        Called last, when what the client sends is known (:attr:`ClientTurn.sent`).
+        Called last, when what the client sends is known (:attr:`LocalUpdate.sent`).
         """
         return {}

@@ -1,7 +1,7 @@
 """Time of a round: its clocks, the categories of a profile, and the spans that charge time to these.
 
-* ``data``: picking the training samples of a client's turn, and augmentation, also for an adaptation before a test.
-* ``training``: the clients' turns, from the initial model to the upload before transforms; DP-SGD included. With several
+* ``data``: picking the training samples of a client's local update, and augmentation, also for an adaptation before a test.
+* ``training``: the clients' local updates, from the initial model to the upload before transforms; DP-SGD included. With several
   processes: waiting for them, so all of their work (data, defences and sealing, too).
 * ``defences``: the transforms of uploads. Noise of client-level DP on the server belongs to ``aggregation``.
 * ``serialisation``: building messages, serialising, counting bytes, and deserialising; decoding compressed uploads.

@@ -23,7 +23,7 @@ from fedpriv.attacks.core import by_name
 from fedpriv.cli import main
 from fedpriv.cli.new_plugin import KINDS
 from fedpriv.config import load_config
-from fedpriv.data import dealing, sources
+from fedpriv.data import partition_rules, sources
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.models import registry as models
 from fedpriv.server.payloads import PayloadStore
@@ -37,7 +37,7 @@ REGISTRIES = {
     "transform": defenses.registry,
     "model": models.REGISTRY,
     "data set": sources.REGISTRY,
-    "partition": dealing.REGISTRY,
+    "partition": partition_rules.REGISTRY,
     "tracker": trackers.registry,
     "attack": ATTACKS,
 }
@@ -48,7 +48,7 @@ OBJECTS = {
     "transform": "from fedpriv.defenses.stage import transform\n@transform\nclass Thing:\n def __call__(self, p, c): return p",
     "model": "from fedpriv.models import ModelSpec\nThing = ModelSpec('{name}', None, (1, 8, 8), 10, 'a test')",
     "data set": "from fedpriv.data.dataset import Source\nThing = Source('{name}', 'a test', None)",
-    "partition": "from fedpriv.data.dealing import Dealing\nThing = Dealing(lambda deal: None, frozenset())",
+    "partition": "from fedpriv.data.partition_rules import NamedPartition\nThing = NamedPartition(lambda deal: None, frozenset())",
     "attack": "from dataclasses import dataclass\nfrom fedpriv.attacks.attack import TextAttack\n"
     "@dataclass(frozen=True)\nclass Thing(TextAttack):\n def run(self, observed, seed=0): ...",
 }

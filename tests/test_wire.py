@@ -10,8 +10,8 @@ import safetensors.torch
 import torch
 
 from fedpriv.defenses import build_transforms
-from fedpriv.draws import SeededDraws
 from fedpriv.errors import UnknownName, UsageError
+from fedpriv.noise_source import SeededDraws
 from fedpriv.wire import ByteMeter, Payload, TransformContext, seal, transform_and_seal, unseal
 from fedpriv.wire.report import Report
 

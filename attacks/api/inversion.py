@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.api.smooth import is_smooth
 from fedpriv.attacks.api.tensors import Gradient, by_name, check_no_weights
+from fedpriv.attacks.api.user_net import UserNet, cut
 from fedpriv.attacks.attack import ImageAttack, image_attacks
 from fedpriv.attacks.core.by_name import nearest
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, blank
@@ -264,7 +264,7 @@ def sgd(
 
 def observed(
     model: nn.Module,
-    net: OwnNet,
+    net: UserNet,
     gradient: Gradient,
     threat: ThreatModel,
     *,

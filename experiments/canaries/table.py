@@ -26,7 +26,7 @@ import fedpriv
 from fedpriv.attacks.inference.canaries import canary_bounds
 from fedpriv.attacks.inference.gaussian_dp import mu_of
 from fedpriv.audit.membership.canaries import measured
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.experiments.markdown import table
 from fedpriv.files import write_atomically
 from fedpriv.privacy.client_level import NoisyMean
@@ -102,18 +102,18 @@ def ideal(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 @contextmanager
 def tenth_of_the_noise() -> Iterator[None]:
     """Server and clients add a tenth of the noise that the accountant assumes."""
-    merge, begin = NoisyMean.__call__, Turn.__init__
+    merge, begin = NoisyMean.__call__, ModelLocalUpdate.__init__
 
     def quieter_mean(self: NoisyMean, *arguments: Any) -> Any:
         return merge(NoisyMean(self.space, self.names, self.clip, self.noise / 10, self.expected), *arguments)
 
-    def quieter_turn(self: Turn, *arguments: Any) -> None:
+    def quieter_update(self: ModelLocalUpdate, *arguments: Any) -> None:
         begin(self, *arguments)
         if self.config.privacy.level == "sample":
             privacy = self.config.privacy.model_copy(update={"noise": (self.config.privacy.noise or 0.0) / 10})
             self.config = self.config.model_copy(update={"privacy": privacy})
 
-    with patch.object(NoisyMean, "__call__", quieter_mean), patch.object(Turn, "__init__", quieter_turn):
+    with patch.object(NoisyMean, "__call__", quieter_mean), patch.object(ModelLocalUpdate, "__init__", quieter_update):
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedpriv.aggregation.rows import Rows, UploadedRows
-from fedpriv.interfaces import ClientTurn, Part
+from fedpriv.interfaces import LocalUpdate, Part
 from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import is_model
 
@@ -112,10 +112,10 @@ class Aggregation(Part):
         """On the client, names of the shared tensors that it uploads in this round, given what it received."""
         return names
 
-    def place(self, turn: ClientTurn) -> None:
-        """On the client, before either half's :meth:`begin`: put into ``turn.row`` and ``turn.start`` what it goes on from, other
-        than the tensors that it received. By default, where :meth:`sent` leaves tensors out, these have their initial values, or
-        what the client keeps."""
+    def place(self, update: LocalUpdate) -> None:
+        """On the client, before either half's :meth:`begin`: put into ``update.row`` and ``update.start`` what it goes on from,
+        other than the tensors that it received. By default, where :meth:`sent` leaves tensors out, these have their initial
+        values, or what the client keeps."""
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """Weights ``(K,)`` of the clients, not normalised, in the mean that replaces tensors missing from an upload.

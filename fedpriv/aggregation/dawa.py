@@ -14,7 +14,7 @@ from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import buffer_groups, combine, norms, parameter_groups, products
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ClientTurn, params
+from fedpriv.interfaces import LocalUpdate, params
 from fedpriv.wire import Form, statistic
 
 Base = Literal["uniform", "samples", "loss"]
@@ -99,11 +99,11 @@ class LDawa(Aggregation):
         unused = ("floor", "buffers") if params.variant == "authors_code" else ("floor", "buffers", "variant")
         return dict.fromkeys(unused, "divergence=none")
 
-    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+    def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
         if self.params.base != "loss":
             return {}
-        loss = turn.mean_loss if math.isfinite(turn.mean_loss) else NO_LOSS
-        return {**super().statistics(turn), LOSS: torch.tensor(loss, dtype=torch.float64)}
+        loss = update.mean_loss if math.isfinite(update.mean_loss) else NO_LOSS
+        return {**super().statistics(update), LOSS: torch.tensor(loss, dtype=torch.float64)}
 
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
         return {LOSS: Form((), torch.float64)} if self.params.base == "loss" else {}

@@ -16,7 +16,7 @@ from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import buffer_groups, combine, parameter_groups, squared_distances
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ClientTurn, Context, params
+from fedpriv.interfaces import Context, LocalUpdate, params
 from fedpriv.wire import statistic
 
 INTERVALS = statistic("intervals")
@@ -115,30 +115,30 @@ class Euc(Aggregation):
         waiting = self._waiting(received[INTERVALS], round)
         return [name for name in names if name not in waiting]
 
-    def place(self, turn: ClientTurn) -> None:
+    def place(self, update: LocalUpdate) -> None:
         """A client's own copy of what it was not sent.
 
         Raises:
-            UsageError: it has none, as its last turn did not count.
+            UsageError: it has none, as its last local update did not count.
         """
         if self.params.euc == "weight":
             return
-        own = {name.removeprefix(_OWN): tensor for name, tensor in turn.private.items() if name.startswith(_OWN)}
-        waiting = self._waiting(turn.received[INTERVALS], turn.round - 1)
+        own = {name.removeprefix(_OWN): tensor for name, tensor in update.private.items() if name.startswith(_OWN)}
+        waiting = self._waiting(update.received[INTERVALS], update.round - 1)
         if lost := sorted(waiting - own.keys()):
             raise UsageError(
-                f"aggregation euc: client {turn.client} has no copy of {lost[0]}, which is not sent in round {turn.round}: its "
-                "turn in the round before did not count; use euc=weight"
+                f"aggregation euc: client {update.client} has no copy of {lost[0]}, which is not sent in round {update.round}: "
+                "its local update in the round before did not count; use euc=weight"
             )
-        missing = {name: tensor for name, tensor in own.items() if name not in turn.received}
-        for row in (turn.row, turn.start):
+        missing = {name: tensor for name, tensor in own.items() if name not in update.received}
+        for row in (update.row, update.start):
             self.context.space.pack(missing, row)
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
         if self.params.euc == "weight":
             return {}
-        waiting = sorted(self._waiting(turn.received[INTERVALS], turn.round))
-        return {_OWN + name: tensor for name, tensor in turn.state(waiting).items()}
+        waiting = sorted(self._waiting(update.received[INTERVALS], update.round))
+        return {_OWN + name: tensor for name, tensor in update.state(waiting).items()}
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """The clients' weights ``(K,)``, not normalised; with ``euc: weight`` all weigh the same but for their distances."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedpriv.aggregation import Memory, Merged, Uploads, register
 from fedpriv.aggregation.mean import Mean, MeanParams, normalised, weighted_mean, with_plain_buffers
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import PROXIMAL, ClientTurn, params
+from fedpriv.interfaces import PROXIMAL, LocalUpdate, params
 from fedpriv.wire import Form, statistic
 
 STEP_WEIGHT, STEPS = statistic("step_weight"), statistic("steps")
@@ -78,23 +78,23 @@ class FedNova(Mean):
     def start(self, row: Tensor) -> dict[str, Tensor]:
         return {_VELOCITY: torch.zeros_like(row)} if self.params.server_momentum else {}
 
-    def begin(self, turn: ClientTurn) -> None:
+    def begin(self, update: LocalUpdate) -> None:
         train = self.context.config.train
         if train.warmup_steps:
             raise UsageError(
                 "aggregation fednova: step weights assume a constant learning rate, which train.warmup_steps changes; use "
                 "train.warmup_steps=0"
             )
-        if PROXIMAL in turn.memo and train.optimizer == "sgd" and train.momentum:
+        if PROXIMAL in update.memo and train.optimizer == "sgd" and train.momentum:
             raise UsageError(
                 f"aggregation fednova: there is no step weight for momentum {train.momentum:g} and a proximal term together; "
                 "use train.momentum=0, or an objective without a proximal term"
             )
 
-    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        found = {STEP_WEIGHT: torch.tensor(self._reach(turn), dtype=torch.float64)}
+    def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
+        found = {STEP_WEIGHT: torch.tensor(self._reach(update), dtype=torch.float64)}
         if self.params.tau == "steps":
-            found[STEPS] = torch.tensor(int(self._reach(turn, steps=True)), dtype=torch.int64)
+            found[STEPS] = torch.tensor(int(self._reach(update, steps=True)), dtype=torch.int64)
         return found
 
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
@@ -105,16 +105,16 @@ class FedNova(Mean):
             found[STEPS] = Form((), torch.int64, least=0, most=steps)
         return found
 
-    def _reach(self, turn: ClientTurn, steps: bool = False) -> float:
+    def _reach(self, update: LocalUpdate, steps: bool = False) -> float:
         """a_k over the phases that train shared roles, or their number of steps.
 
         Raises:
             UsageError: shared roles took different numbers of steps, so there is no common a_k.
         """
         space, train = self.context.space, self.context.config.train
-        proximal = float(turn.memo[PROXIMAL]) if PROXIMAL in turn.memo else 0.0
-        reach = {space[name].role: 0.0 for name in turn.received if name in space}
-        for phase in turn.trained:
+        proximal = float(update.memo[PROXIMAL]) if PROXIMAL in update.memo else 0.0
+        reach = {space[name].role: 0.0 for name in update.received if name in space}
+        for phase in update.trained:
             plain = steps or train.optimizer != "sgd"  # Adam: the number of steps
             weight = step_weight(phase.steps, *((0.0, 0.0) if plain else (train.momentum, phase.lr * proximal)))
             for role in phase.roles & reach.keys():

@@ -11,7 +11,7 @@ from torch import Tensor
 from fedpriv.aggregation import register
 from fedpriv.aggregation.dawa import BASE_TEXT, DIVERGENCE_TEXT, Base, DawaParams, LDawa
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ROLE_OPTIONS, ClientTurn, Context, params
+from fedpriv.interfaces import ROLE_OPTIONS, Context, LocalUpdate, params
 from fedpriv.parameters import ParameterSpace
 
 _MOVED, _OWN = "fedu.moved", "fedu.own"
@@ -57,16 +57,16 @@ class LDawaFedU(LDawa):
             raise UsageError(f"aggregation {self.name}: the net has no {params.fedu_part} to keep; --set {option}")
         self._part = context.space.restricted(names)
 
-    def place(self, turn: ClientTurn) -> None:
-        if turn.first_time or float(turn.private[_MOVED]) < self.params.fedu_threshold:
+    def place(self, update: LocalUpdate) -> None:
+        if update.first_time or float(update.private[_MOVED]) < self.params.fedu_threshold:
             return
-        for row in (turn.row, turn.start):
-            self.context.space.pack(self._part.unpack(turn.private[_OWN]), row)
+        for row in (update.row, update.start):
+            self.context.space.pack(self._part.unpack(update.private[_OWN]), row)
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        own = self._part.pack(turn.state(self._part.names), turn.row.new_empty(self._part.size))
-        moved = torch.tensor(movement(self.context.space, turn.start, turn.row), dtype=torch.float64)
-        return {**super().keep(turn), _OWN: own, _MOVED: moved}
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        own = self._part.pack(update.state(self._part.names), update.row.new_empty(self._part.size))
+        moved = torch.tensor(movement(self.context.space, update.start, update.row), dtype=torch.float64)
+        return {**super().keep(update), _OWN: own, _MOVED: moved}
 
 
 @params

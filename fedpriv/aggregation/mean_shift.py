@@ -36,7 +36,7 @@ from fedpriv.aggregation.layers import fitting, layers_of, uncounted
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.aggregation.transport import neuron_barycenter, sinkhorn_barycenter
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ClientTurn, Context, params
+from fedpriv.interfaces import Context, LocalUpdate, params
 from fedpriv.wire import Form, statistic
 
 _NAMED = {"none": 0, "last1_layers": -1, "last2_layers": -2, "last3_layers": -3, "first2_layers": 2}
@@ -130,10 +130,10 @@ class MeanShift(Aggregation):
     def _of_gradients(self) -> bool:
         return self.params.server_object in ("lossgrad_sum", "lossgrad_mean")
 
-    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+    def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
         if not self._of_gradients:
             return {}
-        gradient = turn.gradient(self.params.server_object.removeprefix("lossgrad_"))
+        gradient = update.gradient(self.params.server_object.removeprefix("lossgrad_"))
         return {statistic("gradient", name): t for name, t in self.context.space.unpack(gradient, self.dynamic).items()}
 
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:

@@ -15,7 +15,7 @@ from fedpriv.aggregation import Aggregation, Memory, Merged, Uploads, register
 from fedpriv.aggregation.columns import blocks, weighted_sum
 from fedpriv.aggregation.rows import Rows
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ClientTurn, params
+from fedpriv.interfaces import LocalUpdate, params
 from fedpriv.wire import Form, statistic
 
 STEPS, MOVED = statistic("steps"), statistic("moved")
@@ -144,14 +144,14 @@ class SimProx(Aggregation):
     Params = SimProxParams
     by_columns = True
 
-    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+    def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
         found = {}
         if self.params.per_step:
-            found[STEPS] = torch.tensor(turn.steps, dtype=torch.int64)
+            found[STEPS] = torch.tensor(update.steps, dtype=torch.int64)
         if self.params.prev == "own":
-            before = turn.start if turn.first_time else turn.private[_PREVIOUS]
+            before = update.start if update.first_time else update.private[_PREVIOUS]
             squared = sum(
-                float((turn.row[part] - before[part]).double().square().sum()) for part in self._shared_parameters(turn)
+                float((update.row[part] - before[part]).double().square().sum()) for part in self._shared_parameters(update)
             )
             found[MOVED] = torch.tensor(math.sqrt(squared), dtype=torch.float64)
         return found
@@ -160,12 +160,12 @@ class SimProx(Aggregation):
         found = {STEPS: Form((), torch.int64, least=0, most=steps)} if self.params.per_step else {}
         return found | ({MOVED: Form((), torch.float64, least=0)} if self.params.prev == "own" else {})
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        return {_PREVIOUS: turn.row.clone()} if self.params.prev == "own" else {}
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        return {_PREVIOUS: update.row.clone()} if self.params.prev == "own" else {}
 
-    def _shared_parameters(self, turn: ClientTurn) -> list[slice]:
-        """Those that the client trains: the branch of what it lacks moves at the server alone, between its turns."""
-        names = turn.received.keys() - turn.unused
+    def _shared_parameters(self, update: LocalUpdate) -> list[slice]:
+        """Those that the client trains: the branch of what it lacks moves at the server alone, between its local updates."""
+        names = update.received.keys() - update.unused
         entries = (entry for entry in self.context.space.entries if entry.kind != "buffer" and entry.name in names)
         return [slice(entry.start, entry.stop) for entry in entries]
 

@@ -36,8 +36,8 @@ def compare(runs: Iterable[str | os.PathLike[str]], runs_dir: str | os.PathLike[
     import pandas as pd
 
     from fedpriv.errors import UsageError
-    from fedpriv.outside.names import printable
     from fedpriv.tracking import find_run
+    from fedpriv.untrusted.names import printable
 
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in ((runs,) if isinstance(runs, str | os.PathLike) else runs)]
     if not folders:

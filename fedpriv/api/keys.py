@@ -67,14 +67,14 @@ def config_of(
     Args:
         config: a config, its values as nested mappings, or a YAML file as a run writes it; ``None``: the defaults.
         keys: by short name (:data:`KEYS`), by dotted key, or by section (a mapping); later ones win. ``model`` may be a class or
-            function that returns a net, ``dataset`` the data (:func:`fedpriv.data.own.objects.name_of`).
+            function that returns a net, ``dataset`` the data (:func:`fedpriv.data.user_data.objects.name_of`).
         here: whether the run's clients train on this machine, on its device and its files.
 
     Raises:
         UsageError: an unknown key (with the nearest one), a value out of range, or a file that cannot be read.
     """
-    from fedpriv.api.idle_keys import check_effects
     from fedpriv.api.request import check_machine, check_names
+    from fedpriv.api.unused_options import check_effects
     from fedpriv.config import laid_over, read_yaml
     from fedpriv.plugins import load_plugins
 
@@ -89,11 +89,11 @@ def config_of(
         before = overrides.get("wire.transforms", wire.get("transforms") if isinstance(wire, Mapping) else ()) or ()
         overrides["wire.transforms"] = [*before, *added]
     if not isinstance(data := overrides.get("data.name"), str | None):
-        from fedpriv.data.own.objects import name_of as written
+        from fedpriv.data.user_data.objects import name_of as written
 
         overrides["data.name"] = str(written(data))
     if callable(model := overrides.get("model.name")):
-        from fedpriv.models.own import name_of
+        from fedpriv.models.user_net import name_of
 
         overrides["model.name"] = name_of(model)
     made = laid_over(values, overrides, where)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.api.comparing import figures, summary
 from fedpriv.config import RunConfig
-from fedpriv.outside.names import printable
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.records import Record
 from fedpriv.server.run_folder import RunFolder
+from fedpriv.untrusted.names import printable
 from fedpriv.wire import Sealed
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedpriv.api.keys import config_of
 from fedpriv.api.run import Run, load
-from fedpriv.outside.names import printable
 from fedpriv.seeding import usual_torch
 from fedpriv.server.records import Record
 from fedpriv.simulation import run as runs
+from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig

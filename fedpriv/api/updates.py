@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.api.inversion import check_normalisation, check_sgd, observed, sgd
 from fedpriv.attacks.api.label_rules import balanced, infer
-from fedpriv.attacks.api.own_net import OwnNet, cut
 from fedpriv.attacks.api.tensors import Message, check_no_weights, read_message
+from fedpriv.attacks.api.user_net import UserNet, cut
 from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
 from fedpriv.attacks.core.status import Reason
@@ -27,11 +27,10 @@ from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, concluded
-from fedpriv.audit.called import Report
 from fedpriv.audit.evidence.alteration import declared
-from fedpriv.audit.evidence.leaving import IN_TRANSIT, has_batch_norm, of_net
+from fedpriv.audit.evidence.control_differences import in_training, made_up, trains_otherwise
 from fedpriv.audit.evidence.statistics import MEANINGS, UNKNOWN, kinds, listed_in, named
-from fedpriv.audit.evidence.unlike import in_training, made_up, trains_otherwise
+from fedpriv.audit.evidence.traffic import IN_TRANSIT, has_batch_norm, of_net
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
@@ -39,6 +38,7 @@ from fedpriv.audit.judge.images import known_members
 from fedpriv.audit.membership.label_leaks import Labels, findings_of
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import Progress, check_budget
+from fedpriv.audit.public import Report
 from fedpriv.audit.results import Audit, AuditedRun, Cost, Part, Sender, TensorInfo, Wire, distinct
 from fedpriv.audit.run_audit import Audited
 from fedpriv.defenses import build_transforms
@@ -50,7 +50,7 @@ from fedpriv.wire.sealing import CODES
 
 Update = Mapping[str, Any] | Sequence[Any] | Payload | Sealed
 NEEDS_A_RUN = Reason("not available", "it needs a run, whose clients can be simulated")
-IN_A_RUN = "it is a change since the client's last turn, and only a run says what came before"
+IN_A_RUN = "it is a change since the client's last local update, and only a run says what came before"
 NO_GRADIENT = Reason("does not apply", "they are no gradient of the loss, and no attack on one message reads them")
 
 
@@ -275,7 +275,7 @@ def _listed(name: str, role: str, tensor: Tensor, up: bool) -> TensorInfo:
 def _facts(
     name: str,
     model: nn.Module,
-    net: OwnNet,
+    net: UserNet,
     message: Message,
     shape: tuple[int, ...],
     payload: Payload | Sealed | None,

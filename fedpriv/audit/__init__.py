@@ -18,7 +18,7 @@ class _Package(ModuleType):
     """A package that can be called: in Python, ``fedpriv.audit`` is both this package and the function that audits runs."""
 
     def __call__(self, *runs: Any, **options: Any) -> Any:
-        from fedpriv.audit.called import audit
+        from fedpriv.audit.public import audit
 
         return audit(*runs, **options)
 

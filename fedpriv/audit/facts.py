@@ -9,8 +9,8 @@ from statistics import mean, median
 from typing import Any
 
 from fedpriv.audit import formats
-from fedpriv.audit.evidence.leaving import conditions, crossed, has_batch_norm, knowledge
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.evidence.traffic import conditions, crossed, has_batch_norm, knowledge
 from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.results import AuditedRun, Canaries, Cost, Epsilon, EpsilonBounds, ProbeResult, SignalToNoise
 from fedpriv.defenses.noise import SNR

@@ -28,11 +28,11 @@ from fedpriv.audit.text.recovery import audited
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
-from fedpriv.outside import plain_yaml
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL
+from fedpriv.untrusted import plain_yaml
 
 Say = Callable[[str], object]
 Part = tuple[AuditedRun, Mapping[str, bytes]]

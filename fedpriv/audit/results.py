@@ -438,7 +438,7 @@ class ShadowLabels:
     Attributes:
         wider: of the clients that lack a class, those that hold more classes than any simulated one.
         unlearned: of the others, those with a set that the classifier names of no message.
-        later: those that kept something from an earlier turn.
+        later: those that kept something from an earlier local update.
     """
 
     report: ShadowReport
@@ -507,15 +507,15 @@ class Canaries:
 
 @dataclass(frozen=True)
 class EpsilonBounds:
-    """Bounds on the epsilon of the attacked clients' turns, at ``delta``.
+    """Bounds on the epsilon of the attacked clients' local updates, at ``delta``.
 
     Attributes:
         lower: the lower bound at that confidence (one training run, many samples: Steinke et al. 2023); the best of ``each``.
         each: the lower bound from each of the scores; they hold simultaneously.
         lower_by_rates: from Clopper-Pearson bounds on true and false positives, as if samples were independent trials.
         samples: number of samples behind the bounds.
-        upper_turn: the accountant's epsilon of the attacked round alone, for the sample that spent most; ``None`` without
-            sample-level DP. For a sample that several clients hold, the turns of all of them count.
+        upper_update: the accountant's epsilon of the attacked round alone, for the sample that spent most; ``None`` without
+            sample-level DP. For a sample that several clients hold, the local updates of all of them count.
         upper_so_far: the same for the turns up to this round.
         upper_run: the same for the whole run.
         about: which bounds can be compared.
@@ -527,7 +527,7 @@ class EpsilonBounds:
     delta: float
     confidence: float
     samples: int
-    upper_turn: float | None
+    upper_update: float | None
     upper_so_far: float | None
     upper_run: float | None
     about: str

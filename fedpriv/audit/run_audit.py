@@ -69,9 +69,9 @@ class AuditOptions:
     Attributes:
         messages: number of messages to attack: of evenly spaced kept rounds, the first kept client of each. Membership is
             attacked in the same rounds, for all kept clients; with 1, in the last one.
-        label_shadows: shadow turns for the inference of label sets; 0: none.
-        membership_shadows: shadow turns for each client of the last kept round, an even number, and of an earlier one at most
-            :data:`fedpriv.audit.membership.rounds.EARLIER`; 0: no membership inference.
+        label_shadows: shadow local updates for the inference of label sets; 0: none.
+        membership_shadows: shadow local updates for each client of the last kept round, an even number, and of an earlier one at
+            most :data:`fedpriv.audit.membership.rounds.EARLIER`; 0: no membership inference.
         singles: largest number of images of the easiest case for attackers that optimise, in the first and in the last of the
             rounds whose messages are attacked.
         budget: seconds after which no further attack of a run begins; ``None``: no limit.

@@ -13,7 +13,7 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import STORE, command, console, loading, run_folders, send
 from fedpriv.cli.terminal import FilePath, styled
-from fedpriv.outside.addresses import said_safely
+from fedpriv.untrusted.addresses import said_safely
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -98,8 +98,8 @@ def audit(
              fedpriv audit RUN --fail-if "recovered>0,membership_auc>0.6"
     """
     loading()
-    from fedpriv.audit.called import audit_folders
     from fedpriv.audit.conditions import conditions
+    from fedpriv.audit.public import audit_folders
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.errors import ConditionMet
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from fedpriv.config import NamedOptions, RunConfig
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.outside import plain_yaml
+from fedpriv.untrusted import plain_yaml
 
 _BOUNDS = {"minimum": "at least {}", "exclusiveMinimum": "above {}", "maximum": "at most {}", "exclusiveMaximum": "below {}"}
 _TYPES = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null", "string": "a text"}

@@ -56,7 +56,7 @@ def list_() -> dict[str, Any]:
 
 
 def _all() -> Rows:
-    from fedpriv.data.dealing import partitions
+    from fedpriv.data.partition_rules import partitions
     from fedpriv.data.sources import sources
 
     return {
@@ -86,10 +86,10 @@ def show(output: Path | None, config_file: Path | None, assignments: tuple[str, 
     import numpy as np
 
     from fedpriv.config import filled
-    from fedpriv.data.own.owners import GIVEN, owners_of, with_clients
     from fedpriv.data.partitions.partition import make_partition
     from fedpriv.data.partitions.picture import draw_partition
     from fedpriv.data.sources import open_data
+    from fedpriv.data.user_data.owners import GIVEN, owners_of, with_clients
     from fedpriv.simulation.setup import resolve
 
     # Participation does not affect the partition, so the file's share need not suit --clients.

@@ -85,7 +85,7 @@ def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[
     \b
     Example: fedpriv deploy init DIR --clients 3 --host server.example.org
     """
-    from fedpriv.deploy.flower.home import make
+    from fedpriv.deploy.flower.paths import make
 
     home = make(folder, clients, host, port, listen)
     out = console()
@@ -105,9 +105,9 @@ def renew(folder: Path) -> dict[str, Any]:
     \b
     Example: fedpriv deploy renew DIR
     """
-    from fedpriv.deploy.flower import home as files
+    from fedpriv.deploy.flower import paths as files
 
-    files.renew(home := files.Home.open(folder))
+    files.renew(home := files.DeploymentPaths.open(folder))
     console().print(f"{home.certificate} is new: start the server again, and nginx where it is used", soft_wrap=True)
     return {"certificate": str(home.certificate)}
 
@@ -124,14 +124,14 @@ def server(folder: Path) -> None:
 
     require_flower()
     from fedpriv.deploy.flower import machines
-    from fedpriv.deploy.flower.home import Home
+    from fedpriv.deploy.flower.paths import DeploymentPaths
 
-    home = Home.open(folder)
-    with machines.server(home) as keeper:
+    home = DeploymentPaths.open(folder)
+    with machines.server(home) as supervisor:
         settings = home.settings()
         _warn_of_readable(home.authority_key, home.key, home.secret)
         say(f"server on {settings.listen}:{settings.port}; it writes {home.log}", err=True)
-        keeper.watch()
+        supervisor.watch()
 
 
 @command(deploy, "client")
@@ -148,13 +148,13 @@ def client(file: Path) -> None:
 
     require_flower()
     from fedpriv.deploy.flower import machines
-    from fedpriv.deploy.flower.home import read_client
+    from fedpriv.deploy.flower.paths import read_client
 
     _warn_of_readable(read_client(file).key)
     plugins = click.get_current_context().meta.get("fedpriv.plugins", ())
-    with machines.client(file, plugins, lambda text: say(f"warning: {text}", err=True)) as keeper:
-        say(f"client of {file}; it writes {keeper.log}", err=True)
-        keeper.watch()
+    with machines.client(file, plugins, lambda text: say(f"warning: {text}", err=True)) as supervisor:
+        say(f"client of {file}; it writes {supervisor.log}", err=True)
+        supervisor.watch()
 
 
 @command(deploy, "run")
@@ -175,11 +175,11 @@ def run(
     from fedpriv.errors import UsageError
 
     require_flower()
-    from fedpriv.deploy.flower.home import Home
+    from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.server.run_folder import RunFolder, default_name
 
-    home = Home.open(folder)
+    home = DeploymentPaths.open(folder)
     settings = home.settings()
     config = config_from(config_file, assignments, flags)
     if config.data.clients != settings.clients:
@@ -208,7 +208,7 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
     from fedpriv.deploy.flower.needed import require_flower
 
     require_flower()
-    from fedpriv.deploy.flower.home import Home
+    from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.deploy.serving import STOP, to_resume
     from fedpriv.errors import UsageError
@@ -216,7 +216,7 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
     if (run_dir / "server.yaml").exists():
         raise UsageError(f"{run_dir} is a deployment; name one of its runs, in {run_dir / 'runs'}")
     folder = to_resume(run_dir)
-    home = Home.open(folder.path.parent.parent)
+    home = DeploymentPaths.open(folder.path.parent.parent)
     settings, link = home.settings(), _link(home)
     (folder.path / STOP).unlink(missing_ok=True)  # of a run that was killed before it could stop
     request = Request.write(home.requests, folder.path, None, settings.clients, settings.answer_within)
@@ -234,11 +234,11 @@ def status(folder: Path) -> dict[str, Any]:
     from fedpriv.deploy.flower.needed import require_flower
 
     require_flower()
-    from fedpriv.deploy.flower.home import Home
+    from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.server.run_folder import RunFolder
 
-    home, out = Home.open(folder), console()
+    home, out = DeploymentPaths.open(folder), console()
     nodes = [{"name": node.name, "status": node.status} for node in _link(home).nodes()]
     runs: dict[str, dict[str, Any]] = {}
     for path in sorted(home.runs.iterdir()):
@@ -361,7 +361,7 @@ def _say_who_is_awaited(link: Any, home: Any) -> None:
     """Name the clients that are not connected, for which the beginning of a run waits."""
     import time
 
-    from fedpriv.deploy.courier import JOIN
+    from fedpriv.deploy.transport import JOIN
 
     away = [node.name for node in link.nodes() if node.status != "online"]
     if away:

@@ -95,8 +95,8 @@ def _version(package: str) -> str | None:
 def _folders() -> Iterator[Line]:
     from fedpriv.attacks.lab import kept
     from fedpriv.data.sources import sources
-    from fedpriv.outside.cache import cache_folder
     from fedpriv.tracking import default_uri
+    from fedpriv.untrusted.cache import cache_folder
 
     data = os.environ.get("FEDPRIV_DATA")
     if not data:

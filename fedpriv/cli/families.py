@@ -20,7 +20,7 @@ CLASSES: Final = {
 MODULES: Final = {
     "fedpriv.cli": "usage",
     "fedpriv.config": "config",
-    "fedpriv.outside": "config",
+    "fedpriv.untrusted": "config",
     "fedpriv.data": "data",
     "fedpriv.server.merging": "plug-in",
     "fedpriv.server.run_folder": "run-folder",

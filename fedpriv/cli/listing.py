@@ -17,7 +17,7 @@ import click
 from fedpriv.cli.common import loading
 from fedpriv.errors import UnknownName
 from fedpriv.files import Damaged, load_json, save_json
-from fedpriv.outside.cache import cache_folder
+from fedpriv.untrusted.cache import cache_folder
 
 Rows = dict[str, list[dict[str, Any]]]
 _PACKAGE = Path(__file__).parents[1]

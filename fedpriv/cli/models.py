@@ -11,7 +11,7 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console
 from fedpriv.cli.listing import Rows, listed
 from fedpriv.cli.terminal import styled
-from fedpriv.outside.names import shape_text
+from fedpriv.untrusted.names import shape_text
 
 _OF_TEXTS = (
     "Texts: model transformer, with any transformers encoder by hub name or folder, minilm or tiny (--encoder); --tune selects "

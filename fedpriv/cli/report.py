@@ -19,7 +19,7 @@ from fedpriv.audit.formats import bound
 from fedpriv.cli.common import run_folders
 from fedpriv.cli.terminal import styled, terminal
 from fedpriv.errors import FedprivError
-from fedpriv.outside.names import printable
+from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from fedpriv.audit.results import Canaries
@@ -169,10 +169,12 @@ class Reporter:
             rows.append(
                 ("signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items()))
             )
-        if summary["turns_dropped"]:
-            rows.append(("diverged local trainings, left out", Bold("", f"{summary['turns_dropped']} of {summary['turns']}")))
-        if untrained := summary.get("turns_untrained"):  # a run of an earlier version has none
-            rows.append(("local trainings without a step, left out", Bold("", f"{untrained} of {summary['turns']}")))
+        if summary["local_updates_dropped"]:
+            rows.append(
+                ("diverged local trainings, left out", Bold("", f"{summary['local_updates_dropped']} of {summary['updates']}"))
+            )
+        if untrained := summary.get("updates_untrained"):  # a run of an earlier version has none
+            rows.append(("local trainings without a step, left out", Bold("", f"{untrained} of {summary['updates']}")))
         if summary["answers_refused"]:
             rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
         rows += self._privacy(summary.get("privacy"))
@@ -269,12 +271,12 @@ def _left_out(federation: Federation) -> str:
 
     partition, images = federation.data.partition, len(federation.dataset.train_labels)
     held = [*partition.train, *partition.validation, *(partition.test if partition.test_split == "train" else ())]
-    dealt = len(np.unique(np.concatenate(held)))
+    assigned = len(np.unique(np.concatenate(held)))
     remarks = []
     if empty := federation.config.data.clients - len(federation.data.nonempty):
         remarks.append(f"{empty} of them without any")
-    if dealt < images:
-        remarks.append(f"{images - dealt:,} of {images:,} images assigned to no client")
+    if assigned < images:
+        remarks.append(f"{images - assigned:,} of {images:,} images assigned to no client")
     return f" ({', '.join(remarks)})" if remarks else ""
 
 

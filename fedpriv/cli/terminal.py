@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from fedpriv.outside.addresses import said_safely
-from fedpriv.outside.names import printable, shortened
+from fedpriv.untrusted.addresses import said_safely
+from fedpriv.untrusted.names import printable, shortened
 
 _LONGEST = 600
 """Letters of an error; some libraries' messages fill a page."""

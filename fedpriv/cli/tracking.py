@@ -16,7 +16,7 @@ from fedpriv.cli import main
 from fedpriv.cli.common import command, console, png, run_folders
 from fedpriv.cli.terminal import FilePath, say
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.outside.names import printable
+from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from fedpriv.tracking import Record

@@ -54,7 +54,7 @@ def train(
     config = config_from(config_file, assignments, flags, here=not dump_config)
     if dump_config:
         from fedpriv.methods.build import with_options
-        from fedpriv.outside import plain_yaml
+        from fedpriv.untrusted import plain_yaml
 
         chosen = with_options(config).chosen()
         click.echo(plain_yaml.dump(chosen), nl=False)

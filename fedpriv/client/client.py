@@ -12,16 +12,16 @@ from torch import Tensor
 
 from fedpriv.aggregation import Aggregation
 from fedpriv.agreement import Agreement
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.client.model import ClientModel
 from fedpriv.client.store import ClientStore
 from fedpriv.client.suspicion import check_for_marks
-from fedpriv.client.turn import Turn
 from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split, Which
-from fedpriv.draws import Secret, Source
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import checksum
 from fedpriv.interfaces import Phase, Private
+from fedpriv.noise_source import Secret, Source
 from fedpriv.objectives.cross_entropy import Plain
 from fedpriv.privacy.canaries import OfClient
 from fedpriv.privacy.ledger import Ledger
@@ -62,7 +62,7 @@ class Received:
     Attributes:
         tensors: what was sent, by name.
         initial: ``(p,)`` the model before the first round.
-        start: ``(p,)`` the model that a turn begins with, but for what the client keeps.
+        start: ``(p,)`` the model that a local update begins with, but for what the client keeps.
         message: as it came; ``None``: the method does not communicate.
     """
 
@@ -135,8 +135,8 @@ class Client:
         secret: known to the client alone, and mixed into the draws of noise; ``None``: these come from the run's seed, as in a
             simulation.
         terms: checksum of what it has agreed to; the noise differs with it.
-        begins: called before a turn or a test, with its round and a checksum of all that it starts from, where there is a secret;
-            it raises where that may not be.
+        begins: called before a local update or a test, with its round and a checksum of all that it starts from, where there is a
+            secret; it raises where that may not be.
     """
 
     def __init__(
@@ -148,13 +148,13 @@ class Client:
         augment: Augment | None = None,
         secret: bytes | None = None,
         terms: str = "",
-        begins: Callable[[Literal["turn", "test"], int, str], None] = lambda what, round, started: None,
+        begins: Callable[[Literal["update", "test"], int, str], None] = lambda what, round, started: None,
     ) -> None:
         self.number, self.agreement, self.data, self.store, self.augment = number, agreement, data, store, augment
         self.secret, self.terms, self.begins = secret, terms, begins
 
     def private(self, last: int | None, initial: Tensor) -> Private:
-        """What it kept from its turn in round ``last``; ``None``: what it has before its first turn.
+        """What it kept from its local update in round ``last``; ``None``: what it has before its first local update.
 
         Args:
             initial: ``(p,)`` the model before the first round.
@@ -165,13 +165,13 @@ class Client:
         return {name: tensor.to(device) for name, tensor in self.store.load(self.number, last).items()}
 
     def train(self, model: ClientModel, received: Received, last: int | None, profile: Spans = UNTIMED) -> Answer:
-        """Its turn in a round, on a model that it has for the time being.
+        """Its local update in a round, on a model that it has for the time being.
 
         Args:
-            last: the round of its last turn that counted, of which it kept a state.
+            last: the round of its last local update that counted, of which it kept a state.
 
         Raises:
-            FedprivError: the state is gone, or the turn would spend more than ``privacy.target_epsilon``.
+            FedprivError: the state is gone, or the local update would spend more than ``privacy.target_epsilon``.
         """
         method, round = self.agreement.method, received.round
         with profile("checkpoint", client=self.number):
@@ -180,42 +180,46 @@ class Client:
         model.space.pack({name: tensor for name, tensor in kept.items() if name not in received.tensors}, model.row)
         with profile("data", client=self.number):
             data = self.data.train()
-        turn = self._turn(model, data, received, kept, last is None)
+        update = self._update(model, data, received, kept, last is None)
         charges: list[Charge] = []
         if self.secret is not None:
             started = self._started(received, model.row, kept, last is None)
-            self.begins("turn", round, started)
-            turn.hidden = Secret(derive_secretly(self.secret, self.agreement.config.seed, started))
+            self.begins("update", round, started)
+            update.hidden = Secret(derive_secretly(self.secret, self.agreement.config.seed, started))
         if self.agreement.config.privacy.level == "sample":
-            turn.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
+            update.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
             if (canaries := self.agreement.canaries) is not None:
                 held = canaries.held_by(self.number, self.agreement.trainable)
-                turn.canaries = OfClient(canaries, held, self.agreement.config.privacy.clip)
+                update.canaries = OfClient(canaries, held, self.agreement.config.privacy.clip)
         try:
-            method.local_update(turn)
+            method.local_update(update)
         except ClientDiverged:
-            return Answer(self.number, None, Report(round, self.number, turn.num_examples, diverged=True, spent=charges).seal())
-        if turn.untrained:  # it would weigh as much as a client that trained, and hold the others back
-            return Answer(self.number, None, Report(round, self.number, turn.num_examples, untrained=True, spent=charges).seal())
-        trained = None if turn.spend is None else model.space.unpack(model.row.clone())
+            return Answer(self.number, None, Report(round, self.number, update.num_examples, diverged=True, spent=charges).seal())
+        if update.untrained:  # it would weigh as much as a client that trained, and hold the others back
+            return Answer(
+                self.number, None, Report(round, self.number, update.num_examples, untrained=True, spent=charges).seal()
+            )
+        trained = None if update.spend is None else model.space.unpack(model.row.clone())
         with profile("serialisation", client=self.number):
-            turn.over = True
-            payload = method.upload(turn)
-            turn.over = False
+            update.over = True
+            payload = method.upload(update)
+            update.over = False
             if payload is not None and trained is not None:
                 _check_as_trained(payload, trained)
-            turn.upload = self._sealed(payload, received, turn.hidden, turn.reported, profile)
-        keeps = method.keep(turn)
+            update.upload = self._sealed(payload, received, update.hidden, update.reported, profile)
+        keeps = method.keep(update)
         if keeps and self.store is not None:
             with profile("checkpoint", client=self.number):
                 self.store.keep(self.number, round, keeps)
         with profile("serialisation", client=self.number):
-            loss = turn.mean_loss if can_say(turn.mean_loss) else None
-            numbers = {name: value for name, value in turn.reported.items() if can_say(value)}
-            if self.secret is not None and turn.spend is not None:  # a server that is not trusted learns nothing without noise
+            loss = update.mean_loss if can_say(update.mean_loss) else None
+            numbers = {name: value for name, value in update.reported.items() if can_say(value)}
+            if self.secret is not None and update.spend is not None:  # a server that is not trusted learns nothing without noise
                 loss, numbers = None, {}
-            report = Report(round, self.number, turn.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=numbers).seal()
-        return Answer(self.number, turn.upload, report)
+            report = Report(
+                round, self.number, update.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=numbers
+            ).seal()
+        return Answer(self.number, update.upload, report)
 
     def test(self, model: ClientModel, received: Received, last: int | None) -> Answer:
         """Score the server's model, with its own parts, on its own test samples."""
@@ -246,11 +250,11 @@ class Client:
         return share(torch.cat(hits), self.data.weights(split)), diverged
 
     def _started(self, received: Received, row: Tensor, kept: Private, first: bool) -> str:
-        """Checksum of all that a turn or a test starts from, by which the noise of a turn differs.
+        """Checksum of all that a local update or a test starts from, by which the noise of a local update differs.
 
         A server chooses the terms, the message, which of its states a client goes on from, and the initial model; and a client's
-        samples may change between two starts of it. So two turns that differ never have the same noise, which the difference of
-        their answers would be without; a repeated one gives the same answer.
+        samples may change between two starts of it. So two local updates that differ never have the same noise, which the
+        difference of their answers would be without; a repeated one gives the same answer.
         """
         parts = {"row": row.cpu(), **{f"kept/{name}": tensor.cpu() for name, tensor in kept.items()}}
         message = received.message.digest if received.message else ""
@@ -267,22 +271,22 @@ class Client:
         """Train before a test; ``False``: it diverged."""
         if not phases or not self.data.size("train"):
             return True
-        turn = self._turn(model, self.data.train(), replace(received, tensors={}), kept, False, "adapt")
+        update = self._update(model, self.data.train(), replace(received, tensors={}), kept, False, "adapt")
         method = self.agreement.method
         try:
             for phase in phases:
-                turn.train(phase, method.local_loss, Plain(method.objective.smallest_batch))
+                update.train(phase, method.local_loss, Plain(method.objective.smallest_batch))
         except ClientDiverged:
             return False
         return True
 
-    def _turn(
+    def _update(
         self, model: ClientModel, data: Split, received: Received, kept: Private, first: bool, purpose: str = "train"
-    ) -> Turn:
+    ) -> ModelLocalUpdate:
         config = self.agreement.config
         unused = self.agreement.unused(self.number) if purpose == "train" else frozenset[str]()
         sent, augment = received.tensors, self.augment
-        return Turn(model, data, config, received.round, self.number, sent, kept, first, purpose, augment, unused)
+        return ModelLocalUpdate(model, data, config, received.round, self.number, sent, kept, first, purpose, augment, unused)
 
     def _spend(self, round: int, charges: list[Charge], charge: Charge) -> None:
         """Book a stretch of DP-SGD before it is run, and refuse it where the client's own samples would spend too much."""
@@ -294,7 +298,7 @@ class Client:
         before = {**known, round: charges[:-1]}
         booked = [[privacy.noise or 0.0, rate, steps] for number in sorted(before) for rate, steps in before[number]]
         Ledger(privacy, {account: booked}, [(self.number,)]).spend(account, *charge)
-        # A turn that comes again was booked as a whole, and may be broken off before it has spent as much.
+        # A local update that comes again was booked as a whole, and may be broken off before it has spent as much.
         self.store.book(self.number, round, max(charges, known.get(round, []), key=len))
 
     def _sealed(

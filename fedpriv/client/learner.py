@@ -91,13 +91,13 @@ class ModelLearner:
 
 
 @dataclass(frozen=True)
-class TurnBatch:
+class LocalBatch:
     """The samples of one step, each view of them augmented on its own.
 
     Attributes:
         index: ``(B,)`` positions in the client's data.
         views: the inputs, or the features of a frozen encoder where ``cached``.
-        teachers: the turn's frozen models.
+        teachers: the local update's frozen models.
     """
 
     index: Tensor
@@ -132,14 +132,14 @@ class TurnBatch:
         model.space.pack(before, model.row)
         return outputs
 
-    def split(self, parts: int) -> Sequence[TurnBatch]:
+    def split(self, parts: int) -> Sequence[LocalBatch]:
         sizes = [len(part) for part in torch.tensor_split(self.index, parts)]
         columns = zip(*(split(column, sizes) for column in (self.index, self.labels, *self.views)), strict=True)
         rest = (self.cached, self.trains, self.received, self.memo, self.teachers)
-        return [TurnBatch(index, views, labels, *rest) for index, labels, *views in columns]
+        return [LocalBatch(index, views, labels, *rest) for index, labels, *views in columns]
 
 
 def _model_learner(learner: Learner) -> ModelLearner:
     if not isinstance(learner, ModelLearner):
-        raise TypeError(f"a batch can be run through the turn's learners, not through {type(learner).__name__}")
+        raise TypeError(f"a batch can be run through the local update's learners, not through {type(learner).__name__}")
     return learner

@@ -16,7 +16,7 @@ from fedpriv.secure import messages
 from fedpriv.secure.fixed_point import Array
 from fedpriv.secure.layout import Layout
 from fedpriv.secure.protocol import Participant
-from fedpriv.secure.terms import label_of
+from fedpriv.secure.protocol_checks import label_of
 from fedpriv.seeding import derive_key
 from fedpriv.wire import Sealed
 from fedpriv.wire.coding import is_model

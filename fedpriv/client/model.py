@@ -1,7 +1,7 @@
 """A client's model where it is trained: state and gradient as rows, and the passes through the net.
 
-:class:`fedpriv.client.resident.Resident` is the one net of a process, which a client's turn has to itself;
-:class:`fedpriv.simulation.vectorized.lane.Lane` is a client's place in a net that trains several at a time.
+:class:`fedpriv.client.resident.Resident` is the one net of a process, which a client's local update has to itself;
+:class:`fedpriv.simulation.vectorized.batched_client.BatchedClient` is a client's place in a net that trains several at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The one net of a process: it stays on the device, and a client's turn only rewrites its row."""
+"""The one net of a process: it stays on the device, and a client's local update only rewrites its row."""
 
 from __future__ import annotations
 

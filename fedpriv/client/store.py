@@ -1,7 +1,7 @@
-"""Where clients keep their private state between turns, and what they spent on privacy.
+"""Where clients keep their private state between local updates, and what they spent on privacy.
 
-The state of a turn is a file of its own, written once. The server says from which turn a client goes on (the last one that
-counted), so a turn that is asked for again starts from the same state and gives the same bytes.
+The state of a local update is a file of its own, written once. The server says from which local update a client goes on (the last
+one that counted), so a local update that is asked for again starts from the same state and gives the same bytes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ClientStore:
         self._room = memory
 
     def load(self, client: int, round: int) -> dict[str, Tensor]:
-        """The client's private state after its turn in a round.
+        """The client's private state after its local update in a round.
 
         Raises:
             FedprivError: it is not there, or damaged.
@@ -46,12 +46,12 @@ class ClientStore:
             try:
                 self._remember(path, load_tensors(path))
             except Damaged as error:
-                raise FedprivError(f"client {client} cannot go on from its turn in round {round}: {error}") from None
+                raise FedprivError(f"client {client} cannot go on from its local update in round {round}: {error}") from None
         self._cache.move_to_end(path)
         return self._cache[path]
 
     def keep(self, client: int, round: int, state: Mapping[str, Tensor]) -> None:
-        """Store the client's private state after a turn."""
+        """Store the client's private state after a local update."""
         path = self._state_file(client, round)
         owned = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
         with self._writing(f"the private state of client {client}"):
@@ -103,7 +103,8 @@ class ClientStore:
         return self.folder / f"spent-{client:06d}.json"
 
     def spent(self, client: int) -> dict[int, list[Charge]]:
-        """What the client spent, by round: (sampling rate, steps) of each stretch of DP-SGD, whether or not the turn counted."""
+        """What the client spent, by round: (sampling rate, steps) of each stretch of DP-SGD, whether or not the local update
+        counted."""
         path = self.ledger_file(client)
         stored = load_json(path) if path.exists() else {}
         return {int(round): [(rate, int(steps)) for rate, steps in charges] for round, charges in stored.items()}
@@ -117,7 +118,7 @@ class ClientStore:
             )
 
     def book(self, client: int, round: int, charges: Sequence[Charge]) -> None:
-        """Book what a turn spends; a repeated turn is the same draw and spends nothing more."""
+        """Book what a local update spends; a repeated local update is the same draw and spends nothing more."""
         with self._writing(f"what client {client} spent"):
             save_json(self.ledger_file(client), {**self.spent(client), round: list(charges)})
 

@@ -1,4 +1,4 @@
-"""The frozen models of a client's turn, and what they say of its data."""
+"""The frozen models of a client's local update, and what they say of its data."""
 
 from __future__ import annotations
 

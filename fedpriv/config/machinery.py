@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, field_validator, model_validator
 
 from fedpriv.config.sections import Section
-from fedpriv.outside.addresses import tracking_address
+from fedpriv.untrusted.addresses import tracking_address
 
 
 class ExecutorConfig(Section):

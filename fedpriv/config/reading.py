@@ -10,8 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedpriv.config.run import RunConfig
 from fedpriv.errors import NoSuchOption, UnknownName, UsageError
-from fedpriv.outside import plain_yaml
-from fedpriv.outside.kinds import brief, check_kinds
+from fedpriv.untrusted import plain_yaml
+from fedpriv.untrusted.kinds import brief, check_kinds
 
 T = TypeVar("T")
 

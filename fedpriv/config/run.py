@@ -20,7 +20,7 @@ from fedpriv.config.sections import Section
 from fedpriv.config.training import EvalConfig, TrainConfig
 from fedpriv.config.wire import PrivacyConfig, WireConfig
 from fedpriv.errors import UsageError
-from fedpriv.outside import plain_yaml
+from fedpriv.untrusted import plain_yaml
 
 USUAL_PARTICIPANTS = 10
 """Clients a round where ``train.participation`` is not set: what 100 clients at 10 %, the papers' usual setting, come to."""

@@ -54,8 +54,8 @@ def assemble(
     """
     import datasets
 
-    from fedpriv.data.own.clients import Joined
-    from fedpriv.data.own.owners import Owners, column_values
+    from fedpriv.data.user_data.clients import Joined
+    from fedpriv.data.user_data.owners import Owners, column_values
 
     choice = choice or SampleChoice()
     _check_test_columns(tables, columns)
@@ -95,7 +95,7 @@ def assemble(
 
     def images(side: int | None) -> tuple[Tensor, Tensor]:
         from fedpriv.data.tables import decoding
-        from fedpriv.outside.cache import cache_folder
+        from fedpriv.untrusted.cache import cache_folder
 
         assert columns.image is not None
         cache = cache_folder() / f"{name}-{decoding.cache_key(parts, columns.image, mode, side)}.safetensors"
@@ -127,8 +127,8 @@ def assemble(
         return train, test
 
     def vectors() -> tuple[Tensor, Tensor]:
-        from fedpriv.data.own.vectors import PUBLIC
-        from fedpriv.data.own.vectors import vectors as of_columns
+        from fedpriv.data.user_data.vectors import PUBLIC
+        from fedpriv.data.user_data.vectors import vectors as of_columns
 
         notes.append(PUBLIC)
         return of_columns(parts[0], parts[1], columns.features)

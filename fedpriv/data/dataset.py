@@ -17,7 +17,7 @@ from torch import Tensor
 from fedpriv.errors import UsageError
 
 if TYPE_CHECKING:
-    from fedpriv.data.own.owners import Owners
+    from fedpriv.data.user_data.owners import Owners
 
 Texts = tuple[str, ...]
 Values = tuple[NDArray[Any], NDArray[Any] | None]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.dealing import Indices
+from fedpriv.data.partition_rules import Indices
 from fedpriv.data.partitions.partition import Partition
 from fedpriv.data.pools import Pool
 from fedpriv.samples import Inputs, Modality, join, take, without

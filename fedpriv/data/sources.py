@@ -19,10 +19,10 @@ from fedpriv.config import DataConfig
 from fedpriv.data.assembling import SampleChoice, assemble
 from fedpriv.data.dataset import Dataset, Opened, Source, Texts, Values
 from fedpriv.data.disaster import open_disaster
-from fedpriv.data.own.owners import NO_CLIENT, Owners
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
 from fedpriv.data.tables.columns import Columns
+from fedpriv.data.user_data.owners import NO_CLIENT, Owners
 from fedpriv.errors import UsageError
 from fedpriv.registry import Registry, instance_of
 
@@ -161,7 +161,7 @@ def sources() -> dict[str, Source]:
 
 
 def _find(name: str, data: DataConfig) -> Source:
-    from fedpriv.data.own import local
+    from fedpriv.data.user_data import local
 
     if name not in sources():  # takes precedence over a folder of that name
         if name.startswith(local.HUB):

@@ -1,4 +1,4 @@
-"""The change of a client's turn: its weights minus those that it was sent."""
+"""The change of a client's local update: its weights minus those that it was sent."""
 
 from __future__ import annotations
 

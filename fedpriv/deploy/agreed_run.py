@@ -19,8 +19,8 @@ from fedpriv.data.federated import ClientData
 from fedpriv.deploy.handshake import Apart
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_json, remembered
+from fedpriv.simulation.run_setup import settle
 from fedpriv.simulation.setup import Loaded
-from fedpriv.simulation.terms import settle
 from fedpriv.wire import Sealed
 
 if TYPE_CHECKING:
@@ -80,15 +80,15 @@ class AgreedRun:
         """A download as the client reads it."""
         return receive(self.agreement, round, message, self.initial, secret_draw())
 
-    def _check_repeated(self, what: Literal["turn", "test"], round: int, started: str) -> None:
-        """Refuse a second turn in a round where what is sent depends on draws: it would spend more of an epsilon than the ledger
-        books, and the mean of many has less noise. A turn that starts from exactly the same has the same draws.
+    def _check_repeated(self, what: Literal["update", "test"], round: int, started: str) -> None:
+        """Refuse a second local update in a round where what is sent depends on draws: it would spend more of an epsilon than the
+        ledger books, and the mean of many has less noise. A local update that starts from exactly the same has the same draws.
 
         Refuse a second test, too: with models of its choice, a server reads test samples out of their accuracies.
 
         Raises:
             FedprivError: the round was played with another message, from another state, or on other samples.
-            Damaged: the ledger does not know of a turn any more.
+            Damaged: the ledger does not know of a local update any more.
             Untested: it was tested so.
         """
         folder, other = self.store.folder.parent, "with another message, from another state or on other data"
@@ -113,7 +113,7 @@ class AgreedRun:
         if lost := sorted(int(one) for one in (load_json(asked) if asked.exists() else {}) if int(one) not in spent):
             raise Damaged(
                 f"{self.store.ledger_file(self._number)} does not have what client {self._number} spent on privacy in round "
-                f"{lost[0]}, so it takes no turn in run {self.name} until that file is put back"
+                f"{lost[0]}, so it takes no local update in run {self.name} until that file is put back"
             )
         if round not in spent:
             self.store.book(self._number, round, [])

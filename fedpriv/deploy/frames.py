@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from fedpriv.outside.names import printable, shortened
+from fedpriv.untrusted.names import printable, shortened
 from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
 
@@ -88,7 +88,7 @@ class Frame:
 
 
 @dataclass
-class Letter:
+class Envelope:
     """A frame that is being written: what it asks or answers, in order, with the messages that belong to it."""
 
     said: list[dict[str, Any]] = field(default_factory=list)

@@ -17,10 +17,10 @@ from fedpriv.config import RunConfig, parse
 from fedpriv.deploy.frames import line_of
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import BUILT_IN
-from fedpriv.models.own import is_own
-from fedpriv.outside.names import shortened
+from fedpriv.models.user_net import is_own
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.unseen import SampleForm
+from fedpriv.untrusted.names import shortened
 
 HANDSHAKE = "handshake"
 """The run of frames before there is one."""
@@ -46,7 +46,7 @@ class Facts:
         train, test: numbers of samples.
         lacks: of image-text pairs, what it does not have.
         usual_model, suggests: what its data set suggests for open keys of the config.
-        dealt: hash of the partition of which it holds a share; ``None``: its data are its own.
+        partition: hash of the partition of which it holds a share; ``None``: its data are its own.
     """
 
     client: int
@@ -59,7 +59,7 @@ class Facts:
     usual_model: str
     lacks: Modality | None = None
     suggests: Mapping[str, Any] = field(default_factory=dict)
-    dealt: str | None = None
+    partition: str | None = None
 
     @property
     def samples(self) -> dict[str, int]:
@@ -116,7 +116,9 @@ def check(facts: Sequence[Facts], now: float) -> None:
         _same(first, one, "classes", "the classes", partial(_listed, first=first.classes, other=one.classes))
         _same(first, one, "usual_model", "the usual net", str)
         _same(first, one, "suggests", "suggestions", str)
-        _same(first, one, "dealt", "partition", lambda dealt: "its own data" if dealt is None else str(dealt)[:12])
+        _same(
+            first, one, "partition", "partition", lambda partition: "its own data" if partition is None else str(partition)[:12]
+        )
     if not any(one.train for one in facts):
         raise UsageError("no client holds training data")
 
@@ -199,7 +201,8 @@ def _same(first: Facts, other: Facts, field: str, what: str, shown: Any) -> None
 
 
 def _check_suggested(one: Facts) -> None:
-    """A data set suggests how it is dealt and trained on, and a net: nothing that a server would open, import or connect to."""
+    """A data set suggests how it is partitioned and trained on, and a net: nothing that a server would open, import or connect
+    to."""
     if is_own(one.usual_model):
         raise UsageError(f"client {one.client} suggests the net {line_of(one.usual_model)}, which would have to be imported")
     for key, value in one.suggests.items():

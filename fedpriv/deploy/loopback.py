@@ -5,19 +5,19 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Mapping
 
+from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.site import Site
 from fedpriv.deploy.stream import read, write
 
 
 class Loopback:
     """A grid of sites in this process."""
 
-    def __init__(self, sites: Mapping[int, Site]) -> None:
+    def __init__(self, sites: Mapping[int, ClientNode]) -> None:
         self.sites = sites
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
-        """As :meth:`fedpriv.deploy.far_clients.Grid.exchange`."""
+        """As :meth:`fedpriv.deploy.remote_clients.Grid.exchange`."""
         for client, frame in frames.items():
             yield client, _carried(self.sites[client].answer(_carried(frame)))
 

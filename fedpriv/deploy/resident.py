@@ -1,4 +1,4 @@
-"""The process of a client that stays: torch, data and net are loaded once, and every turn comes over a Unix socket."""
+"""The process of a client that stays: torch, data and net are loaded once, and every local update comes over a Unix socket."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import socket
 import sys
 from pathlib import Path
 
+from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame, line_of
-from fedpriv.deploy.site import Site
 from fedpriv.deploy.stream import Broken, read, write
 from fedpriv.errors import FedprivError
 from fedpriv.wire.message import Refused
 
 
-def serve(site: Site, address: Path) -> None:
+def serve(site: ClientNode, address: Path) -> None:
     """Answer frames, one after another, until the process is ended.
 
     Args:
@@ -37,7 +37,7 @@ def serve(site: Site, address: Path) -> None:
             try:
                 with one, one.makefile("rb") as incoming, one.makefile("wb") as outgoing:
                     asked = read(incoming)
-                    if not _closed(one):  # or it waited behind a turn for longer than its answer is of use
+                    if not _closed(one):  # or it waited behind a local update for longer than its answer is of use
                         answer = _answer(site, *asked)
                         write(outgoing, answer.head_bytes, answer.parts)
             except (EOFError, Broken):
@@ -46,7 +46,7 @@ def serve(site: Site, address: Path) -> None:
                 print("fedpriv: an answer came too late; it is kept in case it is asked for again", file=sys.stderr, flush=True)
 
 
-def _answer(site: Site, head: bytes, parts: list[bytes]) -> Frame:
+def _answer(site: ClientNode, head: bytes, parts: list[bytes]) -> Frame:
     """What the site answers to a frame."""
     try:
         return site.answer(Frame.of(head, parts))

@@ -13,24 +13,24 @@ from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.agreed_run import digest_of, initial_digest
-from fedpriv.deploy.far_clients import FarClients, FarScorer, Grid
-from fedpriv.deploy.frames import Frame, Letter, line_of
+from fedpriv.deploy.client_node import UNKNOWN_RUN
+from fedpriv.deploy.frames import Envelope, Frame, line_of
 from fedpriv.deploy.handshake import HANDSHAKE, Apart, Facts, check, code_version, declared, outweighing, told_to_clients
-from fedpriv.deploy.site import UNKNOWN_RUN
+from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.methods.build import with_options
 from fedpriv.models.encoders import is_local
-from fedpriv.models.own import is_own
+from fedpriv.models.user_net import is_own
 from fedpriv.plugins import load_plugins
-from fedpriv.secure.terms import check_trains
+from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, conduct, note_beginning
+from fedpriv.simulation.run_setup import settle
 from fedpriv.simulation.setup import resolve, with_schedule, with_usual_share
-from fedpriv.simulation.terms import settle
 from fedpriv.tracking import check_tracking
 
 OnStart = Callable[[Agreement, RunFolder], None]
@@ -74,8 +74,8 @@ def start(
     check_tracking(agreement.config.tracking)
     with RunFolder.begin(agreement.config, runs_dir) as folder, folder.in_memory():
         with folder.writing("the beginning of the run"):
-            held = facts[0].dealt or digest_of(torch.tensor([[one.train, one.test] for one in facts]))
-            own = facts[0].dealt is None
+            held = facts[0].partition or digest_of(torch.tensor([[one.train, one.test] for one in facts]))
+            own = facts[0].partition is None
             about = {"deployed": {"own_data": own, "code": code_version()}, **({"dataset": OWN_DATA} if own else {})}
             where = "each client on its own machine"
             notes = {"notes": list(remarks)} if (remarks := agreement.method.remarks) else {}
@@ -130,9 +130,9 @@ def clear_beginning(path: Path) -> None:
 
 def _declared_by_clients(config: RunConfig, grid: Grid, seconds: float) -> list[Facts]:
     """Have every client describe its data, and check that they fit together."""
-    letter = Letter()
-    letter.say({"do": "describe", "config": _without_own(config).chosen()})  # what is open is as the clients' data suggest
-    frames = {client: letter.frame(run=HANDSHAKE) for client in range(config.data.clients)}
+    envelope = Envelope()
+    envelope.say({"do": "describe", "config": _without_own(config).chosen()})  # what is open is as the clients' data suggest
+    frames = {client: envelope.frame(run=HANDSHAKE) for client in range(config.data.clients)}
     found: dict[int, Facts] = {}
     for client, answer in grid.exchange(frames, seconds, 0):
         why = answer if isinstance(answer, str) else answer.error
@@ -171,14 +171,14 @@ def _run(
         warn(remark)
     terms = {"config": _public(agreement.config), "declared": told_to_clients(agreement.declared), "code": code_version()}
     heard = _Heard(grid)
-    clients = FarClients(heard, folder.path.name, terms, {one.client: one.samples for one in facts}, seconds, warn)
+    clients = RemoteClients(heard, folder.path.name, terms, {one.client: one.samples for one in facts}, seconds, warn)
     if not any(folder.checkpoints.glob("round-*.json")):
         try:
             _check_agreed(agreement, clients.agree(), clients.missing(), facts)
         except FedprivError:
             folder.update_facts(status="failed")
             raise
-    scorer = FarScorer(agreement, clients, facts)
+    scorer = RemoteScorer(agreement, clients, facts)
     samples = {one.client: one.train for one in facts}
     server = Server(agreement, folder, clients, scorer, warn, randomness="secrets", samples=samples)
     stop = folder.path / STOP

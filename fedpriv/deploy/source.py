@@ -20,7 +20,7 @@ class Source:
     Attributes:
         name: as ``--dataset`` takes it; ``None``: as the run's config says, if that is a registered name.
         dir: as ``--data-dir``.
-        share: ``own``: all of it is this client's; ``dealt``: its share, as the run's partition deals it.
+        share: ``own``: all of it is this client's; ``partition``: its share, as the run's partition deals it.
         label: column of the labels; ``None``: found by its type or a common name.
     """
 
@@ -30,8 +30,8 @@ class Source:
     label: str | None = None
 
     def __post_init__(self) -> None:
-        if self.share not in ("own", "dealt"):
-            raise UsageError(f"data.share {self.share!r}: own (all samples are this client's) or dealt (its share of them)")
+        if self.share not in ("own", "partition"):
+            raise UsageError(f"data.share {self.share!r}: own (all samples are this client's) or partition (its share of them)")
         if self.label is not None and self.name is None:
             raise UsageError(f"data.label {self.label!r}: a column of which data? data.name says where they are")
 
@@ -61,5 +61,5 @@ class Source:
             return data.model_copy(update={"dir": self.dir})
         if data.label not in (None, self.label):
             raise UsageError(f"data.label {data.label!r}: the client's file says which column has its labels (data.label)")
-        dealt = {} if self.share == "dealt" else {"partition": data.partition.model_copy(update={"column": None})}
-        return data.model_copy(update={"name": self.name, "dir": self.dir, "label": self.label, **dealt})
+        partition = {} if self.share == "partition" else {"partition": data.partition.model_copy(update={"column": None})}
+        return data.model_copy(update={"name": self.name, "dir": self.dir, "label": self.label, **partition})

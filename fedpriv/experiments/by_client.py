@@ -1,4 +1,5 @@
-"""The results of an experiment client by client: what each gains over training alone, and how accuracy ages after a turn."""
+"""The results of an experiment client by client: what each gains over training alone, and how accuracy ages after a local
+update."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from fedpriv.experiments.paired import client_differences
 from fedpriv.experiments.results import Result
 
 AGES = (0, 5, 10, 20, 40)
-"""Where each group of clients begins, in rounds since their last turn."""
+"""Where each group of clients begins, in rounds since their last local update."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,9 @@ def by_age(results: Results) -> dict[str, list[tuple[int, float | None]]]:
 
 
 def _aged(run: Result) -> list[tuple[int, float]]:
-    """(rounds since the last turn, accuracy after the last round) of each client that trained and was tested."""
-    turns, accuracies = (run.summary.get(name, []) for name in ("last_turn_per_client", "accuracy_per_client_at_end"))
-    pairs = zip(turns, accuracies, strict=False)  # accuracies are missing where there are none
-    return [(run.summary["rounds"] - turn, accuracy) for turn, accuracy in pairs if turn is not None and accuracy is not None]
+    """(rounds since the last local update, accuracy after the last round) of each client that trained and was tested."""
+    updates, accuracies = (run.summary.get(name, []) for name in ("last_update_per_client", "accuracy_per_client_at_end"))
+    pairs = zip(updates, accuracies, strict=False)  # accuracies are missing where there are none
+    return [
+        (run.summary["rounds"] - update, accuracy) for update, accuracy in pairs if update is not None and accuracy is not None
+    ]

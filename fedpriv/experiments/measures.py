@@ -26,8 +26,9 @@ class MethodRow:
         probe: share of the labels -> accuracy of a linear classifier on the last encoder; empty where the run was not probed.
         sd: standard deviation over the seeds (n - 1); ``None`` with one seed.
         tested_at_end: whether only the last rounds are tested as the method is meant.
-        never_trained: seed -> number of clients that had no turn (of which none counted, in results that record divergence).
-        dropped: seed -> number of turns that diverged and were left out, of how many; only where there were some.
+        never_trained: seed -> number of clients that had no local update (of which none counted, in results that record
+            divergence).
+        dropped: seed -> number of local updates that diverged and were left out, of how many; only where there were some.
         bytes_per_round: of a round of training, without the broadcast of round 0.
     """
 
@@ -205,7 +206,9 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         seconds=statistics.fmean(run.summary["seconds"] for run in runs),
         never_trained={run.seed: run.summary["clients_never_trained"] for run in runs},
         dropped={
-            run.seed: (run.summary["turns_dropped"], run.summary["turns"]) for run in runs if run.summary.get("turns_dropped")
+            run.seed: (run.summary["local_updates_dropped"], run.summary["local_updates"])
+            for run in runs
+            if run.summary.get("local_updates_dropped")
         },
         probe={
             share: {run.seed: run.summary["probe"][share] for run in runs if share in run.summary.get("probe", {})}

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from fedpriv.config import RunConfig, filled, parse, usual_share
-from fedpriv.data.dealing import partitions
-from fedpriv.data.own.owners import BY_COLUMN, GIVEN
+from fedpriv.data.partition_rules import partitions
 from fedpriv.data.sources import full_name, suggestions, usual_model
+from fedpriv.data.user_data.owners import BY_COLUMN, GIVEN
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import AS_IS, PROBE
 from fedpriv.files import Damaged, load_json, write_atomically
 from fedpriv.methods.build import with_options
-from fedpriv.models.own import is_own
+from fedpriv.models.user_net import is_own
 from fedpriv.plugins import load_plugins
 from fedpriv.server.run_folder import RunFolder, other_code
 from fedpriv.simulation.inputs.texts import on_frozen_features
@@ -80,8 +80,8 @@ class Result(Stored):
         config: the resolved config, without keys on storage and tracking.
         summary: accuracy (mean over clients and over the last ``averaged_rounds`` rounds), ``accuracy_per_client``, the same
             after the last round alone (``accuracy_per_client_at_end``) and the round in which each client trained last
-            (``last_turn_per_client``; results of earlier versions have neither), all protocols, bytes (``bytes_round_zero``: the
-            broadcast of the initial model; ``bytes_per_upload``: one client's upload in one round), seconds.
+            (``last_update_per_client``; results of earlier versions have neither), all protocols, bytes (``bytes_round_zero``:
+            the broadcast of the initial model; ``bytes_per_upload``: one client's upload in one round), seconds.
         curve: columns, one entry per evaluated round; bytes and seconds are totals since the start. Results of earlier versions
             have no ``test_loss``, the global model's on the server's test set in nats. A run without labels has an entry for
             every round; where it was probed, ``probe/1``, the accuracy of a linear classifier with all labels, and
@@ -164,14 +164,14 @@ def collect(folder: RunFolder, label: str) -> Result:
         raise UsageError(f"{folder.path} is not finished")
     records = read_records(folder.path)
     trained = [record["metrics"] for record in records if record["round"] > 0]
-    turns = sum(metrics["participants"] - metrics["dropped"] for metrics in trained)
+    updates = sum(metrics["participants"] - metrics["dropped"] for metrics in trained)
     round_zero = sum(record["metrics"]["bytes_down"] for record in records if record["round"] == 0)
     result = Result(
         **made_as(folder, label),
         summary={
             **{key: value for key, value in summary.items() if key not in _NOT_COPIED},
             "bytes_round_zero": round_zero,
-            "bytes_per_upload": round(summary["bytes_up"] / turns) if turns else 0,
+            "bytes_per_upload": round(summary["bytes_up"] / updates) if updates else 0,
             "accuracy_per_client": summary["accuracy_per_client"],
             "accuracy_per_client_at_end": records[-1].get("per_client", {}).get("accuracy", []),
         },

@@ -23,11 +23,11 @@ from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.results import Result, by_other_code, collect, difference, is_finished, made_otherwise, rounded
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergence_of, elsewhere
-from fedpriv.outside import plain_yaml
-from fedpriv.outside.addresses import with_secrets
 from fedpriv.processes import python_command
 from fedpriv.server.run_folder import CHECKOUT, RunFolder
 from fedpriv.tracking.folder import read_lines
+from fedpriv.untrusted import plain_yaml
+from fedpriv.untrusted.addresses import with_secrets
 
 State = Literal["done", "collected", "finished", "diverged", "interrupted", "failed", "left"]
 """done: the result exists; collected: the run had finished before; finished: it finished now; diverged: it has no result, since a

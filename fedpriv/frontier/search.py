@@ -1,7 +1,7 @@
 """The weakest strength of a defence that holds a target, from a run's downloads alone: no model is trained.
 
-The run's own clients play their turns again, from the downloads that it kept, under the defence; attacks try what they send.
-Membership, accuracy and epsilon are measured by real runs afterwards.
+The run's own clients play their local updates again, from the downloads that it kept, under the defence; attacks try what they
+send. Membership, accuracy and epsilon are measured by real runs afterwards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.conditions import Condition
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
+from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.evidence.statistics import listed
 from fedpriv.audit.evidence.views import recorded
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
@@ -58,22 +58,22 @@ class Replayed(Evidence):
         Raises:
             FedprivError: its training diverged.
         """
-        (found,) = self._turn(self.federation, round, client)
+        (found,) = self._update(self.federation, round, client)
         if found is None:
-            raise FedprivError(f"the turn of client {client} in round {round} diverged under this defence")
+            raise FedprivError(f"the local update of client {client} in round {round} diverged under this defence")
         return self.simulated(round, client, found.sealed, self._download(round).tensors(), found.sealed.num_examples)
 
     def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
-        """As of a run, but of the replayed turn, which draws other views than that of the run."""
+        """As of a run, but of the replayed local update, which draws other views than that of the run."""
         repeated, recorder = recorded(self.federation)
         if recorder is None:
             return None
-        list(self._turn(repeated, round, client))
+        list(self._update(repeated, round, client))
         return recorder.views(images)
 
-    def _turn(self, federation: Federation, round: int, client: int) -> Iterator[ShadowResult | None]:
-        turns = ShadowTurns(federation, round, self._download(round), self.store.broadcast())
-        return turns.run(lambda number: self.federation.data.train(client), [client])
+    def _update(self, federation: Federation, round: int, client: int) -> Iterator[ShadowResult | None]:
+        updates = ShadowUpdates(federation, round, self._download(round), self.store.broadcast())
+        return updates.run(lambda number: self.federation.data.train(client), [client])
 
     def _download(self, round: int) -> Sealed:
         if (download := self.store.download(round)) is None:
@@ -148,7 +148,7 @@ def search(
             run = measure(strength)
         except UsageError:  # no result, and not one of this strength alone
             raise
-        except FedprivError as error:  # such as a turn that diverges under it
+        except FedprivError as error:  # such as a local update that diverges under it
             tried.append((strength, {one.measure: None for one in wanted}))
             say(f"strength {strength:.3g}: does not hold, as it is not known: {error}")
             return False

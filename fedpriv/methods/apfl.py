@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.methods import register
-from fedpriv.methods.base import ClientTurn, Context, Method, Private, params
+from fedpriv.methods.base import Context, LocalUpdate, Method, Private, params
 from fedpriv.objectives.apfl import ALPHA, PERSONAL, Mixed, mixed
 
 OWN = "apfl.own"
@@ -44,8 +44,8 @@ class Apfl(Method):
         own = {OWN: initial.clone()} if self.params.test_with == "local" else {}
         return {**super().first_private(client, initial), **own}
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        return {**super().keep(turn), **({OWN: turn.row} if self.params.test_with == "local" else {})}
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        return {**super().keep(update), **({OWN: update.row} if self.params.test_with == "local" else {})}
 
     def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
         shared = private[OWN] if self.params.test_with == "local" else row

@@ -1,6 +1,6 @@
 """The base class of methods: the shared roles, the state of each side, and the four steps of a round.
 
-A method has no access to the loop, the wire or another client: it gets a :class:`ClientTurn` on the client's side and sealed
+A method has no access to the loop, the wire or another client: it gets a :class:`LocalUpdate` on the client's side and sealed
 payloads on the server's. Its two halves, ``Objective`` and ``Aggregation``, can each be replaced by another one by name; a
 method overrides what its paper changes besides the two halves. The defaults are FedAvg's.
 """
@@ -17,13 +17,13 @@ from torch import Tensor
 from fedpriv.aggregation import Aggregation
 from fedpriv.aggregation.mean import Mean
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ClientTurn, Context, Loss, NoParams, Phase, Private, params, phase
+from fedpriv.interfaces import Context, LocalUpdate, Loss, NoParams, Phase, Private, params, phase
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.wire import Form, Payload, tensor_of
 
-__all__ = ["ClientTurn", "Context", "Method", "Phase", "Private", "ServerState", "options_of", "params", "phase"]
+__all__ = ["Context", "LocalUpdate", "Method", "Phase", "Private", "ServerState", "options_of", "params", "phase"]
 
 
 @dataclass
@@ -193,7 +193,7 @@ class Method:
     # --- the client's side -------------------------------------------------------------------------------------------
 
     def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
-        """The private state of a client before its first turn, given the initial model ``(p,)``."""
+        """The private state of a client before its first local update, given the initial model ``(p,)``."""
         kept = self.context.space.unpack(initial, self.kept_names)
         for half in self.halves:
             kept |= half.first_kept(initial)
@@ -208,37 +208,39 @@ class Method:
         """The scalar that a client minimises; by default the objective's. A subclass may define a method ``local_loss(step)``."""
         return self.objective.loss
 
-    def begin(self, turn: ClientTurn) -> None:
+    def begin(self, update: LocalUpdate) -> None:
         """Called before local training."""
-        self.aggregation.place(turn)
+        self.aggregation.place(update)
         for half in self.halves:
-            half.begin(turn)
+            half.begin(update)
 
-    def local_update(self, turn: ClientTurn) -> None:
+    def local_update(self, update: LocalUpdate) -> None:
         """A client's training in one round. Under sample-level DP it takes the steps of :meth:`phases`, which are booked."""
-        self.begin(turn)
-        for stretch in self.phases(turn.round):
-            turn.train(stretch, self.local_loss, self.objective)
+        self.begin(update)
+        for stretch in self.phases(update.round):
+            update.train(stretch, self.local_loss, self.objective)
 
-    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+    def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
         """The statistics of the upload, by full name; without those of tensors that stay on the client."""
-        private = {*self.private_names, *turn.unused}
-        found = {name: tensor for half in self.halves for name, tensor in half.statistics(turn).items()}
+        private = {*self.private_names, *update.unused}
+        found = {name: tensor for half in self.halves for name, tensor in half.statistics(update).items()}
         return {name: tensor for name, tensor in found.items() if tensor_of(name) not in private}
 
-    def upload(self, turn: ClientTurn) -> Payload | None:
+    def upload(self, update: LocalUpdate) -> Payload | None:
         """The upload, before transforms. ``None``: the method shares nothing."""
         if not self.shared_names:
             return None
-        names = [name for name in self.aggregation.asked(self.shared_names, turn.received, turn.round) if name not in turn.unused]
-        tensors = {**turn.state(names), **self.statistics(turn)}
-        return Payload(tensors, turn.round, turn.client, num_examples=turn.num_examples)
+        names = [
+            name for name in self.aggregation.asked(self.shared_names, update.received, update.round) if name not in update.unused
+        ]
+        tensors = {**update.state(names), **self.statistics(update)}
+        return Payload(tensors, update.round, update.client, num_examples=update.num_examples)
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        """The client's private state for its next turn."""
-        kept = turn.state(self.kept_names)
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        """The client's private state for its next local update."""
+        kept = update.state(self.kept_names)
         for half in self.halves:
-            kept |= half.keep(turn)
+            kept |= half.keep(update)
         return kept
 
     # --- evaluation --------------------------------------------------------------------------------------------------

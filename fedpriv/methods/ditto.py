@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedpriv.interfaces import Learner
 from fedpriv.methods import register
-from fedpriv.methods.base import ClientTurn, Context, Method, Private, params, phase
+from fedpriv.methods.base import Context, LocalUpdate, Method, Private, params, phase
 from fedpriv.objectives.cross_entropy import Plain, cross_entropy
 
 PERSONAL = "ditto.personal"
@@ -32,7 +32,7 @@ class Pull(Plain):
         super().__init__(smallest_batch)
         self.lam, self.towards = lam, towards
 
-    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+    def correct(self, update: LocalUpdate, learner: Learner) -> None:
         if self.lam:
             learner.grad.add_(learner.row - self.towards, alpha=self.lam)
 
@@ -41,7 +41,7 @@ class Pull(Plain):
 class Ditto(Method):
     """The global model, and a personal one that is kept and tested, with a proximal term to the received global one.
 
-    A turn trains two models: twice the local compute.
+    A local update trains two models: twice the local compute.
     """
 
     paper = "Li et al., ICML 2021"
@@ -57,21 +57,21 @@ class Ditto(Method):
     def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
         return {**super().first_private(client, initial), PERSONAL: initial.clone()}
 
-    def local_update(self, turn: ClientTurn) -> None:
-        super().local_update(turn)
-        shared, loss, steps = turn.row.clone(), turn.mean_loss, turn.steps
-        turn.row.copy_(turn.private[PERSONAL])
+    def local_update(self, update: LocalUpdate) -> None:
+        super().local_update(update)
+        shared, loss, steps = update.row.clone(), update.mean_loss, update.steps
+        update.row.copy_(update.private[PERSONAL])
         epochs = self.params.personal_epochs
         stretch = phase(epochs=epochs or self.train.local_epochs, steps=None if epochs else self.train.local_steps)
-        turn.train(stretch, cross_entropy, Pull(self.params.lam, turn.start, self.objective.smallest_batch))
-        turn.memo[PERSONAL] = turn.row.clone()
+        update.train(stretch, cross_entropy, Pull(self.params.lam, update.start, self.objective.smallest_batch))
+        update.memo[PERSONAL] = update.row.clone()
         # Uploads, weights and reports are those of the global model.
-        turn.row.copy_(shared)
-        turn.mean_loss, turn.steps = loss, steps
-        turn.trained.pop()
+        update.row.copy_(shared)
+        update.mean_loss, update.steps = loss, steps
+        update.trained.pop()
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        return {**super().keep(turn), PERSONAL: turn.memo[PERSONAL]}
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        return {**super().keep(update), PERSONAL: update.memo[PERSONAL]}
 
     def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
         return self.context.space.unpack(private[PERSONAL])

@@ -40,13 +40,13 @@ class Local(Method):
     def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
         """As many clients as are sampled, but in rotation, since sampling would leave some clients without any training.
 
-        Over T rounds at participation r each client has about T r turns, the budget of the federated methods. A schedule
+        Over T rounds at participation r each client has about T r local updates, the budget of the federated methods. A schedule
         (``train.schedule``) says itself who trains.
         """
         if self.train.selection == "schedule":
             return sampled
         seed = self.context.config.seed
-        order = sorted(everyone, key=lambda client: derive(seed, "turn order", client))
+        order = sorted(everyone, key=lambda client: derive(seed, "local update order", client))
         first = (round - 1) * len(sampled)
         return sorted({order[(first + i) % len(order)] for i in range(len(sampled))})
 

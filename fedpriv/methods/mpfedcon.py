@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Step, stackable
 from fedpriv.methods import register
-from fedpriv.methods.base import ClientTurn, Context, ServerState, params
+from fedpriv.methods.base import Context, LocalUpdate, ServerState, params
 from fedpriv.methods.fedrep import FedRep, FedRepParams
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
 from fedpriv.wire import STATISTIC, Form, Payload
@@ -117,14 +117,14 @@ class MpFedcon(FedRep):
             )
         return super().first_private(client, initial)
 
-    def local_update(self, turn: ClientTurn) -> None:
-        self.begin(turn)
+    def local_update(self, update: LocalUpdate) -> None:
+        self.begin(update)
         uses_reference = self.params.mu > 0 and self.params.negative != "none"
-        for index, stretch in enumerate(self.phases(turn.round)):
+        for index, stretch in enumerate(self.phases(update.round)):
             if uses_reference and (index == 0 or self.params.negative == "R3"):
-                last_own_model = turn.private if self.params.negative == "R2" and not turn.first_time else None
-                turn.freeze(REFERENCE, last_own_model)
-            turn.train(stretch, self.local_loss, self.objective)
+                last_own_model = update.private if self.params.negative == "R2" and not update.first_time else None
+                update.freeze(REFERENCE, last_own_model)
+            update.train(stretch, self.local_loss, self.objective)
 
     @stackable
     def local_loss(self, step: Step) -> Tensor:
@@ -148,15 +148,15 @@ class MpFedcon(FedRep):
         total: Tensor = loss + self.params.mu * torch.where(mask[step.labels], contrast, 0.0).mean(-1)
         return total
 
-    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        z, k = turn.embed().projection, self.context.projection_dim
-        counts = torch.bincount(turn.labels, minlength=self.context.classes)
-        sums = torch.zeros(self.context.classes, k, dtype=torch.float64).index_add_(0, turn.labels.cpu(), z.double().cpu())
+    def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
+        z, k = update.embed().projection, self.context.projection_dim
+        counts = torch.bincount(update.labels, minlength=self.context.classes)
+        sums = torch.zeros(self.context.classes, k, dtype=torch.float64).index_add_(0, update.labels.cpu(), z.double().cpu())
         held = counts.cpu().nonzero().squeeze(1)
         centers = {CENTERS: (sums[held] / counts.cpu()[held, None]).float(), CLASSES: held.to(torch.int16)}
         if self.params.center_weighting == "counts":
             centers[COUNTS] = counts.cpu()[held].to(torch.int32)
-        return {**super().statistics(turn), **centers}
+        return {**super().statistics(update), **centers}
 
     def forms(
         self, received: Mapping[str, Tensor], round: int, examples: int, unused: frozenset[str] = frozenset()

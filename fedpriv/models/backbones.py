@@ -16,7 +16,7 @@ from torch import nn
 
 from fedpriv.errors import UnknownName, UsageError, extra, first_line
 from fedpriv.models.registry import Shape, model_names, model_spec
-from fedpriv.outside.names import shape_text
+from fedpriv.untrusted.names import shape_text
 
 USUAL = "resnet50"
 LITE = "efficientnet_lite0"

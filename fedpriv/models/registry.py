@@ -12,8 +12,8 @@ from torch import nn
 
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models.net import HeadOn, Net
-from fedpriv.outside.names import shape_text
 from fedpriv.registry import Registry, instance_of
+from fedpriv.untrusted.names import shape_text
 
 Shape = tuple[int, ...]
 Projector = Literal["two_layers", "linear", "simclr", "barlow_twins"]

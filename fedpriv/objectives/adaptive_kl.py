@@ -27,7 +27,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, Step, params
+from fedpriv.interfaces import Batch, Context, Learner, LocalUpdate, Loss, Step, params
 from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import cross_entropy
 
@@ -103,29 +103,29 @@ class AdaptiveKL(Objective):
         super().__init__(params, context)
         self._parts: dict[frozenset[str], list[Tensor | slice]] = {}
 
-    def begin(self, turn: ClientTurn) -> None:
+    def begin(self, update: LocalUpdate) -> None:
         if self.params.beta_mode != "half":
-            turn.memo[_GLOBAL] = torch.tensor(turn.accuracy(), dtype=torch.float64)
+            update.memo[_GLOBAL] = torch.tensor(update.accuracy(), dtype=torch.float64)
 
-    def epoch(self, turn: ClientTurn, epoch: int) -> None:
-        beta = torch.tensor([self._beta(turn, epoch)], dtype=torch.float64)
-        turn.memo[_BETA] = beta
-        turn.memo[_BETAS] = torch.cat([turn.memo[_BETAS], beta]) if _BETAS in turn.memo else beta
-        turn.memo[_HITS] = turn.memo[_SEEN] = torch.zeros((), dtype=torch.int64)
+    def epoch(self, update: LocalUpdate, epoch: int) -> None:
+        beta = torch.tensor([self._beta(update, epoch)], dtype=torch.float64)
+        update.memo[_BETA] = beta
+        update.memo[_BETAS] = torch.cat([update.memo[_BETAS], beta]) if _BETAS in update.memo else beta
+        update.memo[_HITS] = update.memo[_SEEN] = torch.zeros((), dtype=torch.int64)
 
-    def _beta(self, turn: ClientTurn, epoch: int) -> float:
+    def _beta(self, update: LocalUpdate, epoch: int) -> float:
         mode = self.params.beta_mode
         if mode == "half":
             return 0.5
-        received = float(turn.memo[_GLOBAL])
+        received = float(update.memo[_GLOBAL])
         if mode == "stale":
-            local = received if turn.first_time else float(turn.private[LAST_ACCURACY])
-        elif epoch == 0 and not turn.steps:
+            local = received if update.first_time else float(update.private[LAST_ACCURACY])
+        elif epoch == 0 and not update.steps:
             local = received  # the client still has the received model
-        elif mode == "epoch_running" and int(turn.memo[_SEEN]):
-            local = int(turn.memo[_HITS]) / int(turn.memo[_SEEN])
+        elif mode == "epoch_running" and int(update.memo[_SEEN]):
+            local = int(update.memo[_HITS]) / int(update.memo[_SEEN])
         else:
-            local = turn.accuracy()
+            local = update.accuracy()
         return weight_of_kl(local, received, self.params.beta_sign)
 
     def loss(self, step: Step) -> Tensor:
@@ -137,37 +137,39 @@ class AdaptiveKL(Objective):
             return cross_entropy(step)
         return (1 - float(step.memo[_BETA])) * cross_entropy(step)
 
-    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
+    def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
         if self.params.beta_mode != "epoch_running":
-            return super().step(turn, batch, loss)
+            return super().step(update, batch, loss)
 
         def counted(step: Step) -> Tensor:
-            turn.memo[_HITS] = turn.memo[_HITS] + (step.outputs.logits.argmax(1) == step.labels).sum().cpu()
-            turn.memo[_SEEN] = turn.memo[_SEEN] + len(step.labels)
+            update.memo[_HITS] = update.memo[_HITS] + (step.outputs.logits.argmax(1) == step.labels).sum().cpu()
+            update.memo[_SEEN] = update.memo[_SEEN] + len(step.labels)
             return loss(step)
 
-        return super().step(turn, batch, counted)
+        return super().step(update, batch, counted)
 
-    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+    def correct(self, update: LocalUpdate, learner: Learner) -> None:
         if not self.params.kl_grad:
             return
-        beta = float(turn.memo[_BETA])
+        beta = float(update.memo[_BETA])
         for part in self._softmaxes(learner.trains):
             weights = learner.row[..., part]
             scale = beta * (weights.shape[-1] if self.params.kl_scale == "dim" else 1)
-            learner.grad[..., part] += scale * kl_gradient(weights, turn.start[..., part])
+            learner.grad[..., part] += scale * kl_gradient(weights, update.start[..., part])
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        if _BETAS in turn.memo:
-            turn.report("adaptive_kl/beta", float(turn.memo[_BETAS].mean()))
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        if _BETAS in update.memo:
+            update.report("adaptive_kl/beta", float(update.memo[_BETAS].mean()))
             parts = self._softmaxes(self.reaches)
-            turn.report("adaptive_kl/kl", sum(float(kl_of_softmax(turn.row[p].double(), turn.start[p].double())) for p in parts))
+            update.report(
+                "adaptive_kl/kl", sum(float(kl_of_softmax(update.row[p].double(), update.start[p].double())) for p in parts)
+            )
         if self.params.beta_mode != "stale":
             return {}
-        return {LAST_ACCURACY: torch.tensor(turn.accuracy(), dtype=torch.float64)}
+        return {LAST_ACCURACY: torch.tensor(update.accuracy(), dtype=torch.float64)}
 
     def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
-        # Not read in a client's first turn; but a client's private state has the same names from the start.
+        # Not read in a client's first local update; but a client's private state has the same names from the start.
         return {LAST_ACCURACY: torch.zeros((), dtype=torch.float64)} if self.params.beta_mode == "stale" else {}
 
     def _softmaxes(self, trains: frozenset[str]) -> list[Tensor | slice]:

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.interfaces import Batch, ClientTurn, Loss, params
+from fedpriv.interfaces import Batch, LocalUpdate, Loss, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.parameters import ParameterSpace
@@ -55,16 +55,16 @@ class Mixed(CrossEntropy):
         alpha = (0.5 if self.params.adaptive else 0.75) if self.params.alpha is None else self.params.alpha
         return {PERSONAL: initial.clone(), ALPHA: torch.tensor(alpha, dtype=torch.float64)}
 
-    def begin(self, turn: ClientTurn) -> None:
-        turn.memo[ALPHA] = turn.private[ALPHA].clone()
+    def begin(self, update: LocalUpdate) -> None:
+        update.memo[ALPHA] = update.private[ALPHA].clone()
 
-    def epoch(self, turn: ClientTurn, epoch: int) -> None:
-        if PERSONAL not in turn.memo:  # the second model exists only within a phase
-            turn.companion.row.copy_(turn.private[PERSONAL])
-            turn.memo[PERSONAL] = turn.companion.row
+    def epoch(self, update: LocalUpdate, epoch: int) -> None:
+        if PERSONAL not in update.memo:  # the second model exists only within a phase
+            update.companion.row.copy_(update.private[PERSONAL])
+            update.memo[PERSONAL] = update.companion.row
 
-    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
-        own, other, alpha = turn.learner, turn.companion, float(turn.memo[ALPHA])
+    def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
+        own, other, alpha = update.learner, update.companion, float(update.memo[ALPHA])
         space = self.context.space
         start, personal = own.row.clone(), other.row.clone()
         value = loss(batch.forward(own))
@@ -76,15 +76,15 @@ class Mixed(CrossEntropy):
         if self.params.adaptive:
             apart, trained = personal - start, space.parameters(other.trains)
             slope = sum(float(other.grad[part].double() @ apart[part].double()) for part in trained)
-            turn.memo[ALPHA].sub_((self.params.alpha_lr or own.lr) * slope).clamp_(0, 1)
+            update.memo[ALPHA].sub_((self.params.alpha_lr or own.lr) * slope).clamp_(0, 1)
         other.grad.mul_(alpha)
-        self.correct(turn, own)
+        self.correct(update, own)
         own.descend()
         other.descend()
         return value.detach()
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        return {PERSONAL: turn.memo.get(PERSONAL, turn.private[PERSONAL]), ALPHA: turn.memo[ALPHA]}
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        return {PERSONAL: update.memo.get(PERSONAL, update.private[PERSONAL]), ALPHA: update.memo[ALPHA]}
 
 
 def mixed(space: ParameterSpace, shared: Tensor, personal: Tensor, alpha: float) -> Tensor:

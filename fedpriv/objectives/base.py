@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, Part, Step
+from fedpriv.interfaces import Batch, Context, Learner, LocalUpdate, Loss, Part, Step
 from fedpriv.models.net import ROLES
 
 Exchange = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
-"""What a client was sent in a turn, and what it uploaded, by name."""
+"""What a client was sent in a local update, and what it uploaded, by name."""
 
 
 class Objective(Part):
@@ -38,7 +38,7 @@ class Objective(Part):
     corrects: ClassVar[bool] = False
     """Whether its gradients have a :meth:`correction`."""
     uses_companion: ClassVar[bool] = False
-    """Whether its step trains a second model (:attr:`ClientTurn.companion`)."""
+    """Whether its step trains a second model (:attr:`LocalUpdate.companion`)."""
     decomposes: ClassVar[bool] = True
     """Whether its loss is a mean over samples, so that a batch may be processed in parts (``train.accumulate``)."""
 
@@ -77,14 +77,14 @@ class Objective(Part):
         """The scalar that a client minimises."""
         raise NotImplementedError
 
-    def epoch(self, turn: ClientTurn, epoch: int) -> None:
+    def epoch(self, update: LocalUpdate, epoch: int) -> None:
         """Called before each local epoch (0, 1, ... within its phase)."""
 
     def without_momentum(self, received: Mapping[str, Tensor]) -> frozenset[str]:
         """The parameters that step without ``train.momentum``, after this download; attackers know it as they know the method."""
         return frozenset()
 
-    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+    def correct(self, update: LocalUpdate, learner: Learner) -> None:
         """Change ``learner.grad`` in place before a step. Under sample-level DP it is called after clipping and noise, so it must
         not use the data."""
 
@@ -94,25 +94,25 @@ class Objective(Part):
         earlier: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
         examples: int | None,
     ) -> dict[str, Tensor]:
-        """What :meth:`correct` adds to each gradient of a turn, apart from terms that are zero at the received weights; by the
-        parameters' names. The server can compute it, too, and an audit undoes it.
+        """What :meth:`correct` adds to each gradient of a local update, apart from terms that are zero at the received weights;
+        by the parameters' names. The server can compute it, too, and an audit undoes it.
 
         Args:
-            earlier: the client's turns before, in their order.
+            earlier: the client's local updates before, in their order.
             examples: its number of samples, where that is known.
         """
         return {}
 
-    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
+    def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
         """One step on a batch; the value of ``loss``, detached.
 
         Args:
             loss: the loss to minimise: :meth:`loss`, or the method's variant of it.
         """
-        learner = turn.learner
+        learner = update.learner
         if type(self).correct is Objective.correct:
             return learner.step(batch, loss)
         value = learner.differentiate(batch, loss)
-        self.correct(turn, learner)
+        self.correct(update, learner)
         learner.descend()
         return value

@@ -17,7 +17,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.interfaces import PROXIMAL, ClientTurn, Learner, params
+from fedpriv.interfaces import PROXIMAL, Learner, LocalUpdate, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import on_received, pull, received_parameters
@@ -52,15 +52,15 @@ class FedDyn(CrossEntropy):
     corrects = True
     keeps = "the sum of its displacements: p floats"
 
-    def begin(self, turn: ClientTurn) -> None:
-        alpha = self._alpha(turn.num_examples)
-        turn.memo[_STRENGTH] = on_received(turn, self.context.space, alpha, but=self.context.masked)
-        turn.memo[_ANCHOR] = turn.start - self._displacement(turn)
-        turn.memo[PROXIMAL] = torch.tensor(alpha, dtype=torch.float64)
+    def begin(self, update: LocalUpdate) -> None:
+        alpha = self._alpha(update.num_examples)
+        update.memo[_STRENGTH] = on_received(update, self.context.space, alpha, but=self.context.masked)
+        update.memo[_ANCHOR] = update.start - self._displacement(update)
+        update.memo[PROXIMAL] = torch.tensor(alpha, dtype=torch.float64)
 
-    def correct(self, turn: ClientTurn, learner: Learner) -> None:
-        if _STRENGTH in turn.memo:
-            pull(learner, turn.memo[_STRENGTH], turn.memo[_ANCHOR])
+    def correct(self, update: LocalUpdate, learner: Learner) -> None:
+        if _STRENGTH in update.memo:
+            pull(learner, update.memo[_STRENGTH], update.memo[_ANCHOR])
 
     def correction(
         self,
@@ -80,11 +80,11 @@ class FedDyn(CrossEntropy):
         alpha: float = self.params.alpha
         return alpha * self.context.mean_samples / examples if self.params.scale_alpha and examples else alpha
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
         space = self.context.space
-        arrived = space.pack(turn.sent, turn.row.clone())
-        moved = on_received(turn, space, 1.0, but=self.context.masked).mul_(arrived - turn.start)
-        return {_KEPT: self._displacement(turn) + moved}
+        arrived = space.pack(update.sent, update.row.clone())
+        moved = on_received(update, space, 1.0, but=self.context.masked).mul_(arrived - update.start)
+        return {_KEPT: self._displacement(update) + moved}
 
-    def _displacement(self, turn: ClientTurn) -> Tensor:
-        return turn.private.get(_KEPT, torch.zeros_like(turn.start))
+    def _displacement(self, update: LocalUpdate) -> Tensor:
+        return update.private.get(_KEPT, torch.zeros_like(update.start))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from pydantic import Field
 
-from fedpriv.interfaces import PROXIMAL, ClientTurn, Learner, params
+from fedpriv.interfaces import PROXIMAL, Learner, LocalUpdate, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import on_received, pull
@@ -33,11 +33,11 @@ class FedProx(CrossEntropy):
     paper = "Li et al., MLSys 2020"
     Params = FedProxParams
 
-    def begin(self, turn: ClientTurn) -> None:
+    def begin(self, update: LocalUpdate) -> None:
         if self.params.mu:
-            turn.memo[_STRENGTH] = on_received(turn, self.context.space, self.params.mu)
-            turn.memo[PROXIMAL] = torch.tensor(self.params.mu, dtype=torch.float64)
+            update.memo[_STRENGTH] = on_received(update, self.context.space, self.params.mu)
+            update.memo[PROXIMAL] = torch.tensor(self.params.mu, dtype=torch.float64)
 
-    def correct(self, turn: ClientTurn, learner: Learner) -> None:
-        if _STRENGTH in turn.memo:
-            pull(learner, turn.memo[_STRENGTH], turn.start)
+    def correct(self, update: LocalUpdate, learner: Learner) -> None:
+        if _STRENGTH in update.memo:
+            pull(learner, update.memo[_STRENGTH], update.start)

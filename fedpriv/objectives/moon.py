@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.interfaces import ClientTurn, Step, params, stackable
+from fedpriv.interfaces import LocalUpdate, Step, params, stackable
 from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import cross_entropy
 
@@ -44,19 +44,20 @@ class Moon(Objective):
     """Cross-entropy, and a contrastive term: near the received model, away from the client's last one.
 
     ``z`` is the head's input: the projector's output, or the features of a net without one. Both reference models are frozen and
-    in evaluation mode, on the same augmented samples. A client's first turn has no last model, and so no contrastive term.
+    in evaluation mode, on the same augmented samples. A client's first local update has no last model, and so no contrastive
+    term.
     """
 
     paper = "Li et al., CVPR 2021"
     Params = MoonParams
     keeps = "its last model as trained: p floats"
 
-    def begin(self, turn: ClientTurn) -> None:
-        previous = turn.private.get(_PREVIOUS)
+    def begin(self, update: LocalUpdate) -> None:
+        previous = update.private.get(_PREVIOUS)
         if previous is not None and self.params.mu:
-            turn.freeze(_RECEIVED)
-            turn.freeze(_PREVIOUS, previous)
-            turn.memo[_PREVIOUS] = previous
+            update.freeze(_RECEIVED)
+            update.freeze(_PREVIOUS, previous)
+            update.memo[_PREVIOUS] = previous
 
     @stackable
     def loss(self, step: Step) -> Tensor:
@@ -68,5 +69,5 @@ class Moon(Objective):
         total: Tensor = loss + self.params.mu * contrast.mean(-1)
         return total
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        return {_PREVIOUS: turn.row} if self.params.mu else {}
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        return {_PREVIOUS: update.row} if self.params.mu else {}

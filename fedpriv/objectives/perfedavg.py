@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 from torch import Tensor
 
-from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, params
+from fedpriv.interfaces import Batch, Context, Learner, LocalUpdate, Loss, params
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.seeding import kept_rng
@@ -58,8 +58,8 @@ class MetaGradient(CrossEntropy):
         super().__init__(params, context)
         self.batches_per_step = 3 if params.variant == "hessian_free" else 2
 
-    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
-        learner, rate = turn.learner, inner_rate(self.params.a, self.context, turn.round)
+    def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
+        learner, rate = update.learner, inner_rate(self.params.a, self.context, update.round)
         first, second, *third = self._parts(batch)
         here = learner.row.clone()
         if rate:
@@ -83,7 +83,7 @@ class MetaGradient(CrossEntropy):
         for entry in self.context.space.entries:
             if entry.kind == "buffer":
                 learner.row[entry.start : entry.stop] = outer_pass[entry.start : entry.stop]
-        self.correct(turn, learner)
+        self.correct(update, learner)
         learner.descend()
         return value
 

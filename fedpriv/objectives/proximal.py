@@ -7,7 +7,7 @@ from collections.abc import Container, Mapping
 import torch
 from torch import Tensor
 
-from fedpriv.interfaces import ClientTurn, Learner
+from fedpriv.interfaces import Learner, LocalUpdate
 from fedpriv.parameters import ParameterSpace
 
 
@@ -16,10 +16,10 @@ def received_parameters(received: Mapping[str, Tensor], space: ParameterSpace) -
     return [entry.name for entry in space.entries if entry.kind != "buffer" and entry.name in received]
 
 
-def on_received(turn: ClientTurn, space: ParameterSpace, value: float, but: Container[str] = ()) -> Tensor:
+def on_received(update: LocalUpdate, space: ParameterSpace, value: float, but: Container[str] = ()) -> Tensor:
     """``(p,)``: ``value`` at received parameters, ``but`` some, zero elsewhere."""
-    row = torch.zeros_like(turn.start)
-    for part in space.spans(name for name in received_parameters(turn.received, space) if name not in but):
+    row = torch.zeros_like(update.start)
+    for part in space.spans(name for name in received_parameters(update.received, space) if name not in but):
         row[part] = value
     return row
 

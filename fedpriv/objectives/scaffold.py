@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import Batch, ClientTurn, Context, Learner, Loss, params
+from fedpriv.interfaces import Batch, Context, Learner, LocalUpdate, Loss, params
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import register
 from fedpriv.objectives.cross_entropy import CrossEntropy
@@ -75,26 +75,26 @@ class Scaffold(CrossEntropy):
         spans = {role: [(e.start, e.stop) for e in entries if e.role == role] for role in ROLES}
         self._spans = {role: slice(parts[0][0], parts[-1][1]) for role, parts in spans.items() if parts}
 
-    def begin(self, turn: ClientTurn) -> None:
-        turn.memo[_CORRECTION] = correction = torch.zeros_like(turn.start)
-        for name in self._corrected(turn):
+    def begin(self, update: LocalUpdate) -> None:
+        update.memo[_CORRECTION] = correction = torch.zeros_like(update.start)
+        for name in self._corrected(update):
             view = self.context.space.view(correction, name)
-            view.copy_(turn.received[statistic(VARIATE, name)] - self._own(turn, name))
-        turn.memo[_DECAY] = self._decay(turn)
+            view.copy_(update.received[statistic(VARIATE, name)] - self._own(update, name))
+        update.memo[_DECAY] = self._decay(update)
         if self.params.variate == "I":
-            turn.memo[_GRADIENT] = turn.gradient() + turn.memo[_DECAY] * turn.start
-        turn.memo[_SUM] = torch.zeros_like(turn.start)
-        turn.memo[_TAKEN] = torch.zeros(len(self._spans), dtype=torch.float64)
+            update.memo[_GRADIENT] = update.gradient() + update.memo[_DECAY] * update.start
+        update.memo[_SUM] = torch.zeros_like(update.start)
+        update.memo[_TAKEN] = torch.zeros(len(self._spans), dtype=torch.float64)
 
-    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
-        learner = turn.learner
+    def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
+        learner = update.learner
         seen = batch.forward(learner)
         value = loss(seen)
         learner.backward(value)
-        self._note(turn, learner, seen.trains)
-        self.correct(turn, learner)
+        self._note(update, learner, seen.trains)
+        self.correct(update, learner)
         if self._drops_momentum:
-            self._descend(turn, learner, seen.trains)
+            self._descend(update, learner, seen.trains)
         else:
             learner.descend()
         return value.detach()
@@ -102,8 +102,8 @@ class Scaffold(CrossEntropy):
     def without_momentum(self, received: Mapping[str, Tensor]) -> frozenset[str]:
         return frozenset(self._correctable(received)) if self._drops_momentum else frozenset()
 
-    def correct(self, turn: ClientTurn, learner: Learner) -> None:
-        learner.grad.add_(turn.memo[_CORRECTION])
+    def correct(self, update: LocalUpdate, learner: Learner) -> None:
+        learner.grad.add_(update.memo[_CORRECTION])
 
     def correction(
         self,
@@ -119,28 +119,28 @@ class Scaffold(CrossEntropy):
                     tensor -= changed
         return found
 
-    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
-        return {statistic(VARIATE, name): new - self._own(turn, name) for name, new in self._renewed(turn).items()}
+    def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
+        return {statistic(VARIATE, name): new - self._own(update, name) for name, new in self._renewed(update).items()}
 
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
         return {statistic(VARIATE, name): Form(self.context.space[name].shape) for name in self._correctable(received)}
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        return {_kept(name): new for name, new in self._renewed(turn).items()}
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        return {_kept(name): new for name, new in self._renewed(update).items()}
 
-    def _corrected(self, turn: ClientTurn) -> list[str]:
-        return [name for name in self._correctable(turn.received) if name not in turn.unused]
+    def _corrected(self, update: LocalUpdate) -> list[str]:
+        return [name for name in self._correctable(update.received) if name not in update.unused]
 
     def _correctable(self, received: Mapping[str, Tensor]) -> list[str]:
         return [name for name in received_parameters(received, self.context.space) if statistic(VARIATE, name) in received]
 
-    def _own(self, turn: ClientTurn, name: str) -> Tensor:
-        """c_k of a tensor; zero before the client's first turn."""
-        return turn.private.get(_kept(name), torch.zeros_like(self.context.space.view(turn.start, name)))
+    def _own(self, update: LocalUpdate, name: str) -> Tensor:
+        """c_k of a tensor; zero before the client's first local update."""
+        return update.private.get(_kept(name), torch.zeros_like(self.context.space.view(update.start, name)))
 
-    def _decay(self, turn: ClientTurn) -> Tensor:
+    def _decay(self, update: LocalUpdate) -> Tensor:
         """``(p,)``: the factor of weight decay of each entry, where decay is part of the gradient."""
-        train, row = self.context.config.train, torch.zeros_like(turn.start)
+        train, row = self.context.config.train, torch.zeros_like(update.start)
         if train.optimizer == "adamw":
             return row
         for entry in self.context.space.entries:
@@ -148,38 +148,38 @@ class Scaffold(CrossEntropy):
                 row[entry.start : entry.stop] = train.weight_decay if entry.kind == "weight" else train.weight_decay_bias
         return row
 
-    def _note(self, turn: ClientTurn, learner: Learner, trains: frozenset[str]) -> None:
+    def _note(self, update: LocalUpdate, learner: Learner, trains: frozenset[str]) -> None:
         """Count the step, and add its raw gradient; by role, as a phase of a layered method trains only some roles."""
-        memo, rule = turn.memo, self.params.variate
+        memo, rule = update.memo, self.params.variate
         for index, (role, span) in enumerate(self._spans.items()):
             if role in trains:
                 memo[_TAKEN][index] += learner.lr if rule == "II" else 1.0
                 if rule == "mean":
                     memo[_SUM][span].add_(learner.grad[span]).addcmul_(memo[_DECAY][span], learner.row[span])
 
-    def _renewed(self, turn: ClientTurn) -> dict[str, Tensor]:
+    def _renewed(self, update: LocalUpdate) -> dict[str, Tensor]:
         """The new c_k by tensor; unchanged where no step was taken."""
-        memo, space, rule = turn.memo, self.context.space, self.params.variate
+        memo, space, rule = update.memo, self.context.space, self.params.variate
         taken = dict(zip(self._spans, memo[_TAKEN].tolist(), strict=True))
         if rule == "II":
-            memo[_SUM] = turn.start - turn.row
+            memo[_SUM] = update.start - update.row
         new: dict[str, Tensor] = {}
-        for name in self._corrected(turn):
+        for name in self._corrected(update):
             weight = taken[space[name].role]
             if rule == "I":
                 new[name] = space.view(memo[_GRADIENT], name)
             elif not weight:
-                new[name] = self._own(turn, name)
+                new[name] = self._own(update, name)
             else:
                 new[name] = space.view(memo[_SUM], name) / weight
                 if rule == "II":
                     new[name] = new[name] - space.view(memo[_CORRECTION], name)
         return new
 
-    def _descend(self, turn: ClientTurn, learner: Learner, trains: frozenset[str]) -> None:
+    def _descend(self, update: LocalUpdate, learner: Learner, trains: frozenset[str]) -> None:
         """A step of the optimiser, with plain SGD for the corrected tensors."""
         train, space = self.context.config.train, self.context.space
-        moving = [name for name in self._corrected(turn) if space[name].role in trains]
+        moving = [name for name in self._corrected(update) if space[name].role in trains]
         parts = [
             (span, decay, learner.row[span].clone())
             for kind, decay in (("weight", train.weight_decay), ("bias", train.weight_decay_bias))

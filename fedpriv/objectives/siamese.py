@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.interfaces import Batch, ClientTurn, Loss, Step, params
+from fedpriv.interfaces import Batch, LocalUpdate, Loss, Step, params
 from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import cross_entropy
 from fedpriv.seeding import global_rng
@@ -95,32 +95,32 @@ class Siamese(Objective):
 
     # --- what a client keeps -----------------------------------------------------------------------------------------
 
-    def keep(self, turn: ClientTurn) -> dict[str, Tensor]:
-        return {PREVIOUS: turn.row} if self._looks_back else {}
+    def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
+        return {PREVIOUS: update.row} if self._looks_back else {}
 
     @property
     def _looks_back(self) -> bool:
         return self._push > 0 or self.params.local_init == "persistent"
 
-    # --- a turn ------------------------------------------------------------------------------------------------------
+    # --- a local update ------------------------------------------------------------------------------------------------------
 
-    def begin(self, turn: ClientTurn) -> None:
-        previous = turn.private.get(PREVIOUS)
-        if previous is None:  # its first turn has no history model and no last upload
+    def begin(self, update: LocalUpdate) -> None:
+        previous = update.private.get(PREVIOUS)
+        if previous is None:  # its first local update has no history model and no last upload
             return
         if self._push > 0:
-            self._remember(turn, previous)
+            self._remember(update, previous)
         if self.params.local_init == "persistent":
-            turn.row.copy_(previous)
+            update.row.copy_(previous)
 
-    def epoch(self, turn: ClientTurn, epoch: int) -> None:
-        begun = epoch > 0 or turn.steps > 0
+    def epoch(self, update: LocalUpdate, epoch: int) -> None:
+        begun = epoch > 0 or update.steps > 0
         if begun and self._push > 0 and self.params.history == "epoch":
-            self._remember(turn, turn.row)
+            self._remember(update, update.row)
 
-    def _remember(self, turn: ClientTurn, row: Tensor) -> None:
-        turn.freeze(_HISTORY, row)
-        turn.memo[_HISTORY] = torch.ones(())
+    def _remember(self, update: LocalUpdate, row: Tensor) -> None:
+        update.freeze(_HISTORY, row)
+        update.memo[_HISTORY] = torch.ones(())
 
     def loss(self, step: Step) -> Tensor:
         """The loss of L (eq. 9): a scalar, in nats plus weighted cosines."""
@@ -132,41 +132,41 @@ class Siamese(Objective):
             total = total + self._push * mean_cosine(step.memo[_PAST], step.outputs.projection)
         return total
 
-    def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
-        learner, memo = turn.learner, turn.memo
+    def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
+        learner, memo = update.learner, update.memo
         seen = batch.forward(learner)
         if self._pull > 0:
-            memo[_TARGET] = self._target(turn, batch, seen.outputs.projection.detach())
+            memo[_TARGET] = self._target(update, batch, seen.outputs.projection.detach())
         if _HISTORY in memo:
             memo[_PAST] = seen.teacher(_HISTORY).projection
         memo[_SEEN] = seen.outputs.projection.detach()
         value = loss(seen)
         learner.backward(value)
-        self.correct(turn, learner)
-        before = turn.row.clone() if self._push > 0 and self.params.history == "step" else None
+        self.correct(update, learner)
+        before = update.row.clone() if self._push > 0 and self.params.history == "step" else None
         learner.descend()
         if before is not None:
-            self._remember(turn, before)
+            self._remember(update, before)
         return value.detach()
 
-    def statistics(self, turn: ClientTurn) -> dict[str, Tensor]:
+    def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
         """Sends nothing. Reports for the last batch the cosines of z_L with z_A and with z_H, and the spread of z_L (mean over
         its k columns of the standard deviation of its normalised rows: 0 if collapsed, near ``1/sqrt(k)`` if not)."""
-        projection = turn.memo.get(_SEEN)
+        projection = update.memo.get(_SEEN)
         if projection is not None:
-            turn.report("siamese/spread", float(F.normalize(projection, dim=1).std(0, correction=0).mean()))
+            update.report("siamese/spread", float(F.normalize(projection, dim=1).std(0, correction=0).mean()))
             for name, other in (("siamese/cosine_anchor", _TARGET), ("siamese/cosine_past", _PAST)):
-                if other in turn.memo:
-                    turn.report(name, float(mean_cosine(projection, turn.memo[other])))
+                if other in update.memo:
+                    update.report(name, float(mean_cosine(projection, update.memo[other])))
         return {}
 
-    def _target(self, turn: ClientTurn, batch: Batch, projection: Tensor) -> Tensor:
+    def _target(self, update: LocalUpdate, batch: Batch, projection: Tensor) -> Tensor:
         """The anchor's step towards L's ``projection`` ``(B, k)``, and its own projection ``(B, k)``, constant."""
-        anchor = turn.companion
+        anchor = update.companion
         # With separate random draws (dropout), so that L's are the same as without an anchor.
-        taken = turn.memo.setdefault(_TAKEN, torch.zeros((), dtype=torch.int64))
+        taken = update.memo.setdefault(_TAKEN, torch.zeros((), dtype=torch.int64))
         taken += 1
-        with global_rng(self.context.config.seed, turn.round, turn.client, "anchor", int(taken)):
+        with global_rng(self.context.config.seed, update.round, update.client, "anchor", int(taken)):
             if self.params.anchor == "frozen":
                 return batch.forward_no_grad(anchor).projection
             outputs = batch.forward(anchor).outputs

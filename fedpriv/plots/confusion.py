@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpriv.evaluation.protocols import global_summary, per_class
-from fedpriv.outside.names import printable
 from fedpriv.plots.curves import save
+from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

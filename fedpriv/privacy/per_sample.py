@@ -5,8 +5,8 @@ this library may also use the parameters (a proximal term) or frozen teachers. H
 the loss of this sample alone; on plain losses the two agree (tested). Nets in which samples interact (BatchNorm) are rejected at
 set-up, since they would not be the same net for single samples.
 
-A sample whose gradient is not finite counts as a blank. Otherwise it alone would end the turn without an upload, which no noise
-hides, and a server can send weights that are too large for one kind of sample.
+A sample whose gradient is not finite counts as a blank. Otherwise it alone would end the local update without an upload, which no
+noise hides, and a server can send weights that are too large for one kind of sample.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ClippedSums:
         received: the tensors that the server sent.
         from_features: whether samples are features ``(d,)`` of a frozen encoder.
         clip: C.
-        memo: the turn's notes.
+        memo: the local update's notes.
     """
 
     def __init__(

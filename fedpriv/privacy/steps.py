@@ -1,4 +1,5 @@
-"""The steps of DP-SGD that a turn takes: a function of the client's number of samples, so that the server knows them too."""
+"""The steps of DP-SGD that a local update takes: a function of the client's number of samples, so that the server knows them
+too."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from fedpriv.draws import Words
+from fedpriv.noise_source import Words
 from fedpriv.secure.masks import mask
 
 Array = npt.NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedpriv.draws import Words, key_stream
+from fedpriv.noise_source import Words, key_stream
 
 
 def mask(key: bytes, size: int) -> Words:

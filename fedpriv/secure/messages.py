@@ -22,7 +22,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import torch
 
-from fedpriv.draws import Words
+from fedpriv.noise_source import Words
 from fedpriv.secure.keys import ENVELOPE, agreed, new_private
 from fedpriv.secure.protocol import PublicKeys
 from fedpriv.secure.shares import SHARE

@@ -24,12 +24,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fedpriv.draws import Words
+from fedpriv.noise_source import Words
 from fedpriv.secure.fixed_point import Array, decoded, encoded
 from fedpriv.secure.keys import agreed, closed, new_private, opened, public_of
 from fedpriv.secure.masks import mask
+from fedpriv.secure.protocol_checks import FEWEST, MOST
 from fedpriv.secure.shares import SHARE, join, split
-from fedpriv.secure.terms import FEWEST, MOST
 from fedpriv.wire.message import Refused
 
 

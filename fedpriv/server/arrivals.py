@@ -60,13 +60,13 @@ class Arrivals:
         return report
 
     def in_order(self) -> list[tuple[Report, Upload | None]]:
-        """What fits of the turns that trained and did not diverge, in the order of ``asked``: sums depend on it."""
+        """What fits of the local updates that trained and did not diverge, in the order of ``asked``: sums depend on it."""
         whole = [self.reports[client] for client in self.asked if client in self.reports]
         return [(report, self.uploads.get(report.client)) for report in whole if not (report.diverged or report.untrained)]
 
     def charges(self, client: int) -> Sequence[Charge]:
         """The steps of DP-SGD that the ledger books for a client that was asked: those that it reports; or, where no answer of it
-        fits or came, those of the whole turn, since its upload may have been seen."""
+        fits or came, those of the whole local update, since its upload may have been seen."""
         if client in self.reports:
             return self.reports[client].spent
         if self.agreement.config.privacy.level != "sample":
@@ -95,7 +95,7 @@ class Arrivals:
         return report
 
     def _check_spent(self, report: Report) -> None:
-        """Refuse steps of DP-SGD that are not those of the client's turn: the ledger books what is reported."""
+        """Refuse steps of DP-SGD that are not those of the client's local update: the ledger books what is reported."""
         config, number, spent = self.agreement.config, report.num_examples, list(report.spent)
         if config.privacy.level != "sample":
             if spent:

@@ -74,7 +74,7 @@ class SampleCanaries(Planted):
     """Training samples of the clients, which are drawn in each step as the others are; level ``sample``.
 
     They are not counted in a client's number n of samples: rate, steps and denominator are as without canaries. The observer sees
-    the uploads, each of which shows the sum of a turn's steps alone, while the ledger's epsilon covers every step.
+    the uploads, each of which shows the sum of a local update's steps alone, while the ledger's epsilon covers every step.
     """
 
     def observe(self, round: int, uploads: Sequence[Upload], sent: Mapping[str, Tensor], reports: Sequence[Report]) -> None:
@@ -110,5 +110,5 @@ class SampleCanaries(Planted):
 
 
 def reached(steps: int, momentum: float) -> float:
-    """How far a gradient moves the model by the end of a turn, over the learning rate; on average over the steps."""
+    """How far a gradient moves the model by the end of a local update, over the learning rate; on average over the steps."""
     return fmean((1 - momentum ** (steps - step)) / (1 - momentum) for step in range(steps))

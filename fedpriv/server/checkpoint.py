@@ -1,8 +1,8 @@
-"""Checkpoints of a run after any round: the server's state, and from which turn each client goes on.
+"""Checkpoints of a run after any round: the server's state, and from which local update each client goes on.
 
 The JSON file of a round is its commit point: everything it names was written, and synced, before it. Clients keep their private
-states themselves, a file for each turn; a checkpoint names the turn, eight bytes a client, in the server's file. So it costs what
-the round changed, and memory does not grow with the number of clients. The last two checkpoints are kept.
+states themselves, a file for each local update; a checkpoint names the local update, eight bytes a client, in the server's file.
+So it costs what the round changed, and memory does not grow with the number of clients. The last two checkpoints are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Progress:
     """Where a run stands after ``round`` rounds (0: after the broadcast of the initial model).
 
     Attributes:
-        clients: client -> round of its last turn that counted, of those that keep a private state.
+        clients: client -> round of its last local update that counted, of those that keep a private state.
         record: the line of ``metrics.jsonl`` that belongs to this round.
         total_bytes_up, total_bytes_down: since the start, in bytes.
         seconds: time spent in rounds since the start.

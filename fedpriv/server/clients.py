@@ -24,8 +24,8 @@ class Instruction:
 
     Attributes:
         message: what each of them is sent; ``None``: the method does not communicate.
-        last: client -> round of its last turn that counted, of those that keep a state. A client goes on from there, so the
-            same instruction gives the same bytes.
+        last: client -> round of its last local update that counted, of those that keep a state. A client goes on from there, so
+            the same instruction gives the same bytes.
     """
 
     round: int
@@ -60,7 +60,7 @@ class Clients(PrivateStates, ABC):
 
     @abstractmethod
     def train(self, instruction: Instruction) -> Iterator[Answer]:
-        """Have the clients take their turns; the answers in whatever order they come."""
+        """Have the clients take their local updates; the answers in whatever order they come."""
 
     @abstractmethod
     def test(self, instruction: Instruction) -> Iterator[Answer]:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Turns:
-    """A round's turns that count, in the order in which they are merged.
+class LocalUpdates:
+    """A round's local updates that count, in the order in which they are merged.
 
     Attributes:
         sent: what their clients were sent, by name.
-        reports: one of each turn.
+        reports: one of each local update.
         uploads: where they arrive one by one.
         summed: where they are summed behind masks; ``None``: too few clients were left for a sum.
     """
@@ -50,7 +50,8 @@ class Outcome:
     Attributes:
         state: the server's next one.
         uploads: those that were merged into it one by one.
-        left_out: why the turns of the round do not count after all, by the name that a record has for it; ``None``: they do.
+        left_out: why the local updates of the round do not count after all, by the name that a record has for it; ``None``: they
+            do.
     """
 
     state: ServerState
@@ -62,7 +63,7 @@ class Merger:
     """Makes the server's next state, round by round.
 
     Args:
-        warn: called with a line where a round's turns do not count.
+        warn: called with a line where a round's local updates do not count.
 
     Attributes:
         canaries: those of the run, if there are any.
@@ -73,17 +74,17 @@ class Merger:
         self._noisy_mean = _noisy_mean(agreement)
         self.canaries = _canaries(agreement)
 
-    def next(self, round: int, before: ServerState, turns: Turns) -> Outcome:
+    def next(self, round: int, before: ServerState, updates: LocalUpdates) -> Outcome:
         """The outcome of a round (1-based)."""
         if isinstance(self.canaries, SampleCanaries):
-            self.canaries.observe(round, turns.uploads, turns.sent, turns.reports)
+            self.canaries.observe(round, updates.uploads, updates.sent, updates.reports)
         least = self.config.train.min_uploads
-        if turns.merged < least and self._noisy_mean is None and self.method.shared_names:
+        if updates.merged < least and self._noisy_mean is None and self.method.shared_names:
             if least > 1 and not self.config.wire.secure_aggregation:  # there it was said why there is no sum
-                why = f"with {turns.merged} of {least} uploads (train.min_uploads)"
+                why = f"with {updates.merged} of {least} uploads (train.min_uploads)"
                 self.warn(f"round {round}: the model stays as it is, {why}")
             return Outcome(before, left_out="too_few_uploads")
-        state = self._merged(round, before, turns)
+        state = self._merged(round, before, updates)
         if state is not before and (spoiled := not_finite(state)) is not None:
             self.warn(
                 f"round {round}: the model stays as it is: the uploads are finite, and {spoiled} would not be; they are too "
@@ -93,19 +94,19 @@ class Merger:
             return Outcome(before, left_out="not_finite")
         if state is not before:
             self.agreement.space.renew_spectral_norms(state.row)
-        return Outcome(state, turns.uploads)
+        return Outcome(state, updates.uploads)
 
-    def _merged(self, round: int, before: ServerState, turns: Turns) -> ServerState:
+    def _merged(self, round: int, before: ServerState, updates: LocalUpdates) -> ServerState:
         if self._noisy_mean is not None:
             draw, planted = generator(self.config.seed, round, "dp noise"), self.canaries
             if not isinstance(planted, ClientCanaries):
-                return self._noisy_mean(before, turns.uploads, turns.sent, draw)
-            state = self._noisy_mean(before, turns.uploads, turns.sent, draw, planted.changes(round))
+                return self._noisy_mean(before, updates.uploads, updates.sent, draw)
+            state = self._noisy_mean(before, updates.uploads, updates.sent, draw, planted.changes(round))
             planted.observe(before, state)
             return state
-        if turns.summed is not None:
-            return merge_sum(self.method, before, turns.summed.mean.tensors(), turns.merged, round)
-        return merge(self.method, before, turns.uploads) if turns.uploads else before
+        if updates.summed is not None:
+            return merge_sum(self.method, before, updates.summed.mean.tensors(), updates.merged, round)
+        return merge(self.method, before, updates.uploads) if updates.uploads else before
 
 
 def _noisy_mean(agreement: Agreement) -> NoisyMean | None:

@@ -236,7 +236,7 @@ def _name(direction: Kept, payload: Sealed) -> str:
     if direction == "sum":
         return _SUM
     if payload.client is None:
-        raise ValueError("an upload must say its client: Payload(..., client=turn.client)")
+        raise ValueError("an upload must say its client: Payload(..., client=update.client)")
     return f"{_OF_CLIENTS[direction]}{payload.client:04d}"
 
 

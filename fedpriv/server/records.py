@@ -17,8 +17,8 @@ from fedpriv.files import Damaged, load_json, with_checksum, without_checksum, w
 Record = dict[str, Any]
 """One line: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated; ``refused``, ``missing``: the clients whose
 uploads were left out, and those that gave no answer, with reasons, if any; ``diverged``, ``untrained``: the clients that
-diverged, and those that took no step and so sent nothing, if any; ``without_effect``: the clients whose turn counts for nothing,
-if any; ``summed``: the clients in the round's secure sum, also where its model is not finite and left out; ``opened``:
+diverged, and those that took no step and so sent nothing, if any; ``without_effect``: the clients whose local update counts for
+nothing, if any; ``summed``: the clients in the round's secure sum, also where its model is not finite and left out; ``opened``:
 those in a secure sum over the model with which the round ends, if one was opened; ``payloads``: the checksum of the list of what
 was kept of the round, if anything was."""
 
@@ -119,7 +119,7 @@ def _line(record: Record) -> bytes:
 
 
 def counted(record: Record, clients: Collection[int]) -> set[int]:
-    """Of the clients of a round, those whose turn had an effect: they did not diverge, and what they sent was merged."""
+    """Of the clients of a round, those whose local update had an effect: they did not diverge, and what they sent was merged."""
     if (lost := record.get("without_effect")) is None:  # there is none, or it is a record of an earlier version
         if record["metrics"].keys() & {"too_few_uploads", "not_finite"}:
             return set()

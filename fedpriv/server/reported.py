@@ -1,4 +1,5 @@
-"""The numbers that clients report of their turns, by names of their own: which names are taken, and the means for a record."""
+"""The numbers that clients report of their local updates, by names of their own: which names are taken, and the means for a
+record."""
 
 from __future__ import annotations
 

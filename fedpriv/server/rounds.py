@@ -16,11 +16,11 @@ from fedpriv.config import RunConfig, lookup
 from fedpriv.errors import ClientDiverged, UploadRefused
 from fedpriv.methods.base import ServerState
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
-from fedpriv.secure.terms import check_summed, label_of
+from fedpriv.secure.protocol_checks import check_summed, label_of
 from fedpriv.server.arrivals import Arrivals
 from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
-from fedpriv.server.next_state import Merger, Outcome, Turns
+from fedpriv.server.next_state import LocalUpdates, Merger, Outcome
 from fedpriv.server.payloads import PayloadKeeper, PayloadStore
 from fedpriv.server.reported import means
 from fedpriv.server.run_folder import RunFolder
@@ -148,19 +148,19 @@ class Server:
         chosen = self.participants(round)
         download = self._download(round)
         arrivals = self._arrivals(round, chosen, download)
-        turns = self._turns(round, arrivals)
+        updates = self._updates(round, arrivals)
         if self.config.privacy.level == "client":
             self.ledger.spend(ALL_CLIENTS, self.config.train.participation or 0.0, 1)
         with self.profile("aggregation"):
-            outcome = self._merger.next(round, self.server, turns)
-        self._go_on(round, outcome, turns.reports)
+            outcome = self._merger.next(round, self.server, updates)
+        self._go_on(round, outcome, updates.reports)
         missing = self.clients.missing()
-        metrics = {"participants": len(chosen), **_numbers(arrivals, turns.reports, turns.summed)}
+        metrics = {"participants": len(chosen), **_numbers(arrivals, updates.reports, updates.summed)}
         if missing:
             metrics["missing"] = len(missing)
         if outcome.left_out is not None:
             metrics[outcome.left_out] = 1
-        elif turns.merged:
+        elif updates.merged:
             metrics |= self.server.report
         metrics |= self.clients.measured()
         if self.is_private:
@@ -183,11 +183,11 @@ class Server:
             facts["diverged"] = diverged
         if untrained := sorted(one for one, report in arrivals.reports.items() if report.untrained):
             facts["untrained"] = untrained
-        if turns.summed is not None:
-            facts["summed"] = list(turns.summed.clients)
+        if updates.summed is not None:
+            facts["summed"] = list(updates.summed.clients)
         if self._opened is not None:
             facts["opened"] = list(self._opened)
-        merged = {report.client for report in turns.reports} if outcome.left_out is None else set()
+        merged = {report.client for report in updates.reports} if outcome.left_out is None else set()
         if (lost := sorted(set(chosen) - merged)) or arrivals.refused:  # an answer that is refused may have been a second one
             facts["without_effect"] = lost
         return self._finish_round(round, metrics, accuracies, began, facts)
@@ -250,7 +250,7 @@ class Server:
                     report = arrivals.take(answer)
             except Refused as reason:
                 self._refuse(answer.client, round, reason)
-                if answer.client not in arrivals.reports:  # such a turn does not count
+                if answer.client not in arrivals.reports:  # such a local update does not count
                     self.clients.forget([(answer.client, round)])
                 continue
             if report.diverged:
@@ -267,17 +267,19 @@ class Server:
                     self._keep(direction, sealed)
         return arrivals
 
-    def _turns(self, round: int, arrivals: Arrivals) -> Turns:
-        """The turns that count: of those that fit and did not diverge; where uploads are summed, those in the sum."""
-        turns = arrivals.in_order()
-        reports = [report for report, _ in turns]
+    def _updates(self, round: int, arrivals: Arrivals) -> LocalUpdates:
+        """The local updates that count: of those that fit and did not diverge; where uploads are summed, those in the sum."""
+        updates = arrivals.in_order()
+        reports = [report for report, _ in updates]
         if not self._secure:
-            return Turns(arrivals.sent, reports, [upload for _, upload in turns if upload is not None])
+            return LocalUpdates(arrivals.sent, reports, [upload for _, upload in updates if upload is not None])
         summed = self._sum(round, arrivals)
         counted = () if summed is None else summed.clients
         lost = arrivals.keys.keys() - set(counted)
-        self.clients.forget((client, round) for client in lost if arrivals.reports[client].keeps)  # such a turn does not count
-        return Turns(arrivals.sent, [report for report in reports if report.client in counted], summed=summed)
+        self.clients.forget(
+            (client, round) for client in lost if arrivals.reports[client].keeps
+        )  # such a local update does not count
+        return LocalUpdates(arrivals.sent, [report for report in reports if report.client in counted], summed=summed)
 
     def _sum(self, round: int, arrivals: Arrivals) -> Summed | None:
         """The sum of the uploads that clients hold back; ``None``: too few clients are left for a sum."""
@@ -371,7 +373,7 @@ def _numbers(arrivals: Arrivals, reports: Sequence[Report], summed: Summed | Non
     """What the answers of a round say, for its record.
 
     Args:
-        reports: of the turns that count.
+        reports: of the local updates that count.
     """
     numbers: dict[str, Any] = {"dropped": sum(report.diverged for report in arrivals.reports.values())}
     if untrained := sum(report.untrained for report in arrivals.reports.values()):

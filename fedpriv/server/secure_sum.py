@@ -12,7 +12,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.secure import messages
 from fedpriv.secure.layout import Layout, Sums
 from fedpriv.secure.protocol import PublicKeys, majority, unmasked
-from fedpriv.secure.terms import FEWEST, as_sent, expected_mean, takes_a_step
+from fedpriv.secure.protocol_checks import FEWEST, as_sent, expected_mean, takes_a_step
 from fedpriv.server.clients import Clients
 from fedpriv.wire import Kind, Payload, Sealed, Tap, seal
 from fedpriv.wire.message import Refused

@@ -1,1 +1,1 @@
-"""The simulation of a federation: the round loop, the executors of clients' turns, and evaluation."""
+"""The simulation of a federation: the round loop, the executors of clients' local updates, and evaluation."""

@@ -18,7 +18,7 @@ from fedpriv.models.stacked import Form
 from fedpriv.models.stacked_layers import ForwardContext
 from fedpriv.samples import Modality
 from fedpriv.simulation.setup import Federation
-from fedpriv.simulation.vectorized.stack import Stack
+from fedpriv.simulation.vectorized.batched_models import BatchedModels
 
 MOST_HEADS = 100
 """Clients whose heads are tested together."""
@@ -33,7 +33,8 @@ class LocalTests:
     """The tests of one evaluation.
 
     Attributes:
-        store: what each client keeps; ``last``: client -> round of its last turn that counted, of those that keep something.
+        store: what each client keeps; ``last``: client -> round of its last local update that counted, of those that keep
+            something.
         phases: its training before the test.
         common: features ``(N, d)`` of the whole pool, by what a client lacks; empty: clients differ in their encoders.
         on_divergence: called with (client, round) where that training diverged; unless it raises, the client is tested as it was
@@ -53,7 +54,7 @@ class LocalTests:
         """Accuracy by client, each on the one net of the process."""
         return {client: self.accuracy(self.federation.resident, client) for client in clients}
 
-    def together(self, clients: Sequence[int], stack: Stack) -> dict[int, float]:
+    def together(self, clients: Sequence[int], stack: BatchedModels) -> dict[int, float]:
         """The same, on the lanes of a stack; what is in memory is of one group of clients at a time."""
         found: dict[int, float] = {}
         order, lanes = sorted(clients, key=self._work, reverse=True), stack.lanes

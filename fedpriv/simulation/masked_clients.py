@@ -42,7 +42,7 @@ class MaskedClients(Clients):
             try:
                 held = masking.hold(answer, received)
             except Refused as reason:  # a simulation's log is the clients' own, too
-                self.executor.forget([(answer.client, instruction.round)])  # such a turn does not count
+                self.executor.forget([(answer.client, instruction.round)])  # such a local update does not count
                 self.warn(f"round {instruction.round}: client {answer.client} does not send its upload: {reason}")
                 continue
             if answer.upload is not None:

@@ -46,7 +46,7 @@ def write_results(
     config, records, method = agreement.config, folder.records(), agreement.method
     last = method.averaged_rounds
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
-    per_client, last_turns = mean_per_client(records, last), _last_turns(server, records)
+    per_client, last_updates = mean_per_client(records, last), _last_updates(server, records)
     kept, only = PayloadStore(folder.payloads), None
     with folder.writing("the results"):
         if method.shared_names:
@@ -95,12 +95,12 @@ def write_results(
             **({"notes": list(notes)} if notes else {}),
             **({"model": exported} if exported else {}),
             "split": config.eval.split,
-            "turns": sum(record["metrics"].get("participants", 0) for record in records),
-            "turns_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
-            "turns_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
+            "local_updates": sum(record["metrics"].get("participants", 0) for record in records),
+            "local_updates_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
+            "updates_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
             "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
-            "clients_never_trained": len(set(agreement.trainable) - last_turns.keys()),
-            "last_turn_per_client": [last_turns.get(client) for client in range(config.data.clients)],
+            "clients_never_trained": len(set(agreement.trainable) - last_updates.keys()),
+            "last_update_per_client": [last_updates.get(client) for client in range(config.data.clients)],
         }
         folder.write_summary(summary)
     return summary
@@ -121,8 +121,8 @@ def _chance(accuracy: float | None, chance: Callable[[], tuple[float, int]] | No
     return {"chance": guessed, "at_chance": at_chance(accuracy, guessed, samples)}
 
 
-def _last_turns(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Client -> round of its last turn that had an effect, of those that have had one."""
+def _last_updates(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, int]:
+    """Client -> round of its last local update that had an effect, of those that have had one."""
     found: dict[int, int] = {}
     for record in records:
         if (round := record["round"]) > 0:

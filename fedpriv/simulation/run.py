@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from fedpriv.config import ExecutorConfig, RunConfig, parse
-from fedpriv.data.own.owners import owners_of
+from fedpriv.data.user_data.owners import owners_of
 from fedpriv.errors import ClientDiverged, UsageError
 from fedpriv.evaluation.chance import chance
 from fedpriv.files import Damaged

@@ -20,7 +20,7 @@ from fedpriv.models.net import AFTER_ENCODER
 from fedpriv.samples import Modality, without
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import Federation
-from fedpriv.simulation.vectorized.stack import Stack
+from fedpriv.simulation.vectorized.batched_models import BatchedModels
 from fedpriv.wire.coding import Upload
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class AllClientsScorer:
         whole = self.split == "test" and federation.data.partition.test_weights is not None
         self._weights = [self.data.size(client) for client in clients] if whole else self.sizes
         self._lacking = {self.data.lacking(client) for client in clients}
-        self._stack: Stack | None = None
+        self._stack: BatchedModels | None = None
         self._confusion: Confusion | None = None  # of the last pass
         self.untested: Mapping[int, str] = {}
 
@@ -136,7 +136,7 @@ class AllClientsScorer:
         else:
             if self._stack is None:
                 form, size = choice.together
-                self._stack = Stack(form, self.resident.space, size, self.resident.row)
+                self._stack = BatchedModels(form, self.resident.space, size, self.resident.row)
             found = tests.together(tested, self._stack)
         return [found.get(client) for client in range(len(self.sizes))]
 

@@ -20,9 +20,9 @@ from fedpriv.config.device import check_device
 from fedpriv.data.augmentation.augment import Augment, augmentation
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.federated import ClientData, FederatedData
-from fedpriv.data.own.owners import owners_of, with_clients
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.data.sources import load_data
+from fedpriv.data.user_data.owners import owners_of, with_clients
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.evaluation.probe_during_run import check_probe
@@ -30,15 +30,15 @@ from fedpriv.methods.base import Method
 from fedpriv.methods.build import with_options
 from fedpriv.plugins import load_plugins
 from fedpriv.samples import Modality
-from fedpriv.secure.terms import check_trains
+from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.seeding import generator, with_threads
 from fedpriv.server.sampling import participants, read_schedule
 from fedpriv.simulation.executor_choice import ExecutorChoice, choose
 from fedpriv.simulation.inputs.from_dataset import prepare
 from fedpriv.simulation.inputs.prepared import Prepared
-from fedpriv.simulation.terms import settle
+from fedpriv.simulation.run_setup import settle
 
-Deal = Callable[[Dataset, RunConfig], Partition]
+Partitioning = Callable[[Dataset, RunConfig], Partition]
 
 
 @dataclass
@@ -156,11 +156,11 @@ def _check_before_merge(config: RunConfig, method: Method) -> None:
         raise UsageError(f"eval.before_merge tests the models that clients send; {why}")
 
 
-def load(config: RunConfig, deal: Deal | None = None) -> Loaded:
-    """Load the data set of a config and deal it.
+def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
+    """Load the data set of a config and partition it.
 
     Args:
-        deal: who holds what, of a data set; ``None``: as the config's partition says.
+        partitioning: who holds what, of a data set; ``None``: as the config's partition says.
 
     Raises:
         UsageError: a name or a value that cannot be right.
@@ -172,10 +172,10 @@ def load(config: RunConfig, deal: Deal | None = None) -> Loaded:
     where = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
     config = config.model_copy(update={"data": config.data.model_copy(update=where)})
     config = filled(config, dataset.suggests)
-    if deal in (None, dealt):
+    if partitioning in (None, partition_dataset):
         config = with_clients(config, owners_of(config.data, dataset.owners))
     config = resolve(config, dataset.default_model)
-    partition = (deal or dealt)(dataset, config)
+    partition = (partitioning or partition_dataset)(dataset, config)
     with with_threads(config.threads):  # what a frozen encoder computes here is a number of the run like any other
         prepared = prepare(config, dataset, device)
     prepared = replace(prepared, said=(*dataset.said, *prepared.said))
@@ -184,8 +184,8 @@ def load(config: RunConfig, deal: Deal | None = None) -> Loaded:
     return Loaded(with_usual_share(config, len(data.nonempty)), dataset, prepared, data, device)
 
 
-def dealt(dataset: Dataset, config: RunConfig) -> Partition:
-    """A data set as the config's partition deals it to the clients."""
+def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
+    """A data set by the partition of the config."""
     labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
     owners = owners_of(config.data, dataset.owners)
     names = dataset.classes

@@ -58,9 +58,9 @@ class Simulation(Server):
         return [*self.federation.prepared.said, *([] if warning is None else [warning])]
 
     def private(self, client: int) -> Private:
-        """What a client keeps at present; before its first turn, what it begins with."""
+        """What a client keeps at present; before its first local update, what it begins with."""
         return self.federation.client(client, self.store).private(self.progress.clients.get(client), self.federation.initial)
 
     def stored(self, client: int) -> Private | None:
-        """What a client kept of its last turn that counted; ``None``: nothing."""
+        """What a client kept of its last local update that counted; ``None``: nothing."""
         return self.private(client) if client in self.progress.clients else None

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from fedpriv.outside.addresses import keep_secrets, with_secrets
 from fedpriv.tracking.background import Background
 from fedpriv.tracking.trackers import Tracker, registry
+from fedpriv.untrusted.addresses import keep_secrets, with_secrets
 
 KILLED = 0.5
 """Seconds after which a process that was killed has lost its locks, too: the system closes its files one by one."""

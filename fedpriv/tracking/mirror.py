@@ -21,7 +21,6 @@ from urllib.parse import quote
 from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json
-from fedpriv.outside.addresses import shown_address, without_secrets
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.access import named_store, permitted_store, same_store, whole_address
 from fedpriv.tracking.cursor import CURSOR, Cursor, stored_cursor
@@ -47,6 +46,7 @@ from fedpriv.tracking.store import (
     quiet_mlflow,
     sqlite_path,
 )
+from fedpriv.untrusted.addresses import shown_address, without_secrets
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.config import TrackingConfig
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
-from fedpriv.outside.addresses import with_secrets
 from fedpriv.tracking.access import whole_address
 from fedpriv.tracking.store import (
     create_store,
@@ -23,6 +22,7 @@ from fedpriv.tracking.store import (
     quiet_mlflow,
     sqlite_path,
 )
+from fedpriv.untrusted.addresses import with_secrets
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from fedpriv.errors import FedprivError
-from fedpriv.outside.addresses import keep_secrets, said_safely
-from fedpriv.outside.proxies import by_proxy, go_direct
 from fedpriv.processes import python_command
 from fedpriv.tracking.folder import read_run
+from fedpriv.untrusted.addresses import keep_secrets, said_safely
+from fedpriv.untrusted.proxies import by_proxy, go_direct
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

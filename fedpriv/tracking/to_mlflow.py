@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from fedpriv.errors import UsageError
-from fedpriv.outside.addresses import keep_secrets
 from fedpriv.tracking.access import permitted_store, whole_address
 from fedpriv.tracking.folder import read_run
 from fedpriv.tracking.mirror import SyncReport, sync
 from fedpriv.tracking.store import check_server, quiet_mlflow
 from fedpriv.tracking.trackers import Tracker, register
+from fedpriv.untrusted.addresses import keep_secrets
 
 if TYPE_CHECKING:
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor

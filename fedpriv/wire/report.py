@@ -1,4 +1,5 @@
-"""What a client reports of its turn besides the upload: a message of its own, so that it is counted and audited like one."""
+"""What a client reports of its local update besides the upload: a message of its own, so that it is counted and audited like
+one."""
 
 from __future__ import annotations
 
@@ -28,13 +29,13 @@ def can_say(value: float) -> bool:
 
 @dataclass(frozen=True)
 class Report:
-    """What a client says of its turn, or of a test.
+    """What a client says of its local update, or of a test.
 
     Attributes:
         num_examples: training samples (of a test: test samples).
         loss: mean training loss of the last local epoch, in nats; ``None``: it took no step.
         accuracy: of a test, in [0, 1].
-        keeps: whether it keeps a private state of this turn.
+        keeps: whether it keeps a private state of this local update.
         diverged: its loss or its weights are not finite, so there is no upload.
         untrained: it took no step, as all its batches are too small, so there is no upload either.
         spent: what it trained with sample-level DP.

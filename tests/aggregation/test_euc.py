@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpriv.aggregation.euc import intervals
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ClientTurn
+from fedpriv.interfaces import LocalUpdate
 from fedpriv.server.arrivals import Arrivals
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Sealed
@@ -67,14 +67,14 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
     def of(round: int) -> dict[str, Any]:
         return rounds.setdefault(round, {"down": set(), "up": set(), "start": {}, "end": {}})
 
-    def watched_begin(turn: ClientTurn) -> None:
-        assert torch.equal(turn.start, turn.row)  # an objective begins with what the client goes on from: MOON freezes it
-        begin(turn)
-        of(turn.round)["start"][turn.client] = turn.row.clone()
+    def watched_begin(update: LocalUpdate) -> None:
+        assert torch.equal(update.start, update.row)  # an objective begins with what the client goes on from: MOON freezes it
+        begin(update)
+        of(update.round)["start"][update.client] = update.row.clone()
 
-    def watched_keep(turn: ClientTurn) -> dict[str, Tensor]:
-        of(turn.round)["end"][turn.client] = turn.row.clone()
-        return keep(turn)
+    def watched_keep(update: LocalUpdate) -> dict[str, Tensor]:
+        of(update.round)["end"][update.client] = update.row.clone()
+        return keep(update)
 
     def tap(way: str, sealed: Sealed) -> None:
         if way != "report":

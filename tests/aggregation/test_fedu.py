@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpriv.aggregation.fedu import movement
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ClientTurn
+from fedpriv.interfaces import LocalUpdate
 from fedpriv.simulation.simulation import Simulation
 from tests.aggregation.rounds import doubles, space_of
 
@@ -25,10 +25,10 @@ def starts(simulate: Simulate, aggregation: Any, **overrides: Any) -> tuple[Simu
     seen: dict[tuple[int, int], Tensor] = {}
     half, begin = simulation.federation.method.aggregation, type(simulation.federation.method.aggregation).begin
 
-    def watched(turn: ClientTurn) -> None:
-        begin(half, turn)
-        assert torch.equal(turn.start, turn.row)
-        seen[turn.round, turn.client] = turn.row.clone()
+    def watched(update: LocalUpdate) -> None:
+        begin(half, update)
+        assert torch.equal(update.start, update.row)
+        seen[update.round, update.client] = update.row.clone()
 
     half.begin = watched  # type: ignore[method-assign]
     simulation.run_round()
@@ -60,7 +60,7 @@ def test_what_it_was_sent_is_where_it_began_whatever_it_goes_on_from(simulate: S
     after, begun = simulation.server.row.clone(), dict[int, Tensor]()
     half = simulation.federation.method.aggregation
     keep = half.keep
-    half.keep = lambda turn: (begun.update({turn.client: turn.start.clone()}), keep(turn))[1]  # type: ignore[method-assign]
+    half.keep = lambda update: (begun.update({update.client: update.start.clone()}), keep(update))[1]  # type: ignore[method-assign]
     simulation.run_round()
     space = simulation.federation.resident.space
     for name in space.select(["encoder", "head"]):
@@ -78,11 +78,11 @@ def test_feddyns_anchor_is_where_the_client_began(simulate: Simulate) -> None:
     half = run.federation.method.aggregation
     keep = half.keep
 
-    def watched(turn: ClientTurn) -> dict[str, Tensor]:
-        assert not torch.equal(turn.start, after)
-        assert torch.equal(turn.memo["feddyn.anchor"], turn.start - turn.private["feddyn.displacement"])
-        seen.append(turn.client)
-        return keep(turn)
+    def watched(update: LocalUpdate) -> dict[str, Tensor]:
+        assert not torch.equal(update.start, after)
+        assert torch.equal(update.memo["feddyn.anchor"], update.start - update.private["feddyn.displacement"])
+        seen.append(update.client)
+        return keep(update)
 
     half.keep = watched  # type: ignore[method-assign]
     run.run_round()

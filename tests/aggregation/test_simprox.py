@@ -178,12 +178,12 @@ def test_per_step_needs_the_steps() -> None:
 
 
 def test_what_a_client_lacks_does_not_count_as_moved() -> None:
-    """The server's image branch goes on between its turns, and the client has no images."""
+    """The server's image branch goes on between its local updates, and the client has no images."""
     space = space_of(("encoder.image.weight", (2,), "weight"), ("encoder.text.weight", (2,), "weight"))
     half, row = aggregation("simprox", space, prev="own"), doubles([5, 5, 3, 4])
-    turn = SimpleNamespace(first_time=False, received=space.unpack(row), row=row, unused=frozenset({"encoder.image.weight"}))
-    turn.private = {"simprox.previous": doubles([0, 0, 0, 0])}
-    assert half.statistics(turn)["statistic.moved"] == 5  # type: ignore[arg-type]
+    update = SimpleNamespace(first_time=False, received=space.unpack(row), row=row, unused=frozenset({"encoder.image.weight"}))
+    update.private = {"simprox.previous": doubles([0, 0, 0, 0])}
+    assert half.statistics(update)["statistic.moved"] == 5  # type: ignore[arg-type]
 
 
 def test_running_statistics_are_weighed_and_not_looked_at() -> None:

@@ -14,7 +14,7 @@ from fedpriv.aggregation.mean import Mean
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.methods.base import Method, ServerState
-from fedpriv.secure.terms import check_linear
+from fedpriv.secure.protocol_checks import check_linear
 from fedpriv.server import next_state
 from fedpriv.server.merging import merge, merge_sum
 from fedpriv.simulation.simulation import Simulation

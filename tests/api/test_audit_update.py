@@ -18,7 +18,7 @@ from fedpriv.audit.images.target import Target
 from fedpriv.audit.judge.images import ran
 from fedpriv.audit.results import ImageFigures, ImageOutcome
 from fedpriv.defenses import build_transforms
-from fedpriv.draws import SeededDraws
+from fedpriv.noise_source import SeededDraws
 from fedpriv.wire import TransformContext, seal
 
 IMAGES, LABELS = default_images(3, side=8)
@@ -235,4 +235,4 @@ def test_statistics_of_a_payload_are_read_and_attacked(net: nn.Module) -> None:
     assert labels.exact and labels.stated and labels.rule == "the message names its classes in clear"
     assert {one.what for one in run.statistics} == {"gradient", "classes", "centers", "variate"}
     assert run.not_run["class centres"].text.startswith("it needs a run")
-    assert run.not_run["statistics"].text.startswith("variate: it is a change since the client's last turn")
+    assert run.not_run["statistics"].text.startswith("variate: it is a change since the client's last local update")

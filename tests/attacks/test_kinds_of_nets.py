@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from attacks import Inapplicable, invert
 from fedpriv.attacks.api.inversion import observed
-from fedpriv.attacks.api.own_net import cut
+from fedpriv.attacks.api.user_net import cut
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.analytic import single_sample

@@ -19,7 +19,7 @@ from fedpriv.audit.images.pairs import of_images
 from fedpriv.audit.images.target import Target, of_messages
 from fedpriv.models.registry import Shape, register_model
 from tests.simulation.small import play
-from tests.simulation.trial import own_nets
+from tests.simulation.trial import user_nets
 
 SIDE, COUNT = 16, 16
 PAIRS: dict[str, Any] = {
@@ -49,7 +49,7 @@ Runs = Callable[[str], Evidence]
 @contextmanager
 def smooth_net() -> Iterator[None]:
     """Within, the backbone ``smooth`` is known: the sigmoid convolutions of DLG's LeNet."""
-    with own_nets():
+    with user_nets():
 
         @register_model("smooth", input_shape=(3, SIDE, SIDE), classes=10, smallest=SIDE, source="DLG's convolutions")
         def smooth(input_shape: Shape) -> tuple[nn.Module, int]:

@@ -148,7 +148,7 @@ def _undefended() -> AuditedRun:
         shadow_labels=ShadowLabels(report, round=1, shadows=60, wider=0, unlearned=0, later=0),
         centers=(centers,),
         membership=(
-            _membership("LiRA", 0.71, use="LiRA offline", extent="offline, 8 shadow turns", found=7),
+            _membership("LiRA", 0.71, use="LiRA offline", extent="offline, 8 shadow local updates", found=7),
             _membership("loss threshold", 0.58),
             _membership("FedMIA", 0.66, use="FedMIA", extent="3 rounds a client"),
             MembershipOutcome(attack="row distance", status=Status.not_run(absent), round=30, uses="row distance"),
@@ -176,7 +176,9 @@ def _defended() -> AuditedRun:
         images=(_attack(MESSAGE, "message", 72, outcomes, "mp-dp-r1-c0.png"),),
         snr=(SignalToNoise("encoder.fc1", min=-44.6, median=-31.2, rounds=30),),
         labels=(_labels(1, 0, true=every),),
-        membership=(replace(membership, points=replace(membership.points, notes=("no shadow turns within the budget",))),),
+        membership=(
+            replace(membership, points=replace(membership.points, notes=("no shadow local updates within the budget",))),
+        ),
         epsilon=Epsilon(
             upper=8.0,
             delta=1e-5,
@@ -203,7 +205,7 @@ def _local() -> AuditedRun:
         versions={},
         conditions=(),
         wire=Wire(tuple(replace(one, up=False, down=False, broadcast=False) for one in run.wire.tensors)),
-        not_run={"membership": Reason("not available", "the turn of a shadow client diverged")},
+        not_run={"membership": Reason("not available", "the local update of a shadow client diverged")},
     )
 
 

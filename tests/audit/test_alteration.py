@@ -18,7 +18,7 @@ from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.scoring.scores import RECOVERED, mse
 from fedpriv.audit.evidence.alteration import _rounding, alteration
 from fedpriv.defenses import build_transforms
-from fedpriv.draws import SeededDraws
+from fedpriv.noise_source import SeededDraws
 from fedpriv.seeding import generator
 from fedpriv.wire import Payload, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded

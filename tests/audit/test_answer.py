@@ -132,7 +132,7 @@ def words(run: AuditedRun) -> str:
     return answer(run).words
 
 
-def test_each_rule_in_turn() -> None:
+def test_each_rule_in_update() -> None:
     run = undefended()
     assert words(run) == "Samples were recovered"
     run = without_images(run, "message")

@@ -54,7 +54,7 @@ def test_the_centre_of_one_sample_gives_it_away_where_the_net_is_known(tmp_path:
 
 @pytest.mark.slow
 def test_the_running_means_that_the_client_uploaded_are_its_own(tmp_path: Path) -> None:
-    """Centres are computed in evaluation mode, at the end of a turn that has moved them."""
+    """Centres are computed in evaluation mode, at the end of a local update that has moved them."""
     settings = {"data.clients": 300, "train.batch_size": 2, "train.min_batch": 2, "train.rounds": 1}
     settings["model.name"] = "resnet9_narrow"
     made = inverted(tmp_path / "run", 1, **settings, **{"model.projection": None})

@@ -64,7 +64,7 @@ def test_tensors_that_step_without_momentum_are_known(tmp_path: Path) -> None:
     observation, truth, weights = (
         found.attacker.observation(message, ThreatModel()),
         found.truth(message.client),
-        found.attacker.started(replace(message, first_turn=True)),
+        found.attacker.started(replace(message, first_update=True)),
     )
     assert observation.schedule is not None and weights is not None
     assert observation.schedule.no_momentum == {

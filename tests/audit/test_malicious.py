@@ -1,4 +1,4 @@
-"""A run's own client takes its turn again on a download that a malicious server has altered."""
+"""A run's own client takes its local update again on a download that a malicious server has altered."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from fedpriv.attacks.inference import membership_controls
 from fedpriv.attacks.inference.membership import Array, Mask, halves
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import TracedCenters
@@ -205,12 +205,12 @@ def test_without_a_shared_linear_layer_rows_are_not_tried(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
 def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_path: Path, method: str) -> None:
-    """So a shadow is the run's very turn; the number of a shadow is none of the run's, and its draws are its own."""
+    """So a shadow is the run's very local update; the number of a shadow is none of the run's, and its draws are its own."""
     run = evidence(tmp_path / "run", method, **{"train.local_epochs": 1, "train.batch_size": 10})
     client, download = run.store.clients(1)[0], run.store.download(1)
     assert download is not None
-    turns, data = ShadowTurns(run.federation, 1, download, run.store.broadcast()), run.federation.data.train(client)
-    same, other = turns.run(lambda number: data, [client - run.config.data.clients, 0])
+    updates, data = ShadowUpdates(run.federation, 1, download, run.store.broadcast()), run.federation.data.train(client)
+    same, other = updates.run(lambda number: data, [client - run.config.data.clients, 0])
     sent = run.message(1, client).uploaded
     assert same is not None and other is not None
     assert all(torch.equal(same.uploaded[name], tensor) for name, tensor in sent.items())
@@ -307,14 +307,14 @@ def test_sample_level_dp_is_held_against_the_ledger(tmp_path: Path) -> None:
     assert summary is not None and found is not None
     booked = max(summary["privacy"]["epsilon_per_client"][client] for client in clients)
     assert found.upper_run == found.upper_so_far == pytest.approx(booked)
-    assert found.upper_turn is not None and found.upper_so_far is not None
-    assert 0 < found.upper_turn <= found.upper_so_far and found.lower <= found.upper_so_far
+    assert found.upper_update is not None and found.upper_so_far is not None
+    assert 0 < found.upper_update <= found.upper_so_far and found.lower <= found.upper_so_far
 
 
 def test_client_level_dp_is_not_compared(tmp_path: Path) -> None:
     run = evidence(tmp_path / "run", "fedavg", **{"privacy.level": "client", "privacy.noise": 1.0, "train.local_epochs": 1})
     found = membership(run, 1, run.store.clients(1)[:1], shadows=4).epsilon
-    assert found is not None and found.upper_turn is found.upper_so_far is found.upper_run is None
+    assert found is not None and found.upper_update is found.upper_so_far is found.upper_run is None
     assert "does not bound the run's epsilon" in found.about
 
 

@@ -69,7 +69,7 @@ def in_rounds(
         federation=SimpleNamespace(method=SimpleNamespace(objective=objective)),
     )
     monkeypatch.setattr(rounds, "membership", membership)
-    monkeypatch.setattr(rounds, "had_earlier_turn", lambda evidence, round, client: round in corrected)
+    monkeypatch.setattr(rounds, "had_earlier_update", lambda evidence, round, client: round in corrected)
     return rounds.in_rounds(evidence, sorted(found), 8, 0, Progress(lambda text: None, budget))
 
 
@@ -108,7 +108,7 @@ def test_where_no_round_could_be_attacked_the_part_was_not_run(monkeypatch: pyte
     assert [(one.name, one.passed) for one in blamed.controls] == [("positive", True), ("negative", False)]
 
 
-def test_a_failure_is_no_evidence_where_samples_are_few_or_turns_had_another_term(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_no_evidence_where_samples_are_few_or_updates_had_another_term(monkeypatch: pytest.MonkeyPatch) -> None:
     last = made(3, {LOSS: AT_CHANCE, LIRA: -APART}, {})
     found = in_rounds(
         monkeypatch, {1: made(1, {LOSS: AT_CHANCE}, {}, few=4), 2: made(2, {LOSS: AT_CHANCE}, {}), 3: last}, corrected=(3,)

@@ -15,7 +15,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.operating_points import area
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.shadow_turns import ShadowResult
+from fedpriv.audit.evidence.shadow_updates import ShadowResult
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership import other_clients
 from fedpriv.audit.membership.candidates import candidates
@@ -102,13 +102,13 @@ def test_without_two_other_clients_it_is_not_tried(kept: Evidence, monkeypatch: 
 
 
 def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's own turns, that saw no candidate, are replaced by the client's messages, which saw them."""
+    """The server's own local updates, that saw no candidate, are replaced by the client's messages, which saw them."""
     real = other_clients._seen
     shown: list[Any] = []
 
     def seen(evidence: Evidence, messages: Any, own: Any, pool: Any) -> Any:
         shown.append(messages)
-        mine = len(shown) % 3 == 2  # the client's message, the own turn, the others'
+        mine = len(shown) % 3 == 2  # the client's message, the own local update, the others'
         return real(evidence, shown[-2] if mine else messages, own, pool)
 
     monkeypatch.setattr(other_clients, "_seen", seen)

@@ -38,7 +38,7 @@ HOSTILE = '<b onclick="x">\'|`*\n[a](b:c)'
 
 
 class Page(HTMLParser):
-    """A document taken apart, strictly: every tag closes in its turn."""
+    """A document taken apart, strictly: every tag closes in its local update."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def test_what_was_not_measured_is_said_in_words(page: Page) -> None:
         "No attack was mounted on messages of this run",
         "No attack on labels was mounted",
         "No class centre of this run was attacked",
-        "No membership inference was mounted on messages of this run: the turn of a shadow client diverged.",
+        "No membership inference was mounted on messages of this run: the local update of a shadow client diverged.",
         "This run claims no differential privacy",
         "each message states: nothing",
         "No bytes were recorded",

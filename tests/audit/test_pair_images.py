@@ -92,7 +92,7 @@ def test_nothing_but_the_image_is_unknown_of_one_sample(runs: Runs, lacking: str
 
 @pytest.mark.parametrize("lacking", [None, "text"])
 def test_a_single_image_is_recovered_beside_a_text_and_without(runs: Runs, lacking: str | None) -> None:
-    """The positive control, from a real turn with its dropout; five times nearer than any guess."""
+    """The positive control, from a real local update with its dropout; five times nearer than any guess."""
     target = single(runs("smooth"), lacking)
     assert error(target, "analytic-features", adam=100, lbfgs=8) < min(0.01, nearest_guess(target) / 5)
 
@@ -121,7 +121,8 @@ def test_so_it_is_where_nothing_is_known_of_the_texts(runs: Runs) -> None:
 
 @pytest.mark.parametrize("lacking", [None, "text"])
 def test_nothing_is_recovered_from_noise(runs: Runs, lacking: str | None) -> None:
-    """The negative control: the same turn behind noise, of which a text's features are read off as wrongly as the rest."""
+    """The negative control: the same local update behind noise, of which a text's features are read off as wrongly as the
+    rest."""
     target = single(runs("noisy"), lacking)
     assert error(target, "analytic-features", adam=50, lbfgs=3) > nearest_guess(target)
 

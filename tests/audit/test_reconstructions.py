@@ -41,7 +41,8 @@ PASSED = (Control("positive", True, "it can", 0.1), Control("negative", True, "i
 
 @pytest.fixture(scope="module", autouse=True)
 def _played_once() -> Iterator[None]:
-    """The turns of the 72 clients with one image each are the same in every test; perceptual distances are not looked at."""
+    """The local updates of the 72 clients with one image each are the same in every test; perceptual distances are not looked
+    at."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scores, "feature_distance", lambda made, true: torch.zeros(len(made)))
         played = cache(reconstructions.single_images)
@@ -222,9 +223,9 @@ def test_a_single_client_that_diverges_leaves_its_case_open_and_the_rest_as_it_i
     evidence: Evidence, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its message would have been attacked, so nothing is known of the easiest case; the attacks before it still count."""
-    monkeypatch.setattr(reconstructions, "single_images", single_images)  # not the turns that were played once
+    monkeypatch.setattr(reconstructions, "single_images", single_images)  # not the local updates that were played once
     monkeypatch.setattr(
-        "fedpriv.audit.evidence.single_images.ShadowTurns.run", lambda turns, data, numbers: [None for _ in numbers]
+        "fedpriv.audit.evidence.single_images.ShadowUpdates.run", lambda updates, data, numbers: [None for _ in numbers]
     )
     monkeypatch.setattr("fedpriv.audit.run_audit.on_message", lambda *asked: "attacked")
     not_run = dict[Part, Reason]()

@@ -11,10 +11,10 @@ import torch
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.evidence.leaving import knowledge
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
 from fedpriv.audit.evidence.sums import HeldBack, Sums, evidence_of
+from fedpriv.audit.evidence.traffic import knowledge
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.report import audit
 from fedpriv.audit.results import AuditedRun, Cost, LabelRule, Sender
@@ -70,19 +70,19 @@ def test_without_the_class_of_sums_there_is_nothing_to_attack(folder: Path) -> N
         Evidence(folder)
 
 
-def test_a_shadow_of_a_sum_is_the_mean_of_turns(folder: Path) -> None:
+def test_a_shadow_of_a_sum_is_the_mean_of_updates(folder: Path) -> None:
     found = evidence_of(folder)
     download, federation = found.store.download(1), found.federation
     assert download is not None
     held = federation.data.train(0)
 
-    def dealt(number: int) -> Split:
+    def split_of(number: int) -> Split:
         return held.at(torch.arange(number, len(held.labels), 3))
 
-    together = next(ShadowTurns(federation, 1, download, None, 3).run(lambda number: held, [0]))
-    alone = list(ShadowTurns(federation, 1, download, None).run(dealt, [0, 1, 2]))
+    together = next(ShadowUpdates(federation, 1, download, None, 3).run(lambda number: held, [0]))
+    alone = list(ShadowUpdates(federation, 1, download, None).run(split_of, [0, 1, 2]))
     assert together is not None
-    shares = [len(dealt(number).labels) / len(held.labels) for number in range(3)]
+    shares = [len(split_of(number).labels) / len(held.labels) for number in range(3)]
     for name, tensor in together.uploaded.items():
         by_hand = sum(share * one.uploaded[name].double() for share, one in zip(shares, alone, strict=True) if one is not None)
         torch.testing.assert_close(tensor.double(), by_hand, rtol=1e-6, atol=1e-7)
@@ -93,11 +93,11 @@ def test_a_sum_in_which_few_clients_trained_is_called_so(tmp_path: Path, monkeyp
     sizes = {"data.clients": 3, "data.limit": 300, "data.partition.name": "dirichlet", "data.partition.seed": 3}
     options = {**ON, **ONE_STEP, **sizes, "train.participation": 1.0, "train.min_batch": 110}
     with monkeypatch.context() as patch:
-        patch.setattr("fedpriv.secure.terms._check_trained", lambda *of: None)
+        patch.setattr("fedpriv.secure.protocol_checks._check_trained", lambda *of: None)
         with pytest.raises(FedprivError, match="none of the 1 rounds had a sum"):
             play(tmp_path / "none", "fedavg", **options)  # nor does the server open one
         patch.setattr("fedpriv.server.secure_sum.takes_a_step", lambda *of: True)
-        patch.setattr("fedpriv.client.turn.Turn.untrained", False)
+        patch.setattr("fedpriv.client.local_update.Local update.untrained", False)
         play(tmp_path / "run", "fedavg", **options)
     found = evidence_of(tmp_path / "run")
     ((round, number),) = found.messages()

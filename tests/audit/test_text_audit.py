@@ -247,10 +247,10 @@ def test_the_initial_head_is_that_of_a_client_which_has_not_trained_it(runs: Run
     evidence = Evidence(runs(method if method != "fedavg" else "full"))
     round, client = evidence.messages()[0]
     ids, labels = evidence.texts(client), evidence.labels(client)
-    for first_turn in (True, False):
-        message = replace(evidence.message(round, client), first_turn=first_turn)
-        target = of_messages(evidence, "a turn", [message], ids, labels)
-        assert target.trained_apart == (method == "fedrep" or (method == "fedper" and not first_turn))
+    for first_update in (True, False):
+        message = replace(evidence.message(round, client), first_update=first_update)
+        target = of_messages(evidence, "a local update", [message], ids, labels)
+        assert target.trained_apart == (method == "fedrep" or (method == "fedper" and not first_update))
     (seen,) = target.observe(ThreatModel(top="initial"))
     said = _unlike(Attacker(text_attack("tag")(), ThreatModel(top="initial")), target, seen)
     why = "it matches through the initial weights of layers that the client has trained since and not sent"

@@ -20,9 +20,9 @@ from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import score
 from fedpriv.audit import sentences
+from fedpriv.audit.evidence.control_differences import made_up, trains_otherwise, unlike_controls
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import shared_out, single_images
-from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.audit.images.target import Target, of_messages
 from fedpriv.audit.images.target import message as of_message
@@ -174,7 +174,7 @@ FOUND = Reconstruction(*(torch.zeros(1) for _ in range(6)), cpu_seconds=0.0)
 
 def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_path: Path) -> None:
     """From round 2 on, the pull of MpFedcon's class centres outweighs the cross-entropy on a single image. How SCAFFOLD's clients
-    correct the steps of their first turn is known."""
+    correct the steps of their first local update is known."""
     single = [("mpfedcon", True), ("fedrep", False), ("scaffold", False), ("fedavg", False)]
     for method, doubted in single:
         play(tmp_path / method, method, **FEW_STEPS)
@@ -190,7 +190,7 @@ def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_p
             made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND, controls=passed)
             assert target.held_against(made).is_evidence == (not (simulates and doubted)), (method, name)
             assert target.held_against(replace(made, found=None)).reasons == ()
-            # Of clients with a head of their own it cannot be told; the messages of SCAFFOLD's earlier turns were kept.
+            # Of clients with a head of their own it cannot be told; the messages of SCAFFOLD's earlier local updates were kept.
             real = of_message(evidence, round, client)
             assert real.held_against(made).is_evidence == (not simulates or method in ("fedavg", "scaffold")), (method, name)
 

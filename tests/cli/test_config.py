@@ -9,7 +9,7 @@ import pytest
 
 from fedpriv.cli.config_keys import as_yaml, keys, sections
 from fedpriv.config import RunConfig, load_config, lookup
-from fedpriv.outside import plain_yaml
+from fedpriv.untrusted import plain_yaml
 from tests.cli.test_attack import Fedpriv, last_line
 
 

@@ -90,7 +90,7 @@ def test_what_a_run_cannot_have_is_refused_before_anything_large_is_loaded(tmp_p
 def test_the_names_that_are_known_without_pytorch_are_those_that_are_registered() -> None:
     from fedpriv.aggregation import aggregations, find_aggregation
     from fedpriv.api.request import registered
-    from fedpriv.data.dealing import partitions
+    from fedpriv.data.partition_rules import partitions
     from fedpriv.methods import methods
     from fedpriv.models.registry import model_names
     from fedpriv.objectives import objectives

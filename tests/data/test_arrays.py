@@ -13,8 +13,8 @@ import torch
 import fedpriv
 from fedpriv.config import DataConfig
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.own.objects import name_of
 from fedpriv.data.sources import load_data
+from fedpriv.data.user_data.objects import name_of
 from fedpriv.errors import UsageError
 
 DRAW = np.random.default_rng(0)

@@ -59,7 +59,7 @@ def test_the_input_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("side", [(32, 32), (12, 16)])
-def test_a_turn_is_torchvisions(side: tuple[int, int]) -> None:
+def test_a_update_is_torchvisions(side: tuple[int, int]) -> None:
     images = torch.rand(6, 3, *side, generator=seeded(3))
     angles = torch.tensor([-15.0, -7.3, 0.0, 1.0, 11.9, 90.0])
     ours = turned(images, angles)
@@ -71,7 +71,7 @@ def test_a_turn_is_torchvisions(side: tuple[int, int]) -> None:
 
 
 @pytest.mark.slow
-def test_turns_are_small_and_each_image_has_its_own() -> None:
+def test_updates_are_small_and_each_image_has_its_own() -> None:
     """A bright bar to the right of the centre, after the crop 13 to 22 pixels from it; by how far it moves, the angle."""
     images = torch.zeros(4000, 1, 65, 65)
     images[:, :, 32, 49:51] = 1

@@ -13,10 +13,10 @@ from image_files import pixels, write_folder
 
 from fedpriv.cli import main
 from fedpriv.config import DataConfig, RunConfig
-from fedpriv.data.own.clients import client_folders
 from fedpriv.data.sources import load_data, open_data
+from fedpriv.data.user_data.clients import client_folders
 from fedpriv.errors import UsageError
-from fedpriv.simulation.setup import dealt, load
+from fedpriv.simulation.setup import load, partition_dataset
 
 
 def data(path: Path, **keys: Any) -> DataConfig:
@@ -53,12 +53,12 @@ def test_image_folders_of_clients(tmp_path: Path) -> None:
     assert loaded.config.data.clients == 2 and loaded.config.data.partition.name == "given"
     assert loaded.dataset.owners is not None and loaded.dataset.owners.names == ("north", "south")
     assert loaded.dataset.classes == ("cat", "dog", "owl")
-    partition = dealt(loaded.dataset, loaded.config)
+    partition = partition_dataset(loaded.dataset, loaded.config)
     assert [len(held) for held in partition.train] == [24, 8] and [len(held) for held in partition.test] == [6, 2]
     south = {image.numpy().tobytes() for image in loaded.dataset.train_images[partition.train[1]]}
     assert south <= {image.tobytes() for image in pixels(10, 8, 8, seed=1)} and len(south) == 8
     assert 2 not in loaded.dataset.train_labels[partition.train[1]].tolist()
-    assert partition.hash() == dealt(loaded.dataset, loaded.config).hash()
+    assert partition.hash() == partition_dataset(loaded.dataset, loaded.config).hash()
 
 
 def test_tables_of_clients_with_their_own_test_rows(tmp_path: Path) -> None:
@@ -66,11 +66,11 @@ def test_tables_of_clients_with_their_own_test_rows(tmp_path: Path) -> None:
         patients(tmp_path / "anything" / name / "train.csv", rows)
         patients(tmp_path / "anything" / name / "test.csv", 6)
     loaded = load(run_of(tmp_path / "anything"))
-    partition = dealt(loaded.dataset, loaded.config)
+    partition = partition_dataset(loaded.dataset, loaded.config)
     assert [len(held) for held in partition.train] == [20, 31] and [len(held) for held in partition.test] == [6, 6]
     (tmp_path / "anything" / "b" / "test.csv").unlink()
     loaded = load(run_of(tmp_path / "anything"))  # a fifth of b's 31 rows is held out, of those of a none
-    partition = dealt(loaded.dataset, loaded.config)
+    partition = partition_dataset(loaded.dataset, loaded.config)
     assert [len(held) for held in partition.train] == [20, 25] and [len(held) for held in partition.test] == [6, 6]
     said = "no test split of their own have the clients b: a fixed fifth of their samples is held out"
     assert said in loaded.dataset.said and not any("there is no test split" in line for line in loaded.dataset.said)
@@ -82,7 +82,7 @@ def test_a_client_without_test_images_is_tested_by_a_held_out_part(tmp_path: Pat
     write_folder(tmp_path / "clients" / "south" / "train", south, [0, 1] * 5)
     write_folder(tmp_path / "clients" / "south" / "test", other, [0, 1] * 2)
     loaded = load(run_of(tmp_path / "clients"))
-    partition = dealt(loaded.dataset, loaded.config)
+    partition = partition_dataset(loaded.dataset, loaded.config)
     train, test = (
         [{one.numpy().tobytes() for one in images[rows]} for rows in held]
         for images, held in ((loaded.dataset.train_images, partition.train), (loaded.dataset.test_images, partition.test))
@@ -159,7 +159,7 @@ def test_by_column(tmp_path: Path) -> None:
     loaded = load(run_of(patients(tmp_path / "all.csv"), partition=partition))
     assert loaded.config.data.clients == 3
     assert loaded.dataset.owners is not None and loaded.dataset.owners.names == ("east", "north", "south")
-    found = dealt(loaded.dataset, loaded.config)
+    found = partition_dataset(loaded.dataset, loaded.config)
     whole = open_data(data(tmp_path / "all.csv"))
     assert whole.column is not None
     sites, tested = whole.column("site")
@@ -175,7 +175,7 @@ def test_a_test_table_without_the_column_is_shared(tmp_path: Path) -> None:
     patients(tmp_path / "d" / "train.csv")
     (tmp_path / "d" / "test.csv").write_text("age,sex,label\n" + "30,f,0\n40,m,1\n" * 40)
     loaded = load(run_of(tmp_path / "d", partition={"name": "by_column", "column": "site"}))
-    held = dealt(loaded.dataset, loaded.config).test
+    held = partition_dataset(loaded.dataset, loaded.config).test
     assert sum(map(len, held)) == 80 and min(map(len, held)) >= 26
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from fedpriv.cli import main
 from fedpriv.config import DataConfig
-from fedpriv.data.dealing import partitions
+from fedpriv.data.partition_rules import partitions
 from fedpriv.data.partitions.partition import make_partition
 from fedpriv.data.sources import load_labels
 

@@ -15,8 +15,8 @@ import PIL.Image
 import pytest
 
 from fedpriv.config import DataConfig
-from fedpriv.data.own.objects import name_of
 from fedpriv.data.sources import load_data
+from fedpriv.data.user_data.objects import name_of
 from fedpriv.errors import UsageError
 
 SIDE = 8

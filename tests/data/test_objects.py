@@ -17,8 +17,8 @@ from image_files import pixels
 import fedpriv
 from fedpriv.config import DataConfig, load_config
 from fedpriv.data.dataset import Dataset
-from fedpriv.data.own.objects import name_of
 from fedpriv.data.sources import load_data
+from fedpriv.data.user_data.objects import name_of
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.simulation.setup import build
 

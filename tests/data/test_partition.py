@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedpriv.config import DataConfig
-from fedpriv.data.dealing import partitions
+from fedpriv.data.partition_rules import partitions
 from fedpriv.data.partitions.partition import _MADE, _MOST_MADE, Partition, make_partition
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.files import save_tensors
@@ -26,7 +26,7 @@ CIFAR100_TEST = np.repeat(np.arange(100), 100)
 def deal(
     name: str, clients: int, *, train: Any = TRAIN, tests: Any = TEST, seed: int = 0, validation: float = 0.0, **options: Any
 ) -> Partition:
-    """Dealt now, not kept from an earlier call."""
+    """PartitionIndices now, not kept from an earlier call."""
     _MADE.clear()
     return make_partition(train, tests, int(train.max()) + 1, data(name, clients, validation, **options), seed)
 

@@ -14,9 +14,9 @@ import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from fedpriv.config import DataConfig
-from fedpriv.data.own.objects import name_of
 from fedpriv.data.partitions.partition import make_partition
 from fedpriv.data.sources import load_data, load_dataset
+from fedpriv.data.user_data.objects import name_of
 from fedpriv.errors import UsageError
 
 

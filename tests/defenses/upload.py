@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.defenses import build_transforms
-from fedpriv.draws import SeededDraws
+from fedpriv.noise_source import SeededDraws
 from fedpriv.wire import Payload, Sealed, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 

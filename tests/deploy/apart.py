@@ -8,19 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig
+from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.serving import resume, start
-from fedpriv.deploy.site import Site
 from fedpriv.deploy.source import Source
 from tests.simulation.small import config
 
 ALL_KEPT = {"wire.keep_payloads": "all"}
 
 
-def sites(folder: Path, of: RunConfig, share: str = "dealt") -> dict[int, Site]:
+def sites(folder: Path, of: RunConfig, share: str = "partition") -> dict[int, ClientNode]:
     """A client for each number, in folders of their own."""
     name, where = of.data.name, of.data.dir
-    return {n: Site(n, Source(name, where, share), folder / f"client-{n}") for n in range(of.data.clients)}
+    return {n: ClientNode(n, Source(name, where, share), folder / f"client-{n}") for n in range(of.data.clients)}
 
 
 def play_apart(folder: Path, method: str, warnings: list[str] | None = None, grid: Any = None, **overrides: Any) -> Path:

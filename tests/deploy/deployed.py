@@ -83,14 +83,14 @@ class Deployment:
 def deployed(folder: Path, clients: int) -> Iterator[Deployment]:
     """A deployment in a new folder, on 127.0.0.1, beside a proxy at which nothing listens."""
     from fedpriv.deploy.flower.demo import all_here
-    from fedpriv.deploy.flower.home import make
     from fedpriv.deploy.flower.machines import free_port
+    from fedpriv.deploy.flower.paths import make
 
     port = free_port()
     home = make(folder, clients, "127.0.0.1", port, inner_port=port)
     for number in range(clients):
         file = home.client_file(number)
-        file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
+        file.write_text(file.read_text().replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("http_proxy", "https_proxy", "all_proxy"):
             patch.setenv(name, "http://127.0.0.1:9")

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import torch
 
+from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.site import Site
 from fedpriv.wire import Payload, Sealed, seal, unseal
 
-TURNS = "turns.txt"
-"""In a client's folder: a line for every turn that was begun."""
+TURNS = "updates.txt"
+"""In a client's folder: a line for every local update that was begun."""
 LIE = "lie.json"
 """In a client's folder: ``round`` and ``how``."""
 
@@ -31,16 +31,16 @@ def changed(sealed: Sealed, how: str) -> Sealed:
     return seal(Payload(tensors, sealed.round, sealed.client, sealed.kind, sealed.num_examples, sealed.transforms))
 
 
-def lying(answer: Callable[[Site, Frame], Frame]) -> Callable[[Site, Frame], Frame]:
-    """``Site._answer``, but for what the file says of a round."""
+def lying(answer: Callable[[ClientNode, Frame], Frame]) -> Callable[[ClientNode, Frame], Frame]:
+    """``ClientNode._answer``, but for what the file says of a round."""
 
-    def answers(site: Site, frame: Frame) -> Frame:
+    def answers(site: ClientNode, frame: Frame) -> Frame:
         asked, file = frame.said[-1], site.folder / LIE
         lie = json.loads(file.read_text()) if file.exists() else {}
         if asked["do"] != "train":
             return answer(site, frame)
-        with (site.folder / TURNS).open("a") as turns:
-            turns.write(f"{frame.head['run']} {asked['round']}\n")
+        with (site.folder / TURNS).open("a") as updates:
+            updates.write(f"{frame.head['run']} {asked['round']}\n")
         if lie.get("round") != asked["round"]:
             return answer(site, frame)
         if lie["how"] == "sleep":
@@ -59,7 +59,7 @@ def stay() -> None:
     """In place of :func:`fedpriv.deploy.flower.machines.stay`."""
     from fedpriv.deploy.flower import machines
 
-    Site._answer = lying(Site._answer)  # type: ignore[method-assign]  # what it answers anew, not what it has answered before
+    ClientNode._answer = lying(ClientNode._answer)  # type: ignore[method-assign]  # what it answers anew, not what it has answered before
     machines.stay()
 
 
@@ -68,7 +68,7 @@ def tell(folder: Path, **lie: object) -> None:
     (folder / LIE).write_text(json.dumps(lie))
 
 
-def turns(folder: Path) -> list[str]:
-    """Run and round of the turns that it has begun."""
+def updates(folder: Path) -> list[str]:
+    """Run and round of the local updates that it has begun."""
     file = folder / TURNS
     return file.read_text().splitlines() if file.exists() else []

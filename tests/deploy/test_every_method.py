@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.site import Site
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
@@ -86,7 +86,7 @@ def test_clients_with_data_of_their_own(tmp_path: Path, fedpriv: Callable[..., A
     for client, where in enumerate(own):
         count = 24 + 12 * client
         write_folder(where, list(pixels(count, 16, 16, 3, seed=client)), [place % 3 for place in range(count)])
-    grid = Loopback({n: Site(n, Source(str(where)), tmp_path / f"client-{n}") for n, where in enumerate(own)})
+    grid = Loopback({n: ClientNode(n, Source(str(where)), tmp_path / f"client-{n}") for n, where in enumerate(own)})
     settings = {"data.limit": None, "data.pixels": "unit", "data.clients": 2}
     settings |= {"train.rounds": 2, "train.participation": 1.0, "model.name": "mlp2"}
     folder = play_apart(tmp_path / "run", "fedper", grid=grid, **settings)
@@ -104,7 +104,7 @@ def test_clients_with_data_of_their_own(tmp_path: Path, fedpriv: Callable[..., A
 def test_clients_whose_tokenizers_differ_are_refused(tmp_path: Path) -> None:
     """The tiny encoder's words are those of the texts: the same number would stand for another word."""
     own = [write_texts(tmp_path / f"own-{client}.csv", 60, seed=client) for client in range(2)]
-    grid = Loopback({n: Site(n, Source(str(file)), tmp_path / f"client-{n}") for n, file in enumerate(own)})
+    grid = Loopback({n: ClientNode(n, Source(str(file)), tmp_path / f"client-{n}") for n, file in enumerate(own)})
     settings = texts(Path("elsewhere.csv"), **{"data.clients": 2, "train.participation": 1.0})
     with pytest.raises(UsageError, match=r"client 1 has samples of texts of \d+ words"):
         play_apart(tmp_path / "run", "fedavg", grid=grid, **settings)

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 from fedpriv.client import store
-from fedpriv.deploy.courier import NOT_SENT
-from fedpriv.deploy.far_clients import FarClients
-from fedpriv.deploy.frames import Frame, Letter
+from fedpriv.deploy.client_node import ClientNode, _pathless
+from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.handshake import HANDSHAKE, code_version
 from fedpriv.deploy.loopback import Loopback
+from fedpriv.deploy.remote_clients import RemoteClients
 from fedpriv.deploy.serving import DECLARED, STOP
-from fedpriv.deploy.site import Site, _pathless
 from fedpriv.deploy.source import Source
+from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.server.run_folder import RunFolder
@@ -38,7 +38,7 @@ SETTINGS = {**FOUR, **ALL_KEPT, "train.rounds": 3}
 
 
 class Faulty(Loopback):
-    """A loopback that spoils what a client answers to a turn or a test of a round."""
+    """A loopback that spoils what a client answers to a local update or a test of a round."""
 
     def __init__(self, folder: Path, spoil: Any, settings: dict[str, Any] = SETTINGS, method: str = "mpfedcon") -> None:
         super().__init__(sites(folder, config(method, **settings)))
@@ -134,9 +134,9 @@ def diverged(answer: Frame) -> Frame:
     """The answer of a client that says that it diverged, and so has no upload."""
     report = answer.sealed(answer.said[-1]["report"])
     assert report is not None
-    letter = Letter()
-    letter.say({}, report=replace(Report.of(report), diverged=True, keeps=False).seal())
-    return letter.frame()
+    envelope = Envelope()
+    envelope.say({}, report=replace(Report.of(report), diverged=True, keeps=False).seal())
+    return envelope.frame()
 
 
 @pytest.mark.parametrize("chosen", [{}, {"train.on_nan": "stop"}], ids=["by default", "stop"])
@@ -203,7 +203,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("method", quick_first(["mpfedcon", "scaffold"]))
 def test_a_server_killed_within_a_round_goes_on(tmp_path: Path, method: str) -> None:
-    """Clients that had their turn take it again, from the state before it; all of them are other processes by then."""
+    """Clients that had their local update take it again, from the state before it; all of them are other processes by then."""
 
     def die(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         if (asked, round, client) == ("train", 2, 2):
@@ -243,9 +243,9 @@ def test_a_client_that_has_lost_its_disk_gets_the_terms_again(tmp_path: Path) ->
 
 @pytest.mark.parametrize("damage", ["bits", "cut"])
 def test_an_initial_model_that_is_damaged_at_a_client_is_sent_again(tmp_path: Path, damage: str) -> None:
-    """Its private layers begin there, whenever its first turn comes."""
-    turns = {"train.selection": "schedule", "train.schedule": ((0, 2), (1, 2), (1, 2)), "train.participation": None}
-    settings = {**SETTINGS, **turns}
+    """Its private layers begin there, whenever its first local update comes."""
+    updates = {"train.selection": "schedule", "train.schedule": ((0, 2), (1, 2), (1, 2)), "train.participation": None}
+    settings = {**SETTINGS, **updates}
 
     class Damaging(Faulty):
         def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
@@ -331,7 +331,7 @@ def test_no_run_is_resumed_with_other_code_than_its_clients_agreed_to(tmp_path: 
     folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **QUICKLY))
     with monkeypatch.context() as patch:
         patch.setattr("fedpriv.deploy.serving.code_version", lambda: "9.9+new")
-        patch.setattr("fedpriv.deploy.site.code_version", lambda: "9.9+new")
+        patch.setattr("fedpriv.deploy.client_node.code_version", lambda: "9.9+new")
         with pytest.raises(UsageError, match=rf"began with fedpriv {re.escape(code_version())}, this is 9\.9\+new, .*install"):
             go_on(tmp_path / "run", Loopback(sites(tmp_path / "c", config("fedavg", **QUICKLY))))
     assert folder.records()[-1]["round"] == 1 and folder.facts["status"] == "interrupted"
@@ -349,16 +349,16 @@ def test_what_clients_declared_is_damaged_where_it_does_not_say_so(tmp_path: Pat
 
 def test_errors_cross_without_paths(tmp_path: Path) -> None:
     site = sites(tmp_path / "secret-place", config("fedavg", **SETTINGS))[0]
-    letter = Letter()
-    letter.say({"do": "train", "round": 1, "last": None})
-    told = site.answer(letter.frame(run="strange")).head["error"]
+    envelope = Envelope()
+    envelope.say({"do": "train", "round": 1, "last": None})
+    told = site.answer(envelope.frame(run="strange")).head["error"]
     assert told.startswith("unknown run") and "secret-place" not in told
     wrong = {"data": {"name": "/etc/passwd-like.csv"}}
-    letter = Letter()
-    letter.say({"do": "describe", "config": config("fedavg", **SETTINGS).model_dump(mode="json") | wrong})
+    envelope = Envelope()
+    envelope.say({"do": "describe", "config": config("fedavg", **SETTINGS).model_dump(mode="json") | wrong})
     missing = sites(tmp_path / "other", config("fedavg", **SETTINGS))[0]
     object.__setattr__(missing.source, "name", str(tmp_path / "secret-place" / "x.csv"))
-    told = missing.answer(letter.frame(run="one")).head["error"]
+    told = missing.answer(envelope.frame(run="one")).head["error"]
     assert "\n" not in told and "secret-place" not in told and str(tmp_path) not in told
 
 
@@ -379,9 +379,9 @@ def test_a_clients_folder_with_spaces_does_not_cross(tmp_path: Path) -> None:
     folder = site.folder / "runs" / "run"
     folder.mkdir(parents=True)
     (folder / "terms.json").write_text("{")
-    letter = Letter()
-    letter.say({"do": "train", "round": 1, "last": None})
-    told = site.answer(letter.frame(run="run")).head["error"]
+    envelope = Envelope()
+    envelope.say({"do": "train", "round": 1, "last": None})
+    told = site.answer(envelope.frame(run="run")).head["error"]
     assert told.startswith("a file is damaged") and "Doe" not in told
 
 
@@ -395,9 +395,9 @@ def test_files_of_registered_data_that_cannot_be_read_are_not_named(
     for part in ("train", "test"):
         (data / "cifar10" / f"{part}.parquet").write_bytes(b"PAR1 and nothing else")
     monkeypatch.setenv("FEDPRIV_DATA", str(data))
-    letter = Letter()
-    letter.say({"do": "describe", "config": config("fedavg", **{"data.name": "cifar10"}).model_dump(mode="json")})
-    told = Site(0, Source(), tmp_path / "state").answer(letter.frame(run=HANDSHAKE)).error
+    envelope = Envelope()
+    envelope.say({"do": "describe", "config": config("fedavg", **{"data.name": "cifar10"}).model_dump(mode="json")})
+    told = ClientNode(0, Source(), tmp_path / "state").answer(envelope.frame(run=HANDSHAKE)).error
     assert told == "a file, of which the client's own log says more"
 
 
@@ -434,7 +434,7 @@ def test_a_second_message_under_sample_level_dp_is_refused(tmp_path: Path) -> No
     assert not any("train_loss" in record["metrics"] for record in RunFolder.open(folder).records()), "no noise covers it"
     assert "sample of one client" in summary["privacy"]["adjacency"]
     first, again = (grid.sites[0].answer(seen["train"]) for _ in range(2))
-    assert first.parts == again.parts, "a repeated turn gives the same bytes"
+    assert first.parts == again.parts, "a repeated local update gives the same bytes"
     at = seen["train"].head["said"][-1]["message"]
     message = unseal(seen["train"].parts[at])
     other = seal(Payload({name: tensor + 1e-6 for name, tensor in message.tensors().items()}, message.round))
@@ -468,7 +468,7 @@ def test_under_sample_level_dp_a_client_reports_the_samples_that_it_declared(tmp
 
 
 @pytest.mark.parametrize("when", ["before the agreement", "between rounds", "with the loss of its disk"])
-def test_a_client_whose_data_have_changed_takes_no_turn(tmp_path: Path, when: str) -> None:
+def test_a_client_whose_data_have_changed_takes_no_update(tmp_path: Path, when: str) -> None:
     """Rate and steps of sample-level DP depend on how many they are, and the server accounts for those that were declared."""
     private = {"privacy.level": "sample", "privacy.noise": 4.0, "model.name": "mlp_lineage", "model.projection": 8}
     own = {"data.limit": None, "data.pixels": "unit", "data.partition.name": "iid", "data.name": str(tmp_path / "photos")}
@@ -476,8 +476,8 @@ def test_a_client_whose_data_have_changed_takes_no_turn(tmp_path: Path, when: st
     for number in range(2):
         write_folder(tmp_path / f"photos-{number}", list(pixels(40, 8, 8)), [0, 1] * 20)
 
-    def clients() -> dict[int, Site]:
-        return {one: Site(one, Source(str(tmp_path / f"photos-{one}")), tmp_path / f"client-{one}") for one in range(2)}
+    def clients() -> dict[int, ClientNode]:
+        return {one: ClientNode(one, Source(str(tmp_path / f"photos-{one}")), tmp_path / f"client-{one}") for one in range(2)}
 
     class Shrinking(Loopback):
         def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
@@ -535,7 +535,7 @@ def test_a_deal_of_samples_to_several_clients_is_refused_under_sample_level_dp(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["refused", "lost"])
-def test_the_ledger_books_the_turn_of_a_client_whose_answer_is_not_used(tmp_path: Path, how: str) -> None:
+def test_the_ledger_books_the_update_of_a_client_whose_answer_is_not_used(tmp_path: Path, how: str) -> None:
     """Its upload may have been seen, so it costs what it would have cost in the sum."""
     private = {**FOUR, "privacy.level": "sample", "privacy.noise": 1.0, "train.rounds": 2}
     bound = {"train.max_update_norm": 1e-6} if how == "refused" else {}
@@ -567,7 +567,7 @@ def test_terms_do_not_change(tmp_path: Path) -> None:
     terms = json.loads((tmp_path / "c" / "client-0" / "runs" / "run" / "terms.json").read_text())
     warnings: list[str] = []
     changed = {**terms, "config": {**terms["config"], "seed": 7}}
-    clients = FarClients(Loopback(here), "run", changed, {0: {"train": 50, "test": 50}}, 10, warnings.append)
+    clients = RemoteClients(Loopback(here), "run", changed, {0: {"train": 50, "test": 50}}, 10, warnings.append)
     assert not clients.agree() and "differ from those" in warnings[0]
 
 
@@ -628,7 +628,7 @@ LONG: dict[str, dict[str, Any]] = {
     "classes": {"classes": ["\x1b[2J" + "A" * 10**5, "b"]},
     "a shape": {"form": {"shape": [7] * 10**5}},
     "suggestions": {"suggests": {"train.lr": "A" * 10**5}},
-    "a partition": {"dealt": "\x1b" * 100},
+    "a partition": {"partition": "\x1b" * 100},
     "a number": {"client": 10**4000},
 }
 
@@ -730,7 +730,7 @@ def test_a_run_does_not_have_the_name_of_the_handshake(tmp_path: Path) -> None:
     """Else its answers would not be kept for a frame that comes again."""
     with pytest.raises(UsageError, match="handshake is what clients call the time before a run"):
         play_apart(tmp_path / HANDSHAKE, "fedavg", **SETTINGS)
-    site = Site(0, Source("digits"), tmp_path / "client")
+    site = ClientNode(0, Source("digits"), tmp_path / "client")
     frame = Frame({"run": HANDSHAKE, "said": [{"do": "agree", "samples": {}}]})
     assert site.answer(frame).error == "a run that is called handshake"
 
@@ -750,7 +750,7 @@ def test_terms_that_could_not_be_saved_are_not_agreed_on(tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedpriv.deploy.site.save_json", full)
+        patch.setattr("fedpriv.deploy.client_node.save_json", full)
         assert "No space left" in str(agrees(7).error)
     answers = [agrees(seed) for seed in (8, 7)]
     assert answers[0].error is None and "differ from those" in str(answers[1].error)

@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from fedpriv.cli.deploy import _conduct, _say_who_is_awaited
 from fedpriv.config import load_config
 from fedpriv.deploy.flower import certificates, machines, needed, tls
-from fedpriv.deploy.flower.home import ClientFile, Home, make, read_client
+from fedpriv.deploy.flower.paths import ClientFile, DeploymentPaths, make, read_client
 from fedpriv.deploy.handshake import code_version
 from fedpriv.deploy.serving import DECLARED, STOP
 from fedpriv.errors import FedprivError, UsageError
@@ -35,7 +35,7 @@ needs_flower = pytest.mark.extra("deploy")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Home:
+def made(tmp_path_factory: pytest.TempPathFactory) -> DeploymentPaths:
     """A deployment of two clients; not to be written into."""
     return make(tmp_path_factory.mktemp("made") / "d", 2, "server.example.org")
 
@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Home:
 def test_init_writes_all_that_two_machines_need(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
     ended = fedpriv("deploy", "init", tmp_path / "d", "--clients", 3, "--host", "server.example.org")
     assert ended.exit_code == 0, ended.output
-    home = Home.open(tmp_path / "d")
+    home = DeploymentPaths.open(tmp_path / "d")
     assert (home.settings().clients, home.settings().host, home.settings().port) == (3, "server.example.org", 8400)
     certificates.check_server_certificate(home.certificate, "server.example.org")
     for number in range(3):
@@ -71,7 +71,7 @@ def test_an_address_of_version_6_is_in_brackets(tmp_path: Path) -> None:
     assert read_client(make(tmp_path / "e", 1, "::1", listen="::1").client_file(0)).server == "[::1]:8443"
 
 
-def test_a_server_that_clients_reach_without_a_proxy_is_not_said_to_be_behind_one(tmp_path: Path, made: Home) -> None:
+def test_a_server_that_clients_reach_without_a_proxy_is_not_said_to_be_behind_one(tmp_path: Path, made: DeploymentPaths) -> None:
     assert "reverse proxy" in made.server_file.read_text()
     home = make(tmp_path / "d", 1, "server.example.org", listen="0.0.0.0")
     assert "proxy" not in home.server_file.read_text() and not (home.path / "nginx.conf").exists()
@@ -98,12 +98,14 @@ def test_a_public_key_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 @needs_flower
-def test_a_run_outside_of_the_deployment_is_refused(made: Home, tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+def test_a_run_outside_of_the_deployment_is_refused(
+    made: DeploymentPaths, tmp_path: Path, fedpriv: Callable[..., Result]
+) -> None:
     ended = fedpriv("deploy", "run", made.path, "--run-dir", tmp_path / "elsewhere")
     assert ended.exit_code == 2 and f"must be in {made.runs}" in " ".join(ended.stderr.split())
 
 
-def test_init_does_not_overwrite(made: Home, fedpriv: Callable[..., Result]) -> None:
+def test_init_does_not_overwrite(made: DeploymentPaths, fedpriv: Callable[..., Result]) -> None:
     ended = fedpriv("deploy", "init", made.path, "--clients", 1, "--host", "other.example.org")
     assert ended.exit_code == 2 and "holds a deployment already" in ended.output
 
@@ -182,7 +184,7 @@ def test_no_request_is_left_where_no_server_answers(tmp_path: Path, fedpriv: Cal
 
 @needs_flower
 def test_what_is_no_run_of_a_deployment_is_named_before_its_server_is_asked(
-    made: Home, tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+    made: DeploymentPaths, tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     RunFolder.create(load_config(None, {"run_dir": "run"}), tmp_path)
@@ -197,7 +199,7 @@ def test_what_is_no_run_of_a_deployment_is_named_before_its_server_is_asked(
 
 
 @needs_flower
-def test_a_run_says_whom_it_waits_for(made: Home, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_says_whom_it_waits_for(made: DeploymentPaths, capsys: pytest.CaptureFixture[str]) -> None:
     from fedpriv.deploy.flower.control import Node
 
     nodes = [Node(7, "client-0", "online"), Node(8, "client-1", "registered")]
@@ -211,7 +213,7 @@ def test_a_run_says_whom_it_waits_for(made: Home, capsys: pytest.CaptureFixture[
 
 
 @needs_flower
-def test_a_run_says_once_that_its_server_is_away(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_says_once_that_its_server_is_away(made: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("fedpriv.cli.deploy.say", lambda text, err: said.append(text))
     answers = iter([True, False, False, True, False])
@@ -253,7 +255,9 @@ def test_a_host_that_is_none_is_refused(tmp_path: Path, fedpriv: Callable[..., R
     assert ended.exit_code == 2 and "--host" in ended.output and not (tmp_path / "d").exists()
 
 
-def test_a_certificate_of_another_authority_is_named_at_once(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_of_another_authority_is_named_at_once(
+    made: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the server would be awaited for minutes."""
     certificates.check_handshake(made.certificate, made.key, made.authority, "127.0.0.1")
     with monkeypatch.context() as patch:  # as in Python 3.13 and later
@@ -272,14 +276,14 @@ def test_a_certificate_of_another_authority_is_named_at_once(made: Home, tmp_pat
             certificates.check_handshake(certificate, key, made.authority, host)
 
 
-def test_the_file_of_a_deployment_is_not_its_folder(made: Home) -> None:
+def test_the_file_of_a_deployment_is_not_its_folder(made: DeploymentPaths) -> None:
     with pytest.raises(UsageError, match=f"server.yaml is a file; name its folder, {made.path}"):
-        Home.open(made.server_file)
+        DeploymentPaths.open(made.server_file)
 
 
 def test_a_folder_without_a_deployment(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"no server\.yaml"):
-        Home.open(tmp_path)
+        DeploymentPaths.open(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -297,21 +301,21 @@ def test_a_folder_without_a_deployment(tmp_path: Path) -> None:
         ("poll: 1", "pol: 1", "did you mean 'poll'"),
     ],
 )
-def test_a_client_file_that_is_not_right(made: Home, line: str, instead: str, told: str) -> None:
+def test_a_client_file_that_is_not_right(made: DeploymentPaths, line: str, instead: str, told: str) -> None:
     file = made.path / f"other-{abs(hash(instead))}.yaml"
     file.write_text(made.client_file(0).read_text().replace(line, instead))
     with pytest.raises(UsageError, match=told):
         read_client(file)
 
 
-def test_data_beside_the_file_are_found(made: Home) -> None:
+def test_data_beside_the_file_are_found(made: DeploymentPaths) -> None:
     (made.path / "photos").mkdir()
     file = made.path / "with-photos.yaml"
     file.write_text(made.client_file(1).read_text().replace("  name: null", "  name: photos"))
     assert read_client(file).data.name == str(made.path / "photos")
 
 
-def test_a_certificate_that_does_not_hold(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_certificate_that_does_not_hold(made: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"is for .*server\.example\.org, not for other\.example\.org"):
         certificates.check_server_certificate(made.certificate, "other.example.org")
     monkeypatch.setattr(certificates, "SERVER_DAYS", -0.02)
@@ -344,7 +348,7 @@ def test_a_certificate_that_has_expired_is_renewed(
     assert ended.exit_code == 2 and "ca.key does not exist" in " ".join(ended.stderr.split())
 
 
-def test_a_port_that_is_taken(made: Home) -> None:
+def test_a_port_that_is_taken(made: DeploymentPaths) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -383,7 +387,7 @@ def answering(certificate: Path, key: Path, date: float, port: int = 0, status: 
         server.server_close()
 
 
-def test_a_client_checks_its_server(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_checks_its_server(made: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = read_client(made.client_file(0))
     with answering(made.certificate, made.key, time.time()) as port:
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
@@ -445,7 +449,9 @@ def speaking(certificate: Path, key: Path, tls: bool = True) -> Iterator[int]:
         listening.close()
 
 
-def test_what_a_client_cannot_read_of_its_server_is_named(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_client_cannot_read_of_its_server_is_named(
+    made: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = read_client(made.client_file(0))
     junk = tmp_path / "junk.crt"
     junk.write_text("junk")
@@ -471,12 +477,14 @@ def test_a_server_that_does_not_answer_in_time_is_sought_in_a_log_that_says_some
         log.write_text(log.read_text() + said)
         return False
 
-    keeper: Any = SimpleNamespace(log=log, look=lambda: None)
+    supervisor: Any = SimpleNamespace(log=log, look=lambda: None)
     with pytest.raises(FedprivError, match=why):
-        machines._await_answer(answers, keeper)
+        machines._await_answer(answers, supervisor)
 
 
-def test_a_client_does_not_wait_for_ever_for_an_answer_that_never_ends(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_does_not_wait_for_ever_for_an_answer_that_never_ends(
+    made: DeploymentPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tls, "ANSWER", 0.5)
     read = read_client(made.client_file(0))
     with (
@@ -490,7 +498,7 @@ def test_a_client_does_not_wait_for_ever_for_an_answer_that_never_ends(made: Hom
 
 @needs_flower
 def test_an_operator_does_not_wait_for_ever_and_is_told_what_is_wrong_with_a_server(
-    made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    made: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedpriv.deploy.flower.control import SuperLink
 

@@ -22,11 +22,11 @@ from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 from google.protobuf.message import DecodeError
 
-from fedpriv.deploy.courier import Courier, Lost
 from fedpriv.deploy.flower import apps
 from fedpriv.deploy.flower.apps import FlowerPost, _packed, _unpacked
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.stream import MOST_PARTS, Broken
+from fedpriv.deploy.transport import Lost, Transport
 
 pytestmark = pytest.mark.extra("deploy")
 
@@ -159,7 +159,7 @@ def received(post: FlowerPost) -> dict[str, Any]:
 def test_a_node_that_lies_answers_for_itself_alone(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apps, "_message", lambda *of: None)
     post = FlowerPost(Nodes(Link(LIES[lie](), honest())), 2)
-    found = dict(Courier(post).exchange({0: Frame({}), 1: Frame({})}, 30, 1))
+    found = dict(Transport(post).exchange({0: Frame({}), 1: Frame({})}, 30, 1))
     assert found[0] == Frame({}, (b"data",))
     assert isinstance(found[1], str) and ("no message of Flower's" in found[1] or "array" in found[1])
 

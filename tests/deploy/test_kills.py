@@ -28,7 +28,8 @@ SETTINGS: dict[str, Any] = {
     **ALL_KEPT,
 }
 FRAMES = range(CLIENTS, CLIENTS * (2 + 2 * ROUNDS))
-"""Of a run without faults, after those in which clients describe their data: the terms, then a turn and a test in each round."""
+"""Of a run without faults, after those in which clients describe their data: the terms, then a local update and a test in each
+round."""
 TURNS = [at for at in FRAMES[CLIENTS:] if at // CLIENTS % 2 == 0]
 KILLS = 10
 METHODS = ("mpfedcon", "scaffold", "fedavg", "fedrep", "feddyn")
@@ -55,7 +56,7 @@ def test_kills_by_chance(tmp_path: Path, reference: Reference, seed: int, method
 
 @pytest.mark.parametrize("kind", slow_but(["sealing"], [kind for kinds in KINDS.values() for kind in kinds]))
 def test_each_fault_in_each_place(tmp_path: Path, reference: Reference, kind: str) -> None:
-    """In the first turn, in the last, and in turns one after another."""
+    """In the first local update, in the last, and in local updates one after another."""
     plan = dict.fromkeys((TURNS[0], TURNS[1], TURNS[CLIENTS + 2], TURNS[-1]), kind)
     post = same(tmp_path, reference("mpfedcon", **SETTINGS), "mpfedcon", plan)
     assert post.happened == [kind] * len(plan)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.deploy.asked import config_of
-from fedpriv.deploy.far_clients import FarClients
-from fedpriv.deploy.frames import Frame, Letter
+from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.site import Site
+from fedpriv.deploy.remote_clients import RemoteClients
+from fedpriv.deploy.request_validation import config_of
 from fedpriv.deploy.source import Source
 from fedpriv.files import load_json, save_json
 from fedpriv.server.clients import Instruction
@@ -36,9 +36,9 @@ SETTINGS: dict[str, Any] = {
 
 @pytest.fixture
 def malicious_in_round_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = FarClients.train
+    train = RemoteClients.train
 
-    def altered(far: FarClients, instruction: Instruction) -> Iterator[Answer]:
+    def altered(far: RemoteClients, instruction: Instruction) -> Iterator[Answer]:
         if instruction.round == 2:
             assert instruction.message is not None
             sent = dict(instruction.message.tensors())
@@ -46,7 +46,7 @@ def malicious_in_round_2(monkeypatch: pytest.MonkeyPatch) -> None:
             instruction = replace(instruction, message=seal(Payload(sent, 2)))
         return train(far, instruction)
 
-    monkeypatch.setattr(FarClients, "train", altered)
+    monkeypatch.setattr(RemoteClients, "train", altered)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def test_a_client_can_switch_its_own_check_off(tmp_path: Path) -> None:
     assert [one["client"] for one in last["missing"]] == [0]
 
 
-# --- sample-level DP: two turns that differ must not have the same noise ------------------------------------------------
+# --- sample-level DP: two local updates that differ must not have the same noise ------------------------------------------------
 
 
 PRIVATE = {**SETTINGS, "privacy.level": "sample", "privacy.noise": 4.0, "model.projection": 8, "executor.name": "sequential"}
@@ -100,9 +100,9 @@ def played(tmp_path: Path, method: str, **settings: Any) -> Watching:
     return grid
 
 
-def test_a_second_turn_from_another_state_is_refused(tmp_path: Path) -> None:
+def test_a_second_update_from_another_state_is_refused(tmp_path: Path) -> None:
     grid = played(tmp_path, "fedper", **PRIVATE)
-    assert grid.train(last=1).parts == grid.train(last=1, again=True).parts, "a repeated turn gives the same bytes"
+    assert grid.train(last=1).parts == grid.train(last=1, again=True).parts, "a repeated local update gives the same bytes"
     assert "from another state" in str(grid.train(last=None).error)
 
 
@@ -121,10 +121,10 @@ def test_another_initial_model_is_refused(tmp_path: Path) -> None:
     (kept,) = (tmp_path / "clients" / "client-0" / "runs" / "run").glob("broadcast-*")
     tensors = unseal(kept.read_bytes()).tensors()
 
-    def greeted(site: Site, change: float) -> Any:
-        letter = Letter()
-        letter.say({"do": "welcome"}, message=seal(Payload({name: tensor + change for name, tensor in tensors.items()}, 0)))
-        return site.answer(letter.frame(run="run")).error
+    def greeted(site: ClientNode, change: float) -> Any:
+        envelope = Envelope()
+        envelope.say({"do": "welcome"}, message=seal(Payload({name: tensor + change for name, tensor in tensors.items()}, 0)))
+        return site.answer(envelope.frame(run="run")).error
 
     started_again = sites(tmp_path / "clients", config("fedper", **PRIVATE))[0]
     for site in (grid.sites[0], started_again):
@@ -136,12 +136,12 @@ def test_a_round_that_the_run_does_not_have_is_refused(tmp_path: Path) -> None:
     message = unseal(grid.asked.parts[0]).tensors()
     for round in (0, 3):
         grid.asked = replace(grid.asked, parts=(seal(Payload(message, round)).data,))
-        assert f"a turn in round {round} of a run of 2" in str(grid.train(round=round, last=None).error)
+        assert f"a local update in round {round} of a run of 2" in str(grid.train(round=round, last=None).error)
 
 
-def test_noise_differs_with_the_state_that_a_turn_starts_from(tmp_path: Path) -> None:
-    """So that even a client that has forgotten what it was asked has no turn twice with the same noise."""
-    loud = {"name": "gaussian", "variance": 1e6}  # beside which the turns do not differ
+def test_noise_differs_with_the_state_that_a_update_starts_from(tmp_path: Path) -> None:
+    """So that even a client that has forgotten what it was asked has no local update twice with the same noise."""
+    loud = {"name": "gaussian", "variance": 1e6}  # beside which the local updates do not differ
     grid = played(tmp_path, "fedper", **{**SETTINGS, "wire.transforms": [loud]})
     one = unseal(grid.train(last=1).parts[0]).tensors()
     assert "from another state" in str(grid.train(last=None).error)
@@ -150,7 +150,10 @@ def test_noise_differs_with_the_state_that_a_turn_starts_from(tmp_path: Path) ->
     assert all(float((one[name] - other[name]).abs().max()) > 100 for name in one)
 
 
-LOUD = {"train.rounds": 1, "wire.transforms": [{"name": "gaussian", "variance": 1e6}]}  # beside which the turns do not differ
+LOUD = {
+    "train.rounds": 1,
+    "wire.transforms": [{"name": "gaussian", "variance": 1e6}],
+}  # beside which the local updates do not differ
 
 
 def uploaded(answer: Frame) -> torch.Tensor:
@@ -160,14 +163,14 @@ def uploaded(answer: Frame) -> torch.Tensor:
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
-def test_a_repeated_turn_on_other_samples_is_refused_and_has_other_noise(tmp_path: Path) -> None:
+def test_a_repeated_update_on_other_samples_is_refused_and_has_other_noise(tmp_path: Path) -> None:
     def write(seed: int) -> None:
         for number in range(2):
             write_folder(tmp_path / f"photos-{number}", list(pixels(20, 8, 8, seed=seed)), [0, 1] * 10)
 
-    def clients() -> dict[int, Site]:
+    def clients() -> dict[int, ClientNode]:
         photos = {number: Source(str(tmp_path / f"photos-{number}")) for number in range(2)}
-        return {number: Site(number, source, tmp_path / f"client-{number}") for number, source in photos.items()}
+        return {number: ClientNode(number, source, tmp_path / f"client-{number}") for number, source in photos.items()}
 
     write(seed=0)
     own = {"data.limit": None, "data.name": str(tmp_path / "photos-0"), "data.pixels": "unit", "data.partition.name": "iid"}
@@ -203,7 +206,7 @@ def test_a_kept_state_that_is_not_the_same_to_the_bit_has_no_second_noise(tmp_pa
     assert "from another state" in str(grid.train(last=1, again=2).error)
 
 
-def test_a_repeated_turn_that_is_broken_off_leaves_the_account_whole(tmp_path: Path) -> None:
+def test_a_repeated_update_that_is_broken_off_leaves_the_account_whole(tmp_path: Path) -> None:
     site = played(tmp_path, "fedrep", **PRIVATE).sites[0]
     client = site._of("run").client
     assert client.store is not None
@@ -214,7 +217,7 @@ def test_a_repeated_turn_that_is_broken_off_leaves_the_account_whole(tmp_path: P
 
 
 @pytest.mark.parametrize("lost", ["whole", "a round"])
-def test_a_client_that_has_lost_its_account_takes_no_turn(tmp_path: Path, lost: str) -> None:
+def test_a_client_that_has_lost_its_account_takes_no_update(tmp_path: Path, lost: str) -> None:
     grid = played(tmp_path, "fedper", **PRIVATE)
     file = tmp_path / "clients" / "client-0" / "runs" / "run" / "states" / "spent-000000.json"
     whole = load_json(file)
@@ -224,7 +227,9 @@ def test_a_client_that_has_lost_its_account_takes_no_turn(tmp_path: Path, lost: 
         save_json(file, {"2": whole["2"]})
     grid.sites = sites(tmp_path / "clients", config("fedper", **PRIVATE))
     error = str(grid.train(last=1).error)
-    assert error.startswith("a file does not have what client 0 spent on privacy in round 1, so it takes no turn in run run")
+    assert error.startswith(
+        "a file does not have what client 0 spent on privacy in round 1, so it takes no local update in run run"
+    )
     save_json(file, whole)
     assert grid.train(last=1).error is None
 
@@ -250,7 +255,7 @@ def test_a_client_that_is_killed_before_it_books_has_not_lost_its_account(
 # --- tests: accuracies on models of a server's choice tell of single samples ---------------------------------------------
 
 
-def scored(site: Site, tensors: Mapping[str, torch.Tensor], round: int, last: int | None) -> Frame:
+def scored(site: ClientNode, tensors: Mapping[str, torch.Tensor], round: int, last: int | None) -> Frame:
     """What a client answers to a test."""
     asked = {"do": "test", "message": 0, "round": round, "last": last}
     return site.answer(Frame({"run": "run", "said": [asked]}, (seal(Payload(tensors, round)).data,)))
@@ -281,7 +286,7 @@ def test_a_client_is_tested_once_a_round(tmp_path: Path) -> None:
 
 
 def test_a_client_that_trains_again_in_a_round_is_not_tested_again(tmp_path: Path) -> None:
-    """Its head stays with it, and is another one after each turn that a server asks for."""
+    """Its head stays with it, and is another one after each local update that a server asks for."""
     grid = played(tmp_path, "fedper", **NOT_TESTED_IN_ROUND_1)
     sent = unseal(grid.asked.parts[0]).tensors()
     assert "report" in scored(grid.sites[0], sent, 1, 1).said[0]
@@ -296,12 +301,12 @@ def test_a_client_that_trains_again_in_a_round_is_not_tested_again(tmp_path: Pat
 
 def test_other_clients_cost_a_client_no_memory(tmp_path: Path) -> None:
     def described(clients: int) -> Any:
-        letter = Letter()
+        envelope = Envelope()
         asked = config("fedavg", **{**SETTINGS, "data.clients": clients}).model_dump(mode="json")
-        letter.say({"do": "describe", "config": asked})
-        return site.answer(letter.frame(run="handshake")).error
+        envelope.say({"do": "describe", "config": asked})
+        return site.answer(envelope.frame(run="handshake")).error
 
-    site = Site(3, Source("digits"), tmp_path / "client")
+    site = ClientNode(3, Source("digits"), tmp_path / "client")
     assert described(1000) is None and site._loaded is not None
     data = site._loaded[1].data
     for which in ("train", "validation", "test"):
@@ -332,7 +337,7 @@ def test_what_would_occupy_a_client_for_ever_is_refused(asked: dict[str, Any], t
 
 
 def test_a_frame_that_asks_for_many_things_is_refused(tmp_path: Path) -> None:
-    site = Site(0, Source("digits"), tmp_path / "client")
+    site = ClientNode(0, Source("digits"), tmp_path / "client")
     asked = [{"do": "describe", "config": config("fedavg", **SETTINGS).model_dump(mode="json")}]
     assert site.answer(Frame({"run": "handshake", "said": asked * 2})).error is None
     error = site.answer(Frame({"run": "handshake", "said": asked * 2000})).error
@@ -343,7 +348,7 @@ def test_more_clients_than_a_run_has_are_refused(tmp_path: Path) -> None:
     """A client would draw from them all in every round."""
     grid = played(tmp_path, "fedavg", **SETTINGS)
     terms = load_json(tmp_path / "clients" / "client-0" / "runs" / "run" / "terms.json")
-    letter = Letter()
+    envelope = Envelope()
     declared = {**terms["declared"], "trainable": list(range(3))}
-    letter.say({"do": "agree", "config": terms["config"], "declared": declared, "code": terms["code"], "samples": {}})
-    assert grid.sites[0].answer(letter.frame(run="other")).error == "the server declares 3 clients of a run of 2"
+    envelope.say({"do": "agree", "config": terms["config"], "declared": declared, "code": terms["code"], "samples": {}})
+    assert grid.sites[0].answer(envelope.frame(run="other")).error == "the server declares 3 clients of a run of 2"

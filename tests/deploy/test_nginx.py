@@ -75,14 +75,14 @@ def status(address: str, authority: Path) -> int:
 
 def test_clients_train_through_it_and_nothing_else_passes(tmp_path: Path) -> None:
     from fedpriv.deploy.flower.demo import all_here
-    from fedpriv.deploy.flower.home import make
     from fedpriv.deploy.flower.machines import free_port
+    from fedpriv.deploy.flower.paths import make
 
     public, inner = free_port(), free_port()
     home = make(tmp_path / "d", 3, "localhost", public, inner_port=inner)
     for number in range(3):
         file = home.client_file(number)
-        file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
+        file.write_text(file.read_text().replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"))
     play(tmp_path / "whole", "mpfedcon", **SMALL)
     with nginx(home.path / "nginx.conf", tmp_path / "nginx"), all_here(home) as (link, look, keepers):
         same(Deployment(home, link, look, keepers).play("proxied", "mpfedcon"), tmp_path / "whole")

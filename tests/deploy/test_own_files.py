@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fedpriv.deploy.frames import Frame, Letter
+from fedpriv.deploy.client_node import ClientNode
+from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.handshake import HANDSHAKE
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.site import Site
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.simulation.inputs.unseen import SampleForm
@@ -33,9 +33,9 @@ def reports(tmp_path: Path) -> Path:
 
 def described(tmp_path: Path, source: Source, **asked: Any) -> Frame:
     """What a client answers to a server that asks it to describe its data for such a config."""
-    letter = Letter()
-    letter.say({"do": "describe", "config": config("fedavg", **asked).model_dump(mode="json")})
-    return Site(0, source, tmp_path / "state").answer(letter.frame(run=HANDSHAKE))
+    envelope = Envelope()
+    envelope.say({"do": "describe", "config": config("fedavg", **asked).model_dump(mode="json")})
+    return ClientNode(0, source, tmp_path / "state").answer(envelope.frame(run=HANDSHAKE))
 
 
 @pytest.mark.parametrize("name", ["reports.csv", ".", "hf:some/data"])
@@ -109,13 +109,13 @@ def test_own_images_are_not_scaled_by_each_client_in_its_own_way(tmp_path: Path)
     error = described(tmp_path, own, **asked).error
     assert error is not None and error.startswith("its images would be standardised") and "--set data.pixels=unit" in error
     assert described(tmp_path, own, **asked, **{"data.pixels": "unit"}).error is None
-    assert described(tmp_path, Source(own.name, share="dealt"), **asked).error is None
+    assert described(tmp_path, Source(own.name, share="partition"), **asked).error is None
 
 
 class Reading(Loopback):
     """A loopback that keeps the configs that the clients are sent."""
 
-    def __init__(self, of: Mapping[int, Site]) -> None:
+    def __init__(self, of: Mapping[int, ClientNode]) -> None:
         super().__init__(of)
         self.configs: list[Mapping[str, Any]] = []
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from fedpriv.deploy.flower import machines
-from fedpriv.deploy.flower.home import ClientFile, Home, make, read_client
+from fedpriv.deploy.flower.paths import ClientFile, DeploymentPaths, make, read_client
 from fedpriv.errors import UsageError
-from fedpriv.outside.proxies import proxy_for, use_proxy
 from fedpriv.tracking import ServerAway
 from fedpriv.tracking.store import check_server, quiet_mlflow
+from fedpriv.untrusted.proxies import proxy_for, use_proxy
 from tests.deploy.test_files import answering
 
 pytestmark = pytest.mark.usefixtures("no_proxies")
@@ -26,7 +26,7 @@ DEAD = "http://127.0.0.1:9"
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Home:
+def made(tmp_path: Path) -> DeploymentPaths:
     return make(tmp_path / "d", 1, "server.example.org")
 
 
@@ -66,12 +66,12 @@ def proxy(to: int, refuses: bytes | None = None) -> Iterator[tuple[str, list[str
         listening.close()
 
 
-def of(home: Home, server: str) -> ClientFile:
+def of(home: DeploymentPaths, server: str) -> ClientFile:
     return read_client(home.client_file(0)).model_copy(update={"server": server})
 
 
 @needs_flower
-def test_the_operator_reaches_the_server_of_this_machine(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_operator_reaches_the_server_of_this_machine(made: DeploymentPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedpriv.deploy.flower.control import SuperLink
 
     for name in ("https_proxy", "http_proxy", "all_proxy"):
@@ -81,7 +81,7 @@ def test_the_operator_reaches_the_server_of_this_machine(made: Home, monkeypatch
         assert link.answers() and link.nodes() == []
 
 
-def test_a_client_reaches_a_server_of_this_machine_directly(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_reaches_a_server_of_this_machine_directly(made: DeploymentPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", DEAD)
     with answering(made.certificate, made.key, time.time()) as port:
         machines.check_server(of(made, f"127.0.0.1:{port}"))
@@ -89,7 +89,7 @@ def test_a_client_reaches_a_server_of_this_machine_directly(made: Home, monkeypa
 
 
 @needs_flower
-def test_a_client_and_its_node_go_by_the_same_proxy(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_and_its_node_go_by_the_same_proxy(made: DeploymentPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.proto.fleet_pb2 import ActivateNodeRequest
     from flwr.supernode.fleet_http_client import FleetHttpClient
 
@@ -107,7 +107,7 @@ def test_a_client_and_its_node_go_by_the_same_proxy(made: Home, monkeypatch: pyt
         assert asked == [server, server]
 
 
-def test_a_server_that_is_excepted_is_not_asked_by_the_proxy(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_excepted_is_not_asked_by_the_proxy(made: DeploymentPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", DEAD)
     monkeypatch.setenv("no_proxy", "server.invalid")
     with pytest.raises(machines.Unreachable) as caught:
@@ -115,7 +115,7 @@ def test_a_server_that_is_excepted_is_not_asked_by_the_proxy(made: Home, monkeyp
     assert "proxy" not in str(caught.value)
 
 
-def test_what_goes_wrong_by_a_proxy_names_it(made: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_by_a_proxy_names_it(made: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server, direct = "server.example.org:8443", r"no_proxy=server\.example\.org goes without it"
     monkeypatch.setenv("https_proxy", DEAD)
     with pytest.raises(machines.Unreachable, match=rf"through the proxy {DEAD} .*{direct}.*: Connection refused"):
@@ -134,7 +134,7 @@ def test_what_goes_wrong_by_a_proxy_names_it(made: Home, tmp_path: Path, monkeyp
         machines.check_server(of(made, server))
 
 
-def test_a_tracking_server_of_this_machine_is_reached(made: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tracking_server_of_this_machine_is_reached(made: DeploymentPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", DEAD)
     listening = socket.create_server(("127.0.0.1", 0))
     with listening:

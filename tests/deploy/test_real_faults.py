@@ -1,4 +1,5 @@
-"""Clients that lie, hang or come too late, keys that are unknown or used twice, and a node killed in the middle of a turn."""
+"""Clients that lie, hang or come too late, keys that are unknown or used twice, and a node killed in the middle of a local
+update."""
 
 from __future__ import annotations
 
@@ -28,14 +29,14 @@ SECONDS = 60.0
 @pytest.fixture(autouse=True)
 def liars(deployment: Deployment) -> None:
     """Resident processes that lie where a file says so; no file says so yet."""
-    for number, keeper in enumerate(deployment.keepers[1:]):
+    for number, supervisor in enumerate(deployment.keepers[1:]):
         folder(deployment, number).joinpath(liar.LIE).unlink(missing_ok=True)
-        kept = keeper._kept[f"client {number}"]
+        kept = supervisor._kept[f"client {number}"]
         honest = "from fedpriv.deploy.flower.machines import stay"
         lying = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.deploy.liar import stay"
         if any(honest in part for part in kept.command):
             kept.command = [part.replace(honest, lying) for part in kept.command]
-            os.kill(keeper.pid(f"client {number}"), signal.SIGKILL)
+            os.kill(supervisor.pid(f"client {number}"), signal.SIGKILL)
 
 
 def folder(deployment: Deployment, number: int) -> Path:
@@ -65,7 +66,7 @@ def test_a_run_goes_on_without_a_client_that_never_answers_and_one_that_is_late(
 
     def end(record: dict[str, Any]) -> None:
         if record["round"] == 1:
-            (folder(deployment, 1) / liar.LIE).unlink()  # or it might be asked for its turn once more, and hang again
+            (folder(deployment, 1) / liar.LIE).unlink()  # or it might be asked for its local update once more, and hang again
             os.kill(deployment.keepers[2].pid("client 1"), signal.SIGKILL)
 
     run = deployment.play("late", "fedavg", end, answer=SECONDS, **{"train.rounds": 3, "eval.every": 3, "eval.last": 1})
@@ -78,21 +79,21 @@ def test_a_run_goes_on_without_a_client_that_never_answers_and_one_that_is_late(
     assert "fedpriv: an answer came too late" in late.read_text()
 
 
-def test_a_node_killed_in_the_middle_of_a_turn_gives_its_answer_once(tmp_path: Path, deployment: Deployment) -> None:
-    """The turn is not taken again: the process that took it still has its answer when the frame comes once more."""
+def test_a_node_killed_in_the_middle_of_a_update_gives_its_answer_once(tmp_path: Path, deployment: Deployment) -> None:
+    """The local update is not taken again: the process that took it still has its answer when the frame comes once more."""
     play(tmp_path / "whole", "mpfedcon", **{**SMALL, "train.rounds": 3})
     liar.tell(folder(deployment, 0), round=2, how="sleep", seconds=5)
     killed: list[int] = []
 
     def kill() -> None:
-        if not killed and "mid-turn 2" in liar.turns(folder(deployment, 0)):
+        if not killed and "mid-local update 2" in liar.updates(folder(deployment, 0)):
             killed.append(deployment.keepers[1].pid("its SuperNode"))
             os.kill(killed[0], signal.SIGKILL)
 
-    run = deployment.play("mid-turn", "mpfedcon", meanwhile=kill, **{"train.rounds": 3})
+    run = deployment.play("mid-local update", "mpfedcon", meanwhile=kill, **{"train.rounds": 3})
     assert killed and deployment.keepers[1].pid("its SuperNode") != killed[0]
     same(run, tmp_path / "whole")
-    assert liar.turns(folder(deployment, 0)).count("mid-turn 2") == 1
+    assert liar.updates(folder(deployment, 0)).count("mid-local update 2") == 1
 
 
 def test_an_unknown_key_and_a_second_node_with_a_key_are_not_admitted(tmp_path: Path, deployment: Deployment) -> None:

@@ -26,7 +26,7 @@ def test_it_ends_where_a_simulation_does(tmp_path: Path, deployment: Deployment,
 
 
 def test_a_client_whose_process_is_killed_loses_nothing(tmp_path: Path, deployment: Deployment) -> None:
-    """Its turn is taken again by the process that takes its place, from the disk."""
+    """Its local update is taken again by the process that takes its place, from the disk."""
     play(tmp_path / "whole", "mpfedcon", **{**SMALL, "train.rounds": 4})
     killed: list[int] = []
 

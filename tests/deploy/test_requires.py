@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from fedpriv.deploy.flower.home import make, read_client
+from fedpriv.deploy.flower.paths import make, read_client
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source

@@ -1,4 +1,4 @@
-"""The process of a client that stays: it outlives those that ask, and takes no turn twice, nor for one that is gone."""
+"""The process of a client that stays: it outlives those that ask, and takes no local update twice, nor for one that is gone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.handshake import HANDSHAKE
 from fedpriv.deploy.resident import serve
-from fedpriv.deploy.site import Site
 from fedpriv.deploy.source import Source
 from fedpriv.deploy.stream import ask, write
 from fedpriv.wire.message import Refused
@@ -45,7 +45,7 @@ def listens(address: Path) -> bool:
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[tuple[Slow, Path]]:
-    site, address = Slow(), tmp_path / "turns"
+    site, address = Slow(), tmp_path / "local_updates"
     threading.Thread(target=serve, args=(site, address), daemon=True).start()
     until = time.monotonic() + 60
     while not listens(address):  # the file is there before anything listens on it
@@ -87,7 +87,7 @@ def test_an_answer_that_was_lost_may_be_asked_for_again(serving: tuple[Slow, Pat
     assert "fedpriv: an answer came too late" in capfd.readouterr().err
 
 
-class Counted(Site):
+class Counted(ClientNode):
     """A site that answers with the number of the answer."""
 
     count = 0
@@ -118,8 +118,8 @@ def test_what_may_change_is_asked_again(tmp_path: Path, n: object, run: str) -> 
     assert site.count == 2
 
 
-def test_who_is_gone_gets_no_turn(serving: tuple[Slow, Path]) -> None:
-    """It waited behind another's turn for longer than its answer is of use."""
+def test_who_is_gone_gets_no_update(serving: tuple[Slow, Path]) -> None:
+    """It waited behind another's local update for longer than its answer is of use."""
     site, address = serving
     asking = threading.Thread(target=ask, args=(address, frame(1), [], 60))
     asking.start()

@@ -69,14 +69,14 @@ class Served:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Any:
-    from fedpriv.deploy.flower.home import make
     from fedpriv.deploy.flower.machines import free_port
+    from fedpriv.deploy.flower.paths import make
 
     port = free_port()
     made = make(tmp_path / "d", 3, "127.0.0.1", port, inner_port=port)
     for number in range(3):
         file = made.client_file(number)
-        file.write_text(file.read_text().replace("  share: own", "  share: dealt").replace("poll: 1", "poll: 0.2"))
+        file.write_text(file.read_text().replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"))
     return made
 
 

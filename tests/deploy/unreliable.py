@@ -14,18 +14,25 @@ from unittest.mock import patch
 from fedpriv.client.client import Client
 from fedpriv.client.store import ClientStore
 from fedpriv.config import RunConfig
-from fedpriv.deploy import courier
-from fedpriv.deploy.courier import Courier, Lost
+from fedpriv.deploy import transport
+from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.serving import DECLARED, resume, start
-from fedpriv.deploy.site import Site
+from fedpriv.deploy.transport import Lost, Transport
 from fedpriv.server.run_folder import RunFolder
 from tests.deploy.apart import sites
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "server": ("before a turn", "after a turn", "between rounds"),
-    "client": ("before its turn", "beginning", "about to keep its state", "having kept its state", "sealing", "after its turn"),
+    "server": ("before a local update", "after a local update", "between rounds"),
+    "client": (
+        "before its local update",
+        "beginning",
+        "about to keep its state",
+        "having kept its state",
+        "sealing",
+        "after its local update",
+    ),
     "carrier": ("loses a frame", "loses an answer", "loses silently", "doubles a frame", "doubles an answer", "is late"),
 }
 IN_A_TURN: dict[str, tuple[type, str, bool]] = {
@@ -74,7 +81,7 @@ class Unreliable:
     clock: Clock
     away: set[int] = field(default_factory=set)
     happened: list[str] = field(default_factory=list)
-    sites: dict[int, Site] = field(default_factory=dict)
+    sites: dict[int, ClientNode] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
     dies: bool = False
     _sent: int = 0
@@ -123,17 +130,17 @@ class Unreliable:
         match fault:
             case None:
                 answer(frame)
-            case "before a turn":
+            case "before a local update":
                 raise Killed
-            case "after a turn":
+            case "after a local update":
                 answer(frame)
                 raise Killed
             case "between rounds":
                 self.dies = True
                 answer(frame)
-            case "before its turn":
+            case "before its local update":
                 self.start(client)
-            case "after its turn":
+            case "after its local update":
                 answer(frame)
                 self._answers.pop()
                 self.start(client)
@@ -155,7 +162,7 @@ class Unreliable:
                 answer(frame, LATE)
             case _:
                 with suppress(Killed), dying(*IN_A_TURN[fault]):
-                    answer(frame)  # of a test, or of a turn that keeps nothing, before it is killed
+                    answer(frame)  # of a test, or of a local update that keeps nothing, before it is killed
                 self.start(client)
 
 
@@ -191,14 +198,14 @@ def play_through(folder: Path, config: RunConfig, plan: Mapping[int, str], on_ro
             post.dies = False
             raise Killed
 
-    with patch.object(courier, "time", clock):
+    with patch.object(transport, "time", clock):
         while not _finished(folder):
             said: Any = (60.0, lambda *of: None, after, warnings.append)
             try:
                 if (folder / DECLARED).exists():
-                    resume(folder, Courier(post), *said)
+                    resume(folder, Transport(post), *said)
                 else:
-                    start(config.model_copy(update={"run_dir": folder}), folder.parent, Courier(post), *said)
+                    start(config.model_copy(update={"run_dir": folder}), folder.parent, Transport(post), *said)
             except Killed:
                 continue
     return post, warnings

@@ -28,10 +28,10 @@ def yaml_file(tmp_path: Path) -> Path:
     return path
 
 
-def with_turns(path: Path, label: str, seed: int, turns: list[int | None], at_end: list[float | None]) -> None:
+def with_updates(path: Path, label: str, seed: int, updates: list[int | None], at_end: list[float | None]) -> None:
     file = read(path).result_file(label, seed)
     result = Result.load(file)
-    said = {"last_turn_per_client": turns, "accuracy_per_client_at_end": at_end}
+    said = {"last_update_per_client": updates, "accuracy_per_client_at_end": at_end}
     replace(result, summary=result.summary | said).write(file)
 
 
@@ -59,11 +59,11 @@ def test_runs_with_other_clients_have_no_gains(tmp_path: Path) -> None:
     assert clients_better(results["fedavg"][0], results["local"][0]) is None
 
 
-def test_clients_are_grouped_by_the_rounds_since_their_last_turn(yaml_file: Path) -> None:
-    """Of 20 rounds: last turns in rounds 20, 16, 15 and 5 are 0, 4, 5 and 15 rounds old."""
+def test_clients_are_grouped_by_the_rounds_since_their_last_update(yaml_file: Path) -> None:
+    """Of 20 rounds: last local updates in rounds 20, 16, 15 and 5 are 0, 4, 5 and 15 rounds old."""
     assert by_age(stored_results(read(yaml_file))[0]) == {}, "results of earlier versions do not say it"
-    with_turns(yaml_file, "fedrep", 0, [20, 16, 15, 5], [0.9, 0.7, 0.6, 0.5])
-    with_turns(yaml_file, "fedrep", 1, [20, None, 1, 5], [0.8, 0.1, None, 0.3])
+    with_updates(yaml_file, "fedrep", 0, [20, 16, 15, 5], [0.9, 0.7, 0.6, 0.5])
+    with_updates(yaml_file, "fedrep", 1, [20, None, 1, 5], [0.8, 0.1, None, 0.3])
     (found,) = by_age(stored_results(read(yaml_file))[0]).values()
     assert AGES == (0, 5, 10, 20, 40)
     assert [count for count, _ in found] == [3, 1, 2, 0, 0]
@@ -72,7 +72,7 @@ def test_clients_are_grouped_by_the_rounds_since_their_last_turn(yaml_file: Path
 
 @pytest.mark.slow
 def test_both_are_in_the_report(yaml_file: Path) -> None:
-    with_turns(yaml_file, "fedrep", 0, [20, 16, 15, 5], [0.9, 0.7, 0.6, 0.5])
+    with_updates(yaml_file, "fedrep", 0, [20, 16, 15, 5], [0.9, 0.7, 0.6, 0.5])
     (said,) = report(yaml_file)["experiments"]
     text = (yaml_file.parent / "results" / "tiny.md").read_text()
     assert "![gains by client](tiny-gains.png)" in text and Path(said["gains_plot"]).stat().st_size > 10_000
@@ -81,6 +81,6 @@ def test_both_are_in_the_report(yaml_file: Path) -> None:
 
 
 def test_no_table_of_ages_where_all_clients_trained_lately(yaml_file: Path) -> None:
-    with_turns(yaml_file, "fedrep", 0, [20, 18, 17, 16], [0.9, 0.7, 0.6, 0.5])
+    with_updates(yaml_file, "fedrep", 0, [20, 18, 17, 16], [0.9, 0.7, 0.6, 0.5])
     report(yaml_file)
     assert "since a client last took part" not in (yaml_file.parent / "results" / "tiny.md").read_text()

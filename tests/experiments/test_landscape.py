@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.experiments.pictures.gradient_norms import gradient_norms
 from fedpriv.experiments.pictures.landscape import SampleLoss, filter_direction, rises, surface, top_eigenvalue
 from fedpriv.simulation.simulation import Simulation
@@ -40,7 +40,7 @@ def test_curvature_is_the_derivative_of_the_gradient(simulate: Simulate) -> None
 
     def gradient(at: Tensor) -> Tensor:
         fed.resident.row.copy_(at)
-        return Turn(fed.resident, fed.data.train(0), fed.config, 1, 0, {}, {}, True).gradient()
+        return ModelLocalUpdate(fed.resident, fed.data.train(0), fed.config, 1, 0, {}, {}, True).gradient()
 
     step = 1e-3
     by_differences = (gradient(row + step * along) - gradient(row - step * along)) / (2 * step)
@@ -84,11 +84,11 @@ def test_gradient_norms_are_of_the_received_and_the_trained_model(simulate: Simu
     found = gradient_norms(fed, simulation.server, [4, 1], 2, reduction)  # type: ignore[arg-type]
     assert tuple(found) == fed.agreement.layers and all(len(norm.before) == len(norm.after) == 2 for norm in found.values())
     fed.resident.row.copy_(simulation.server.row)
-    turn = Turn(fed.resident, fed.data.train(1), fed.config, 2, 1, {}, {}, True)
+    update = ModelLocalUpdate(fed.resident, fed.data.train(1), fed.config, 2, 1, {}, {}, True)
     for trained in (False, True):
         if trained:
-            fed.method.local_update(turn)
-        gradient = turn.gradient(reduction)
+            fed.method.local_update(update)
+        gradient = update.gradient(reduction)
         for name, norm in found.items():
             value = float(fed.resident.space.view(gradient, name).norm())
             assert math.isclose((norm.after if trained else norm.before)[1], value, rel_tol=1e-5)

@@ -15,13 +15,13 @@ from torch.nn import functional as F
 
 from fedpriv.cli import main
 from fedpriv.defenses import build_transforms
-from fedpriv.draws import SeededDraws
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage import CellResult, read_leakage, run_cells
 from fedpriv.experiments.leakage.attack import attack_cell
 from fedpriv.experiments.leakage.cell import Cell
 from fedpriv.experiments.leakage.result import difference
-from fedpriv.experiments.leakage.victim import Dealt, deal, observations, victim_net
+from fedpriv.experiments.leakage.victim import CellImages, deal, observations, victim_net
+from fedpriv.noise_source import SeededDraws
 from fedpriv.wire import Payload, TransformContext
 
 HEAD_FREE = {"name": "head-free", "options": {"steps": 25, "restarts": 0}}
@@ -32,10 +32,10 @@ def cell(n: int = 2, attacker: dict[str, Any] | None = None, **parts: Any) -> Ce
 
 
 @pytest.fixture
-def dealt() -> Dealt:
+def dealt() -> CellImages:
     drawn = torch.Generator().manual_seed(0)
     small = F.interpolate(torch.rand(4, 1, 3, 3, generator=drawn), size=8, mode="bilinear")
-    return Dealt(small, torch.tensor([3, 1, 4, 1]), 10)
+    return CellImages(small, torch.tensor([3, 1, 4, 1]), 10)
 
 
 def plain_gradient(net: nn.Module, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -44,11 +44,11 @@ def plain_gradient(net: nn.Module, images: Tensor, labels: Tensor) -> dict[str, 
     return {name: p.grad.clone() for name, p in net.named_parameters() if p.grad is not None}
 
 
-def first(dealt: Dealt, n: int) -> Dealt:
-    return Dealt(dealt.images[:n], dealt.labels[:n], dealt.classes)
+def first(dealt: CellImages, n: int) -> CellImages:
+    return CellImages(dealt.images[:n], dealt.labels[:n], dealt.classes)
 
 
-def test_one_step_sends_the_gradient_and_hides_the_top(dealt: Dealt) -> None:
+def test_one_step_sends_the_gradient_and_hides_the_top(dealt: CellImages) -> None:
     spec = cell(victim={"layers": 2, "masked": 1})
     seen = observations(spec, first(dealt, 2))
     true = plain_gradient(victim_net(spec.victim, 10, 1, 8, 8), dealt.images[1:2], dealt.labels[1:2])
@@ -59,7 +59,7 @@ def test_one_step_sends_the_gradient_and_hides_the_top(dealt: Dealt) -> None:
         torch.testing.assert_close(tensor, true[name])
 
 
-def test_many_steps_send_the_change_of_plain_sgd(dealt: Dealt) -> None:
+def test_many_steps_send_the_change_of_plain_sgd(dealt: CellImages) -> None:
     spec = cell(4, victim={"layers": 1, "masked": 1, "steps": 3, "lr": 0.2, "batch": 2})
     seen = observations(spec, dealt)
     net = victim_net(spec.victim, 10, 1, 8, 8)
@@ -84,7 +84,7 @@ def test_many_steps_send_the_change_of_plain_sgd(dealt: Dealt) -> None:
         ({"layers": 2, "masked": 2, "convolutions": 2}, 4, 0),
     ],
 )
-def test_what_is_hidden(dealt: Dealt, victim: dict[str, Any], hidden: int, linear_biases: int) -> None:
+def test_what_is_hidden(dealt: CellImages, victim: dict[str, Any], hidden: int, linear_biases: int) -> None:
     spec = cell(1, victim=victim)
     net = victim_net(spec.victim, 10, 1, 8, 8)
     layers = [m for m in net.top.modules() if isinstance(m, nn.Linear | nn.Conv2d)]
@@ -94,7 +94,7 @@ def test_what_is_hidden(dealt: Dealt, victim: dict[str, Any], hidden: int, linea
     assert all(name.startswith("body.") for name in observations(spec, first(dealt, 1))[0].shared)
 
 
-def test_the_same_parameters_whatever_is_hidden(dealt: Dealt) -> None:
+def test_the_same_parameters_whatever_is_hidden(dealt: CellImages) -> None:
     """The victims differ in what is sent, not in what they compute."""
     made = [
         victim_net(cell(victim=victim).victim, 10, 1, 8, 8)(dealt.images)
@@ -111,7 +111,7 @@ def test_a_relu_victim_has_no_sigmoid() -> None:
 
 
 @pytest.mark.parametrize("victim", [{"masked": 0}, {"masked": 0, "steps": 2}])
-def test_clipping_bounds_the_whole_message(dealt: Dealt, victim: dict[str, Any]) -> None:
+def test_clipping_bounds_the_whole_message(dealt: CellImages, victim: dict[str, Any]) -> None:
     (free,), (clipped,) = (
         observations(cell(1, victim=victim, defence=defence), first(dealt, 1))
         for defence in ((), ({"name": "clip", "norm": 0.01},))
@@ -122,7 +122,7 @@ def test_clipping_bounds_the_whole_message(dealt: Dealt, victim: dict[str, Any])
         torch.testing.assert_close(F.normalize(tensor.flatten(), dim=0), F.normalize(free.shared[name].flatten(), dim=0))
 
 
-def test_a_defence_is_the_wires_own(dealt: Dealt) -> None:
+def test_a_defence_is_the_wires_own(dealt: CellImages) -> None:
     reports: list[tuple[str, float]] = []
     defence = ({"name": "gaussian", "variance": 1e-2}, {"name": "quantise", "bits": 4})
     (free,) = observations(cell(1, victim={"masked": 0}), first(dealt, 1))
@@ -141,7 +141,7 @@ def test_a_defence_is_the_wires_own(dealt: Dealt) -> None:
     assert all(len(tensor.unique()) <= 15 for tensor in coded.shared.values())  # 4 bits: -7 to 7
 
 
-def test_what_is_known_of_the_top(dealt: Dealt) -> None:
+def test_what_is_known_of_the_top(dealt: CellImages) -> None:
     (ours,) = observations(cell(1, victim={"masked": 1}), first(dealt, 1))
     (theirs,) = observations(cell(1, {"name": "known-head", "top": "initial"}, victim={"masked": 1}), first(dealt, 1))
     assert not any(name.startswith("top.") for name in ours.weights)
@@ -149,7 +149,7 @@ def test_what_is_known_of_the_top(dealt: Dealt) -> None:
 
 
 @pytest.mark.slow
-def test_head_free_recovers_what_a_mask_hides_and_a_label_rule_does_not(dealt: Dealt) -> None:
+def test_head_free_recovers_what_a_mask_hides_and_a_label_rule_does_not(dealt: CellImages) -> None:
     two = first(dealt, 2)
     result = attack_cell("a", cell(victim={"layers": 2, "masked": 1}), two)
     recovered = result.recovered()
@@ -161,7 +161,7 @@ def test_head_free_recovers_what_a_mask_hides_and_a_label_rule_does_not(dealt: D
     assert hidden.inapplicable is not None and hidden.labels() is None
 
 
-def test_a_batch_is_scored_in_any_order(dealt: Dealt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_scored_in_any_order(dealt: CellImages, monkeypatch: pytest.MonkeyPatch) -> None:
     from fedpriv.attacks.core.reconstruction import Reconstruction
     from fedpriv.attacks.image.head_free import HeadFree
 

@@ -120,12 +120,12 @@ def test_both_halves_of_a_message_are_shown(tmp_path: Path) -> None:
     assert "| 14 of 72, 3 of 72 |" in Path(report(path)["report"]).read_text()
 
 
-@pytest.mark.parametrize("turn", [1, -1])
+@pytest.mark.parametrize("update", [1, -1])
 @pytest.mark.parametrize(("first", "other", "shown"), [(0, None, None), (0, 1, 1), (None, 1, 1), (0, 0, 0)])
 def test_of_single_samples_what_is_not_known_is_worse_than_nothing(
-    tmp_path: Path, first: int | None, other: int | None, shown: int | None, turn: int
+    tmp_path: Path, first: int | None, other: int | None, shown: int | None, update: int
 ) -> None:
-    targets = tuple(of_images("single image", one, 10) for one in (first, other))[::turn]
+    targets = tuple(of_images("single image", one, 10) for one in (first, other))[::update]
     assert audited(tmp_path, images=targets)["singles"]["recovered"] == shown
 
 

@@ -51,13 +51,13 @@ def test_seeds_are_named_over_claims(tmp_path: Path) -> None:
     assert "| ours | seeds 0, 1, 2 | 95 % interval |" in table and "| –, 60.0 %, – |" in table
 
 
-def test_turns_that_diverged_and_commits_that_went_on_are_told(tmp_path: Path) -> None:
+def test_updates_that_diverged_and_commits_that_went_on_are_told(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, runs={"fedavg": FIVE["fedavg"]}, seeds=[0, 1])
     for seed, lost in ((0, 0), (1, 110)):
         file = write_result(path, "fedavg", seed, {19: 0.5, 20: 0.5})
         result = Result.load(file)
         later = [{"after_round": 3, "versions": {}}, {"after_round": 9, "git_commit": "b" * 40}] if lost else []
-        counted = result.summary | {"turns": 200, "turns_dropped": lost}
+        counted = result.summary | {"local_updates": 200, "local_updates_dropped": lost}
         replace(result, summary=counted, git_commit="a" * 40, continued=later).write(file)
     comparison = Comparison.of(read(path))
     assert "Local trainings that diverged, and were left out: fedavg 110 of 200 (seed 1)." in tables.accuracy(comparison)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import fedpriv
-from fedpriv.audit.called import Report
+from fedpriv.audit.public import Report
 from fedpriv.audit.results import from_json
 from tests.deploy.apart import play_apart
 from tests.simulation.small import play

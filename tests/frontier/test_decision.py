@@ -107,9 +107,9 @@ def test_a_search_that_finds_none_says_so(share: float | None) -> None:
 def test_a_strength_under_which_clients_diverge_does_not_hold() -> None:
     def measure(strength: float) -> AuditedRun:
         if strength > 1e-2:
-            raise FedprivError("the turn of client 0 in round 1 diverged under this defence")
+            raise FedprivError("the local update of client 0 in round 1 diverged under this defence")
         return of(0.0)
 
     said: list[str] = []
     assert not search(measure, (1e-6, 1e-1), conditions("recovered<=0.05"), said.append).held
-    assert "does not hold, as it is not known: the turn of client 0 in round 1 diverged" in said[0]
+    assert "does not hold, as it is not known: the local update of client 0 in round 1 diverged" in said[0]

@@ -55,14 +55,16 @@ def test_dp_sgd_is_replayed_from_a_run_that_trained_groups_and_attackers_know_it
     noise = replayed.config.privacy.noise
     assert noise is not None and noise == replayed.federation.config.privacy.noise
     messages = [replayed.message(*one) for one in replayed.messages(round=2)]
-    assert messages and all(one.first_turn for one in messages), "the clients have nothing left of their turns in the run"
+    assert messages and all(one.first_update for one in messages), (
+        "the clients have nothing left of their local updates in the run"
+    )
     altered = replayed.attacker.observation(messages[0], ThreatModel()).altered
     assert altered.rescaled and all(variance > 0 for variance in altered.variance.values())
     assert altered.variance.keys() == replayed.attacker.observation(messages[0], ThreatModel()).shared.keys()
 
 
-def test_what_a_replayed_client_trained_on_is_what_its_own_turn_made_of_its_images(tmp_path: Path) -> None:
-    """The run's turn made other crops, and an image that was found would be compared with these."""
+def test_what_a_replayed_client_trained_on_is_what_its_own_update_made_of_its_images(tmp_path: Path) -> None:
+    """The run's local update made other crops, and an image that was found would be compared with these."""
     augmented = {"train.rounds": 1, "data.augment": "crop_flip", "data.pixels": "unit"}
     run = play(tmp_path / "run", "fedavg", **FEW_STEPS, **augmented).folder
     replayed, trained = Replayed(run.path, run.config()), list[Tensor]()

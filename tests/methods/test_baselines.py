@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedpriv.aggregation.mean import normalised, weighted_mean
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.seeding import generator
@@ -23,7 +23,7 @@ from tests.marks import FEW, slow_but
 Simulate = Callable[..., Simulation]
 
 
-def central_sgd(simulation: Simulation, client: int, turns: list[tuple[int, int]]) -> torch.Tensor:
+def central_sgd(simulation: Simulation, client: int, updates: list[tuple[int, int]]) -> torch.Tensor:
     """Plain torch: one net, torch's SGD per ``(round, epochs)`` turn on one client's data. -> the row."""
     fed, train = simulation.federation, simulation.config.train
     resident = fed.resident.frozen
@@ -32,7 +32,7 @@ def central_sgd(simulation: Simulation, client: int, turns: list[tuple[int, int]
     x, y = fed.data.train(client)
     weights = [p for p in resident.net.parameters() if p.ndim > 1]
     biases = [p for p in resident.net.parameters() if p.ndim == 1]
-    for round, epochs in turns:
+    for round, epochs in updates:
         groups = [{"params": weights, "weight_decay": train.weight_decay}, {"params": biases}]
         optimiser = torch.optim.SGD(groups, lr=train.lr, momentum=train.momentum)
         draw = generator(simulation.config.seed, round, client, "train", 1, "shuffle")
@@ -60,16 +60,16 @@ def test_fedavg_is_the_mean_of_central_sgds_weighted_by_samples(simulate: Simula
 
 
 @pytest.mark.slow
-def test_local_trains_each_client_alone_in_turn_and_sends_no_model(simulate: Simulate) -> None:
+def test_local_trains_each_client_alone_in_update_and_sends_no_model(simulate: Simulate) -> None:
     simulation = simulate("local", **{"train.rounds": 4, "train.participation": 0.5, "method.epochs": 2})
     assert simulation.progress.total_bytes_down == 0
-    turns: dict[int, list[tuple[int, int]]] = {}
+    updates: dict[int, list[tuple[int, int]]] = {}
     for round in range(1, 5):
         for client in simulation.participants(round):
-            turns.setdefault(client, []).append((round, 2))
-    assert {len(t) for t in turns.values()} == {2} and len(turns) == 10, "every client has T r turns"
+            updates.setdefault(client, []).append((round, 2))
+    assert {len(t) for t in updates.values()} == {2} and len(updates) == 10, "every client has T r local updates"
     client = simulation.participants(4)[0]
-    row = central_sgd(simulation, client, turns[client])
+    row = central_sgd(simulation, client, updates[client])
     kept = simulation.private(client)
     assert all(torch.equal(kept[name], simulation.federation.resident.space.view(row, name)) for name in kept)
 
@@ -130,17 +130,17 @@ def test_fine_tuning_the_head_leaves_the_encoder(simulate: Simulate) -> None:
 
 def test_fine_tuning_for_some_steps(simulate: Simulate) -> None:
     simulation = simulate("fedavg-ft", play=False, **{"method.ft_steps": 7})
-    turns: list[int] = []
+    updates: list[int] = []
 
-    def trained(turn: Turn, *given: Any) -> None:
-        real(turn, *given)
-        turns.append(turn.steps)
+    def trained(update: ModelLocalUpdate, *given: Any) -> None:
+        real(update, *given)
+        updates.append(update.steps)
 
-    real, last = Turn.train, simulation.federation.config.train.rounds
+    real, last = ModelLocalUpdate.train, simulation.federation.config.train.rounds
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Turn, "train", trained)
+        patch.setattr(ModelLocalUpdate, "train", trained)
         simulation.scorer.score(simulation.server, simulation.progress.clients, last)
-    assert turns == [7] * 10
+    assert updates == [7] * 10
 
 
 def test_fine_tuning_every_last_round(simulate: Simulate) -> None:

@@ -25,7 +25,7 @@ from fedpriv.aggregation.barycentre import (
     wasserstein,
 )
 from fedpriv.aggregation.mean_shift import MeanShift, dynamic_names
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.methods.base import options_of
@@ -140,30 +140,30 @@ def test_accuracies_in_percent_are_refused(pair: tuple[float, float]) -> None:
         weight_of_kl(*pair)
 
 
-def betas(simulation: Simulation, client: int = 0, round: int = 1, private: Any = None) -> tuple[list[float], Turn]:
-    """The betas of a turn's epochs, in order."""
+def betas(simulation: Simulation, client: int = 0, round: int = 1, private: Any = None) -> tuple[list[float], ModelLocalUpdate]:
+    """The betas of a local update's epochs, in order."""
     fed = simulation.federation
     fed.resident.row.copy_(simulation.server.row)
     kept = fed.method.first_private(client, fed.initial) if private is None else private
-    turn = Turn(fed.resident, fed.data.train(client), fed.config, round, client, {}, kept, private is None)
-    fed.method.local_update(turn)
-    return turn.memo["adaptive_kl.betas"].tolist(), turn
+    update = ModelLocalUpdate(fed.resident, fed.data.train(client), fed.config, round, client, {}, kept, private is None)
+    fed.method.local_update(update)
+    return update.memo["adaptive_kl.betas"].tolist(), update
 
 
 def test_beta_begins_at_a_half_and_follows_the_clients_accuracy(simulate: Simulate) -> None:
     simulation = simulate("feddual", play=False, **LEARNS)
     measured: list[float] = []
-    accuracy = Turn.accuracy
+    accuracy = ModelLocalUpdate.accuracy
     try:
-        Turn.accuracy = lambda turn: (measured.append(accuracy(turn)), measured[-1])[1]  # type: ignore[method-assign]
-        found, turn = betas(simulation)
+        ModelLocalUpdate.accuracy = lambda update: (measured.append(accuracy(update)), measured[-1])[1]  # type: ignore[method-assign]
+        found, update = betas(simulation)
     finally:
-        Turn.accuracy = accuracy  # type: ignore[method-assign]
+        ModelLocalUpdate.accuracy = accuracy  # type: ignore[method-assign]
     assert found[0] == 0.5 and found[1] > 0.5 and found[2] > 0.5
     assert len(measured) == 3, "the received model's, and one before each later epoch"
     assert found[1:] == [weight_of_kl(local, measured[0]) for local in measured[1:]]
-    turn.model.row.copy_(turn.start)
-    assert turn.accuracy() == measured[0]
+    update.model.row.copy_(update.start)
+    assert update.accuracy() == measured[0]
 
 
 def test_the_other_ways_to_measure_beta(simulate: Simulate) -> None:
@@ -195,9 +195,9 @@ def test_stale_beta_is_of_the_clients_own_last_model(simulate: Simulate) -> None
     assert 0 < float(kept[LAST_ACCURACY]) <= 1
     fed = simulation.federation
     first, _ = betas(simulation)
-    later, turn = betas(simulation, 3, 3, kept)
-    turn.model.row.copy_(turn.start)
-    assert first == [0.5] and later == [weight_of_kl(float(kept[LAST_ACCURACY]), turn.accuracy())]
+    later, update = betas(simulation, 3, 3, kept)
+    update.model.row.copy_(update.start)
+    assert first == [0.5] and later == [weight_of_kl(float(kept[LAST_ACCURACY]), update.accuracy())]
     assert set(kept) == set(fed.method.kept_names) | {LAST_ACCURACY}
 
 
@@ -206,13 +206,13 @@ def test_the_step_is_the_weighted_loss_of_the_paper(simulate: Simulate) -> None:
     one = {"train.local_epochs": 2, "train.batch_size": 999, "train.momentum": 0.0, "train.weight_decay": 0.0}
     simulation = simulate("feddual", play=False, **one, **{"method.kl_scale": "dim", "train.lr": 0.5})
     fed = simulation.federation
-    found, turn = betas(simulation)
-    ended, resident = turn.row.clone(), fed.resident
-    expected = turn.start.clone()
+    found, update = betas(simulation)
+    ended, resident = update.row.clone(), fed.resident
+    expected = update.start.clone()
     for beta in found:
         resident.row.copy_(expected)
-        ce = Turn(resident, fed.data.train(0), fed.config, 1, 0, {}, {}, True).gradient().double()
-        _, kl = oracle.kl(expected, turn.start)
+        ce = ModelLocalUpdate(resident, fed.data.train(0), fed.config, 1, 0, {}, {}, True).gradient().double()
+        _, kl = oracle.kl(expected, update.start)
         expected = (expected.double() - 0.5 * ((1 - beta) * ce + beta * len(kl) * kl)).float()
     torch.testing.assert_close(ended, expected, rtol=1e-5, atol=1e-6)
     without = betas(simulate("feddual", play=False, **one, **{"method.kl_grad": False, "train.lr": 0.5}))[1].row

@@ -85,7 +85,7 @@ def test_the_drift_is_the_mean_of_what_was_sent(simulate: Simulate, names: str, 
 
 
 def test_a_masked_head_is_not_regularised(simulate: Simulate) -> None:
-    """Its client starts each turn from the server's value, so that a drift that it remembers would only grow."""
+    """Its client starts each local update from the server's value, so that a drift that it remembers would only grow."""
     masked = {"wire.transforms": [{"name": "mask", "last": 1}], "train.participation": 1.0}
     run = simulate("feddyn", **masked, **{"method.alpha": 0.1})
     space, kept = run.federation.resident.space, displacements(run)

@@ -56,8 +56,8 @@ def test_only_parameters_that_the_server_sent_are_pulled() -> None:
     net = nn.ModuleDict({"encoder": nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), "head": nn.Linear(3, 2)})
     space = ParameterSpace.of(net)
     received = {name: torch.zeros(()) for name in space.select(["encoder"])}
-    turn = SimpleNamespace(received=received, start=torch.zeros(space.size))
-    strength = space.unpack(on_received(turn, space, 3.0))  # type: ignore[arg-type]
+    update = SimpleNamespace(received=received, start=torch.zeros(space.size))
+    strength = space.unpack(on_received(update, space, 3.0))  # type: ignore[arg-type]
     pulled = {name for name, row in strength.items() if bool((row == 3).all())}
     assert pulled == {"encoder.0.weight", "encoder.0.bias", "encoder.1.weight", "encoder.1.bias"}
     assert all(not row.any() for name, row in strength.items() if name not in pulled)

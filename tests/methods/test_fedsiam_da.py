@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config, parse_assignment
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import Batch, ClientTurn, Loss
+from fedpriv.interfaces import Batch, LocalUpdate, Loss
 from fedpriv.methods.base import phase
 from fedpriv.methods.build import with_options
 from fedpriv.objectives.siamese import PREVIOUS, mean_cosine
@@ -98,8 +98,8 @@ def by_the_oracle(simulation: Simulation, **options: Any) -> tuple[nn.Module, di
 )
 def test_three_rounds_equal_the_oracle(played: Simulate, method: dict[str, Any], slow: dict[str, Any]) -> None:
     simulation = played(**method)
-    turns = [c for t in (1, 2, 3) for c in simulation.participants(t)]
-    assert len(set(turns)) < len(turns), "a client took part twice, and met its own last upload"
+    updates = [c for t in (1, 2, 3) for c in simulation.participants(t)]
+    assert len(set(updates)) < len(updates), "a client took part twice, and met its own last upload"
     server, uploads = by_the_oracle(simulation, **slow)
     space, row = simulation.federation.resident.space, simulation.server.row
     for name, expected in server.state_dict().items():
@@ -147,7 +147,7 @@ def test_without_its_terms_it_is_uniform_fedavg(simulate: Simulate, off: dict[st
     assert not torch.equal(plain.server.row, other.server.row)
 
 
-def test_no_client_is_pushed_at_its_first_turn(simulate: Simulate) -> None:
+def test_no_client_is_pushed_at_its_first_update(simulate: Simulate) -> None:
     short = {**SHORT, **UNIFORM, "method.pull": False, "train.local_epochs": 1}
     pushed, not_pushed = (
         simulate("fedsiam-da", play=False, **{**short, "method.push": push, "train.participation": 1.0}) for push in (True, False)
@@ -189,34 +189,34 @@ def test_the_cells_of_the_ablation(simulate: Simulate, aggregation: Any) -> None
 # --- a step --------------------------------------------------------------------------------------------------------------
 
 
-def a_turn(simulation: Simulation, private: dict[str, Tensor], samples: int | None = None) -> Turn:
+def a_update(simulation: Simulation, private: dict[str, Tensor], samples: int | None = None) -> ModelLocalUpdate:
     fed = simulation.federation
     fed.resident.row.copy_(fed.initial)
     data = fed.data.train(0)
     if samples is not None:
         data = Split(data.inputs[:samples], data.labels[:samples])
-    return Turn(fed.resident, data, fed.config, 2, 0, {}, private, not private)
+    return ModelLocalUpdate(fed.resident, data, fed.config, 2, 0, {}, private, not private)
 
 
-def trained(simulation: Simulation, turn: Turn, epochs: int = 1) -> Turn:
+def trained(simulation: Simulation, update: ModelLocalUpdate, epochs: int = 1) -> ModelLocalUpdate:
     method = simulation.federation.method
-    method.begin(turn)
-    turn.train(phase(epochs=epochs), method.local_loss, method.objective)
-    return turn
+    method.begin(update)
+    update.train(phase(epochs=epochs), method.local_loss, method.objective)
+    return update
 
 
 def test_gradients_go_where_they_should(simulate: Simulate) -> None:
     """The step of L leaves no gradient in A and H, that of A none in L; nor has A's classifier any."""
     simulation = simulate("fedsiam-da", play=False, **SHORT)
     fed, space = simulation.federation, simulation.federation.resident.space
-    turn = a_turn(simulation, {PREVIOUS: fed.initial + 0.1})
+    update = a_update(simulation, {PREVIOUS: fed.initial + 0.1})
     objective, seen = fed.method.objective, []
 
     class Spied:
         views, batches_per_step, smallest_batch, uses_companion = 1, 1, 2, True
         epoch, correct = objective.epoch, objective.correct
 
-        def step(self, turn: ClientTurn, batch: Batch, loss: Loss) -> Tensor:
+        def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
             resident, other, frozen = fed.resident, fed.resident.companion, fed.resident.frozen
 
             def spied(step: Any) -> Tensor:
@@ -224,7 +224,7 @@ def test_gradients_go_where_they_should(simulate: Simulate) -> None:
                 return loss(step)
 
             before = resident.grad.clone()
-            value = objective.step(turn, batch, spied)
+            value = objective.step(update, batch, spied)
             of_local, of_anchor = seen[-1]
             assert torch.equal(of_local, before), "the anchor's step came first, and gave L nothing"
             assert torch.equal(of_anchor, other.grad), "L's step gave the anchor nothing"
@@ -236,9 +236,9 @@ def test_gradients_go_where_they_should(simulate: Simulate) -> None:
                 assert space.view(of_anchor, name).any()
             return value
 
-    fed.method.begin(turn)
-    turn.train(phase(epochs=1), fed.method.local_loss, Spied())
-    assert len(seen) == -(-turn.num_examples // SHORT["train.batch_size"])
+    fed.method.begin(update)
+    update.train(phase(epochs=1), fed.method.local_loss, Spied())
+    assert len(seen) == -(-update.num_examples // SHORT["train.batch_size"])
 
 
 def test_the_anchor_draws_nothing_of_the_local_models(simulate: Simulate) -> None:
@@ -249,19 +249,19 @@ def test_the_anchor_draws_nothing_of_the_local_models(simulate: Simulate) -> Non
         encoder = simulation.federation.resident.net.encoder
         assert isinstance(encoder, nn.Sequential)
         encoder.append(nn.Dropout(0.5))
-        turn = a_turn(simulation, {})
+        update = a_update(simulation, {})
         objective, ends = simulation.federation.method.objective, list[Tensor]()
         plain_step = objective.step
 
-        def step(turn: ClientTurn, batch: Batch, loss: Loss, plain: Any = plain_step, ends: list[Tensor] = ends) -> Tensor:
+        def step(update: LocalUpdate, batch: Batch, loss: Loss, plain: Any = plain_step, ends: list[Tensor] = ends) -> Tensor:
             before = torch.get_rng_state()
-            value: Tensor = plain(turn, batch, loss)
+            value: Tensor = plain(update, batch, loss)
             ends.append(torch.get_rng_state())
             assert not torch.equal(ends[-1], before), "dropout draws"
             return value
 
         objective.step = step  # type: ignore[method-assign]
-        trained(simulation, turn)
+        trained(simulation, update)
         states.append(ends)
     assert len(states[0]) == len(states[1]) > 1
     assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
@@ -271,14 +271,14 @@ def test_the_look_at_the_anchor_leaves_its_statistics(simulate: Simulate) -> Non
     """A frozen anchor stays the received model, running statistics included; one that learns does not."""
     for anchor, moves in (("frozen", False), ("trained", True)):
         simulation = simulate("fedsiam-da", play=False, **SHORT, **{"method.anchor": anchor})
-        turn = trained(simulation, a_turn(simulation, {}))
-        assert torch.equal(turn.model.companion.row, turn.start) != moves
+        update = trained(simulation, a_update(simulation, {}))
+        assert torch.equal(update.model.companion.row, update.start) != moves
 
 
 def test_a_batch_of_one_is_left_out(simulate: Simulate) -> None:
     simulation = simulate("fedsiam-da", play=False, **SHORT)
-    assert trained(simulation, a_turn(simulation, {}, samples=17)).steps == 1
-    lonely = trained(simulation, a_turn(simulation, {}, samples=1))
+    assert trained(simulation, a_update(simulation, {}, samples=17)).steps == 1
+    lonely = trained(simulation, a_update(simulation, {}, samples=1))
     assert lonely.steps == 0 and torch.equal(lonely.row, lonely.start)
     assert torch.equal(simulation.federation.method.keep(lonely)[PREVIOUS], lonely.start)
 

@@ -69,7 +69,7 @@ def test_without_the_term_it_is_fedavg_bit_for_bit(simulate: Simulate) -> None:
     assert not torch.equal(plain.server.row, on.server.row)
 
 
-def test_a_first_turn_has_no_contrast(simulate: Simulate) -> None:
+def test_a_first_update_has_no_contrast(simulate: Simulate) -> None:
     shared = {"train.rounds": 1}
     assert torch.equal(simulate("fedavg", **shared).server.row, simulate("moon", **shared).server.row)
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
 from fedpriv.data.partitions.partition import make_partition
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS, MASK, MpFedcon
@@ -62,25 +62,25 @@ def test_mu_positive_differs_once_there_are_centers(simulate: Simulate) -> None:
 # 2. frozen is frozen
 
 
-def one_turn(simulation: Simulation, watch: Callable[[str, Turn], None]) -> Turn:
-    """The first client's turn of round 1, telling ``watch`` before and after each phase."""
+def one_update(simulation: Simulation, watch: Callable[[str, ModelLocalUpdate], None]) -> ModelLocalUpdate:
+    """The first client's local update of round 1, telling ``watch`` before and after each phase."""
     fed = simulation.federation
     client = 0
     private = fed.method.first_private(client, fed.initial)
     download = fed.method.download(simulation.server, 1)
     received = seal(download).tensors() if download else {}
     fed.resident.space.pack({**private, **received}, fed.resident.row)
-    turn = Turn(fed.resident, fed.data.train(client), fed.config, 1, client, received, private, True)
-    train = turn.train
+    update = ModelLocalUpdate(fed.resident, fed.data.train(client), fed.config, 1, client, received, private, True)
+    train = update.train
 
     def spied(phase: Any, loss: Any, how: Any) -> None:
-        watch("before", turn)
+        watch("before", update)
         train(phase, loss, how)
-        watch("after", turn)
+        watch("after", update)
 
-    turn.train = spied  # type: ignore[method-assign]
-    fed.method.local_update(turn)
-    return turn
+    update.train = spied  # type: ignore[method-assign]
+    fed.method.local_update(update)
+    return update
 
 
 @pytest.mark.parametrize("method", ["mpfedcon", "fedrep"])
@@ -93,12 +93,12 @@ def test_each_phase_moves_its_part_alone_and_the_reference_never(simulate: Simul
     rows: list[Tensor] = []
     references: list[Tensor] = []
 
-    def watch(when: str, turn: Turn) -> None:
-        rows.append(turn.model.row.clone())
-        if "reference" in turn._teachers:
-            references.append(turn._teachers._frozen["reference"][0].clone())
+    def watch(when: str, update: ModelLocalUpdate) -> None:
+        rows.append(update.model.row.clone())
+        if "reference" in update._teachers:
+            references.append(update._teachers._frozen["reference"][0].clone())
 
-    one_turn(simulation, watch)
+    one_update(simulation, watch)
     start, after_head, _, after_encoder = rows
     for name in space.names:
         moved_in_head = not torch.equal(space.view(start, name), space.view(after_head, name))
@@ -132,7 +132,7 @@ def test_contrast_has_the_cards_range_and_pulls_towards_the_center() -> None:
     assert float(best) == pytest.approx(0.018, abs=5e-4) and float(worst) == pytest.approx(4.018, abs=5e-4)
     z = torch.tensor([[1.0, 1.0]], requires_grad=True)
     center_contrast(z, torch.tensor([[1.0, 0.0]]), torch.tensor([0]), torch.tensor([[0.0, 1.0]]), tau=0.5).sum().backward()
-    assert z.grad is not None and z.grad[0, 0] < 0 < z.grad[0, 1], "a step against the gradient turns z to its centre"
+    assert z.grad is not None and z.grad[0, 0] < 0 < z.grad[0, 1], "a step against the gradient local updates z to its centre"
 
 
 def test_contrast_gives_no_gradient_to_centers_or_negative() -> None:
@@ -317,13 +317,13 @@ def test_center_options(two_dim: Callable[..., Any]) -> None:
 
 def test_center_is_the_clients_class_mean_in_evaluation_mode(simulate: Simulate) -> None:
     simulation = simulate("mpfedcon", play=False, **QUICK)
-    turn = one_turn(simulation, lambda when, turn: None)
-    payload = simulation.federation.method.upload(turn)  # type: ignore[arg-type]
-    net = copy.deepcopy(turn.model.net).eval()
+    update = one_update(simulation, lambda when, update: None)
+    payload = simulation.federation.method.upload(update)  # type: ignore[arg-type]
+    net = copy.deepcopy(update.model.net).eval()
     with torch.no_grad():
-        z = net(turn.inputs).projection
+        z = net(update.inputs).projection
     for row, c in enumerate(payload.tensors[CLASSES].tolist()):  # type: ignore[union-attr]
-        torch.testing.assert_close(payload.tensors[CENTERS][row], z[turn.labels == c].mean(0), rtol=1e-4, atol=1e-6)  # type: ignore[union-attr]
+        torch.testing.assert_close(payload.tensors[CENTERS][row], z[update.labels == c].mean(0), rtol=1e-4, atol=1e-6)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(("init", "valid", "norm"), [("mask", 0, 0.0), ("zeros", 10, 0.0), ("random_unit", 10, 1.0)])

@@ -149,9 +149,9 @@ def test_perfedavg_without_an_inner_step_is_fedavg_on_the_outer_part(
 
     plain = CrossEntropy.step
 
-    def on_the_second_part(self: Any, turn: Any, batch: Batch, loss: Any) -> Tensor:
+    def on_the_second_part(self: Any, update: Any, batch: Batch, loss: Any) -> Tensor:
         pieces = batch.split(parts)
-        return plain(self, turn, pieces[1] if len(pieces[-1].labels) else batch, loss)
+        return plain(self, update, pieces[1] if len(pieces[-1].labels) else batch, loss)
 
     monkeypatch.setattr(CrossEntropy, "step", on_the_second_part)
     fedavg = simulate("fedavg", **same, **{"train.batch_size": 12 * parts})
@@ -245,14 +245,14 @@ def test_ditto_without_a_pull_is_local_beside_fedavg(simulate: Simulate) -> None
     losses = [[r["metrics"].get("train_loss") for r in s.folder.records()] for s in (fedavg, pulled)]
     assert losses[0] == losses[1], "what is reported is the global half's"
     for client in ditto.progress.clients:
-        turns = [t for t in (1, 2, 3) if client in ditto.participants(t)]
-        alone = second_phase(ditto, client, turns)
+        updates = [t for t in (1, 2, 3) if client in ditto.participants(t)]
+        alone = second_phase(ditto, client, updates)
         assert torch.equal(ditto.private(client)[DITTO], alone)
         assert not torch.equal(pulled.private(client)[DITTO], alone)
 
 
-def second_phase(simulation: Simulation, client: int, turns: list[int]) -> Tensor:
-    """:func:`central_sgd` with the batches of a turn's second phase."""
+def second_phase(simulation: Simulation, client: int, updates: list[int]) -> Tensor:
+    """:func:`central_sgd` with the batches of a local update's second phase."""
     import tests.methods.test_baselines as module
 
     with pytest.MonkeyPatch.context() as patch:
@@ -261,7 +261,7 @@ def second_phase(simulation: Simulation, client: int, turns: list[int]) -> Tenso
             "generator",
             lambda *labels: generator(*(2 if label == 1 and i == 4 else label for i, label in enumerate(labels))),
         )
-        return central_sgd(simulation, client, [(t, 1) for t in turns]).clone()
+        return central_sgd(simulation, client, [(t, 1) for t in updates]).clone()
 
 
 def test_a_strong_pull_keeps_the_personal_model_at_what_was_received(simulate: Simulate) -> None:

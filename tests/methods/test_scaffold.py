@@ -88,7 +88,9 @@ def test_without_variates_it_is_fedavg_bit_for_bit(simulate: Simulate, monkeypat
     from fedpriv.objectives.scaffold import Scaffold
 
     kept = Scaffold._renewed
-    monkeypatch.setattr(Scaffold, "_renewed", lambda self, turn: {n: torch.zeros_like(t) for n, t in kept(self, turn).items()})
+    monkeypatch.setattr(
+        Scaffold, "_renewed", lambda self, update: {n: torch.zeros_like(t) for n, t in kept(self, update).items()}
+    )
     forced = simulate("scaffold", **PLAIN)
     assert torch.equal(fedavg.server.row, forced.server.row)
 

@@ -13,8 +13,8 @@ from torch.nn.utils import parametrizations
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.models.order import order_of
-from fedpriv.models.own import name_of
 from fedpriv.models.registry import build_model
+from fedpriv.models.user_net import name_of
 from fedpriv.parameters import layer_of
 from fedpriv.simulation.simulation import Simulation
 

@@ -60,7 +60,7 @@ class World:
 def perfedavg(
     world: World, w: Model, x: Tensor, y: Tensor, batches: list[Tensor], parts: int, a: float, b: float, second_order: bool
 ) -> Model:  # fmt: skip
-    """A turn; ``second_order``: with the exact Hessian-vector product on the third part."""
+    """A local update; ``second_order``: with the exact Hessian-vector product on the third part."""
     outer = world.sgd(b)
     for index in batches:
         pieces = index.tensor_split(parts) if len(index) >= parts else [index] * parts
@@ -84,7 +84,7 @@ def hessian_vector(world: World, w: Model, v: Model, x: Tensor, y: Tensor) -> Mo
 def apfl(
     world: World, w: Model, v: Model, alpha: float, x: Tensor, y: Tensor, batches: list[Tensor], adaptive: bool, alpha_lr: float
 ) -> tuple[Model, Model, float]:
-    """A turn."""
+    """A local update."""
     of_w, of_v = world.sgd(), world.sgd()
     for index in batches:
         mix = {name: alpha * v[name] + (1 - alpha) * w[name] for name in w}

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedpriv.audit.membership.canaries import measured
 from fedpriv.audit.sentences import canaries as sentences_of
 from fedpriv.cli import main
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
 from fedpriv.deploy.serving import _check_possible
 from fedpriv.errors import UsageError
@@ -172,13 +172,13 @@ def tenth_of_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tenth_of_the_noise_of_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    def quieter(self: Turn, *arguments: Any) -> None:
+    def quieter(self: ModelLocalUpdate, *arguments: Any) -> None:
         begin(self, *arguments)
         privacy = self.config.privacy.model_copy(update={"noise": (self.config.privacy.noise or 0.0) / 10})
         self.config = self.config.model_copy(update={"privacy": privacy})
 
-    begin = Turn.__init__
-    monkeypatch.setattr(Turn, "__init__", quieter)
+    begin = ModelLocalUpdate.__init__
+    monkeypatch.setattr(ModelLocalUpdate, "__init__", quieter)
 
 
 @pytest.mark.parametrize("participation", [1.0, pytest.param(0.3, marks=pytest.mark.slow)])

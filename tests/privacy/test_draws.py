@@ -10,7 +10,7 @@ import torch
 from scipy import stats
 
 from fedpriv import seeding
-from fedpriv.draws import Secret, SecretDraws, Seed, SeededDraws, key_stream
+from fedpriv.noise_source import Secret, SecretDraws, Seed, SeededDraws, key_stream
 
 KEY = bytes(range(32))
 
@@ -40,11 +40,11 @@ def test_the_laws(kind: str, law: object) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_uniform_numbers_are_below_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpriv.draws.key_stream", lambda key, size: np.full(size, 2**64 - 1, np.uint64))
+    monkeypatch.setattr("fedpriv.noise_source.key_stream", lambda key, size: np.full(size, 2**64 - 1, np.uint64))
     draws = SecretDraws(KEY)
     assert draws.uniform((3,), dtype).max() < 1
     assert draws.normal((3,)).isfinite().all() and draws.exponential((3,)).isfinite().all()
-    monkeypatch.setattr("fedpriv.draws.key_stream", lambda key, size: np.zeros(size, np.uint64))
+    monkeypatch.setattr("fedpriv.noise_source.key_stream", lambda key, size: np.zeros(size, np.uint64))
     assert draws.uniform((3,), dtype).min() == 0 and draws.normal((3,)).isfinite().all()
 
 

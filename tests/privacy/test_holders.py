@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedpriv.config import PrivacyConfig, load_config
-from fedpriv.data.dealing import Deal, Dealt, partitions
+from fedpriv.data.partition_rules import PartitionIndices, PartitionTask, partitions
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.errors import UsageError
 from fedpriv.privacy.accountant import _work, dearest, epsilon, epsilon_rdp, epsilons_rdp, history_of, noise_for
@@ -71,9 +71,10 @@ def test_a_whole_run_in_which_clients_share_samples(tmp_path: Path) -> None:
     asked = {"privacy.level": "sample", "privacy.target_epsilon": 0.5}
     simulation, uploads = run_with_taps(tmp_path / "run", "fedavg", **asked, **shared)
     said, data = simulation.statement(), simulation.federation.data
-    turns = {client: sum(c == client for _, c in uploads) for _, client in uploads}
+    updates = {client: sum(c == client for _, c in uploads) for _, client in uploads}
     histories = {
-        client: (said["noise"], min(1.0, 20 / data.size(client)), turns[client] * -(-data.size(client) // 20)) for client in turns
+        client: (said["noise"], min(1.0, 20 / data.size(client)), updates[client] * -(-data.size(client) // 20))
+        for client in updates
     }
     sets = {tuple(clients) for clients in holders_by_sample(data.partition).values()}
     assert max(map(len, sets)) > 2
@@ -88,13 +89,13 @@ def test_a_whole_run_in_which_clients_share_samples(tmp_path: Path) -> None:
 
 
 def test_a_sample_dealt_to_one_client_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedpriv.data.dealing import REGISTRY, Dealing
+    from fedpriv.data.partition_rules import REGISTRY, NamedPartition
 
-    def twice(deal: Deal) -> Dealt:
-        parts = np.array_split(np.arange(len(deal.labels)), deal.clients)
-        return Dealt([*parts[:-1], np.concatenate([parts[-1], parts[-1][:1]])])
+    def twice(task: PartitionTask) -> PartitionIndices:
+        parts = np.array_split(np.arange(len(task.labels)), task.clients)
+        return PartitionIndices([*parts[:-1], np.concatenate([parts[-1], parts[-1][:1]])])
 
-    monkeypatch.setitem(REGISTRY._known, "iid", Dealing(twice, frozenset()))
+    monkeypatch.setitem(REGISTRY._known, "iid", NamedPartition(twice, frozenset()))
     with pytest.raises(UsageError, match="gives client 4 a sample several times"):
         build(load_config(None, settings("fedavg", **SAMPLE, **{"data.partition.name": "iid"})))
 

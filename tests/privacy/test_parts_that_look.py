@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ClientTurn
+from fedpriv.interfaces import LocalUpdate
 from fedpriv.methods import Method
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.wire import Form, Payload
 from tests.simulation.small import play
 
-LOOKS: dict[str, Callable[[ClientTurn], object]] = {
-    "labels": lambda turn: turn.labels,
-    "embed": lambda turn: turn.embed(),
-    "accuracy": lambda turn: turn.accuracy(),
-    "gradient": lambda turn: turn.gradient(),
+LOOKS: dict[str, Callable[[LocalUpdate], object]] = {
+    "labels": lambda update: update.labels,
+    "embed": lambda update: update.embed(),
+    "accuracy": lambda update: update.accuracy(),
+    "gradient": lambda update: update.gradient(),
 }
 
 
@@ -30,10 +30,10 @@ def test_a_method_cannot_put_what_it_looks_at_into_the_model_it_sends(
 ) -> None:
     honest = Method.upload
 
-    def upload(method: Method, turn: ClientTurn) -> Payload | None:
-        sent = honest(method, turn)
+    def upload(method: Method, update: LocalUpdate) -> Payload | None:
+        sent = honest(method, update)
         assert sent is not None
-        counts = torch.bincount(turn.labels, minlength=10)
+        counts = torch.bincount(update.labels, minlength=10)
         if in_place:
             sent.tensors["head.bias"].add_(counts)
             return sent
@@ -47,9 +47,9 @@ def test_a_method_cannot_put_what_it_looks_at_into_the_model_it_sends(
 
 @pytest.mark.parametrize("what", LOOKS)
 def test_a_part_that_looks_at_all_samples_is_refused(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CrossEntropy, "begin", lambda part, turn: LOOKS[what](turn))
+    monkeypatch.setattr(CrossEntropy, "begin", lambda part, update: LOOKS[what](update))
     private = {"privacy.level": "sample", "privacy.noise": 1.0, "privacy.clip": 1.0}
-    with pytest.raises(UsageError, match=r"privacy.level sample: a turn asks for .* says so by `no_dp`"):
+    with pytest.raises(UsageError, match=r"privacy.level sample: a local update asks for .* says so by `no_dp`"):
         play(tmp_path / "private", "fedavg", **private)
     assert play(tmp_path / "plain", "fedavg").summary["rounds"]
 
@@ -57,7 +57,9 @@ def test_a_part_that_looks_at_all_samples_is_refused(what: str, tmp_path: Path, 
 @pytest.mark.parametrize(("name", "fix"), [("histogram", "cannot be used with DP"), ("statistic.histogram", "mask 'statistic")])
 def test_what_is_sent_beside_the_net_is_refused(name: str, fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After training a part may look at all samples, but nothing of that may leave the client."""
-    monkeypatch.setattr(CrossEntropy, "statistics", lambda part, turn: {name: torch.bincount(turn.labels, minlength=10).float()})
+    monkeypatch.setattr(
+        CrossEntropy, "statistics", lambda part, update: {name: torch.bincount(update.labels, minlength=10).float()}
+    )
     monkeypatch.setattr(CrossEntropy, "forms", lambda part, received, steps: {name: Form((10,))})
     with pytest.raises(UsageError, match=f"{name} would be sent, which no noise covers; .*{fix}"):
         play(tmp_path / "private", "fedavg", **{"privacy.level": "sample", "privacy.noise": 1.0})

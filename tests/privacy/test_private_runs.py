@@ -47,14 +47,14 @@ def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sample_level_spends_what_each_client_trained(tmp_path: Path) -> None:
-    """fedrep has two phases a turn: both look at the data, so both count, on the accounts of the participants."""
+    """fedrep has two phases a local update: both look at the data, so both count, on the accounts of the participants."""
     seen = run_with_taps(tmp_path / "run", "fedrep", **SAMPLE)
     simulation, uploads = seen
-    turns = {client: sum(c == client for _, c in uploads) for _, client in uploads}
+    updates = {client: sum(c == client for _, c in uploads) for _, client in uploads}
     said = simulation.statement()
     for client in range(5):
         n = simulation.federation.data.size(client)
-        steps = turns.get(client, 0) * 2 * math.ceil(n / 20)
+        steps = updates.get(client, 0) * 2 * math.ceil(n / 20)
         expected = oracle((NOISE, min(1.0, 20 / n), steps)) if steps else 0.0
         assert said["epsilon_per_client"][client] == pytest.approx(expected)
     assert said["epsilon"] == max(said["epsilon_per_client"]) > 0

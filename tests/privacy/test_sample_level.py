@@ -1,4 +1,4 @@
-"""Per-sample gradients against autograd and Opacus; a private turn against plain SGD; the noise it adds."""
+"""Per-sample gradients against autograd and Opacus; a private local update against plain SGD; the noise it adds."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_ghost_clipping_refuses_a_loss_that_looks_at_the_parameters() -> None:
         sums(net, 1.0, x, y, lambda step: cross_entropy(step) + step.parameters["head.bias"].square().sum(), GhostGradients)
 
 
-def test_a_private_turn_with_ghost_clipping_is_that_without(tmp_path: Any) -> None:
+def test_a_private_update_with_ghost_clipping_is_that_without(tmp_path: Any) -> None:
     options = {"level": "sample", "noise": 0.5, "clip": 0.1}
     _, plain, _ = turned(tmp_path / "plain", **options)
     _, ghost, _ = turned(tmp_path / "ghost", **options, clipping="ghost")
@@ -147,7 +147,7 @@ def test_a_loss_may_look_at_the_parameters_and_at_teachers() -> None:
 
 
 def turned(tmp_path: Any, method: str = "fedavg", **privacy: Any) -> tuple[Tensor, Tensor, Any]:
-    """The row before and after the first client's private turn in round 1."""
+    """The row before and after the first client's private local update in round 1."""
     overrides = {f"privacy.{key}": value for key, value in privacy.items()}
     run = simulation(tmp_path / "run", method, **{"train.batch_size": 1000, "train.momentum": 0.0, **overrides})
     before = run.federation.resident.row.clone()
@@ -156,7 +156,7 @@ def turned(tmp_path: Any, method: str = "fedavg", **privacy: Any) -> tuple[Tenso
     return before, run.federation.resident.row.clone(), run
 
 
-def test_without_clipping_and_noise_a_turn_is_full_batch_sgd(tmp_path: Any) -> None:
+def test_without_clipping_and_noise_a_update_is_full_batch_sgd(tmp_path: Any) -> None:
     before, after, run = turned(tmp_path, level="sample", noise=1e-9, clip=1e3)
     fed = run.federation
     fed.resident.row.copy_(before)

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from fedpriv.draws import Words
+from fedpriv.noise_source import Words
 from fedpriv.secure.fixed_point import CLIP, PLACES, Array, decoded, encoded
 from fedpriv.secure.keys import agreed, closed, new_private, opened, public_of
 from fedpriv.secure.masks import mask
 from fedpriv.secure.protocol import Participant, pairwise, threshold, unmasked
+from fedpriv.secure.protocol_checks import MOST
 from fedpriv.secure.shares import join, split
-from fedpriv.secure.terms import MOST
 from fedpriv.wire.message import Refused
 
 SIZE = 1000
@@ -155,7 +155,7 @@ def test_a_confirmation_is_its_senders_alone() -> None:
             made.members[0].reveal(wrong)
 
 
-def test_each_step_happens_once_and_in_turn() -> None:
+def test_each_step_happens_once_and_in_update() -> None:
     made, fresh = Round(4), Participant(0, b"run 1")
     with pytest.raises(Refused, match="sent before"):
         made.members[0].share(made.keys)

@@ -12,16 +12,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedpriv.audit.evidence.leaving import knowledge
 from fedpriv.audit.evidence.sums import evidence_of
-from fedpriv.deploy.courier import NOT_SENT
+from fedpriv.audit.evidence.traffic import knowledge
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
+from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.errors import FedprivError
 from fedpriv.files import save_json
 from fedpriv.methods.mpfedcon import CLASSES, COUNTS, HOLDERS
 from fedpriv.secure import messages
-from fedpriv.secure.terms import expected_mean
+from fedpriv.secure.protocol_checks import expected_mean
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.secure_sum import SecureSum
@@ -199,7 +199,7 @@ class Killed(Exception):
 
 
 class Losing(Loopback):
-    """A loopback that spoils what clients answer in a step of a round's sum, or to its turn."""
+    """A loopback that spoils what clients answer in a step of a round's sum, or to its local update."""
 
     def __init__(self, folder: Path, spoil: Any, method: str = "mpfedcon", **options: Any) -> None:
         super().__init__(sites(folder, config(method, **{**ON, **options})))
@@ -368,7 +368,7 @@ def test_without_a_majority_the_model_stays(tmp_path: Path) -> None:
     assert first is not None and second is not None
     before, after = first.tensors(), second.tensors()
     assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in after)
-    # Nor do the turns count: the server names no state of that round.
+    # Nor do the local updates count: the server names no state of that round.
     clients, last = load_file(folder / "checkpoints" / "server-000002.safetensors")["clients"].tolist()
     assert len(clients) == 4 and set(last) == {2}
 
@@ -643,7 +643,7 @@ def test_a_simulation_keeps_no_state_of_a_client_whose_upload_cannot_be_summed(t
 
 
 def test_clients_keep_no_state_of_a_round_without_a_sum(tmp_path: Path) -> None:
-    """Their turns do not count, so no later round goes on from them."""
+    """Their local updates do not count, so no later round goes on from them."""
 
     def spoil(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
         return [] if "masked" in kinds and round == 2 and client != 0 else [answer]

@@ -50,7 +50,7 @@ def test_pairs_of_which_a_client_lacks_the_texts_are_refused(simulate: Callable[
     agreement = simulate("fedavg", play=False).federation.agreement
     from dataclasses import replace
 
-    from fedpriv.secure.terms import check_run
+    from fedpriv.secure.protocol_checks import check_run
 
     agreement.declared = replace(agreement.declared, lacks={4: "text"})
     with pytest.raises(UsageError, match="client 4 has no text samples"):

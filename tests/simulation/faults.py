@@ -24,8 +24,8 @@ import safetensors.torch
 import torch
 
 from fedpriv.errors import FedprivError
-from fedpriv.outside import plain_yaml
 from fedpriv.simulation import run, setup
+from fedpriv.untrusted import plain_yaml
 from tests.simulation.small import SILENT, computed, config, facts, play, resume
 
 How = Literal["once", "lasting", "killed"]

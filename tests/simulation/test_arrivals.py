@@ -250,7 +250,9 @@ def test_an_answer_that_was_not_asked_for_is_refused(simulate: Simulate, change:
     record = after[2]
     assert same(after, second.without(2))
     assert [reason in one["reason"] for one in record["refused"]] == [True]
-    assert 2 not in second.simulation.progress.clients or second.simulation.progress.clients[2] == 1, "the turn did not count"
+    assert 2 not in second.simulation.progress.clients or second.simulation.progress.clients[2] == 1, (
+        "the local update did not count"
+    )
 
 
 FEDREP_DP = {"data.limit": 240, "privacy.level": "sample", "privacy.noise": 3.0, "method.head_epochs": 2}
@@ -268,7 +270,9 @@ FEDREP_DP = {"data.limit": 240, "privacy.level": "sample", "privacy.noise": 3.0,
     ],
     ids=["nothing", "a huge number of steps", "one of two phases", "in another order", "one more", "fewer steps"],
 )
-def test_steps_of_dp_sgd_that_are_not_those_of_the_turn_are_refused_and_these_are_booked(simulate: Simulate, spent: Any) -> None:
+def test_steps_of_dp_sgd_that_are_not_those_of_the_update_are_refused_and_these_are_booked(
+    simulate: Simulate, spent: Any
+) -> None:
     second = SecondRound(simulate, "fedrep", **FEDREP_DP)
     second.of(second.answers)
     booked = copy.deepcopy(second.simulation.progress.privacy["2"])
@@ -284,7 +288,7 @@ def test_steps_of_dp_sgd_that_are_not_those_of_the_turn_are_refused_and_these_ar
     assert second.simulation.progress.privacy["2"] == booked
 
 
-def test_a_turn_that_diverges_has_spent_the_phases_that_it_began(simulate: Simulate) -> None:
+def test_a_update_that_diverges_has_spent_the_phases_that_it_began(simulate: Simulate) -> None:
     second = SecondRound(simulate, "fedrep", **FEDREP_DP, **{"train.on_nan": "drop"})
     due = list(Report.of(second.answers[2].report).spent)
 
@@ -305,7 +309,7 @@ def test_a_second_answer_of_a_client_is_refused_and_the_first_counts(simulate: S
     second = SecondRound(simulate, "scaffold")
     after = second.of([*second.answers, changed(second.answers[0], {})])
     assert same(after, second.whole)
-    assert second.simulation.store.damaged({0: 2}) is None, "the state of the turn that counts is still there"
+    assert second.simulation.store.damaged({0: 2}) is None, "the state of the local update that counts is still there"
     assert after[2]["refused"] == [{"client": 0, "reason": "it has answered before"}]
 
 
@@ -324,7 +328,7 @@ def test_with_too_few_uploads_the_model_stays(simulate: Simulate) -> None:
     before = second._server.row
     row, _, record = second.without(2)
     assert torch.equal(row, before) and record["metrics"]["too_few_uploads"] == 1
-    assert set(second.simulation.progress.clients.values()) == {1}, "nor do the clients' turns count"
+    assert set(second.simulation.progress.clients.values()) == {1}, "nor do the clients' local updates count"
     assert not torch.equal(second.whole[0], before) and "too_few_uploads" not in second.whole[2]["metrics"]
 
 
@@ -335,7 +339,7 @@ def test_with_too_few_uploads_the_model_stays(simulate: Simulate) -> None:
 def test_where_finite_uploads_would_merge_to_none_the_server_stays_as_it_was(
     simulate: Simulate, aggregation: str, spoiled: str
 ) -> None:
-    """Nor does any turn of the round count, so that clients go on from their states of the round before."""
+    """Nor does any local update of the round count, so that clients go on from their states of the round before."""
     second = SecondRound(simulate, "fedper", aggregation=aggregation)
     run, before, warnings = second.simulation, second._server, list[str]()
     assert "not_finite" not in second.whole[2]["metrics"] and set(run.progress.clients.values()) == {2}

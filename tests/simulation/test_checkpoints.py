@@ -52,14 +52,14 @@ def test_clients_states_in_memory_stay_within_the_bound(tmp_path: Path) -> None:
 
 def test_a_state_that_is_not_there_is_named(tmp_path: Path) -> None:
     store = ClientStore(tmp_path)
-    with pytest.raises(FedprivError, match=r"client 3 cannot go on from its turn in round 7: .*client-000003-000007"):
+    with pytest.raises(FedprivError, match=r"client 3 cannot go on from its local update in round 7: .*client-000003-000007"):
         store.load(3, 7)
     assert "client-000003-000007" in (store.damaged({3: 7}) or "")
 
 
 def test_two_checkpoints_and_what_they_need_are_on_disk_and_nothing_else(tmp_path: Path) -> None:
     checkpoints, progress, draw = made(tmp_path), Progress(), random.Random(0)
-    turns: list[dict[int, int]] = []
+    updates: list[dict[int, int]] = []
     for round in range(30):
         if round % 7 == 6:  # as after a kill in the middle of a round
             store(checkpoints).keep(0, round, state(-1))
@@ -71,10 +71,10 @@ def test_two_checkpoints_and_what_they_need_are_on_disk_and_nothing_else(tmp_pat
             store(checkpoints).keep(client, round, state(100 * client + round))
             progress.clients[client] = round
         checkpoints.commit(progress, state(round))
-        turns.append(dict(progress.clients))
+        updates.append(dict(progress.clients))
         kept = range(max(0, round - 1), round + 1)
         wanted = {f"server-{r:06d}.safetensors" for r in kept} | {f"round-{r:06d}.json" for r in kept}
-        wanted |= {f"client-{client:06d}-{r:06d}.safetensors" for k in kept for client, r in turns[k].items()}
+        wanted |= {f"client-{client:06d}-{r:06d}.safetensors" for k in kept for client, r in updates[k].items()}
         assert names(tmp_path) == wanted
     for client, last in progress.clients.items():
         assert store(checkpoints).load(client, last)["head.weight"][0] == 100 * client + last

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.config import load_config
-from fedpriv.interfaces import ClientTurn
+from fedpriv.interfaces import LocalUpdate
 from fedpriv.methods import methods
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
@@ -55,13 +55,13 @@ def three_rounds(simulation: Simulation, numbers: list[int]) -> dict[str, Tensor
     train = data.train
     data.train = lambda client: train(client)._replace(inputs=train(client).inputs.double())  # type: ignore[method-assign, union-attr]
     data._indices = {which: [held[number] for number in numbers] for which, held in data._indices.items()}
-    update = method.local_update
+    original = method.local_update
 
-    def with_draws_of_another(turn: ClientTurn) -> None:
-        own = turn.client
-        turn.client = numbers[own]
-        update(turn)
-        turn.client = own
+    def with_draws_of_another(update: LocalUpdate) -> None:
+        own = update.client
+        update.client = numbers[own]
+        original(update)
+        update.client = own
 
     method.local_update = with_draws_of_another  # type: ignore[method-assign]
     again = Simulation(simulation.federation, simulation.folder, lambda text: None)

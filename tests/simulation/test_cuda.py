@@ -16,7 +16,7 @@ from fedpriv.models.registry import Shape, register_model
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
 from fedpriv.tracking.folder import read_records
 from tests.marks import FEW, slow_but
-from tests.simulation.trial import everything, own_nets, play, register_pooled
+from tests.simulation.trial import everything, play, register_pooled, user_nets
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 IMAGES = {
@@ -31,7 +31,7 @@ IMAGES = {
 
 @pytest.fixture(autouse=True)
 def _nets() -> Iterator[None]:
-    with own_nets():
+    with user_nets():
         register_pooled()
 
         @register_model("broad", input_shape=(1, 128, 128), classes=10, source="test")

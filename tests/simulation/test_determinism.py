@@ -87,7 +87,7 @@ def test_who_takes_part_depends_on_seed_and_round_alone(tmp_path: Path) -> None:
     assert len({tuple(client for r, client in seen if r == round) for round in range(1, 7)}) > 1
 
 
-def test_local_gives_every_client_a_turn_before_any_has_two(tmp_path: Path) -> None:
+def test_local_gives_every_client_a_update_before_any_has_two(tmp_path: Path) -> None:
     run = simulation(tmp_path / "run", "local", **{"train.rounds": 5, "train.participation": 0.2, "method.epochs": 1})
     run.start()
     for _ in run.rounds():
@@ -96,20 +96,20 @@ def test_local_gives_every_client_a_turn_before_any_has_two(tmp_path: Path) -> N
 
 
 @CASES
-def test_a_turn_depends_on_seed_round_and_client_alone(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
+def test_a_update_depends_on_seed_round_and_client_alone(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
     """In any order and in any company, a client sends and keeps the same bits; with and without a past."""
     run = simulation(tmp_path / "run", method, **overrides)
     run.start()
     for round in (1, 2):
-        forward = turns(run, round, [0, 3, 4, 8])
+        forward = updates(run, round, [0, 3, 4, 8])
         disturb()
-        assert turns(run, round, [8, 4, 3, 0]) == forward
-        assert turns(run, round, [4]) == {4: forward[4]}
+        assert updates(run, round, [8, 4, 3, 0]) == forward
+        assert updates(run, round, [4]) == {4: forward[4]}
         assert len({str(result) for result in forward.values()}) == 4
         run.run_round()
 
 
-def turns(run: Simulation, round: int, clients: list[int]) -> dict[int, Any]:
+def updates(run: Simulation, round: int, clients: list[int]) -> dict[int, Any]:
     """What each client sends (digest), keeps (bytes) and reports, for one order of the clients."""
     draft = run.federation.method.download(run.server, round)
     instruction = Instruction(round, clients, None if draft is None else seal(draft), run.progress.clients)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from click.testing import Result
 
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from tests.marks import slow_but
 from tests.simulation.small import computed, facts, flags, play, rounds_recorded, simulation
 
@@ -25,13 +25,13 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[Collection[int], Collec
     """``poison(clients, rounds)``: in these rounds, these clients' loss is not a number."""
 
     def make(clients: Collection[int], rounds: Collection[int]) -> None:
-        real = Turn.train
+        real = ModelLocalUpdate.train
 
-        def train(turn: Turn, phase: Any, loss: Any, *how: Any) -> None:
-            poisoned = turn.client in clients and turn.round in rounds
-            real(turn, phase, (lambda step: loss(step) * math.nan) if poisoned else loss, *how)
+        def train(update: ModelLocalUpdate, phase: Any, loss: Any, *how: Any) -> None:
+            poisoned = update.client in clients and update.round in rounds
+            real(update, phase, (lambda step: loss(step) * math.nan) if poisoned else loss, *how)
 
-        monkeypatch.setattr(Turn, "train", train)
+        monkeypatch.setattr(ModelLocalUpdate, "train", train)
 
     return make
 
@@ -170,13 +170,13 @@ def test_a_run_in_which_everybody_is_always_dropped_still_ends(tmp_path: Path, f
 def test_a_client_that_runs_away_while_it_is_adapted_for_the_test(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedpriv: Fedpriv, policy: str
 ) -> None:
-    real = Turn.train
+    real = ModelLocalUpdate.train
 
-    def train(turn: Turn, phase: Any, loss: Any, *how: Any) -> None:
-        poisoned = turn._purpose == "adapt" and turn.client == 4
-        real(turn, phase, (lambda step: loss(step) * math.nan) if poisoned else loss, *how)
+    def train(update: ModelLocalUpdate, phase: Any, loss: Any, *how: Any) -> None:
+        poisoned = update._purpose == "adapt" and update.client == 4
+        real(update, phase, (lambda step: loss(step) * math.nan) if poisoned else loss, *how)
 
-    monkeypatch.setattr(Turn, "train", train)
+    monkeypatch.setattr(ModelLocalUpdate, "train", train)
     overrides = {"train.on_nan": policy, "train.rounds": 1, "method.ft_epochs": 1}
     result = fedpriv("train", *flags("fedavg-ft", **overrides), "--run-dir", tmp_path / "run", "--json")
     if policy == "stop":

@@ -21,7 +21,7 @@ from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from tests.marks import FEW, slow_but
 from tests.simulation.small import QUICK, play
-from tests.simulation.trial import in_float64, own_nets
+from tests.simulation.trial import in_float64, user_nets
 
 SMALL = {
     "data.name": "digits",
@@ -47,7 +47,7 @@ Make = Callable[..., Simulation]
 
 @pytest.fixture(autouse=True)
 def _net() -> Iterator[None]:
-    with own_nets():
+    with user_nets():
 
         @register_model("normed", input_shape=(1, 8, 8), classes=10, source="test")
         def normed(shape: Shape) -> tuple[nn.Module, int]:

@@ -26,7 +26,7 @@ from tests.marks import slow_but
 from tests.simulation.faults import played_and_killed
 from tests.simulation.small import computed, play, simulation
 from tests.simulation.texts_and_pairs import METHODS, narrow_fusion, pairs, pairs_folder
-from tests.simulation.trial import own_nets
+from tests.simulation.trial import user_nets
 
 PRIVATE = {"privacy.level": "sample", "privacy.noise": 4.0}
 ALL_PAYLOADS = {"wire.keep_payloads": "all"}
@@ -107,12 +107,12 @@ def test_a_branch_that_nothing_goes_through_stays_as_it_is(
     kind = type(run.federation.method)
     keep = kind.keep
 
-    def looked_at(method: Any, turn: Any) -> Any:
+    def looked_at(method: Any, update: Any) -> Any:
         nonlocal seen
-        for name in turn.unused:
-            assert torch.equal(space.view(turn.row, name), space.view(turn.start, name)), name
-        seen += len(turn.unused)
-        return keep(method, turn)
+        for name in update.unused:
+            assert torch.equal(space.view(update.row, name), space.view(update.start, name)), name
+        seen += len(update.unused)
+        return keep(method, update)
 
     monkeypatch.setattr(kind, "keep", looked_at)
     run.start()
@@ -309,7 +309,7 @@ class Calls(nn.Module):
 
 
 def test_an_image_encoder_whose_state_no_row_has_is_refused(tmp_path: Path, folder: Path) -> None:
-    with own_nets():
+    with user_nets():
         register_model("calls", input_shape=(3, 16, 16), classes=4, source="test")(lambda shape: (Calls(math.prod(shape)), 8))
         with pytest.raises(UsageError, match=r"^encoder\.image\.encoder\.calls: the net's forward pass changes it"):
             simulation(tmp_path / "run", "fedavg", **pairs(folder, **{"model.backbone": "calls"}))
@@ -330,7 +330,7 @@ def test_another_code_of_a_frozen_backbone_is_computed_anew(
 ) -> None:
     """Though its layers and weights are the same."""
     seen = []
-    with own_nets():
+    with user_nets():
         register_model("own", input_shape=(3, 16, 16), classes=4, source="test")(lambda shape: (Squared(math.prod(shape)), 8))
         for name in ("before", "again", "after"):
             if name == "after":

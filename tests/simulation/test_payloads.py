@@ -39,8 +39,8 @@ def play_tapped(folder: Path, method: str, **overrides: Any) -> tuple[PayloadSto
 
 def kept(store: PayloadStore) -> Crossed:
     held = [(round, client) for round in store.rounds() for client in store.clients(round)]
-    found: Crossed = {(*turn, False): store.upload(*turn) for turn in held}
-    found |= {(*turn, True): report for turn in held if (report := store.report(*turn)) is not None}
+    found: Crossed = {(*update, False): store.upload(*update) for update in held}
+    found |= {(*update, True): report for update in held if (report := store.report(*update)) is not None}
     down = {round: store.download(round) for round in store.rounds()} | {0: store.broadcast()}
     return found | {(round, None, False): sealed for round, sealed in down.items() if sealed is not None}
 

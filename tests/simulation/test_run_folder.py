@@ -208,7 +208,7 @@ def test_a_relative_data_set_is_found_from_another_folder(tmp_path: Path, monkey
     assert outcome.summary is not None and outcome.summary["dataset"] == str(photos)
 
 
-def test_turns_that_were_left_out_are_said(tmp_path: Path, fedpriv: Fedpriv) -> None:
+def test_updates_that_were_left_out_are_said(tmp_path: Path, fedpriv: Fedpriv) -> None:
     hot = {"train.lr": 1e6, "train.on_nan": "drop"}
     result = fedpriv("train", *flags("fedavg", **hot), "--run-dir", tmp_path / "run")
     assert result.exit_code == 0

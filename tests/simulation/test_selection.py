@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.server.sampling import read_schedule
@@ -55,7 +55,7 @@ def test_a_schedule_in_the_config_is_the_schedule_in_a_file(tmp_path: Path) -> N
     assert computed(tmp_path / "file")["metrics"] == computed(tmp_path / "inline")["metrics"]
     assert (tmp_path / "file" / "config.yaml").read_text().count("schedule.txt") == 0
     summary = json.loads((tmp_path / "file" / "summary.json").read_text())
-    assert summary["last_turn_per_client"][:6] == [1, 3, 2, 2, 3, None] and summary["clients_never_trained"] == 5
+    assert summary["last_update_per_client"][:6] == [1, 3, 2, 2, 3, None] and summary["clients_never_trained"] == 5
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_methods_of_equal_config_train_the_same_clients_on_the_same_batches(
     simulate: Simulate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who takes part, and the order of a client's samples in its first epoch of a round: what pairs runs of equal seed."""
-    batches, orders = Turn._batches, dict[tuple[int, int], list[int]]()
+    batches, orders = ModelLocalUpdate._batches, dict[tuple[int, int], list[int]]()
 
-    def noted(turn: Turn, columns: Any, *given: Any) -> Any:
-        if turn._purpose == "train":  # and not fine-tuned for a test
-            orders.setdefault((turn.round, turn.client), columns[0].tolist())
-        return batches(turn, columns, *given)
+    def noted(update: ModelLocalUpdate, columns: Any, *given: Any) -> Any:
+        if update._purpose == "train":  # and not fine-tuned for a test
+            orders.setdefault((update.round, update.client), columns[0].tolist())
+        return batches(update, columns, *given)
 
-    monkeypatch.setattr(Turn, "_batches", noted)
+    monkeypatch.setattr(ModelLocalUpdate, "_batches", noted)
     settings = {"data.limit": 60, "model.name": "mlp2", "train.rounds": 2, "eval.every": 9, "eval.last": 1}
     settings |= {"train.selection": "uniform"}  # some papers' methods suggest another
     found = {}
@@ -97,20 +97,20 @@ def test_methods_of_equal_config_train_the_same_clients_on_the_same_batches(
     assert len(found["fedavg"]) == 6 and len({tuple(order) for order in found["fedavg"].values()}) == 6
     other = {method: sorted(set(found[method]) ^ set(found["fedavg"])) for method in found if found[method] != found["fedavg"]}
     assert other == {}
-    assert all(found["fedavg"].get(turn, order) == order for turn, order in local.items())
+    assert all(found["fedavg"].get(update, order) == order for update, order in local.items())
 
 
-def test_turns_whose_uploads_do_not_count_are_no_training(tmp_path: Path) -> None:
+def test_updates_whose_uploads_do_not_count_are_no_training(tmp_path: Path) -> None:
     refused = {"train.max_update_norm": 1e-6, "train.rounds": 2, "train.participation": 1.0, "data.clients": 3}
     play(tmp_path / "run", "fedavg", **refused)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["answers_refused"] == summary["turns"] == 6
-    assert summary["clients_never_trained"] == 3 and summary["last_turn_per_client"] == [None, None, None]
+    assert summary["answers_refused"] == summary["local_updates"] == 6
+    assert summary["clients_never_trained"] == 3 and summary["last_update_per_client"] == [None, None, None]
 
 
-def test_turns_that_diverged_are_no_training(tmp_path: Path) -> None:
+def test_updates_that_diverged_are_no_training(tmp_path: Path) -> None:
     lost = {"train.lr": 1e30, "train.on_nan": "drop", "train.rounds": 2, "train.participation": 1.0, "data.clients": 3}
     play(tmp_path / "run", "fedper", **lost)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["turns_dropped"] == summary["turns"] == 6
-    assert summary["clients_never_trained"] == 3 and summary["last_turn_per_client"] == [None, None, None]
+    assert summary["local_updates_dropped"] == summary["local_updates"] == 6
+    assert summary["clients_never_trained"] == 3 and summary["last_update_per_client"] == [None, None, None]

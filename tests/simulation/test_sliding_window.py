@@ -23,10 +23,10 @@ def cycle(seed: int, first: int, everyone: list[int] = TWENTY, count: int = 6, w
 def test_six_of_twenty_take_four_rounds(first: int) -> None:
     served = cycle(0, first)
     assert all(len(set(window)) == 6 for window in served)
-    turns = Counter(client for window in served for client in window)
-    assert set(turns) == set(TWENTY)
-    assert sorted(turns.values()) == [1] * 16 + [2] * 4
-    assert set(served[0][:4]) == {client for client, n in turns.items() if n == 2}, (
+    updates = Counter(client for window in served for client in window)
+    assert set(updates) == set(TWENTY)
+    assert sorted(updates.values()) == [1] * 16 + [2] * 4
+    assert set(served[0][:4]) == {client for client, n in updates.items() if n == 2}, (
         "the cycle's first clients fill its last window"
     )
 

@@ -135,7 +135,7 @@ def test_a_kernel_that_copies_is_refused() -> None:
         check_for_marks(agreement, 1, state, secret_draw())
 
 
-def test_a_run_ends_where_its_server_turns_malicious(simulate: Simulate) -> None:
+def test_a_run_ends_where_its_server_updates_malicious(simulate: Simulate) -> None:
     simulation = simulate("fedavg", play=False, **{"wire.check_downloads": True})
     malicious_in(simulation, 2, imprinted)
     simulation.run_round()

@@ -17,11 +17,11 @@ from fedpriv.config import load_config
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder
 from fedpriv.models.tiny_encoder import tiny_encoder
-from fedpriv.outside.cache import cache_folder
 from fedpriv.seeding import generator
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.untrusted.cache import cache_folder
 from fedpriv.wire import Sealed
 from tests.marks import FEW, quick_first, slow_but
 from tests.simulation.faults import played_and_killed

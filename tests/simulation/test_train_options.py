@@ -14,12 +14,12 @@ from torch.nn import functional as F
 from transformers import get_constant_schedule_with_warmup
 
 from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.client.resident import Resident
-from fedpriv.client.turn import Turn
 from fedpriv.config import load_config
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
-from fedpriv.interfaces import ClientTurn, Learner, Step
+from fedpriv.interfaces import Learner, LocalUpdate, Step
 from fedpriv.methods.base import phase
 from fedpriv.objectives import Objective
 from fedpriv.objectives.cross_entropy import PLAIN, cross_entropy
@@ -35,13 +35,15 @@ ADAMW = {"train.optimizer": "adamw", "train.lr": 1e-3, "train.weight_decay": 0.5
 PLAIN_SGD = {"train.momentum": 0.0, "train.weight_decay": 0.0}
 
 
-def turn_of(simulation: Simulation, client: int = 0, purpose: str = "train") -> Turn:
+def update_of(simulation: Simulation, client: int = 0, purpose: str = "train") -> ModelLocalUpdate:
     fed = simulation.federation
     fed.resident.row.copy_(fed.initial)
-    return Turn(fed.resident, fed.data.train(client), fed.config, 1, client, {}, {}, True, purpose, fed.augment)
+    return ModelLocalUpdate(fed.resident, fed.data.train(client), fed.config, 1, client, {}, {}, True, purpose, fed.augment)
 
 
-def by_hand(simulation: Simulation, turn: Turn, make: Callable[[Any], torch.optim.Optimizer], warmup: int = 0) -> Tensor:
+def by_hand(
+    simulation: Simulation, update: ModelLocalUpdate, make: Callable[[Any], torch.optim.Optimizer], warmup: int = 0
+) -> Tensor:
     """The row after two phases, of two epochs and of one, in plain torch with transformers' schedule."""
     fed = simulation.federation
     net = copy.deepcopy(fed.resident.net)
@@ -53,20 +55,20 @@ def by_hand(simulation: Simulation, turn: Turn, make: Callable[[Any], torch.opti
     for number, epochs in enumerate((2, 1), start=1):
         optimiser = make(groups)
         schedule = get_constant_schedule_with_warmup(optimiser, warmup)
-        draw = generator(fed.config.seed, turn.round, turn.client, "train", number, "shuffle")
+        draw = generator(fed.config.seed, update.round, update.client, "train", number, "shuffle")
         for _ in range(epochs):
-            for part in torch.split(torch.randperm(turn.num_examples, generator=draw), 12):
+            for part in torch.split(torch.randperm(update.num_examples, generator=draw), 12):
                 optimiser.zero_grad()
-                F.cross_entropy(net(turn.inputs[part]).logits, turn.labels[part]).backward()  # type: ignore[index]
+                F.cross_entropy(net(update.inputs[part]).logits, update.labels[part]).backward()  # type: ignore[index]
                 optimiser.step()
                 schedule.step()
     return fed.resident.space.row_of(net)
 
 
-def trained(turn: Turn) -> Tensor:
-    turn.train(phase(epochs=2), cross_entropy)
-    turn.train(phase(epochs=1), cross_entropy)
-    return turn.row
+def trained(update: ModelLocalUpdate) -> Tensor:
+    update.train(phase(epochs=2), cross_entropy)
+    update.train(phase(epochs=1), cross_entropy)
+    return update.row
 
 
 def sgd(groups: Any) -> torch.optim.Optimizer:
@@ -92,15 +94,15 @@ def test_steps_are_torchs_and_the_warm_up_is_transformers(
     simulate: Simulate, options: dict[str, Any], make: Any, warmup: int
 ) -> None:
     simulation = simulate("fedavg", play=False, **{"train.batch_size": 12, "train.warmup_steps": warmup, **options})
-    turn = turn_of(simulation)
-    assert turn.num_examples > 4 * 12, "the phases are longer than the warm-up"
-    expected = by_hand(simulation, turn, make, warmup)
-    torch.testing.assert_close(trained(turn), expected, rtol=1e-5, atol=1e-5)
+    update = update_of(simulation)
+    assert update.num_examples > 4 * 12, "the phases are longer than the warm-up"
+    expected = by_hand(simulation, update, make, warmup)
+    torch.testing.assert_close(trained(update), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_adamws_decay_is_not_adams(simulate: Simulate) -> None:
-    turns = (turn_of(simulate("fedavg", play=False, **{**ADAMW, "train.optimizer": name})) for name in ("adamw", "adam"))
-    decoupled, coupled = (trained(turn).clone() for turn in turns)
+    updates = (update_of(simulate("fedavg", play=False, **{**ADAMW, "train.optimizer": name})) for name in ("adamw", "adam"))
+    decoupled, coupled = (trained(update).clone() for update in updates)
     assert float((decoupled - coupled).abs().max()) > 1e-3
 
 
@@ -110,18 +112,18 @@ class Noting(Objective):
     def __init__(self) -> None:
         self.rates: list[float] = []
 
-    def correct(self, turn: ClientTurn, learner: Learner) -> None:
+    def correct(self, update: LocalUpdate, learner: Learner) -> None:
         self.rates.append(learner.lr)
 
 
 def test_the_rate_rises_in_each_phase_of_training_and_not_in_adaptation(simulate: Simulate) -> None:
     simulation = simulate("fedavg", play=False, **{"train.warmup_steps": 4, "train.lr": 0.2})
-    turn, how = turn_of(simulation), Noting()
+    update, how = update_of(simulation), Noting()
     for _ in range(2):
-        turn.train(phase(epochs=1, steps=6), cross_entropy, how)
+        update.train(phase(epochs=1, steps=6), cross_entropy, how)
     assert how.rates == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.2] * 2)
-    assert [one.lr for one in turn.trained] == [0.2, 0.2]
-    adapting, how = turn_of(simulation, purpose="adapt"), Noting()
+    assert [one.lr for one in update.trained] == [0.2, 0.2]
+    adapting, how = update_of(simulation, purpose="adapt"), Noting()
     adapting.train(phase(epochs=1, steps=1), cross_entropy, how)
     assert how.rates == [0.2] and not torch.equal(adapting.row, adapting.start)
 
@@ -159,8 +161,8 @@ def test_decoupled_decay_is_no_part_of_scaffolds_variates(simulate: Simulate) ->
     for _ in simulation.rounds():
         pass
     for upload in sent:
-        turn = turn_of(simulation, upload.client or 0)
-        gradient = simulation.federation.resident.space.unpack(turn.gradient())
+        update = update_of(simulation, upload.client or 0)
+        gradient = simulation.federation.resident.space.unpack(update.gradient())
         tensors = upload.tensors()
         for name, tensor in gradient.items():
             if statistic("variate", name) in tensors:
@@ -185,8 +187,8 @@ def test_an_attacker_is_told_no_schedule_that_was_not(tmp_path: Path, option: di
     assert schedules[0] is not None and schedules[1] is None
 
 
-def in_float64(simulation: Simulation, client: int) -> Turn:
-    """A turn in which everything is in float64, as the second of the client: what it keeps is not what it received."""
+def in_float64(simulation: Simulation, client: int) -> ModelLocalUpdate:
+    """A local update in which everything is in float64, as the second of the client: what it keeps is not what it received."""
     fed = simulation.federation
     net = copy.deepcopy(fed.resident.net).double()
     for parameter in net.parameters():
@@ -202,7 +204,7 @@ def in_float64(simulation: Simulation, client: int) -> Turn:
     received = {name: t.double() if t.is_floating_point() else t for name, t in download.tensors.items()}
     other = initial + 0.05 * torch.randn(len(initial), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     kept = {**fed.method.first_private(client, other), "moon.previous": other, "feddyn.displacement": 0.1 * (initial - other)}
-    return Turn(resident, Split(data.inputs.double(), data.labels), fed.config, 1, client, received, kept, False)
+    return ModelLocalUpdate(resident, Split(data.inputs.double(), data.labels), fed.config, 1, client, received, kept, False)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddyn", "moon", "mpfedcon", "ditto"])
@@ -213,11 +215,11 @@ def test_a_batch_in_parts_is_the_whole_batch(simulate: Simulate, method: str, mo
     for parts in (1, 3):
         options = {"train.batch_size": 20, "train.accumulate": parts, "model.projection": 16, "train.local_epochs": 2}
         simulation = simulate(method, play=False, **options, **extra)
-        turn = in_float64(simulation, simulation.participants(1)[0])
-        assert turn.num_examples % 20, "the last batch is another one"
-        simulation.federation.method.local_update(turn)
-        rows.append(turn.row.clone())
-        losses.append(turn.mean_loss)
+        update = in_float64(simulation, simulation.participants(1)[0])
+        assert update.num_examples % 20, "the last batch is another one"
+        simulation.federation.method.local_update(update)
+        rows.append(update.row.clone())
+        losses.append(update.mean_loss)
     assert float((rows[0] - rows[1]).abs().max()) < 1e-12 and losses[0] == pytest.approx(losses[1], rel=1e-12)
     assert float((rows[0] - simulation.federation.initial).abs().max()) > 1e-3
 
@@ -231,8 +233,8 @@ def test_parts_are_what_the_net_sees_and_weigh_their_samples(simulate: Simulate)
         sizes.append(len(step.labels))
         return cross_entropy(step)
 
-    turn = in_float64(simulation, 0)
-    turn.train(phase(epochs=1, steps=1), seen)
+    update = in_float64(simulation, 0)
+    update.train(phase(epochs=1, steps=1), seen)
     assert sizes == [7, 7, 6]
 
     def unweighted(step: Step) -> Tensor:
@@ -240,15 +242,15 @@ def test_parts_are_what_the_net_sees_and_weigh_their_samples(simulate: Simulate)
 
     other = in_float64(simulation, 0)
     other.train(phase(epochs=1, steps=1), unweighted)
-    assert float((turn.row - other.row).abs().max()) > 1e-6
+    assert float((update.row - other.row).abs().max()) > 1e-6
 
 
 def test_a_batch_of_fewer_samples_than_parts(simulate: Simulate) -> None:
     rows = []
     for parts in (1, 8):
-        turn = in_float64(simulate("fedavg", play=False, **{"train.batch_size": 3, "train.accumulate": parts}), 0)
-        turn.train(phase(epochs=1), cross_entropy, PLAIN)
-        rows.append(turn.row.clone())
+        update = in_float64(simulate("fedavg", play=False, **{"train.batch_size": 3, "train.accumulate": parts}), 0)
+        update.train(phase(epochs=1), cross_entropy, PLAIN)
+        rows.append(update.row.clone())
     assert float((rows[0] - rows[1]).abs().max()) < 1e-12
 
 
@@ -299,17 +301,17 @@ def test_bfloat16_is_near_float32_and_only_within_the_net(simulate: Simulate, me
 
 def test_what_is_frozen_or_only_looked_at_is_in_float32(simulate: Simulate) -> None:
     simulation = simulate("fedavg", play=False, **{"train.precision": "bfloat16", "train.cache_features": False})
-    turn, seen = turn_of(simulation), list[tuple[torch.dtype, bool]]()
-    turn.model.frozen.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, False)))
-    turn.model.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, module.training)))
+    update, seen = update_of(simulation), list[tuple[torch.dtype, bool]]()
+    update.model.frozen.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, False)))
+    update.model.net.head.register_forward_hook(lambda module, x, y: seen.append((y.dtype, module.training)))
 
     def loss(step: Step) -> Tensor:
         assert step.outputs.logits.dtype == step.teacher("first").logits.dtype == torch.float32
         return cross_entropy(step)
 
-    turn.freeze("first")
-    turn.train(phase(epochs=1, steps=1), loss)
-    turn.accuracy(), turn.embed(), turn.gradient()
+    update.freeze("first")
+    update.train(phase(epochs=1, steps=1), loss)
+    update.accuracy(), update.embed(), update.gradient()
     assert {training for dtype, training in seen if dtype == torch.bfloat16} == {True}
     assert {dtype for dtype, training in seen if not training} == {torch.float32}
 

@@ -31,10 +31,10 @@ from fedpriv.simulation.executor_choice import choose, client_bytes
 from fedpriv.simulation.executors.vectorized import VectorizedExecutor
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
-from fedpriv.simulation.vectorized import requests, scheduler, stack
+from fedpriv.simulation.vectorized import batched_models, requests, scheduler
 from fedpriv.simulation.vectorized.scheduler import Request
 from tests.marks import FEW, quick_first, slow_but
-from tests.simulation.trial import SMALL, everything, own_nets, play, register_pooled
+from tests.simulation.trial import SMALL, everything, play, register_pooled, user_nets
 
 METHODS = slow_but(FEW, sorted(methods()))
 
@@ -53,23 +53,23 @@ class Joined(nn.Module):
 @pytest.fixture(scope="module", autouse=True)
 def _dealt_once() -> Iterator[None]:
     """Most runs here share a data set and its partition, which take as long as a round."""
-    deal, found = setup.dealt, dict[str, Partition]()
+    deal, found = setup.partition_dataset, dict[str, Partition]()
 
-    def dealt(dataset: Dataset, config: RunConfig) -> Partition:
+    def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
         key = config.data.model_dump_json()
         if key not in found:
             found[key] = deal(dataset, config)
         return found[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setup, "dealt", dealt)
+        patch.setattr(setup, "partition_dataset", partition_dataset)
         patch.setattr(setup, "load_data", cache(setup.load_data))
         yield
 
 
 @pytest.fixture(autouse=True)
 def _nets() -> Iterator[None]:
-    with own_nets():
+    with user_nets():
         register_pooled()
 
         @register_model("drawn", input_shape=(1, 8, 8), classes=10, source="test")
@@ -268,16 +268,16 @@ def test_what_stops_one_client_stops_the_run(played: Callable[..., Simulation]) 
 @pytest.mark.slow
 def test_a_group_that_does_not_fit_is_halved(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     reference = played("vectorized", **{"method.name": "fedrep"})
-    original, sizes = stack.Stack.run, []
+    original, sizes = batched_models.BatchedModels.run, []
 
-    def cramped(self: stack.Stack, functions: Any) -> Any:
+    def cramped(self: batched_models.BatchedModels, functions: Any) -> Any:
         sizes.append(len(functions))
         if len(functions) > 2:
             original(self, functions)  # work that was done before memory runs out leaves no trace
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return original(self, functions)
 
-    monkeypatch.setattr(stack.Stack, "run", cramped)
+    monkeypatch.setattr(batched_models.BatchedModels, "run", cramped)
     said: list[str] = []
     simulation = played("vectorized", rounds=0, **{"method.name": "fedrep", "executor.group_size": 4})
     assert isinstance(simulation.executor, VectorizedExecutor)
@@ -291,10 +291,10 @@ def test_a_group_that_does_not_fit_is_halved(played: Callable[..., Simulation], 
 
 
 def test_a_client_that_does_not_fit_ends_the_run(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: stack.Stack, functions: Any) -> Any:
+    def full(self: batched_models.BatchedModels, functions: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    monkeypatch.setattr(stack.Stack, "run", full)
+    monkeypatch.setattr(batched_models.BatchedModels, "run", full)
     with pytest.raises(FedprivError, match="a client does not fit into the memory of cpu; try a smaller --batch-size"):
         played("vectorized", **{"method.name": "fedavg"})
 

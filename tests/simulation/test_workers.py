@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.server.run_folder import RunFolder
@@ -115,16 +115,16 @@ def test_the_ledger_hears_of_what_is_spent_elsewhere(played: Callable[..., Simul
     assert epsilons[0] == epsilons[1] > 0
 
 
-def _dying(monkeypatch: pytest.MonkeyPatch, when: Callable[[Turn], bool]) -> None:
+def _dying(monkeypatch: pytest.MonkeyPatch, when: Callable[[ModelLocalUpdate], bool]) -> None:
     """A client's training kills its process."""
-    original, parent = Turn.train, os.getpid()
+    original, parent = ModelLocalUpdate.train, os.getpid()
 
-    def train(self: Turn, *arguments: Any) -> None:
+    def train(self: ModelLocalUpdate, *arguments: Any) -> None:
         if os.getpid() != parent and when(self):
             os.kill(os.getpid(), signal.SIGKILL)
         original(self, *arguments)
 
-    monkeypatch.setattr(Turn, "train", train)
+    monkeypatch.setattr(ModelLocalUpdate, "train", train)
 
 
 def test_a_worker_that_dies_is_named_and_its_clients_run_again(
@@ -133,8 +133,8 @@ def test_a_worker_that_dies_is_named_and_its_clients_run_again(
     reference = played(1, **{"method.name": "fedavg"}).server.row
     marker = tmp_path / "died"
 
-    def once(turn: Turn) -> bool:
-        if turn.round != 2:
+    def once(update: ModelLocalUpdate) -> bool:
+        if update.round != 2:
             return False
         try:
             marker.touch(exist_ok=False)  # the other worker may be here too
@@ -152,7 +152,7 @@ def test_a_worker_that_dies_is_named_and_its_clients_run_again(
 
 @pytest.mark.slow
 def test_clients_that_kill_every_worker_end_the_run(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
-    _dying(monkeypatch, lambda turn: True)
+    _dying(monkeypatch, lambda update: True)
     simulation = played(2, False, **{"method.name": "fedavg"})
     with pytest.raises(FedprivError, match="these clients cause it"):
         simulation.run_round()
@@ -160,10 +160,10 @@ def test_clients_that_kill_every_worker_end_the_run(played: Callable[..., Simula
 
 
 def test_what_goes_wrong_in_a_worker_is_said_here(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(self: Turn, *arguments: Any) -> None:
+    def wrong(self: ModelLocalUpdate, *arguments: Any) -> None:
         raise UsageError("a client's trouble")
 
-    monkeypatch.setattr(Turn, "train", wrong)
+    monkeypatch.setattr(ModelLocalUpdate, "train", wrong)
     with pytest.raises(UsageError, match="a client's trouble"):
         played(2, **{"method.name": "fedavg"})
 

@@ -38,7 +38,7 @@ SMALL = {
 
 
 @contextmanager
-def own_nets() -> Iterator[None]:
+def user_nets() -> Iterator[None]:
     """What is registered within is forgotten after it."""
     registry.list_models()  # or the built-in ones would be loaded on top
     known = dict(registry.REGISTRY._known)
@@ -48,7 +48,7 @@ def own_nets() -> Iterator[None]:
 
 
 def register_pooled() -> None:
-    """The net ``pooled`` of :data:`SMALL`; within :func:`own_nets`."""
+    """The net ``pooled`` of :data:`SMALL`; within :func:`user_nets`."""
 
     @register_model("pooled", input_shape=(1, 8, 8), classes=10, source="test")
     def pooled(shape: Shape) -> tuple[nn.Module, int]:

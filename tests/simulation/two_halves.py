@@ -188,8 +188,8 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
             message = messages[0]
             client, round = clients[said["client"]], message.round if message else 0
             received = receive(agreement, round, message, initial, secret_draw())
-            turn = (client.train if said["do"] == "train" else client.test)(resident, received, said["last"])
-            pipe.send({}, turn.upload, turn.report)
+            update = (client.train if said["do"] == "train" else client.test)(resident, received, said["last"])
+            pipe.send({}, update.upload, update.report)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ from fake_runs import make_run
 
 from fedpriv.cli import main
 from fedpriv.config import TrackingConfig, load_config
-from fedpriv.outside import addresses
 from fedpriv.tracking import ForeignStore, TrackingError, parent_run, sync, target_uri, whole_address
+from fedpriv.untrusted import addresses
 
 SECRET = "hunter2xyz"
 

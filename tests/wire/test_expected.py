@@ -16,7 +16,7 @@ from fedpriv.wire import STATISTIC, Expected, Form, Kind, Payload, Refused, Seal
 from fedpriv.wire.coding import INDICES, SCALE, is_model
 from tests.marks import slow_but
 from tests.wire.forging import one_line, resealed
-from tests.wire.turns import Played, cases, played
+from tests.wire.updates import Played, cases, played
 
 QUICK = ("fedavg", "feddual", "mpfedcon", "fedsiam-da", "counts", "mask of statistics", "prune and quantise", "half")
 CASES = slow_but(QUICK, cases())
@@ -28,22 +28,22 @@ def refusal(sealed: Sealed, expected: Expected) -> str:
     return one_line(caught.value)
 
 
-def first(turn: Played) -> tuple[Sealed, Expected]:
-    client = min(turn.uploads)
-    return turn.uploads[client], turn.expected[client]
+def first(update: Played) -> tuple[Sealed, Expected]:
+    client = min(update.uploads)
+    return update.uploads[client], update.expected[client]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_each_client_sends_is_expected(case: str) -> None:
-    turn = played(case)
-    assert len(turn.uploads) > 1
-    for client, sealed in turn.uploads.items():
-        expected = turn.expected[client]
+    update = played(case)
+    assert len(update.uploads) > 1
+    for client, sealed in update.uploads.items():
+        expected = update.expected[client]
         upload = expected.check(sealed)
         assert sealed.names == expected.tensors.keys()
         assert all(
             upload.shapes[name] == tensor.shape
-            for name, tensor in turn.received.items()
+            for name, tensor in update.received.items()
             if name in upload.shapes and is_model(name)
         )
         same_bytes_from_elsewhere = unseal(sealed.data)
@@ -100,22 +100,22 @@ def tensor_faults(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor | Non
             yield "huge", torch.full_like(tensor, 1e38 if tensor.dtype != torch.float16 else 6e4)
 
 
-def private(turn: Played) -> dict[str, Tensor]:
+def private(update: Played) -> dict[str, Tensor]:
     """A tensor of the net that this client does not send, if there is one."""
-    sealed, _ = first(turn)
-    whole = turn.method.context.space
+    sealed, _ = first(update)
+    whole = update.method.context.space
     names = [name for name in whole.names if not any(sent.partition("~")[0] == name for sent in sealed.names)]
     return {name: torch.zeros(whole[name].shape) for name in names[:1]}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_single_fault_is_refused(case: str) -> None:
-    turn = played(case)
-    sealed, expected = first(turn)
+    update = played(case)
+    sealed, expected = first(update)
     for what, wrong in fact_faults(sealed):
         assert refusal(wrong, expected), what
-    assert "says client" in refusal(list(turn.uploads.values())[1], expected)
-    for name, extra in {**private(turn), "strange": torch.ones(2), f"{STATISTIC}strange": torch.ones(())}.items():
+    assert "says client" in refusal(list(update.uploads.values())[1], expected)
+    for name, extra in {**private(update), "strange": torch.ones(2), f"{STATISTIC}strange": torch.ones(())}.items():
         assert name in refusal(resealed(sealed, {name: extra}), expected)
     kinds = {(is_model(name), name.rpartition("/")[0] or name.rpartition(".")[2]): name for name in sorted(sealed.names)}
     for name in kinds.values():

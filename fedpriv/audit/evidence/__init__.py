@@ -1,1 +1,1 @@
-"""The attacker's view of a run: its messages as observations, and shadow turns simulated by the server."""
+"""The attacker's view of a run: its messages as observations, and shadow local updates simulated by the server."""

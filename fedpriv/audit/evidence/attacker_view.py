@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from fedpriv.attacks.core.altered import UNALTERED, Altered
 from fedpriv.attacks.core.observation import Observation, Passes, Schedule, SplitNet, ThreatModel, blank, state_names
 from fedpriv.attacks.gradients.multistep import noise_gain
-from fedpriv.audit.evidence.earlier_turns import PlainChange, plain_change
+from fedpriv.audit.evidence.control_differences import made_up, trains_otherwise, unlike_controls
+from fedpriv.audit.evidence.earlier_updates import PlainChange, plain_change
 from fedpriv.audit.evidence.local_steps import idle_of, passes_of, schedule_of, stands_still
-from fedpriv.audit.evidence.shadow_turns import initial_row
+from fedpriv.audit.evidence.shadow_updates import initial_row
 from fedpriv.audit.evidence.text_victim import text_facts
-from fedpriv.audit.evidence.unlike import made_up, trains_otherwise, unlike_controls
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.wire import STATISTIC
@@ -209,11 +209,11 @@ class AttackerView:
             sent: names of the tensors that are attacked, by the net's names, where those are not all of the model that were sent.
 
         Returns:
-            ``None``: they were not kept; those of a first turn are the run's initial ones.
+            ``None``: they were not kept; those of a first local update are the run's initial ones.
         """
         victim = self.victim(message) if sent is None else self._victim(frozenset(sent))
         broadcast, space = self._evidence.store.broadcast(), self._federation.resident.space
-        initial = space.unpack(initial_row(self._federation, broadcast).cpu()) if message.first_turn else {}
+        initial = space.unpack(initial_row(self._federation, broadcast).cpu()) if message.first_update else {}
         known, wanted = {**initial, **self._public(), **message.received}, set(state_names(victim.net))
         names = {name: cut_name for name, cut_name in victim.names.items() if cut_name in wanted}
         return {cut_name: known[name] for name, cut_name in names.items()} if names.keys() <= known.keys() else None

@@ -1,4 +1,4 @@
-"""A malicious server: a client of a run takes its turn again, on a download that the server has altered."""
+"""A malicious server: a client of a run takes its local update again, on a download that the server has altered."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fedpriv.attacks.attack import ImageAttack, TextAttack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
 from fedpriv.audit.evidence.views import Recorder, recorded
 from fedpriv.client.client import receive
 from fedpriv.client.suspicion import draw_of_run
@@ -47,8 +47,8 @@ class Replay:
 def replay(evidence: Evidence, round: int, client: int, attack: ImageAttack | TextAttack, public: Tensor, seed: int) -> Replay:
     """Send a client the download of a kept round, altered by the attack, and have it take its turn on its own data.
 
-    Schedule, loss and transforms are the run's. It is the client's first turn, and its draws differ from the run's, as in
-    :class:`ShadowTurns`.
+    Schedule, loss and transforms are the run's. It is the client's first local update, and its draws differ from the run's, as in
+    :class:`ShadowUpdates`.
 
     Args:
         public: images ``(m, C, H, W)`` in [0, 1], or token ids ``(m, L)``, that the server has.
@@ -71,7 +71,7 @@ def replay(evidence: Evidence, round: int, client: int, attack: ImageAttack | Te
     unchecked = replace(federation.agreement, config=federation.config.with_check(False))
     open_to_all, recorder = recorded(replace(federation, agreement=unchecked))
     data: Split = federation.data.train(client)
-    answer = next(ShadowTurns(open_to_all, round, sent, broadcast).run(lambda number: data, [0]))
+    answer = next(ShadowUpdates(open_to_all, round, sent, broadcast).run(lambda number: data, [0]))
     if answer is None:
         raise FedprivError(f"client {client} diverged on what {attack.name} sent")
     found = evidence.simulated(round, client, answer.sealed, sent.tensors(), answer.sealed.num_examples)

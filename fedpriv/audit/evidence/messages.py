@@ -45,7 +45,7 @@ class Message:
         num_examples: its number of samples as the message states it.
         altered: the effect of the transforms on the change, by the net's names.
         parts: how many clients it is the mean of.
-        first_turn: whether it is known to be of a client that has had no turn before, as simulated ones have not.
+        first_update: whether it is known to be of a client that has had no local update before, as simulated ones have not.
     """
 
     round: int
@@ -55,7 +55,7 @@ class Message:
     num_examples: int | None
     altered: Altered = UNALTERED
     parts: int = 1
-    first_turn: bool = False
+    first_update: bool = False
 
     @property
     def of_model(self) -> list[str]:
@@ -64,7 +64,7 @@ class Message:
 
     def simulated(self, uploaded: Mapping[str, Tensor]) -> Message:
         """The message of a simulated client in its place; itself where that is what it uploaded."""
-        return self if uploaded is self.uploaded else replace(self, uploaded=uploaded, first_turn=True)
+        return self if uploaded is self.uploaded else replace(self, uploaded=uploaded, first_update=True)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Evidence:
 
     Attributes:
         summed: whether each is the sum of some clients' uploads (:mod:`fedpriv.audit.evidence.sums`).
-        corrections: of messages by (round, client), as far as they were computed (:mod:`fedpriv.audit.evidence.earlier_turns`).
+        corrections: of messages by (round, client), as far as they were computed (:mod:`fedpriv.audit.evidence.earlier_updates`).
 
     Raises:
         UsageError: there is no run, the data have changed since its training, or it kept no payload.
@@ -176,8 +176,8 @@ class Evidence:
     def simulated(
         self, round: int, client: int, sealed: Sealed, received: Mapping[str, Tensor], num_examples: int | None
     ) -> Message:
-        """As :meth:`read`, the upload of a simulated client, each of whose turns is its first."""
-        return replace(self.read(round, client, sealed, received, num_examples), first_turn=True)
+        """As :meth:`read`, the upload of a simulated client, each of whose local updates is its first."""
+        return replace(self.read(round, client, sealed, received, num_examples), first_update=True)
 
     def truth(self, client: int) -> Truth:
         """The client's training data, without augmentation."""
@@ -185,24 +185,25 @@ class Evidence:
         return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
 
     def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
-        """The client's images ``(n, C, H, W)`` and the augmented views of its turn ``(n, V, C, H, W)``; ``None``: without any."""
+        """The client's images ``(n, C, H, W)`` and the augmented views of its local update ``(n, V, C, H, W)``; ``None``: without
+        any."""
         return views_of(self.federation, round, self.behind(round, client), self.store.download(round), images)
 
-    def had_turns(self, round: int) -> set[int]:
-        """The clients whose turn of a round had an effect."""
-        return self._turns.get(round, set())
+    def trained_clients(self, round: int) -> set[int]:
+        """The clients whose local update of a round had an effect."""
+        return self._updates.get(round, set())
 
     @cached_property
-    def _turns(self) -> dict[int, set[int]]:
+    def _updates(self) -> dict[int, set[int]]:
         agreement, records = self.federation.agreement, {record["round"]: record for record in self.folder.records()}
         return {round: counted(record, participants(agreement, round)) for round, record in records.items() if round > 0}
 
     def number(self, round: int, client: int) -> int:
-        """Under which number a message of another round is kept that has a turn of the client."""
+        """Under which number a message of another round is kept that has a local update of the client."""
         return client
 
     def behind(self, round: int, client: int) -> list[int]:
-        """The clients whose turns are behind a message."""
+        """The clients whose local updates are behind a message."""
         return [client]
 
     def labels(self, client: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.simulation.setup import Federation
@@ -36,7 +36,7 @@ def single_images(evidence: Evidence, round: int, client: int, count: int, feder
     download, message = evidence.store.download(round), evidence.message(round, client)
     if download is None:
         raise NotSimulated(f"what the server sent in round {round} was not kept")
-    turns = ShadowTurns(federation or evidence.federation, round, download, evidence.store.broadcast())
+    updates = ShadowUpdates(federation or evidence.federation, round, download, evidence.store.broadcast())
     data, alone = evidence.federation.data, shared_out(evidence, client, count)
 
     def of(number: int) -> Split:
@@ -44,7 +44,7 @@ def single_images(evidence: Evidence, round: int, client: int, count: int, feder
         held = data.train(owner)
         return held.at(held.labels.new_tensor([at]))
 
-    results = list(turns.run(of, range(len(alone))))
+    results = list(updates.run(of, range(len(alone))))
     if any(one is None for one in results):
         raise NotSimulated(f"in round {round} a simulated client with a single sample diverged")
     stated = None if message.num_examples is None else 1

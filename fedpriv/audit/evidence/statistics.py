@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
-from fedpriv.audit.evidence.earlier_turns import earlier_turns
+from fedpriv.audit.evidence.earlier_updates import earlier_updates
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.results import Statistic
 from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage
-from fedpriv.draws import SeededDraws
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.models.state import changed_by_data, unchanged
+from fedpriv.noise_source import SeededDraws
 from fedpriv.seeding import generator
 from fedpriv.wire import STATISTIC, Payload, TransformContext, statistic
 from fedpriv.wire.coding import base_name, is_model
@@ -43,7 +43,7 @@ class Meaning:
 
     Attributes:
         gradient: ``whole``: for each tensor it is a gradient of the client's loss in evaluation mode; ``change``: the change of a
-            mean of the client's regularised gradients since its last turn. Both are attacked. Empty: it is no gradient.
+            mean of the client's regularised gradients since its last local update. Both are attacked. Empty: it is no gradient.
         otherwise: how else it is attacked.
     """
 
@@ -53,7 +53,9 @@ class Meaning:
 
 
 MEANINGS = {
-    "variate": Meaning("the change of a mean of the client's gradients, which sums to that mean over all turns", "change"),
+    "variate": Meaning(
+        "the change of a mean of the client's gradients, which sums to that mean over all local updates", "change"
+    ),
     "gradient": Meaning("a gradient of the client's loss over its data", "whole"),
     "loss": Meaning("the client's loss: how well a model fits its data"),
     "steps": Meaning("the client's number of local steps, and so about its number of samples"),
@@ -186,7 +188,8 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
 def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatModel) -> Observation:
     """A statistic as the gradient of the mean loss, approximately at the weights that the client was sent.
 
-    Changes are summed over the client's turns; the weight decay in them is subtracted, to first order. AdamW's is not in them.
+    Changes are summed over the client's local updates; the weight decay in them is subtracted, to first order. AdamW's is not in
+    them.
 
     Raises:
         UsageError: it is a change, and not all earlier messages of the client were kept; of a sum, or not all were of the same
@@ -195,9 +198,9 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
     gradients = named(message.uploaded, what)
     if MEANINGS[what].gradient == "change":
         try:
-            earlier = [named(one.uploaded, what) for one in earlier_turns(evidence, message)]
+            earlier = [named(one.uploaded, what) for one in earlier_updates(evidence, message)]
         except UsageError as reason:
-            raise UsageError(f"{what} is a change since the client's last turn, and {reason}") from None
+            raise UsageError(f"{what} is a change since the client's last local update, and {reason}") from None
         for before in earlier:
             gradients = {name: tensor + before[name] if name in before else tensor for name, tensor in gradients.items()}
         train = evidence.config.train

@@ -15,7 +15,7 @@ from fedpriv.audit.results import Sender
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.methods.mpfedcon import HOLDERS
-from fedpriv.secure.terms import FEWEST, expected_mean, takes_a_step
+from fedpriv.secure.protocol_checks import FEWEST, expected_mean, takes_a_step
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation

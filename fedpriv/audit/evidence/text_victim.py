@@ -11,10 +11,10 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
 from fedpriv.defenses import build_transforms, sent_names
-from fedpriv.draws import Seed
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import Encoder
 from fedpriv.models.text import TextEncoder, Tune, text_encoder
+from fedpriv.noise_source import Seed
 from fedpriv.seeding import kept_rng
 from fedpriv.wire import Payload, Transform, TransformContext
 

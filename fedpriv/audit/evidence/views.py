@@ -1,4 +1,5 @@
-"""What clients that augment their images trained on. A turn's draws depend on the run's seed, so its views can be made again."""
+"""What clients that augment their images trained on. A local update's draws depend on the run's seed, so its views can be made
+again."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def views_of(
     """The images ``(n, C, H, W)`` of these clients with their views in a round ``(n, V, C, H, W)``: the clients take that turn
     again. ``None``: they do not augment.
 
-    What they kept from earlier rounds does not matter, as no draw depends on it. A turn that diverges ends early.
+    What they kept from earlier rounds does not matter, as no draw depends on it. A local update that diverges ends early.
     """
     repeated, recorder = recorded(federation)
     if recorder is None:

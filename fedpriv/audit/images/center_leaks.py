@@ -95,7 +95,7 @@ def _merit(made: Inverted, recovered: Mapping[float, Rate], limit: float | None)
 def _as_uploaded(evidence: Evidence, message: Message) -> Observation:
     """The observation with the buffers that the client uploaded, such as running means, in place of those that it got.
 
-    Centres are computed in evaluation mode at the end of a turn.
+    Centres are computed in evaluation mode at the end of a local update.
     """
     seen, names = evidence.attacker.observation(message, ThreatModel(top="initial")), evidence.attacker.victim(message).names
     buffers = {names[name]: tensor for name, tensor in message.uploaded.items() if names.get(name, "") in seen.weights}

@@ -291,7 +291,7 @@ def _of_seen(
     @cache
     def control(attacker: Attacker[ImageAttack]) -> Control | None:
         # In place of private layers that were not kept, those that every client began with: any are as good for this.
-        weights = of.started(found[0]) or of.started(replace(found[0], first_turn=True))
+        weights = of.started(found[0]) or of.started(replace(found[0], first_update=True))
         if weights is None:
             return None
         return on_same_net(attacker.attack, observe(attacker.threat)[0], weights, evidence.config.seed, of.steps)

@@ -115,7 +115,9 @@ def limit_of_shadows(shadow: ShadowLabels) -> str | None:
             return "most clients hold classes that the shadow clients are too few to learn"
         return "most clients hold more classes than the shadow clients"
     if 2 * shadow.later > without:
-        return "most clients began with something that they kept from an earlier turn, and simulated clients begin with nothing"
+        return (
+            "most clients began with something that they kept from an earlier local update; simulated clients begin with nothing"
+        )
     if not without or shadow.report.guess**alike < LEVEL:
         return None
     return "with so few clients, not even perfect answers would be distinguished from guessing"

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.inference.membership import Mask
 from fedpriv.data.federated import FederatedData, Split
-from fedpriv.data.own.owners import Owners, owners_of
+from fedpriv.data.user_data.owners import Owners, owners_of
 from fedpriv.errors import FedprivError
 from fedpriv.samples import Inputs, each, tensors
 from fedpriv.seeding import generator

@@ -1,8 +1,8 @@
 """Scores of candidates from the class centres of a message (:mod:`fedpriv.attacks.inference.class_centers`).
 
-A client computes its centres by the net with which its turn ended, and of this it sends the encoder at most. So the server takes
-the rest from turns of its own, and the mean of the scores under several of them. Where the defences alter the encoder, it takes
-all from them: a noise that hides the encoder hides no centre.
+A client computes its centres by the net with which its local update ended, and of this it sends the encoder at most. So the
+server takes the rest from local updates of its own, and the mean of the scores under several of them. Where the defences alter
+the encoder, it takes all from them: a noise that hides the encoder hides no centre.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TracedCenters:
     """Uploaded tensors, by the net's names -> the mean over nets of a number per candidate ``(n,)``.
 
     Args:
-        nets: models ``(p,)`` of turns of the server; at least one.
+        nets: models ``(p,)`` of local updates of the server; at least one.
 
     Raises:
         Inapplicable: no centres were sent, or not their classes, or they are no means of projections.

@@ -8,8 +8,8 @@ from fedpriv.attacks.inference.empirical_epsilon import CONFIDENCE, epsilon_from
 from fedpriv.attacks.inference.membership import Array, Mask
 from fedpriv.audit.results import EpsilonBounds
 from fedpriv.privacy.accountant import dearest, history_of
+from fedpriv.simulation.run_setup import plans
 from fedpriv.simulation.setup import Federation
-from fedpriv.simulation.terms import plans
 
 _ABOUT = {
     "none": "The run has no differential privacy. If it had, its sample-level epsilon could not be below `lower`.",
@@ -48,7 +48,7 @@ def epsilon_bounds(
         delta=privacy.delta,
         confidence=CONFIDENCE,
         samples=one_run[0].counted,
-        upper_turn=upper(round, round),
+        upper_update=upper(round, round),
         upper_so_far=upper(1, round),
         upper_run=upper(1, last),
         about=_ABOUT[privacy.level],

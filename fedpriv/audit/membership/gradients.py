@@ -9,7 +9,7 @@ from fedpriv.attacks.gradients.per_sample import Labelled
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowResult
+from fedpriv.audit.evidence.shadow_updates import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.membership.other_clients import OwnUpdates, evenly

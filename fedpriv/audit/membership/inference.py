@@ -82,17 +82,17 @@ class Membership:
         attacks: by attack, and by the way to complete the upload where its last layers are hidden.
         kinds: the statistic of each attack, tried or not, and how it is used.
         not_tried: why other attacks were not tried: they could not be mounted, or a control of theirs failed.
-        controls: negative controls: areas of the attacks on the upload of a turn that saw no candidate; one of them fails by
-            chance once in a thousand times. FedMIA and the attacks on gradients, class centres and running statistics are left
-            out where their own fail. That of the loss threshold is a turn of round 1, since later models were trained on the
-            client's samples in its earlier turns, which affects comparisons of candidates, but not those with shadows; it has
-            none where that download was not kept. It fails where the non-members differ from the members in more than
-            membership.
+        controls: negative controls: areas of the attacks on the upload of a local update that saw no candidate; one of them fails
+            by chance once in a thousand times. FedMIA and the attacks on gradients, class centres and running statistics are left
+            out where their own fail. That of the loss threshold is a local update of round 1, since later models were trained on
+            the client's samples in its earlier local updates, which affects comparisons of candidates, but not those with
+            shadows; it has none where that download was not kept. It fails where the non-members differ from the members in more
+            than membership.
         positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
             whole model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
         likelihoods: the attacks behind that bound, LiRA on each statistic; the best one is taken.
-        shadows: shadow turns per client; ``diverged`` of all of them were left out.
+        shadows: shadow local updates per client; ``diverged`` of all of them were left out.
         rounds: for each client, the rounds that FedMIA used; empty where it was not tried.
         threat: the threat model, in sentences.
     """
@@ -124,7 +124,7 @@ class Membership:
         return {name: Interval(one.low, one.high, of) for name, one in areas.items()}
 
     def extent(self, attack: str) -> str:
-        """How many shadow turns, or how many rounds, an attack used, in words; empty: none, or one."""
+        """How many shadow local updates, or how many rounds, an attack used, in words; empty: none, or one."""
         _, use = self.kinds[attack]
         if use == "alone":
             return ""
@@ -159,7 +159,7 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     candidates' non-members, and later ones may have.
 
     Args:
-        shadows: shadow turns per client; even. They dominate the cost: each is as expensive as a client's turn.
+        shadows: shadow local updates per client; even. They dominate the cost: each is as expensive as a client's local update.
 
     Raises:
         UsageError: an upload was not kept.

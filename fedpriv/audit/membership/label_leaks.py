@@ -15,9 +15,9 @@ from fedpriv.attacks.inference.shadow import fit_shadows, score_shadows
 from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.guessing import most_common_share
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.evidence.earlier_turns import had_earlier_turn, keeps_state, plain_change
+from fedpriv.audit.evidence.earlier_updates import had_earlier_update, keeps_state, plain_change
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowTurns
+from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
 from fedpriv.audit.judge.classes import rate_of_rules
 from fedpriv.audit.results import Interval, LabelResult, LabelRule, Sender, ShadowLabels
@@ -259,7 +259,7 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> Sh
     It names some sets of no message, as it says the same of all messages for a class that all simulated clients hold, or none.
 
     Raises:
-        FedprivError: a shadow turn diverged, or no client has complete samples as the shadows have.
+        FedprivError: a shadow local update diverged, or no client has complete samples as the shadows have.
     """
     if evidence.summed:
         raise FedprivError(f"a shadow holds one to {MOST_LABELS} classes, and a sum those of all its clients")
@@ -267,7 +267,7 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> Sh
     messages = [evidence.message(round, client) for client in clients]
     download, federation = evidence.store.download(round), evidence.federation
     assert download is not None
-    turns = ShadowTurns(federation, round, download, evidence.store.broadcast())
+    updates = ShadowUpdates(federation, round, download, evidence.store.broadcast())
     classes = len(federation.dataset.classes)
     draw = generator(seed, round, "label sets")
     sizes = torch.randint(1, min(MOST_LABELS, classes) + 1, (shadows,), generator=draw).tolist()
@@ -277,9 +277,9 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> Sh
     samples = messages[0].num_examples or 10 * federation.config.train.batch_size
 
     def changes() -> Iterator[dict[str, Tensor]]:
-        for result in turns.run(lambda number: _public(evidence, sets[number], samples, number), range(shadows)):
+        for result in updates.run(lambda number: _public(evidence, sets[number], samples, number), range(shadows)):
             if result is None:
-                raise FedprivError(f"round {round}: the turn of a shadow client diverged, as a real one's may have")
+                raise FedprivError(f"round {round}: the local update of a shadow client diverged, as a real one's may have")
             yield _changes(evidence, messages[0].simulated(result.uploaded))
 
     classifier = fit_shadows(changes(), sets)
@@ -291,7 +291,7 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> Sh
     wider = lacks & (held > most)
     learned = sets.any(0) & ~sets.all(0)
     unlearned = lacks & ~wider & ((true != sets.all(0))[:, ~learned].any(1) | ~learned.any())
-    before = [keeps_state(evidence) and had_earlier_turn(evidence, round, client) for client in clients]
+    before = [keeps_state(evidence) and had_earlier_update(evidence, round, client) for client in clients]
     later = int((torch.tensor(before) & lacks).sum())
     return ShadowLabels(report, round, shadows, wider=int(wider.sum()), unlearned=int(unlearned.sum()), later=later)
 

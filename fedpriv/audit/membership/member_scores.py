@@ -16,7 +16,7 @@ from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.attacks.inference.row_distance import RowDistance
 from fedpriv.attacks.inference.running_statistics import shares_of_batches
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowResult
+from fedpriv.audit.evidence.shadow_updates import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.class_centers import TracedCenters, sends_centers
 from fedpriv.audit.membership.readings import Reading, readings
@@ -72,8 +72,8 @@ def statistics_of(
     """The statistics that apply to a message, and why others do not, by attack.
 
     Args:
-        own: the server's turn of the message's round with ``pool.spare``.
-        nets: models ``(p,)`` of further turns; without any, class centres are compared under the model of ``own``.
+        own: the server's local update of the message's round with ``pool.spare``.
+        nets: models ``(p,)`` of further local updates; without any, class centres are compared under the model of ``own``.
     """
     federation, not_tried = evidence.federation, dict[str, Reason]()
     ways = readings(federation.resident, own, pool.spare, pool.data.inputs, federation.method.objective.labels)

@@ -16,7 +16,7 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, halves, in_every_use
 from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
+from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import NETS, sends_centers
 from fedpriv.audit.membership.gradients import by_gradients, over_rounds
@@ -94,20 +94,20 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
     inside = halves(shadows, len(pool.members), seed)
     # A shadow has as many samples as the client, so that it takes as many steps.
     filling = max(0, (message.num_examples or 0) - len(pool.members) // 2)
-    own_turn = shadows  # the number after the last shadow's
+    own_update = shadows  # the number after the last shadow's
 
     def data(number: int) -> Split:
-        if number == own_turn:
+        if number == own_update:
             return pool.spare
         device = pool.data.labels.device
         chosen = pool.data.at(torch.from_numpy(inside[number]).nonzero().squeeze(1).to(device))
         return chosen.followed_by(pool.spare.at(torch.arange(min(filling, len(pool.spare.labels)), device=device)))
 
-    turns = ShadowTurns(federation, round, download, evidence.store.broadcast(), message.parts)
-    results = turns.run(data, [own_turn, *range(shadows)])
+    updates = ShadowUpdates(federation, round, download, evidence.store.broadcast(), message.parts)
+    results = updates.run(data, [own_update, *range(shadows)])
     own = next(results)
     if own is None:
-        raise FedprivError(f"round {round}: the server's own turn diverged, as client {client}'s may have")
+        raise FedprivError(f"round {round}: the server's own local update diverged, as client {client}'s may have")
     ahead = list(islice(results, NETS if sends_centers(message) else 0))
     nets = [one.model for one in ahead if one is not None and is_finite(one.uploaded)]
     statistics, not_tried = statistics_of(evidence, message, own, pool, nets)
@@ -119,7 +119,7 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
     for one in statistics:
         if one.kind == "confidence":
             control.pop(one.attack("alone"))
-    control |= _before_any_training(evidence, round, message, own, pool, own_turn)
+    control |= _before_any_training(evidence, round, message, own, pool, own_update)
     kinds: dict[str, tuple[Kind, Use]] = {
         name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
     }
@@ -163,18 +163,18 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
 def _before_any_training(
     evidence: Evidence, round: int, message: Message, own: ShadowResult, pool: Candidates, number: int
 ) -> dict[str, Array]:
-    """The confidence of the candidates ``(n,)`` under a turn of round 1 with the server's own samples, as a control of the loss
-    threshold; empty where that round's download was not kept.
+    """The confidence of the candidates ``(n,)`` under a local update of round 1 with the server's own samples, as a control of
+    the loss threshold; empty where that round's download was not kept.
 
     Args:
-        own: such a turn of the attacked ``round``.
+        own: such a local update of the attacked ``round``.
         number: of the simulated client.
     """
     first: ShadowResult | None = own
     if round > 1:
         if (download := evidence.store.download(1)) is None:
             return {}
-        (first,) = ShadowTurns(evidence.federation, 1, download, evidence.store.broadcast(), message.parts).run(
+        (first,) = ShadowUpdates(evidence.federation, 1, download, evidence.store.broadcast(), message.parts).run(
             lambda _: pool.spare, [number]
         )
     if first is None or not is_finite(first.uploaded):

@@ -1,10 +1,10 @@
 """FedMIA: a client's messages of all kept rounds, compared with those of the other clients of the same rounds.
 
-The other clients are the null: what a message shows of a sample that its sender did not train on. That needs no shadow turns, but
-rests on what :func:`fedpriv.attacks.inference.membership.fedmia` assumes of them. The negative control tests it: in each round,
-the server's own turn on samples of the client's classes takes the place of the client's message, and must find no member. It
-starts from the model that the round's clients received, which learned of the members in the client's earlier turns; so did the
-null's.
+The other clients are the null: what a message shows of a sample that its sender did not train on. That needs no shadow local
+updates, but rests on what :func:`fedpriv.attacks.inference.membership.fedmia` assumes of them. The negative control tests it: in
+each round, the server's own turn on samples of the client's classes takes the place of the client's message, and must find no
+member. It starts from the model that the round's clients received, which learned of the members in the client's earlier local
+updates; so did the null's.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.inference.membership import Array, fedmia
 from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_turns import ShadowResult, ShadowTurns
+from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.member_scores import is_finite, statistics_of
 
 OTHERS = 2
 """Other clients of a round that are needed: the fewest that have a standard deviation."""
 MOST = 16
-"""Rounds that are used, evenly spaced where more were kept; each costs a turn of the server."""
+"""Rounds that are used, evenly spaced where more were kept; each costs a local update of the server."""
 
 Seen = dict[tuple[Kind, str], Array]
 """By statistic, and by the way to complete an upload: a number per candidate ``(n,)``."""
@@ -37,7 +37,7 @@ class Compared:
 
     Attributes:
         scores: of the candidates ``(n,)``, higher for likelier members.
-        control: the same, from turns that saw no candidate.
+        control: the same, from local updates that saw no candidate.
         rounds: the rounds that were used.
     """
 
@@ -65,8 +65,8 @@ def against_other_clients(evidence: Evidence, client: int, pool: Candidates, own
         if not is_finite(message.uploaded) or len(beside) < OTHERS or (own := own_updates(round)) is None:
             continue
         used.append(round)
-        turn = message.simulated(own.uploaded)
-        mine, none, null = (_seen(evidence, one, own, pool) for one in ([message], [turn], beside))
+        update = message.simulated(own.uploaded)
+        mine, none, null = (_seen(evidence, one, own, pool) for one in ([message], [update], beside))
         for key in [key for key in mine if key in none and key in null]:
             observed[key].append(mine[key][0])
             control[key].append(none[key][0])
@@ -120,8 +120,8 @@ class OwnUpdates:
         evidence = self._evidence
         if (download := evidence.store.download(round)) is None:
             return None
-        turns = ShadowTurns(evidence.federation, round, download, evidence.store.broadcast(), parts)
-        (own,) = turns.run(lambda _: self._pool.spare, [0])
+        updates = ShadowUpdates(evidence.federation, round, download, evidence.store.broadcast(), parts)
+        (own,) = updates.run(lambda _: self._pool.spare, [0])
         return own if own is not None and is_finite(own.uploaded) else None
 
 

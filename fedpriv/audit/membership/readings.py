@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from fedpriv.audit.evidence.shadow_turns import ShadowResult
+from fedpriv.audit.evidence.shadow_updates import ShadowResult
 from fedpriv.client.resident import Resident
 from fedpriv.data.federated import Split
 from fedpriv.samples import Inputs, size
@@ -24,11 +24,12 @@ STAND_IN, PROBE = "head trained by the server", "linear probe"
 def readings(resident: Resident, own: ShadowResult, spare: Split, inputs: Inputs, has_head: bool = True) -> dict[str, Reading]:
     """The readings of an upload, by name; where the upload is the whole model, a single one with an empty name.
 
-    Neither of the others is always better. The head that the server trained in its own turn, from the initial one, resembles a
-    client's at its first turn; a probe on the uploaded encoder's features does not depend on such a resemblance.
+    Neither of the others is always better. The head that the server trained in its own local update, from the initial one,
+    resembles a client's at its first local update; a probe on the uploaded encoder's features does not depend on such a
+    resemblance.
 
     Args:
-        own: a turn of the server with ``spare``, its own data.
+        own: a local update of the server with ``spare``, its own data.
         inputs: the candidates.
         has_head: whether the run trains a head.
     """

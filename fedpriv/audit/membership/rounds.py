@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fedpriv.attacks.core.status import Reason, Status
-from fedpriv.audit.evidence.earlier_turns import had_earlier_turn
+from fedpriv.audit.evidence.earlier_updates import had_earlier_update
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.judge.members import status_of
 from fedpriv.audit.membership.inference import Membership, membership
@@ -15,7 +15,8 @@ from fedpriv.audit.results import ControlResult, EpsilonBounds, MembershipOutcom
 from fedpriv.errors import FedprivError
 
 EARLIER = 8
-"""Shadow turns for each client of a round before the last kept one, at most: a message of few local samples shows most there."""
+"""Shadow local updates for each client of a round before the last kept one, at most: a message of few local samples shows most
+there."""
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,21 @@ class InRounds:
 
 
 def in_rounds(evidence: Evidence, earlier: Sequence[int], shadows: int, seed: int, progress: Progress) -> InRounds:
-    """Membership inference in the last kept round, and with fewer shadow turns in earlier ones.
+    """Membership inference in the last kept round, and with fewer shadow local updates in earlier ones.
 
     Args:
         earlier: the other rounds; the last one among them does not count.
-        shadows: shadow turns for each client of the last round; 0: none is attacked.
+        shadows: shadow local updates for each client of the last round; 0: none is attacked.
     """
     last = evidence.store.rounds()[-1]
     found, refused, blamed = list[Membership](), dict[int, Reason](), list[ControlResult]()
     for round in [last, *(one for one in earlier if one != last)] if shadows else []:
-        turns = shadows if round == last else min(EARLIER, shadows)
+        updates = shadows if round == last else min(EARLIER, shadows)
         try:
             progress.in_time()
             clients = evidence.whole_clients(round)
-            progress(f"membership: {turns} shadow models for each of {len(clients)} clients of round {round}")
-            made = membership(evidence, round, clients, turns, seed)
+            progress(f"membership: {updates} shadow models for each of {len(clients)} clients of round {round}")
+            made = membership(evidence, round, clients, updates, seed)
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
@@ -78,11 +79,11 @@ def _together(reasons: Sequence[Reason]) -> Reason:
 
 
 def _corrected(evidence: Evidence, rounds: Sequence[int]) -> list[int]:
-    """The rounds in which clients' gradients had a term from their earlier turns."""
+    """The rounds in which clients' gradients had a term from their earlier local updates."""
     if not evidence.federation.method.objective.corrects:
         return []
     return [
-        round for round in rounds if any(had_earlier_turn(evidence, round, client) for client in evidence.whole_clients(round))
+        round for round in rounds if any(had_earlier_update(evidence, round, client) for client in evidence.whole_clients(round))
     ]
 
 
@@ -91,7 +92,7 @@ def _limit(corrected: Sequence[int]) -> str | None:
     if not corrected:
         return None
     which = ", ".join(map(str, corrected))
-    return f"in round {which} the clients' gradients had a term from their earlier turns, which simulated clients lack"
+    return f"in round {which} the clients' gradients had a term from their earlier local updates, which simulated clients lack"
 
 
 def _judged(

@@ -20,7 +20,7 @@ from fedpriv.audit.page.blocks import Content, Inline, Measured, Styled, Table
 from fedpriv.audit.page.sections import sections, title
 from fedpriv.audit.results import Audit
 from fedpriv.errors import FedprivError
-from fedpriv.outside.names import printable
+from fedpriv.untrusted.names import printable
 
 
 def render_html(audit: Audit, pictures: Mapping[str, bytes]) -> str:

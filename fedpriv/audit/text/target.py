@@ -208,7 +208,7 @@ def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: T
     def started(what: str) -> Mapping[str, Tensor] | None:
         # In place of private layers that were not kept, those that every client began with: any are as good for a control.
         of, sent = evidence.attacker.started, _sent(found[0], what)
-        return of(found[0], sent) or of(replace(found[0], first_turn=True), sent)
+        return of(found[0], sent) or of(replace(found[0], first_update=True), sent)
 
     return TextTarget(
         title, ids, labels, len(found), encoder, observe, evidence.public_texts(),
@@ -227,9 +227,9 @@ def _sent(message: Message, what: str) -> Mapping[str, Tensor] | None:
 
 
 def _trained_apart(evidence: Evidence, message: Message) -> bool:
-    """In an earlier turn of the client, or in a phase of this one that changes nothing of what was sent."""
+    """In an earlier local update of the client, or in a phase of this one that changes nothing of what was sent."""
     federation = evidence.federation
     sent = {name.partition(".")[0] for name in message.of_model}
     private = {entry.role for entry in federation.resident.space.entries if entry.name not in message.received} - sent
     phases = [one.trains for one in federation.method.phases(message.round) if one.trains & private]
-    return bool(phases) and (not message.first_turn or any(not trains & sent for trains in phases))
+    return bool(phases) and (not message.first_update or any(not trains & sent for trains in phases))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedpriv.data.dealing import Deal, Dealt, Indices, dealer, join
+from fedpriv.data.partition_rules import Indices, PartitionIndices, PartitionTask, join, partition_rule
 from fedpriv.errors import UsageError
 
 TRAIN_SHARE = 0.9
@@ -12,8 +12,8 @@ MOST = 2**40
 """Images of a client at most, before they are scaled down to what there is."""
 
 
-@dealer("lognormal", uses=["classes_per_client", "size_mean", "size_sigma", "size_offset", "reuse"])
-def lognormal(deal: Deal) -> Dealt:
+@partition_rule("lognormal", uses=["classes_per_client", "size_mean", "size_sigma", "size_offset", "reuse"])
+def lognormal(task: PartitionTask) -> PartitionIndices:
     """Log-normal sizes, classes i .. i+S-1 mod C for client i, 90 / 10 train / test per client from the training split (FEMNIST).
 
     Without ``reuse`` every image is dealt once, and where a class runs short all clients' shares of it shrink by the same factor.
@@ -21,34 +21,34 @@ def lognormal(deal: Deal) -> Dealt:
     a class, so that nearly all test images of a client are training images of another.
     """
     # No Flower partitioner controls both sizes and classes.
-    options, n = deal.options, deal.clients
+    options, n = task.options, task.clients
     per_client = options.classes_per_client
-    if per_client > deal.classes:
-        raise UsageError(f"lognormal: {per_client} classes per client, but the data set has {deal.classes}")
+    if per_client > task.classes:
+        raise UsageError(f"lognormal: {per_client} classes per client, but the data set has {task.classes}")
     with np.errstate(over="ignore"):
-        drawn = deal.rng.lognormal(options.size_mean, options.size_sigma, n)
+        drawn = task.rng.lognormal(options.size_mean, options.size_sigma, n)
     if not (drawn < MOST).all():
         raise UsageError(
             f"lognormal: size_mean {options.size_mean:g} and size_sigma {options.size_sigma:g} draw a client of "
             f"{drawn.max():.3g} images; the published ones are 4 and 1 or 2"
         )
     sizes = drawn.astype(np.int64) + options.size_offset
-    pools = deal.pools()
+    pools = task.pools()
     available = np.array([len(pool) for pool in pools])
-    wanted = np.zeros((n, deal.classes), dtype=np.int64)
+    wanted = np.zeros((n, task.classes), dtype=np.int64)
     for place in range(per_client):  # evenly over the S classes; the remainder goes to the first ones
-        wanted[np.arange(n), (np.arange(n) + place) % deal.classes] = sizes // per_client + (place < sizes % per_client)
+        wanted[np.arange(n), (np.arange(n) + place) % task.classes] = sizes // per_client + (place < sizes % per_client)
     held = np.minimum(wanted, available) if options.reuse else _fitted(wanted, available)
     starts = np.zeros_like(held) if options.reuse else np.cumsum(held, axis=0) - held
     train, test = [], []
     for start, count in zip(starts, held, strict=True):
-        mine = deal.rng.permutation(join([pool[s : s + k] for pool, s, k in zip(pools, start, count, strict=True)]))
+        mine = task.rng.permutation(join([pool[s : s + k] for pool, s, k in zip(pools, start, count, strict=True)]))
         cut = round(TRAIN_SHARE * len(mine))
         train.append(mine[:cut])
         test.append(mine[cut:])
     if not any(len(part) for part in train):
-        raise UsageError(f"lognormal: {len(deal.labels)} training samples are too few for {n} clients")
-    return Dealt(train, test)
+        raise UsageError(f"lognormal: {len(task.labels)} training samples are too few for {n} clients")
+    return PartitionIndices(train, test)
 
 
 def _fitted(wanted: Indices, available: Indices) -> Indices:

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedpriv.config import DataConfig
-from fedpriv.data.dealing import REGISTRY, Deal, Dealing, Indices, share_by_counts
-from fedpriv.data.own.clients import looks_like_clients
+from fedpriv.data.partition_rules import REGISTRY, Indices, NamedPartition, PartitionTask, share_by_counts
+from fedpriv.data.user_data.clients import looks_like_clients
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import load_tensors, save_tensors
 
 if TYPE_CHECKING:
-    from fedpriv.data.own.owners import Owners
+    from fedpriv.data.user_data.owners import Owners
 
 __all__ = ["SMALLEST_SHARE", "Partition", "SplitName", "class_counts", "make_partition"]
 
@@ -149,24 +149,24 @@ def make_partition(
     Raises:
         UsageError: the partition is unknown, or its options do not fit the data.
     """
-    dealing = REGISTRY.find(config.partition.name)
+    named = REGISTRY.find(config.partition.name)
     if not len(train_labels):
         raise UsageError("there are no training samples to deal")
     if config.partition.seed is not None:
         seed = config.partition.seed
     if owners is not None:
-        return _made(dealing, train_labels, test_labels, classes, config, seed, owners, names)
+        return _made(named, train_labels, test_labels, classes, config, seed, owners, names)
     digests = [hashlib.sha256(labels.tobytes()).digest() for labels in (train_labels, test_labels)]
-    key = (dealing, *digests, classes, config.clients, config.validation_fraction, config.partition.model_dump_json(), seed)
+    key = (named, *digests, classes, config.clients, config.validation_fraction, config.partition.model_dump_json(), seed)
     if key not in _MADE:
-        _MADE[key] = _made(dealing, train_labels, test_labels, classes, config, seed, None, names)
+        _MADE[key] = _made(named, train_labels, test_labels, classes, config, seed, None, names)
         if len(_MADE) > _MOST_MADE:
             _MADE.popitem(last=False)
     return _MADE[key]
 
 
 def _made(
-    dealing: Dealing,
+    named: NamedPartition,
     train_labels: NDArray[Any],
     test_labels: NDArray[Any],
     classes: int,
@@ -177,29 +177,31 @@ def _made(
 ) -> Partition:
     options = config.partition
     # Separate random streams, so that validation data or another test mode do not change the rest of the partition.
-    deal_rng, test_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
-    deal = Deal(np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, deal_rng, owners, seed, names)
+    task_rng, test_rng, validation_rng = (np.random.default_rng([seed, stream]) for stream in range(3))
+    task = PartitionTask(
+        np.asarray(train_labels, dtype=np.int64), classes, config.clients, options, task_rng, owners, seed, names
+    )
     try:
-        dealt = dealing.deal(deal)
+        indices = named.rule(task)
     except UsageError as error:  # because clients were read as classes, perhaps, of which the data's notes are not shown now
         if (hint := looks_like_clients(Path(config.name).expanduser())) is None:
             raise
         raise UsageError(f"{error}; {hint}") from None
-    counts = class_counts(dealt.train, train_labels, classes)
+    counts = class_counts(indices.train, train_labels, classes)
 
     weights: NDArray[np.float64] | None = None
     test_split: Literal["train", "test"] = "test"
     own_test = None if owners is None or owners.test is None else owners.held(owners.test)
-    crowded = dealt.test is None and own_test is None and len(test_labels) / config.clients < SMALLEST_SHARE
+    crowded = indices.test is None and own_test is None and len(test_labels) / config.clients < SMALLEST_SHARE
     if options.test == "all_of_class" or (options.test == "auto" and crowded):
         test, weights = _all_of_class(np.asarray(test_labels), counts)
-    elif dealt.test is not None:
-        test, test_split = dealt.test, "train"
+    elif indices.test is not None:
+        test, test_split = indices.test, "train"
     elif own_test is not None:
         test = own_test
     else:
         test = share_by_counts(np.asarray(test_labels), counts, test_rng)
-    carved = [_carve(indices, config.validation_fraction, validation_rng) for indices in dealt.train]
+    carved = [_carve(indices, config.validation_fraction, validation_rng) for indices in indices.train]
     trained = _flat([train for train, _ in carved])  # a sample that was dealt to several clients may be
     return Partition(
         train=[np.sort(train) for train, _ in carved],

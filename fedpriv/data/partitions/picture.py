@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedpriv.errors import UsageError
 from fedpriv.files import write_atomically
-from fedpriv.outside.names import printable
+from fedpriv.untrusted.names import printable
 
 _COLUMNS = 1000
 _STYLE: Any = {

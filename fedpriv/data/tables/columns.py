@@ -65,9 +65,9 @@ def find_columns(
     """
     import datasets
 
-    from fedpriv.data.own.numbers import no_number, numbers_of
-    from fedpriv.data.own.vectors import array_shape, choose_features, has_words, is_text
     from fedpriv.data.tables.paths import file_names
+    from fedpriv.data.user_data.numbers import no_number, numbers_of
+    from fedpriv.data.user_data.vectors import array_shape, choose_features, has_words, is_text
 
     for name in (label, client):
         if name is not None and name not in table.features:
@@ -140,7 +140,7 @@ def _check_named(
 
 def _are_levels(values: pa.ChunkedArray) -> bool:
     """Whether a column has so few distinct values that it is a category."""
-    from fedpriv.data.own.vectors import MOST_LEVELS
+    from fedpriv.data.user_data.vectors import MOST_LEVELS
 
     return len(values.unique()) <= MOST_LEVELS
 

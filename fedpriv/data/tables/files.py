@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _OF_OBJECTS = re.compile(r"/objects/data-[0-9a-f]{16}/(?P<what>.+)\.parquet$")
-"""The files into which :func:`fedpriv.data.own.objects.name_of` writes data that are Python objects."""
+"""The files into which :func:`fedpriv.data.user_data.objects.name_of` writes data that are Python objects."""
 
 
 class Table(Protocol):

@@ -145,7 +145,7 @@ def with_images(tables: Sequence[Table], ignored: Iterable[str | None]) -> list[
     Args:
         ignored: as for :func:`names_images`.
     """
-    from fedpriv.data.own.clients import Joined, Part
+    from fedpriv.data.user_data.clients import Joined, Part
 
     def first(table: Table) -> Table:
         return first(table.tables[0]) if isinstance(table, Joined) else table

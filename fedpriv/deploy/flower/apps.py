@@ -20,8 +20,8 @@ from fedpriv.deploy.stream import LONGEST_HEAD, MOST_PARTS, Broken, ask
 from fedpriv.errors import FedprivError
 
 if TYPE_CHECKING:
-    from fedpriv.deploy.courier import Lost
     from fedpriv.deploy.frames import Frame
+    from fedpriv.deploy.transport import Lost
 
 POLL = 0.2
 """Seconds between questions whether the resident process is back."""
@@ -46,7 +46,7 @@ def relay(message: Message, context: Context) -> Message:
 
 
 def _asked(address: Path, head: bytes, parts: list[bytes], seconds: float) -> tuple[bytes, list[bytes]]:
-    """Ask the resident process; where it ended, ask that which takes its place: a repeated turn gives the same bytes."""
+    """Ask the resident process; where it ended, ask that which takes its place: a repeated local update gives the same bytes."""
     until, ended = time.monotonic() + seconds, 0
     while True:
         try:
@@ -60,10 +60,10 @@ def _asked(address: Path, head: bytes, parts: list[bytes], seconds: float) -> tu
 
 def play(grid: Grid, context: Context) -> None:
     """Play the run that a file names, and note there how it ended; where that file is, is said from this process's folder."""
-    from fedpriv.deploy.courier import Courier
     from fedpriv.deploy.flower.requests import Request
+    from fedpriv.deploy.transport import Transport
 
-    Request(Path(str(context.run_config["request"])).absolute()).play(lambda clients: Courier(FlowerPost(grid, clients)))
+    Request(Path(str(context.run_config["request"])).absolute()).play(lambda clients: Transport(FlowerPost(grid, clients)))
 
 
 client_app = ClientApp()
@@ -82,7 +82,7 @@ class FlowerPost:
         self._nodes = dict[int, int]()
 
     def connected(self) -> dict[int, str]:
-        """As :meth:`fedpriv.deploy.courier.Post.connected`; a connection is the time at which a node has joined."""
+        """As :meth:`fedpriv.deploy.transport.Network.connected`; a connection is the time at which a node has joined."""
         found: dict[int, str] = {}
         with _admitted():
             nodes = list(self._grid.get_nodes())
@@ -95,7 +95,7 @@ class FlowerPost:
         return found
 
     def send(self, frames: Mapping[int, Frame], seconds: float, round: int) -> dict[str, int]:
-        """As :meth:`fedpriv.deploy.courier.Post.send`."""
+        """As :meth:`fedpriv.deploy.transport.Network.send`."""
         messages = [_message(frame, self._nodes[client], seconds, round) for client, frame in frames.items()]
         self._replies.sent = max([self._replies.sent, *(sum(map(len, frame.parts)) for frame in frames.values())])
         try:
@@ -106,7 +106,7 @@ class FlowerPost:
         return {ticket: client for ticket, client in sent if ticket}
 
     def receive(self, tickets: Iterable[str]) -> Iterator[tuple[str, Frame | str | Lost]]:
-        """As :meth:`fedpriv.deploy.courier.Post.receive`."""
+        """As :meth:`fedpriv.deploy.transport.Network.receive`."""
         with _admitted():
             for ticket, reply in self._replies.pull(tickets):
                 yield ticket, _answer(reply) if isinstance(reply, Message) else reply
@@ -148,8 +148,8 @@ def _unpacked(content: RecordDict) -> tuple[bytes, list[bytes]]:
 
 
 def _answer(reply: Message) -> Frame | str | Lost:
-    from fedpriv.deploy.courier import Lost
     from fedpriv.deploy.frames import Frame
+    from fedpriv.deploy.transport import Lost
     from fedpriv.wire.message import Refused
 
     if reply.has_error():

@@ -28,7 +28,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from fedpriv.deploy.flower.tls import trusting, wrong_server
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.outside.proxies import go_direct
+from fedpriv.untrusted.proxies import go_direct
 
 _PYPROJECT = b"""[build-system]
 requires = ["hatchling"]

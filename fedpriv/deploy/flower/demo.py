@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.config import RunConfig
 from fedpriv.data.sources import sources
 from fedpriv.deploy.flower import machines
-from fedpriv.deploy.flower.home import Home, make
-from fedpriv.deploy.flower.keeper import Keeper
 from fedpriv.deploy.flower.needed import require_flower
+from fedpriv.deploy.flower.paths import DeploymentPaths, make
 from fedpriv.deploy.flower.requests import Request
+from fedpriv.deploy.flower.supervisor import Supervisor
 from fedpriv.errors import FedprivError
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
@@ -56,7 +56,7 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
         for line, value in {
             "name: null": _place(config.data.name),
             "label: null": config.data.label,
-            "share: own": "dealt",
+            "share: own": "partition",
         }.items():
             text = text.replace(f"  {line}\n", f"  {line.split(':')[0]}: {json.dumps(value)}\n")
         file.write_text(text, encoding="utf-8")
@@ -87,7 +87,7 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
 
 
 @contextmanager
-def all_here(home: Home) -> Iterator[tuple[SuperLink, Callable[[], None], list[Keeper]]]:
+def all_here(home: DeploymentPaths) -> Iterator[tuple[SuperLink, Callable[[], None], list[Supervisor]]]:
     """A block in which the server and all clients of a deployment run on this machine, and the clients have joined.
 
     Yields:
@@ -110,8 +110,8 @@ def all_here(home: Home) -> Iterator[tuple[SuperLink, Callable[[], None], list[K
         ]
 
         def look() -> None:
-            for keeper in keepers:
-                keeper.look()
+            for supervisor in keepers:
+                supervisor.look()
 
         until = time.monotonic() + JOIN
         while (here := sum(node.status == "online" for node in link.nodes())) < settings.clients:
@@ -129,7 +129,7 @@ def _place(name: str) -> str:
     return str(path.absolute()) if name not in sources() and path.exists() else name
 
 
-def _equal(home: Home, run_dir: Path, simulated: Path) -> bool:
+def _equal(home: DeploymentPaths, run_dir: Path, simulated: Path) -> bool:
     """Whether the server's last state, all accuracies and all private states agree to the bit."""
     accuracies = [[record["per_client"] for record in RunFolder.open(one).records()] for one in (run_dir, simulated)]
     kept = {path.name: path.read_bytes() for path in home.path.glob("client-*/state/runs/*/states/client-*")}

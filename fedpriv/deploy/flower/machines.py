@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedpriv.deploy.flower.home import ClientFile, Home, host_port, read_client
-from fedpriv.deploy.flower.keeper import Keeper
 from fedpriv.deploy.flower.needed import require_flower
+from fedpriv.deploy.flower.paths import ClientFile, DeploymentPaths, host_port, read_client
+from fedpriv.deploy.flower.supervisor import Supervisor
 from fedpriv.deploy.flower.tls import trusting, wrong_server
 from fedpriv.deploy.frames import line_of
 from fedpriv.errors import FedprivError, UsageError, first_line
-from fedpriv.outside.proxies import by_proxy, go_direct, proxy_for
+from fedpriv.untrusted.proxies import by_proxy, go_direct, proxy_for
 
 BEHIND, AHEAD = 300.0, 5.0
 """Seconds by which a client's clock may be behind its server's, or ahead of it: Flower takes no signature from the future."""
@@ -35,7 +35,7 @@ TASKS = "import sys; from pathlib import Path; from fedpriv.deploy.flower.tasks"
 
 
 @contextmanager
-def server(home: Home) -> Iterator[Keeper]:
+def server(home: DeploymentPaths) -> Iterator[Supervisor]:
     """A block in which the server's processes run, and its clients' keys are registered. Runs that were broken off with it go on.
 
     Raises:
@@ -55,29 +55,29 @@ def server(home: Home) -> Iterator[Keeper]:
     for name in names:  # by which this machine's processes reach it, and nginx does
         check_handshake(home.certificate, home.key, home.authority, name)
     link = SuperLink(address, home.authority)
-    with Keeper(home.log, home.path, {"FLWR_HOME": str(home.flower), **POLL}) as keeper:
-        keeper.start(
+    with Supervisor(home.log, home.path, {"FLWR_HOME": str(home.flower), **POLL}) as supervisor:
+        supervisor.start(
             "the SuperLink", "from flwr.superlink.cli import flower_superlink; flower_superlink()",
             "--ssl-ca-certfile", home.authority, "--ssl-certfile", home.certificate, "--ssl-keyfile", home.key,
             "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--host", settings.listen,
             "--port", settings.port, "--database", home.database, "--isolation", "process",
             "--superexec-auth-secret-file", home.secret,
         )  # fmt: skip
-        _await_answer(link.answers, keeper)
+        _await_answer(link.answers, supervisor)
         for request in Request.broken_off(home.requests):  # at once: who follows such a run asks the SuperLink for its app
             link.start(request.path)
         link.admit({f"client-{number}": home.public_key(number) for number in range(settings.clients)})
-        keeper.start(
+        supervisor.start(
             "the SuperExec", f"{TASKS} import run_server_tasks; run_server_tasks(sys.argv[1], *map(Path, sys.argv[2:]))",
             address, home.secret, home.authority,
         )  # fmt: skip
-        yield keeper
+        yield supervisor
 
 
 @contextmanager
 def client(
     path: Path, plugins: Sequence[Path] = (), tell: Callable[[str], None] = lambda text: None, patience: float = math.inf
-) -> Iterator[Keeper]:
+) -> Iterator[Supervisor]:
     """A block in which a client's processes run: one that stays with data and net, its node, and the node's apps.
 
     They start once the server can be reached.
@@ -103,12 +103,12 @@ def client(
         _check_free("127.0.0.1", port, path)
     private = Path(tempfile.mkdtemp(prefix="fedpriv-"))  # mode 700, and short, as addresses of sockets must be
     try:
-        address, secret = private / "turns", private / "secret"
+        address, secret = private / "local_updates", private / "secret"
         write_secret(secret, secrets.token_bytes(32))
-        with Keeper(folder / "log.txt", folder, {"FLWR_HOME": str(folder / "flower"), **POLL}) as keeper:
+        with Supervisor(folder / "log.txt", folder, {"FLWR_HOME": str(folder / "flower"), **POLL}) as supervisor:
             stays = "from fedpriv.deploy.flower.machines import stay; stay()"
-            keeper.start(f"client {settings.client}", stays, path.absolute(), address, *plugins)
-            keeper.start(
+            supervisor.start(f"client {settings.client}", stays, path.absolute(), address, *plugins)
+            supervisor.start(
                 "its SuperNode",
                 f"from fedpriv.deploy.flower.node import run_node; run_node({settings.server!r}, {settings.poll})",
                 "--root-certificates", settings.certificate, "--superlink", settings.server,
@@ -116,11 +116,11 @@ def client(
                 "--isolation", "process", "--superexec-auth-secret-file", secret,
                 "--node-config", f"socket={json.dumps(str(address))}",
             )  # fmt: skip
-            keeper.start(
+            supervisor.start(
                 "its SuperExec", f"{TASKS} import run_node_tasks; run_node_tasks(sys.argv[1], Path(sys.argv[2]))",
                 f"127.0.0.1:{port}", secret,
             )  # fmt: skip
-            yield keeper
+            yield supervisor
     finally:
         shutil.rmtree(private, ignore_errors=True)
 
@@ -129,8 +129,8 @@ def stay() -> None:
     """The client's process that stays: ``sys.argv[1:]`` are its file, the address of its socket, and files of plug-ins."""
     import sys
 
+    from fedpriv.deploy.client_node import ClientNode
     from fedpriv.deploy.resident import serve
-    from fedpriv.deploy.site import Site
     from fedpriv.deploy.source import Source
     from fedpriv.plugins import load_plugins
 
@@ -138,7 +138,7 @@ def stay() -> None:
         settings = read_client(Path(sys.argv[1]))
         load_plugins([Path(file) for file in sys.argv[3:]])
         source = Source(settings.data.name, settings.data.dir, settings.data.share, settings.data.label)
-        site = Site(settings.client, source, settings.folder, settings.device, settings.check_downloads, settings.requires)
+        site = ClientNode(settings.client, source, settings.folder, settings.device, settings.check_downloads, settings.requires)
         serve(site, Path(sys.argv[2]))
     except FedprivError as error:
         sys.exit(f"fedpriv: {error}")
@@ -149,7 +149,7 @@ class Unreachable(FedprivError):
 
 
 def check_server(settings: ClientFile) -> None:
-    """Ask the server for the time, by the same proxy as the client's node does (:func:`~fedpriv.outside.proxies.proxy_for`).
+    """Ask the server for the time, by the same proxy as the client's node does (:func:`~fedpriv.untrusted.proxies.proxy_for`).
 
     Raises:
         UsageError: its certificate does not hold here, the clocks differ, or the proxy cannot be used.
@@ -210,13 +210,15 @@ def _await_server(settings: ClientFile, tell: Callable[[str], None], patience: f
         time.sleep(RETRY)
 
 
-def _await_answer(answers: Callable[[], bool], keeper: Keeper) -> None:
+def _await_answer(answers: Callable[[], bool], supervisor: Supervisor) -> None:
     """Wait for a server that was just started."""
-    until, before = time.monotonic() + START, _size(keeper.log)
+    until, before = time.monotonic() + START, _size(supervisor.log)
     while not answers():
-        keeper.look()
+        supervisor.look()
         if time.monotonic() > until:
-            why = f"{keeper.log} says why" if _size(keeper.log) > before else "it has logged nothing; is this machine busy?"
+            why = (
+                f"{supervisor.log} says why" if _size(supervisor.log) > before else "it has logged nothing; is this machine busy?"
+            )
             raise FedprivError(f"the server does not answer within {START:g} s; {why}")
 
 

@@ -14,8 +14,8 @@ from flwr.supernode import fleet_http_connection, start_client_internal
 from flwr.supernode.cli import flower_supernode
 from flwr.supernode.fleet_http_client import FleetHttpClient
 
-from fedpriv.deploy.flower.keeper import REFUSED
-from fedpriv.outside.proxies import proxy_for, use_proxy
+from fedpriv.deploy.flower.supervisor import REFUSED
+from fedpriv.untrusted.proxies import proxy_for, use_proxy
 
 HEARTBEAT = 10
 """Seconds, the fewest that Flower takes. A node that is silent for two heartbeats is given up; from then on it may join again."""

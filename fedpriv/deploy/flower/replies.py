@@ -23,9 +23,9 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from google.protobuf.message import DecodeError
 
-from fedpriv.deploy.courier import Lost
 from fedpriv.deploy.flower.inflation import bound_inflation, most_of
 from fedpriv.deploy.stream import Broken
+from fedpriv.deploy.transport import Lost
 
 LOST = Lost("its answer was lost on the way")
 

@@ -18,12 +18,12 @@ from filelock import FileLock
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_json, save_json
-from fedpriv.outside.names import printable
 from fedpriv.server.records import lines_of
 from fedpriv.tracking.folder import read_lines
+from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
-    from fedpriv.deploy.far_clients import Grid
+    from fedpriv.deploy.remote_clients import Grid
 
 
 class GivenUp(FedprivError):

@@ -22,7 +22,7 @@ from fedpriv.attacks.scoring.scores import Scores, mse
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.experiments.leakage.cell import LABEL_RULES, AttackerSpec, Cell
 from fedpriv.experiments.leakage.result import CellResult
-from fedpriv.experiments.leakage.victim import Dealt, mean_of, observations
+from fedpriv.experiments.leakage.victim import CellImages, mean_of, observations
 from fedpriv.server.run_folder import git_commit, versions
 
 _RULES = dict(zip(LABEL_RULES, (idlg_label, bias_label), strict=True))
@@ -52,7 +52,7 @@ def build_attack(spec: AttackerSpec, where: str) -> ImageAttack | None:
     return attack
 
 
-def attack_cell(label: str, cell: Cell, dealt: Dealt) -> CellResult:
+def attack_cell(label: str, cell: Cell, dealt: CellImages) -> CellResult:
     """Attack every message of the cell; deterministic except for the CPU seconds.
 
     Raises:

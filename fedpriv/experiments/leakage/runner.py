@@ -21,7 +21,7 @@ from fedpriv.processes import die_with_parent
 from fedpriv.server.run_folder import CHECKOUT
 
 if TYPE_CHECKING:
-    from fedpriv.experiments.leakage.victim import Dealt
+    from fedpriv.experiments.leakage.victim import CellImages
 
 Say = Callable[[str], None]
 
@@ -101,7 +101,7 @@ def _is_done(experiment: Leakage, label: str) -> bool:
     return path.exists() and difference(experiment.cells[label], CellResult.load(path)) is None
 
 
-def _dealt(cells: Mapping[str, Cell], data_dir: Path | None) -> dict[str, tuple[Cell, Dealt]]:
+def _dealt(cells: Mapping[str, Cell], data_dir: Path | None) -> dict[str, tuple[Cell, CellImages]]:
     """Each cell with its images; every data set is read once, not by every process."""
     from fedpriv.data.sources import load_dataset
     from fedpriv.experiments.leakage.victim import deal
@@ -121,7 +121,7 @@ def _begin(parent: int, checkout: Path) -> None:
     load_inherited()
 
 
-def _run_cell(label: str, cell: Cell, dealt: Dealt, path: Path) -> str:
+def _run_cell(label: str, cell: Cell, dealt: CellImages, path: Path) -> str:
     """In a cell's process: run it, store the result, and return a line on it."""
     from fedpriv.experiments.leakage.attack import attack_cell
 

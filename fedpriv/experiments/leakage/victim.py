@@ -16,9 +16,9 @@ from fedpriv.attacks.lab.nets import lenet, uniform_
 from fedpriv.audit.evidence.alteration import alteration
 from fedpriv.data.dataset import Dataset
 from fedpriv.defenses import build_transforms
-from fedpriv.draws import Seed
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage.cell import Cell, ImagesSpec, VictimSpec
+from fedpriv.noise_source import Seed
 from fedpriv.wire import Payload, Transform, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 
@@ -49,7 +49,7 @@ def victim_net(spec: VictimSpec, classes: int, channels: int, height: int, width
     return net
 
 
-def observations(cell: Cell, dealt: Dealt, report: Report = lambda name, value: None) -> list[Observation]:
+def observations(cell: Cell, dealt: CellImages, report: Report = lambda name, value: None) -> list[Observation]:
     """The observations of the cell's clients, each of which holds ``batch`` consecutive images.
 
     Args:
@@ -111,7 +111,7 @@ def _change(net: SplitNet, weights: Mapping[str, Tensor], images: Tensor, labels
 
 
 @dataclass(frozen=True)
-class Dealt:
+class CellImages:
     """The images of a cell ``(n, C, H, W)`` in [0, 1], their labels ``(n,)``, and the number of classes."""
 
     images: Tensor
@@ -119,7 +119,7 @@ class Dealt:
     classes: int
 
 
-def deal(dataset: Dataset, spec: ImagesSpec) -> Dealt:
+def deal(dataset: Dataset, spec: ImagesSpec) -> CellImages:
     """The first ``n`` test images in an order drawn by the seed.
 
     Raises:
@@ -128,7 +128,7 @@ def deal(dataset: Dataset, spec: ImagesSpec) -> Dealt:
     if spec.n > len(dataset.test_images):
         raise UsageError(f"images.n = {spec.n}: {dataset.name} has {len(dataset.test_images)} test images")
     order = torch.randperm(len(dataset.test_images), generator=torch.Generator().manual_seed(spec.seed))[: spec.n]
-    return Dealt(dataset.test_images[order].float() / 255, dataset.test_labels[order], len(dataset.classes))
+    return CellImages(dataset.test_images[order].float() / 255, dataset.test_labels[order], len(dataset.classes))
 
 
 def mean_of(reports: Sequence[tuple[str, float]]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from fedpriv.experiments.page import tables, verdicts
 from fedpriv.experiments.page.overview import anchor, overview
 from fedpriv.experiments.spec import Experiment, read, yamls
 from fedpriv.files import write_atomically
-from fedpriv.outside.names import printable
+from fedpriv.untrusted.names import printable
 
 _RULE = """A claim is *reproduced* if there are at least 3 seeds, the mean difference reaches the claimed size, and its paired
 95 % interval lies on the claimed side of 0, or of the claimed bound. It is *not reproduced* if that interval falls short of

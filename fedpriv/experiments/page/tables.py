@@ -20,8 +20,8 @@ claims), with a dash if it does not reach the target on every seed. *Rounds save
 round cost every method the same; *bytes* are counted, in both directions, with round 0."""
 _COST = """Bytes are counted; mean over the seeds of which they were. *Down* includes round 0, the broadcast of the initial
 model. *One client's answer* is its upload and its report. Seconds are not a benchmark: machines and their load varied."""
-_AGES = """Percent, measured after the last round; in brackets the number of clients, over the seeds that recorded their turns.
-A client's personal layers are from the round in which it last took part, while the shared model it is tested with is
+_AGES = """Percent, measured after the last round; in brackets the number of clients, over the seeds that recorded their local
+updates. A client's personal layers are from the round in which it last took part, while the shared model it is tested with is
 current."""
 _TRACES = """Mean over all rounds and seeds (lowest to highest round). Values for single tensors are in the result files only."""
 
@@ -169,7 +169,7 @@ def to_target(comparison: Comparison) -> list[str]:
 
 
 def ages(comparison: Comparison) -> list[str]:
-    """Accuracy by the rounds since a client's last turn, by method; nothing where all clients are of one span."""
+    """Accuracy by the rounds since a client's last local update, by method; nothing where all clients are of one span."""
     aged = by_age(comparison.results)
     if len({span for groups in aged.values() for span, (count, _) in enumerate(groups) if count}) < 2:
         return []

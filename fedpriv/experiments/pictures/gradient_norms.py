@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from fedpriv.client.turn import Turn
+from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.methods.base import ServerState
 from fedpriv.simulation.setup import Federation
 
@@ -30,7 +30,7 @@ def gradient_norms(
 ) -> dict[str, GradientNorm]:
     """For each tensor, in forward order, the norm of the gradient of each client's loss on all of its data.
 
-    Each client trains as in its first turn, without state of earlier ones.
+    Each client trains as in its first local update, without state of earlier ones.
 
     Args:
         reduction: over a client's samples; the sum grows with their number, which differs between clients.
@@ -43,10 +43,10 @@ def gradient_norms(
         private = method.first_private(client, federation.initial)
         space.pack(received, resident.row.copy_(federation.initial))
         data, augment = federation.data.train(client), federation.augment
-        turn = Turn(resident, data, federation.config, round, client, received, private, True, augment=augment)
-        before = turn.gradient(reduction).clone()
-        method.local_update(turn)
-        after = turn.gradient(reduction)
+        update = ModelLocalUpdate(resident, data, federation.config, round, client, received, private, True, augment=augment)
+        before = update.gradient(reduction).clone()
+        method.local_update(update)
+        after = update.gradient(reduction)
         for name, values in found.items():
             values.append((_norm(space.view(before, name)), _norm(space.view(after, name))))
     return {name: GradientNorm(*zip(*values, strict=True)) for name, values in found.items()}

@@ -101,8 +101,8 @@ def rises(loss: Loss, row: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], radii
     for radius in radii:
         table = [
             [
-                loss(row + radius * (math.cos(turn) * across + math.sin(turn) * up)) - middle
-                for turn in (2 * math.pi * i / angles for i in range(angles))
+                loss(row + radius * (math.cos(update) * across + math.sin(update) * up)) - middle
+                for update in (2 * math.pi * i / angles for i in range(angles))
             ]
             for across, up in pairs
         ]

@@ -1,1 +1,1 @@
-"""Executors of the clients' turns: one after another, side by side, or in several processes."""
+"""Executors of the clients' local updates: one after another, side by side, or in several processes."""

@@ -56,7 +56,7 @@ class Executor(Clients):
         return {} if padding is None else {"padding": padding}
 
     def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
-        """Groups of clients that train together, the longest turns first; by default one client each."""
+        """Groups of clients that train together, the longest local updates first; by default one client each."""
         return [(client,) for client in sorted(clients, key=self.federation.data.size, reverse=True)]
 
 
@@ -64,15 +64,15 @@ class LocalExecutor(Executor):
     """Runs them in this process.
 
     Attributes:
-        model: ``(p,)`` the whole model of the client whose answer came last; a view, valid until the next turn. It is no part of
-            the answer, which may have to go from one process to another.
+        model: ``(p,)`` the whole model of the client whose answer came last; a view, valid until the next local update. It is no
+            part of the answer, which may have to go from one process to another.
     """
 
     model: Tensor
 
     def train(self, instruction: Instruction) -> Iterator[Answer]:
         received = self._received(instruction)
-        for answer, model in self._turns(instruction, received):
+        for answer, model in self._updates(instruction, received):
             self.model = model
             yield answer
 
@@ -83,11 +83,11 @@ class LocalExecutor(Executor):
             yield client.test(self.federation.resident, received, instruction.last.get(number))
 
     @abstractmethod
-    def _turns(self, instruction: Instruction, received: Received) -> Iterator[tuple[Answer, Tensor]]:
+    def _updates(self, instruction: Instruction, received: Received) -> Iterator[tuple[Answer, Tensor]]:
         """The answers as they come, each with the client's whole model ``(p,)``."""
 
-    def _turn(self, model: ClientModel, number: int, instruction: Instruction, received: Received) -> tuple[Answer, Tensor]:
-        """One client's turn, on a model that it has for the time being."""
+    def _update(self, model: ClientModel, number: int, instruction: Instruction, received: Received) -> tuple[Answer, Tensor]:
+        """One client's local update, on a model that it has for the time being."""
         client = self.federation.client(number, self.store)
         return client.train(model, received, instruction.last.get(number), self.profile), model.row
 
@@ -100,6 +100,6 @@ class LocalExecutor(Executor):
 class SequentialExecutor(LocalExecutor):
     """Runs a round's clients one after another on the resident net."""
 
-    def _turns(self, instruction: Instruction, received: Received) -> Iterator[tuple[Answer, Tensor]]:
+    def _updates(self, instruction: Instruction, received: Received) -> Iterator[tuple[Answer, Tensor]]:
         for client in instruction.clients:
-            yield self._turn(self.federation.resident, client, instruction, received)
+            yield self._update(self.federation.resident, client, instruction, received)

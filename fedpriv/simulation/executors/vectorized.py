@@ -1,4 +1,4 @@
-"""The executor that trains a round's clients together, as one wide net (:mod:`fedpriv.simulation.vectorized.stack`)."""
+"""The executor that trains a round's clients together, as one wide net (:mod:`fedpriv.simulation.vectorized.batched_models`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.memory import keep_freed_memory
 from fedpriv.simulation.executors.sequential import LocalExecutor, Warn
 from fedpriv.simulation.setup import Federation
-from fedpriv.simulation.vectorized.stack import Stack
+from fedpriv.simulation.vectorized.batched_models import BatchedModels
 from fedpriv.wire.report import Answer
 
 
@@ -37,7 +37,7 @@ class VectorizedExecutor(LocalExecutor):
         super().__init__(federation, store)
         self._form, self._group_size, self._warn = form, group_size, warn
         keep_freed_memory()
-        self._stack: Stack | None = None
+        self._stack: BatchedModels | None = None
 
     def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
         """As few groups as possible, of nearly equal size; clients with similar numbers of samples share a group."""
@@ -46,14 +46,14 @@ class VectorizedExecutor(LocalExecutor):
         bounds = [len(by_size) * number // groups for number in range(groups + 1)]
         return [tuple(by_size[start:stop]) for start, stop in pairwise(bounds)]
 
-    def _turns(self, instruction: Instruction, received: Received) -> Iterator[tuple[Answer, Tensor]]:
+    def _updates(self, instruction: Instruction, received: Received) -> Iterator[tuple[Answer, Tensor]]:
         groups = deque(self.groups(instruction.clients))
         while groups:
             group = groups.popleft()
             try:
                 stack = self._stack_of(len(group))
-                turns = zip(stack.lanes, group, strict=False)
-                ended = stack.run([partial(self._turn, lane, client, instruction, received) for lane, client in turns])
+                updates = zip(stack.lanes, group, strict=False)
+                ended = stack.run([partial(self._update, lane, client, instruction, received) for lane, client in updates])
             except torch.OutOfMemoryError:
                 self._halve(len(group))
                 groups.appendleft(group[len(group) // 2 :])
@@ -75,8 +75,8 @@ class VectorizedExecutor(LocalExecutor):
             f"{clients} clients at once do not fit into the memory of {device}: from now on {self._group_size} (--group-size)"
         )
 
-    def _stack_of(self, clients: int) -> Stack:
+    def _stack_of(self, clients: int) -> BatchedModels:
         if self._stack is None or len(self._stack.lanes) < clients:
             resident = self.federation.resident
-            self._stack = Stack(self._form, resident.space, clients, resident.row, self.sample_count)
+            self._stack = BatchedModels(self._form, resident.space, clients, resident.row, self.sample_count)
         return self._stack

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedpriv.data.pools import Pool
 from fedpriv.data.tables import decoding
 from fedpriv.models.text import TextEncoder, features
-from fedpriv.outside.cache import cache_folder
+from fedpriv.untrusted.cache import cache_folder
 
 CHUNK = 128
 """Samples per pass."""

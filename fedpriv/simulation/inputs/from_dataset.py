@@ -12,8 +12,8 @@ from fedpriv.data.pools import Images, Ready
 from fedpriv.errors import UsageError
 from fedpriv.methods.build import objective_of
 from fedpriv.models.net import Net
-from fedpriv.models.own import is_own, only_here, own_net
 from fedpriv.models.registry import Shape, build_model
+from fedpriv.models.user_net import is_own, only_here, user_net
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL, prepare_pairs
 from fedpriv.simulation.inputs.prepared import Prepared, upper
 from fedpriv.simulation.inputs.texts import TEXT_MODEL, prepare_texts
@@ -99,7 +99,7 @@ def image_net(config: RunConfig, input_shape: Shape, classes: int) -> Callable[[
 
     def build() -> Net:
         if is_own(model.name):
-            return own_net(model.name or "", input_shape, classes, model.roles, model.predictor or False)
+            return user_net(model.name or "", input_shape, classes, model.roles, model.predictor or False)
         return build_model(model.name or "", input_shape, classes, *upper(model))
 
     return build

@@ -11,7 +11,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedpriv.client.learner import TurnBatch
+from fedpriv.client.learner import LocalBatch
 from fedpriv.errors import FedprivError
 from fedpriv.interfaces import Loss, Step, is_stackable
 from fedpriv.models.net import Outputs
@@ -41,12 +41,12 @@ class BatchedLoss:
         self._wanted: list[Field] = []
 
     @staticmethod
-    def kind(loss: Loss, batch: TurnBatch) -> tuple[object, ...]:
+    def kind(loss: Loss, batch: LocalBatch) -> tuple[object, ...]:
         """Clients of equal kind can be batched."""
         shapes = tuple(view.shape for view in batch.views if isinstance(view, Tensor))
         return loss, batch.trains, batch.cached, shapes, frozenset(batch.memo)
 
-    def ready(self, batches: Sequence[TurnBatch]) -> dict[Field, Tensor]:
+    def ready(self, batches: Sequence[LocalBatch]) -> dict[Field, Tensor]:
         """The outputs of the clients' teachers on their batches, ``(K, B, ...)``, as far as the loss has used them before.
 
         Raises:
@@ -62,7 +62,7 @@ class BatchedLoss:
             for (name, field), column in tables.items()
         }
 
-    def __call__(self, batches: Sequence[TurnBatch], views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
+    def __call__(self, batches: Sequence[LocalBatch], views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
         """The K losses.
 
         Args:
@@ -80,7 +80,7 @@ class BatchedLoss:
                 self._wanted.append(missing.field)
                 ready = self.ready(batches)
 
-    def _in_one_call(self, first: TurnBatch, labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
+    def _in_one_call(self, first: LocalBatch, labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
         """The K losses of a loss that is declared stackable.
 
         Raises:
@@ -108,7 +108,7 @@ class BatchedLoss:
             self._checked = True
         return losses
 
-    def _mapped(self, first: TurnBatch, labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
+    def _mapped(self, first: LocalBatch, labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
         """The K losses of any other loss."""
         shown = [{name: tensor for name, tensor in vars(view).items() if tensor is not None} for view in views]
 

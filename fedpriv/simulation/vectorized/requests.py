@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from fedpriv.client.learner import TurnBatch
+from fedpriv.client.learner import LocalBatch
 from fedpriv.client.sgd import SGD, step_together
 from fedpriv.interfaces import Loss
 from fedpriv.models.net import Outputs
@@ -18,8 +18,8 @@ from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, ForOneClient
 from fedpriv.simulation.vectorized.scheduler import Request
 
 if TYPE_CHECKING:
-    from fedpriv.simulation.vectorized.lane import Lane
-    from fedpriv.simulation.vectorized.stack import Stack
+    from fedpriv.simulation.vectorized.batched_client import BatchedClient
+    from fedpriv.simulation.vectorized.batched_models import BatchedModels
 
 MOST_PADDING = 0.15
 """Largest share of padding samples in a pass that batches different lengths together."""
@@ -77,7 +77,7 @@ class ForwardPass:
         mode: the roles in training mode, and those with gradient.
     """
 
-    lane: Lane
+    lane: BatchedClient
     inputs: Tensor
     section: Section
     mode: tuple[Roles, Roles]
@@ -96,8 +96,8 @@ class GradientPass:
         optimiser: takes a step along the gradient; ``None``: there is more to do with the gradient.
     """
 
-    lane: Lane
-    batch: TurnBatch
+    lane: BatchedClient
+    batch: LocalBatch
     loss: Loss
     mode: tuple[Roles, Roles]
     half: bool
@@ -112,7 +112,7 @@ class GradientPass:
 class BackwardPass:
     """A client's backward pass from a scalar."""
 
-    lane: Lane
+    lane: BatchedClient
     value: Tensor
     add: bool
 
@@ -188,7 +188,7 @@ def forward_evaluation(requests: Sequence[Request]) -> list[Outputs]:
 def _forward(requests: Sequence[Request]) -> list[Outputs]:
     answers: dict[int, Outputs] = {}
     for run in _neighbours(requests, lambda q: q.content.kind(q.grad), lambda q: q.content.lane.number):
-        stack: Stack = run[0].content.lane.stack
+        stack: BatchedModels = run[0].content.lane.stack
         exact = any(role in stack.form.mixes for role in run[0].content.mode[0])
         with torch.set_grad_enabled(run[0].grad):
             for together in _of_like_length(run, exact):

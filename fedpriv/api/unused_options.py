@@ -1,0 +1,103 @@
+"""Keys that a user sets and that would do nothing beside the others: they are refused, as the user expects an effect.
+
+Only what is asked for counts; a config file may set all options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedpriv.config import RunConfig, filled
+from fedpriv.errors import UsageError
+
+_PARTITION = "data.partition."
+
+
+def check_effects(config: RunConfig, asked: Mapping[str, Any]) -> None:
+    """Refuse a key without effect.
+
+    Args:
+        config: with what was asked for laid over it.
+        asked: by dotted key.
+
+    Raises:
+        UsageError: there is one; the message says under what it has none.
+    """
+    _check_partition_options(config, asked)
+    if asked.get("eval.state") is not None:
+        _check_layered(config)
+    if asked.get("model.projector") is not None:
+        _check_projector(config)
+    for key, under in (_idle(config) | _idle_options(config, asked)).items():
+        if asked.get(key) is not None:
+            raise UsageError(f"{key} has no effect under {under}")
+
+
+def _idle(config: RunConfig) -> dict[str, str]:
+    """By key without effect: the setting that makes it so, and mostly what to set for an effect."""
+    train, model, privacy, found = config.train, config.model, config.privacy, dict[str, str]()
+    if privacy.level == "none":
+        private = ("privacy.clip", "privacy.delta", "privacy.clipping", "privacy.accountant")
+        found |= dict.fromkeys(private, "privacy.level none; --dp client or --dp sample")
+    elif privacy.level == "client":
+        found["privacy.clipping"] = "privacy.level client; it is how --dp sample clips"
+    if train.local_steps is not None:
+        found["train.local_epochs"] = "train.local_steps, which says how long a client trains; leave one of them out"
+    if train.optimizer != "sgd":
+        found["train.momentum"] = f"train.optimizer {train.optimizer}; it is that of sgd"
+    if train.selection in ("all", "schedule") and train.participation != 1.0:
+        found["train.participation"] = f"train.selection {train.selection}, which says itself who takes part; leave it out"
+    if config.eval.probe == "none":
+        found["eval.probe_fractions"] = "eval.probe none; --set eval.probe=linear"
+    if model.tune != "lora":
+        found |= dict.fromkeys(("model.lora_rank", "model.lora_alpha"), "model.tune other than lora; --tune lora")
+    return found
+
+
+def _idle_options(config: RunConfig, asked: Mapping[str, Any]) -> dict[str, str]:
+    """The same of the options of the method and its halves, and of what these leave without effect."""
+    if not any(key.startswith(("method.", "objective.", "aggregation.", "train.")) for key in asked):
+        return {}
+    from fedpriv.methods.build import parts_of
+
+    found = dict[str, str]()
+    for section, kind, params in parts_of(config):
+        found |= {name if "." in name else f"{section}.{name}": under for name, under in kind.idle(params).items()}
+        if config.privacy.level == "client" and asked.get(f"{section}.weights") == "samples":
+            found[f"{section}.weights"] = "privacy.level client, where all clients weigh the same"
+    return found
+
+
+def _check_projector(config: RunConfig) -> None:
+    from fedpriv.data.sources import suggestions
+    from fedpriv.models.user_net import is_own
+
+    if is_own(config.model.name):
+        raise UsageError(f"model.projector has no effect on a net of your own: {config.model.name} is taken as it is")
+    if filled(config, suggestions(config.data.name)).model.projection is None:
+        raise UsageError("model.projector has no effect under model.projection none; set that to a width, such as 128")
+
+
+def _check_layered(config: RunConfig) -> None:
+    from fedpriv.methods import find_method
+    from fedpriv.methods.base import Method
+    from fedpriv.models.net import ROLES
+
+    kind = find_method(config.method.name)
+    if kind.shared >= set(ROLES) and kind.select_shared is Method.select_shared and kind.buffers == "average":
+        raise UsageError(f"eval.state has no effect under method {kind.name}, which sends all layers; it is for such as mpfedcon")
+
+
+def _check_partition_options(config: RunConfig, asked: Mapping[str, Any]) -> None:
+    options = [key.removeprefix(_PARTITION) for key in asked if key.startswith(_PARTITION) and key != _PARTITION + "name"]
+    if not options:
+        return
+    from fedpriv.data.partition_rules import partitions
+    from fedpriv.data.sources import suggestions
+
+    name = filled(config, suggestions(config.data.name)).data.partition.name
+    for option in options:
+        if name in partitions() and option not in partitions()[name].uses:
+            users = ", ".join(other for other, partition_rule in partitions().items() if option in partition_rule.uses)
+            raise UsageError(f"{option} has no effect on the partition {name!r}; it is an option of: {users}")

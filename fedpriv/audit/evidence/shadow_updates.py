@@ -1,0 +1,122 @@
+"""Shadow local updates: the server simulates clients on data of its choice, and observes their uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedpriv.data.federated import FederatedData, Split
+from fedpriv.samples import Modality, lacking
+from fedpriv.secure.layout import Layout
+from fedpriv.secure.protocol_checks import as_sent, expected_mean
+from fedpriv.server.clients import Instruction
+from fedpriv.simulation.executors.build import in_this_process
+from fedpriv.simulation.setup import Federation
+from fedpriv.wire import Payload, Sealed, seal
+from fedpriv.wire.coding import decoded
+
+DataOf = Callable[[int], Split]
+"""A shadow's number -> its training data. May be called more than once for a shadow."""
+
+
+@dataclass(frozen=True)
+class _Shadows:
+    """The data of a federation whose clients are shadows; a shadow's data are made when its local update begins.
+
+    Attributes:
+        first: the client number of shadow 0.
+        parts: clients among whom a shadow's data are dealt.
+    """
+
+    of: DataOf
+    first: int
+    parts: int
+    lacks: dict[int, Modality | None] = field(default_factory=dict)
+
+    def train(self, client: int) -> Split:
+        shadow, part = divmod(client - self.first, self.parts)
+        chosen = self.of(shadow)
+        if self.parts > 1:
+            chosen = chosen.at(torch.arange(part, len(chosen.labels), self.parts, device=chosen.labels.device))
+        self.lacks[client] = lacking(chosen.inputs)
+        return chosen
+
+    def lacking(self, client: int) -> Modality | None:
+        return self.lacks[client]
+
+    def size(self, client: int) -> int:
+        """The same for all shadows, so that they run in the requested order."""
+        return 1
+
+
+@dataclass(frozen=True)
+class ShadowResult:
+    """The result of a shadow's local update: its upload, by the net's names and sealed, and its model ``(p,)``."""
+
+    uploaded: Mapping[str, Tensor]
+    model: Tensor
+    sealed: Sealed
+
+
+def initial_row(federation: Federation, broadcast: Sealed | None) -> Tensor:
+    """The model ``(p,)`` before the first round as an attacker has it: as it was broadcast, and drawn where it was not."""
+    drawn = federation.method.context.new_row("attacker").to(federation.resident.device)
+    return federation.resident.space.pack({} if broadcast is None else broadcast.tensors(), drawn)
+
+
+class ShadowUpdates:
+    """Local training as in the run (schedule, loss, DP, transforms), from the server's download, on other data.
+
+    A shadow is a client whose number is not in the federation, so its random draws differ from the run's, which the server does
+    not know. Every local update is a client's first, as state that clients keep was never sent. Weights that the server sent
+    neither in round 0 nor in this round are drawn at random. The local updates leave no trace in the run's counters, payloads or
+    ledger.
+
+    Args:
+        download: the download of the round.
+        broadcast: the download of round 0, if there was one.
+        parts: clients of a secure sum, among whom a shadow's data are dealt; the result is their mean.
+    """
+
+    def __init__(self, federation: Federation, round: int, download: Sealed, broadcast: Sealed | None, parts: int = 1) -> None:
+        self.federation, self.round, self.download, self.parts = federation, round, download, parts
+        self.received = download.tensors()
+        self.initial = initial_row(federation, broadcast)
+
+    def run(self, data: DataOf, numbers: Sequence[int]) -> Iterator[ShadowResult | None]:
+        """Train the shadows with these numbers and yield their results in this order; ``None`` for one that diverged.
+
+        Shadows train as the run's clients do, one after another or in groups. Only one group's data and models are in memory,
+        besides what the caller keeps. All run in this process even if the run had workers: forked workers do not have the
+        shadows' data, and do not return models.
+        """
+        fed = self.federation
+        shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients, self.parts))
+        federation = replace(fed, data=shadows, agreement=replace(fed.agreement, initial=self.initial))
+        # Grouping does not change the results, so the warning that a group did not fit into memory is dropped.
+        executor = in_this_process(federation, None, lambda text: None)
+        clients = [fed.config.data.clients + number * self.parts + part for number in numbers for part in range(self.parts)]
+        updates: list[ShadowResult | None] = []
+        for answer in executor.train(Instruction(self.round, clients, self.download)):
+            upload, model = answer.upload, executor.model.clone()
+            updates.append(None if upload is None else ShadowResult(decoded(upload, self.received).tensors(), model, upload))
+            if len(updates) == self.parts:
+                yield self._mean([update for update in updates if update is not None]) if None not in updates else None
+                updates = []
+
+    def _mean(self, updates: Sequence[ShadowResult]) -> ShadowResult:
+        """What a server learns of them by a secure sum."""
+        if len(updates) == 1:
+            return updates[0]
+        method, layout = self.federation.method, Layout(self.federation.agreement, self.received)
+        rows = [layout.row(update.uploaded, update.sealed.num_examples or 0, None) for update in updates]
+        sums = layout.sums(np.sum(rows, axis=0))
+        mean = method.mean_upload(sums.tensors, self.received, sums.weight, len(updates))
+        uploaded = as_sent(mean, expected_mean(self.federation.agreement, self.round, self.received, len(updates)))
+        sealed = seal(Payload(uploaded, self.round, transforms=updates[0].sealed.transforms))
+        return ShadowResult(uploaded, torch.stack([update.model for update in updates]).mean(0), sealed)

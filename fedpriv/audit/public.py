@@ -1,0 +1,171 @@
+"""The audit as a function, and its report as an object: what the command and Python share."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpriv.audit import report
+from fedpriv.audit.conditions import conditions, first_met
+from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.results import AuditedRun, to_json
+from fedpriv.audit.run_audit import Audited, AuditOptions
+from fedpriv.files import check_place
+from fedpriv.seeding import usual_torch
+from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
+from fedpriv.untrusted.names import printable
+
+HEIGHT = 720
+"""Pixels of the page in a notebook."""
+
+
+class Report:
+    """What an audit found. A notebook shows it as the page.
+
+    Attributes:
+        audit: all of it; ``audit.runs`` has a record of each run.
+        pictures: PNG bytes by the names that it gives.
+    """
+
+    def __init__(self, audited: Audited) -> None:
+        self.audit, self.pictures = audited.audit, audited.pictures
+
+    @property
+    def runs(self) -> tuple[AuditedRun, ...]:
+        """What was found of each run."""
+        return self.audit.runs
+
+    @property
+    def answers(self) -> dict[str, str]:
+        """The answer for each run, such as ``Samples were recovered``, by its name."""
+        return {run.name: run.concluded.words for run in self.runs}
+
+    @property
+    def answer(self) -> str:
+        """The worst of the answers."""
+        return min((run.concluded for run in self.runs), key=lambda one: one.level).words
+
+    @property
+    def verdict(self) -> list[str]:
+        """The conclusions on all runs, in sentences."""
+        return [sentence for run in self.runs for sentence in run.verdict]
+
+    def met(self, wanted: str) -> str | None:
+        """The first condition that holds of a run, in a sentence, such as of ``"recovered>0.05,membership_auc>0.6"``; ``None``:
+        none does. Conditions are those of ``fedpriv audit --fail-if``.
+
+        Raises:
+            UsageError: it is no condition.
+        """
+        return first_met(self.runs, conditions(wanted))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as JSON, as in ``audit.json``."""
+        return to_json(self.audit)
+
+    def html(self) -> str:
+        """The page, which loads nothing and has no script."""
+        return render_html(self.audit, self.pictures)
+
+    def markdown(self) -> str:
+        """The same without pictures."""
+        return render_markdown(self.audit)
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``audit.html``, ``audit.md``, ``audit.json`` and the pictures into a folder.
+
+        Raises:
+            FedprivError: it cannot be written.
+        """
+        report.write(Audited(self.audit, self.pictures), Path(folder))
+
+    def __repr__(self) -> str:
+        return printable(f"<Report: {'; '.join(f'{name}: {words}' for name, words in self.answers.items())}>")
+
+    def _repr_html_(self) -> str:
+        style = f"width:100%;height:{HEIGHT}px;border:1px solid #ccc"
+        return f'<iframe sandbox srcdoc="{escape(self.html())}" style="{style}" title="Privacy audit"></iframe>'
+
+
+def audit(
+    runs: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    *,
+    messages: int = 3,
+    label_shadows: int = 60,
+    membership_shadows: int = 32,
+    singles: int = 24,
+    seed: int = 0,
+    budget: float | None = None,
+    workers: int = 1,
+    output: str | os.PathLike[str] | None = None,
+    runs_dir: str | os.PathLike[str] = "runs",
+    say: Callable[[str], object] | None = None,
+) -> Report:
+    """Audit what finished runs leak, as ``fedpriv audit`` does; each run's folder gets the report, too.
+
+    Args:
+        runs: a run or several, which are then compared: run objects, run folders, run ids, or unique beginnings of a folder's
+            name in ``runs_dir``.
+        messages: number of messages to attack in each run.
+        label_shadows: shadow clients for inferring label sets; 0: none.
+        membership_shadows: shadow models for each client, an even number of at least 4; 0: no membership inference.
+        singles: largest number of single-image clients that optimising attacks get, in the first and in the last of the rounds
+            whose messages are attacked.
+        seed: of the attacks.
+        budget: seconds after which no further attack of a run begins; one that has begun goes on. ``None``: no limit.
+        workers: processes. Findings do not depend on them, unless a budget cuts them. One by default, as a notebook has threads
+            that another process would not have.
+        output: a folder that gets the report as well.
+        say: called with what is being done, such as ``print``.
+
+    Raises:
+        UsageError: one of the runs is not finished, or kept no payloads.
+        FedprivError: a file is damaged, or a control failed, so that there can be no result.
+    """
+    given = [runs] if isinstance(runs, str | os.PathLike) else list(runs)
+    folders = [find_run(os.fspath(run), Path(runs_dir)) for run in given]
+    options = AuditOptions(messages, label_shadows, membership_shadows, singles, seed, budget)
+    places = [] if output is None else [Path(output)]
+    usual = asdict(AuditOptions())
+    others = [f"{name}={value!r}" for name, value in asdict(options).items() if value != usual[name]]
+    command = f"fedpriv.audit({', '.join([str([folder.name for folder in folders]), *others])})"
+    found = audit_folders(folders, options, command, workers, places, say or (lambda text: None))
+    for folder in folders:
+        try:
+            sync(folder, None)
+        except (TrackingError, ForeignStore) as error:
+            warnings.warn(printable(f"the report is not in MLflow: {error}"), stacklevel=2)
+    return found
+
+
+def audit_folders(
+    folders: Sequence[Path],
+    options: AuditOptions,
+    command: str,
+    workers: int,
+    places: Iterable[Path],
+    say: Callable[[str], object],
+) -> Report:
+    """Audit runs, and write the report into some places, and the folder ``audit`` of each run; errors as for :func:`audit`.
+
+    Args:
+        command: for the record.
+    """
+    places = list(places)
+    for place in places:
+        check_place(place, "--output names another folder")
+    for folder in folders:
+        check_place(folder / "audit", "the folder of a run gets the report on it")
+    with usual_torch():
+        torch.set_num_threads(1)
+        found = Report(report.audit(folders, options, command, workers, say))
+    for place in (*places, *(folder / "audit" for folder in folders)):
+        found.write(place)
+    return found

@@ -1,0 +1,273 @@
+"""Rows of a table as vectors: numbers standardised, categories one-hot, by statistics of the training rows.
+
+A number becomes ``(x - mean) / std``; so do dates and times that are named as features. A missing one becomes 0, the mean; a
+column that misses any in the training rows gets a second one, which is 1 where the number is missing. A category becomes one
+column for each of its :data:`MOST_LEVELS` most frequent levels in the training rows, and one for every other level. A missing
+category is a level of its own.
+
+The statistics are those of all clients' training rows. For a federation to have them, its server would learn of each column the
+number of values, their sum and sum of squares, and how often each level occurs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedpriv.data.labels import spellings
+from fedpriv.data.user_data.clients import Joined
+from fedpriv.data.user_data.numbers import Numbers, are_identifiers, is_string, no_number, numbers_of, units_differ
+from fedpriv.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fedpriv.data.tables.files import Table
+
+MOST_LEVELS = 20
+MANY = 50
+"""Of so many rows, a measurement does not have a distinct whole number in each."""
+_WORDS = re.compile(r"[^\W\d_]{2,}\W*\s\W*\w|\w\W*\s\W*[^\W\d_]{2,}|[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]{2}")
+_INDEX = re.compile(r"__index_level_\d+__|Unnamed: \d+|")  # pandas': of parquet, of CSV read and written again, of CSV
+TEXTS = "text: over half of its values are distinct"
+ROW_NUMBERS = "row numbers"
+IDENTIFIERS = "identifiers: another whole number in every row"
+DATED = {"date": "dates", "time": "times"}
+_NUMBERS = (ROW_NUMBERS, IDENTIFIERS, *DATED.values())
+"""Reasons why a column of numbers is no feature unless it is named as one."""
+PUBLIC = (
+    "columns are scaled and coded by statistics of all clients' training rows (means, deviations, levels), which count as "
+    "public: a server that collects them learns them, and no epsilon covers them"
+)
+Rows = tuple["Table", NDArray[np.int64]]
+
+
+def choose_features(
+    table: Table, label: str | None, client: str | None, named: Sequence[str] | None = None, dropped: Sequence[str] = ()
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The columns of a table that are features, and lines on those that are left out.
+
+    Left out are row numbers (in any order, as after shuffling; of all rows, or of each client's), identifiers (whole numbers of
+    which no two are the same), dates and times, texts (over half of the values are distinct), and what is neither number nor
+    category.
+
+    Args:
+        label, client: the columns of the labels and of the clients, which are no features.
+        named: the only features, also numbers that would be left out; ``None``: all that are none of the above.
+        dropped: columns that are no features, without a line on them.
+
+    Raises:
+        UsageError: a column holds numbers, and some values that are none, so that it would be left out as a text; or a named
+            one can be no feature.
+    """
+    arrays = [name for name in named or table.features if array_shape(table, name) and name not in (label, client, *dropped)]
+    if arrays:
+        others = [name for name in table.features if name not in (arrays[0], label, client, *dropped)]
+        unused = f"; not used: {', '.join(others)}" if others else ""
+        shape = array_shape(table, arrays[0])
+        return (arrays[0],), (
+            f"the samples are arrays of shape {shape}, scaled by the mean and deviation of each channel{unused}",
+        )
+    chosen, left_out, notes = [], [], []
+    owners = _owners(table, client)
+    for name in table.features if named is None else named:
+        if name in (label, client, *dropped):
+            continue
+        values = table.column(name)
+        reason = _no_feature(name, values, owners)
+        odd = no_number(values) if reason in (None, TEXTS) else None
+        if odd is not None and (reason == TEXTS or not odd[1]):
+            raise UsageError(
+                f"{table.origin}: column {name!r} holds numbers, but also {odd[0]!r}; leave a cell empty where a number is "
+                "missing, write 1234.5 for one, or leave out the column (data.drop)"
+            )
+        if named is not None and reason not in (None, *_NUMBERS):
+            raise UsageError(f"data.features: column {name!r} of {table.origin} can be no feature ({reason})")
+        if reason is None or named is not None:
+            chosen.append(name)
+            if odd is not None:
+                notes.append(
+                    f"column {name!r} is read as categories, though most of its values are numbers: one of them is {odd[0]!r}"
+                )
+            if is_string(values) and numbers_of(values) is None:
+                levels = values.unique().to_pylist()
+                notes += spellings(levels, name, "categories")
+                if len(levels) > MOST_LEVELS:
+                    notes.append(
+                        f"column {name!r}: of its {len(levels):,} levels, all but the {MOST_LEVELS} most frequent are read as one"
+                    )
+        else:
+            left_out.append(f"{name} ({reason})")
+    if left_out:
+        notes.insert(0, f"columns that are no features: {', '.join(left_out)}; --set data.features=[NAME,...] names those to use")
+    return tuple(chosen), tuple(notes)
+
+
+def _owners(table: Table, client: str | None) -> list[NDArray[np.int64]]:
+    """The number of each row's owner ``(N,)``, by each way to tell owners apart: the clients' folders, and a column."""
+    found = [table.owners()] if isinstance(table, Joined) else []
+    if client is not None:
+        found.append(np.unique([str(value) for value in table.column(client).to_pylist()], return_inverse=True)[1])
+    return found
+
+
+def is_text(values: pa.ChunkedArray) -> bool:
+    """Whether over half of the values of a column of strings are distinct, so that they are no categories."""
+    return len(values.unique()) > len(values) / 2
+
+
+def array_shape(table: Table, name: str) -> tuple[int, ...]:
+    """The shape of the arrays in a column; of another column none, ``()``."""
+    from fedpriv.data.tables.files import array_types
+
+    kind: Any = table.features[name]
+    return tuple(kind.shape) if isinstance(kind, array_types()) else ()
+
+
+def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
+    """The arrays ``(N, C, ...)`` in a column.
+
+    Raises:
+        UsageError: a number is missing or infinite.
+    """
+    table, places = rows
+    column, shape = table.column(name).take(places), array_shape(table, name)
+    parts = [np.stack(chunk.to_numpy(zero_copy_only=False)) for chunk in column.chunks if len(chunk)]
+    found = np.concatenate(parts).reshape(-1, *shape)
+    if (odd := np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))).size:
+        raise UsageError(f"{table.at(int(places[odd[0]]))}: column {name!r} holds a NaN or an infinity; mend it, or leave it out")
+    return found
+
+
+def _by_channel(train: Rows, test: Rows, name: str) -> tuple[Tensor, Tensor]:
+    """Training and test arrays ``(N, C, ...)`` float32, each channel standardised by its training numbers."""
+    if array_shape(test[0], name) != (shape := array_shape(train[0], name)):
+        raise UsageError(f"{test[0].origin}: column {name!r} is of shape {array_shape(test[0], name)}, in training {shape}")
+    seen, unseen = _arrays(train, name), _arrays(test, name)
+    axes = (0, *range(2, seen.ndim))
+    constant = seen.min(axes, keepdims=True) == seen.max(axes, keepdims=True)
+    mean, std = (function(seen, axes, np.float64, keepdims=True) for function in (np.mean, np.std))
+    std = np.where(constant, 1, std)
+    first, second = (torch.from_numpy(((values - mean) / std).astype(np.float32)) for values in (seen, unseen))
+    return first, second
+
+
+def has_words(values: pa.ChunkedArray) -> bool:
+    """Whether over half of the values of a column of strings are texts of several words, and no codes of persons or files; or are
+    of a script that has no spaces between words."""
+    there = [str(value) for value in values.to_pylist() if value]
+    return 2 * sum(_WORDS.search(value) is not None for value in there) > len(there)
+
+
+def vectors(train: Rows, test: Rows, features: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Training and test rows ``(N, F)`` float32, or arrays ``(N, C, ...)``.
+
+    Raises:
+        UsageError: a number is infinite, or a column is of another kind in the test rows.
+    """
+    if array_shape(train[0], features[0]):
+        return _by_channel(train, test, features[0])
+    parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    for name in features:
+        (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
+        one, other = numbers_of(seen), numbers_of(unseen)
+        if (one is None) != (other is None) and unseen.null_count < len(unseen):
+            raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
+        if one is not None:
+            other = other or Numbers(np.full(len(unseen), np.nan))
+            if units_differ(one, other):
+                raise UsageError(
+                    f"{test[0].origin}: column {name!r} is written as {other.unit or 'plain numbers'}, and as "
+                    f"{one.unit or 'plain numbers'} in {train[0].origin}"
+                )
+            parts.append(_scaled(_finite(one, name, train[0])[rows], _finite(other, name, test[0])[test_rows]))
+        else:
+            parts.append(_coded([*seen.take(rows).to_pylist()], [*unseen.take(test_rows).to_pylist()]))
+    first, second = (np.concatenate(columns, axis=1).astype(np.float32) for columns in zip(*parts, strict=True))
+    return torch.from_numpy(first), torch.from_numpy(second)
+
+
+def _scaled(train: NDArray[np.float64], test: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    # Of equal numbers, the rounded mean leaves a deviation of about 1e-17, over which another number would be enormous.
+    constant = np.nanmin(train) == np.nanmax(train)
+    mean, std = (np.nanmin(train), 1.0) if constant else (np.nanmean(train), np.nanstd(train))
+    both = [np.nan_to_num((values - mean) / std, nan=0.0)[:, None] for values in (train, test)]
+    if np.isnan(train).any():
+        missing = (np.isnan(values)[:, None].astype(float) for values in (train, test))
+        both = [np.concatenate(pair, axis=1) for pair in zip(both, missing, strict=True)]
+    return both[0], both[1]
+
+
+def _coded(train: Sequence[object], test: Sequence[object]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    seen, unseen = ([str(value if value is not None else "") for value in values] for values in (train, test))
+    counts = Counter(seen)
+    levels = sorted(counts, key=lambda level: (-counts[level], level))[:MOST_LEVELS]
+    place = {level: number for number, level in enumerate(levels)}
+    one_hot = np.eye(len(levels) + 1)
+    return tuple(one_hot[[place.get(level, len(levels)) for level in values]] for values in (seen, unseen))  # type: ignore[return-value]
+
+
+def _no_feature(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> str | None:
+    """Why a column is no feature."""
+    if values.null_count == len(values):
+        return "empty"
+    if _are_row_numbers(name, values, owners):
+        return ROW_NUMBERS
+    if (numbers := numbers_of(values)) is not None:
+        if numbers.unit in DATED:
+            return DATED[numbers.unit]
+        return IDENTIFIERS if are_identifiers(values, numbers, MANY) else None
+    if is_string(values):
+        return TEXTS if is_text(values) else None
+    return str(values.type)
+
+
+def _are_row_numbers(name: str, values: pa.ChunkedArray, owners: Sequence[NDArray[np.int64]]) -> bool:
+    """Whether a column numbers the rows, or each owner's rows: of sorted samples, a row's number gives its label away.
+
+    So they are by the names that pandas gives to an index, or by their values (:func:`_number_rows`).
+    """
+    import pyarrow.types as kinds
+
+    if _INDEX.fullmatch(name):
+        return True
+    if not kinds.is_integer(values.type) or values.null_count:
+        return False
+    numbers = values.to_numpy()
+    if len(np.unique(numbers)) <= MOST_LEVELS:  # a month, or whether a patient was treated in that visit, says more than a place
+        owners = ()
+    return any(_number_rows(numbers, one) for one in (np.zeros(len(numbers), dtype=np.int64), *owners))
+
+
+def _number_rows(numbers: NDArray[np.integer[Any]], owners: NDArray[np.int64]) -> bool:
+    """Whether whole numbers ``(N,)`` number the rows of each owner, in any order.
+
+    So they do where each owner's are distinct, and either are all from 0 or 1 on, or are many and at least half of their range,
+    as after a split.
+
+    Args:
+        owners: ``(N,)`` whose each row is.
+    """
+    order = np.lexsort((numbers, owners))
+    numbers, begins = numbers[order], np.diff(owners[order], prepend=-1) > 0
+    steps, held = np.diff(numbers)[~begins[1:]], int(begins.sum())
+    if len(numbers) < 2 * held or not (steps > 0).all():  # of owners with one row, any column would number the rows
+        return False
+    span = float(steps.sum(dtype=np.float64)) + held
+    whole = span == len(numbers) and bool(np.isin(numbers[begins], (0, 1)).all())
+    return whole or (len(numbers) - held >= MANY - 1 and 2 * len(numbers) >= span)
+
+
+def _finite(numbers: Numbers, name: str, table: Table) -> NDArray[np.float64]:
+    """``(N,)`` with NaN where a number is missing."""
+    found = numbers.values
+    if (infinite := np.flatnonzero(np.isinf(found))).size:
+        raise UsageError(f"{table.at(infinite[0])}: column {name!r} is {found[infinite[0]]}")
+    return found

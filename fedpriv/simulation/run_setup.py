@@ -1,0 +1,91 @@
+"""The terms of a run, from its config and declared facts alone: what cannot be right is refused, and the noise is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+
+from fedpriv.agreement import Agreement, Declared, agree
+from fedpriv.config import RunConfig
+from fedpriv.defenses import build_transforms
+from fedpriv.defenses.stage import Stage
+from fedpriv.errors import UsageError
+from fedpriv.models.net import Net
+from fedpriv.privacy.accountant import Plan
+from fedpriv.privacy.plan import Shares, check, with_noise
+from fedpriv.privacy.steps import schedule
+from fedpriv.secure.protocol_checks import check_run
+from fedpriv.server.sampling import participants
+from fedpriv.wire import Transform
+
+
+def settle(
+    config: RunConfig,
+    new_net: Callable[[], Net],
+    declared: Declared,
+    sizes: Mapping[int, int],
+    shares: Shares,
+    device: torch.device,
+    begun: bool = False,
+) -> tuple[Agreement, Net]:
+    """The agreement of a run, and the initial model as a net on the device.
+
+    Args:
+        config: with nothing left open but the noise of a private run.
+        sizes: client -> its number of training samples, of those that hold some, as far as they are known here.
+        shares: who holds the same sample.
+        begun: whether it is that of a run that is only looked at, which an earlier version may have let have other secure sums.
+
+    Raises:
+        UsageError: a schedule, a mask, a privacy setting or a secure sum that cannot be right.
+    """
+    schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
+    if strangers := sorted({client for clients in schedule for client in clients} - set(declared.trainable)):
+        raise UsageError(f"train.schedule names client {strangers[0]}, which does not exist or holds no training data")
+    transforms = build_transforms(config.wire.transforms)
+    agreement, net = agree(config, new_net, declared, transforms, device)
+    _ = agreement.sent_names  # refuses a mask that cannot be right
+    if config.wire.secure_aggregation and not begun:
+        rounds = range(1, len(schedule or range(config.train.rounds)) + 1)
+        check_run(agreement, (participants(agreement, round) for round in rounds), sizes)
+    if config.privacy.level != "none":
+        server = agreement.method.start(agreement.initial.clone())
+        check(config, agreement.method, server, net, transforms, shares)
+        _ = agreement.canaries  # refuses too many
+        privacy = with_noise(config.privacy, plans(agreement, sizes, shares, range(1, config.train.rounds + 1)))
+        agreement.config = config.model_copy(update={"privacy": privacy})
+        if privacy.level == "client":
+            agreement.transforms = _clipped(transforms, privacy.clip)
+    return agreement, net
+
+
+def plans(
+    agreement: Agreement, sizes: Mapping[int, int], shares: Shares, rounds: Iterable[int], clients: Iterable[int] | None = None
+) -> list[Plan]:
+    """What each sample (level ``client``: each client) will be charged in some rounds, in (sampling rate, steps): a list of
+    several where several clients hold it.
+
+    Args:
+        sizes, shares: as for :func:`settle`.
+        clients: only the samples that one of them holds; ``None``: all.
+    """
+    config = agreement.config
+    if config.privacy.level == "client":
+        return [((config.train.participation or 0.0, len(list(rounds))),)]
+    epochs = dict.fromkeys(sizes, 0)
+    for round in rounds:
+        a_update = sum(phase.epochs for phase in agreement.method.phases(round))
+        for client in participants(agreement, round):
+            if client in epochs:
+                epochs[client] += a_update
+    per_epoch = {client: schedule(size, config.train.batch_size) for client, size in sizes.items()}
+    spends = {client: (rate, epochs[client] * steps) for client, (rate, steps) in per_epoch.items()}
+    asked = set(sizes if clients is None else clients)
+    return [tuple(spends[client] for client in held) for held in shares.holders() if not asked.isdisjoint(held)]
+
+
+def _clipped(transforms: Sequence[Transform], bound: float) -> list[Transform]:
+    """With the clients' clipping before whatever noises or shortens; masks first, so that what is sent is what is bounded."""
+    first = next((i for i, one in enumerate(transforms) if getattr(one, "stage", Stage.CLIP) > Stage.CLIP), len(transforms))
+    return [*transforms[:first], *build_transforms([{"name": "clip", "norm": bound}]), *transforms[first:]]
