@@ -48,7 +48,7 @@ OBJECTS = {
     "transform": "from fedpriv.defenses.stage import transform\n@transform\nclass Thing:\n def __call__(self, p, c): return p",
     "model": "from fedpriv.models import ModelSpec\nThing = ModelSpec('{name}', None, (1, 8, 8), 10, 'a test')",
     "data set": "from fedpriv.data.dataset import Source\nThing = Source('{name}', 'a test', None)",
-    "partition": "from fedpriv.data.partition_rules import NamedPartition\nThing = NamedPartition(lambda deal: None, frozenset())",
+    "partition": "from fedpriv.data.partition_rules import NamedPartition\nThing = NamedPartition(lambda task: 0, frozenset())",
     "attack": "from dataclasses import dataclass\nfrom fedpriv.attacks.attack import TextAttack\n"
     "@dataclass(frozen=True)\nclass Thing(TextAttack):\n def run(self, observed, seed=0): ...",
 }
