@@ -35,7 +35,7 @@ LAYERS = (
     "aggregation",
     "objectives",
     "interfaces",
-    "models data draws",
+    "models data noise_source",
     "config parameters wire registry plugins files hub processes",
     "untrusted",
     "errors samples seeding spans",
