@@ -28,13 +28,13 @@ class LowerBound:
 
     Attributes:
         epsilon: 0 where the attack shows nothing.
-        counted: number of samples behind the bound.
+        samples: number of them behind the bound.
     """
 
     epsilon: float
     delta: float
     confidence: float
-    counted: int
+    samples: int
 
 
 def epsilon_from_rates(

@@ -33,13 +33,13 @@ class Setting:
         threat: what the attacker knows of them.
         steps: local steps behind a change of the weights; 0: a gradient.
         images: how many at least.
-        at_once: images behind each message.
+        per_message: images behind each message.
         side: of the images, in pixels.
-        least: share of them that the positive control must recover; 0: only a negative control.
+        min_recovery: share of them that the positive control must recover; 0: only a negative control.
         kind: of the images: crops of photographs, or digits, which have a distribution that can be learned. An attacker who has
             public images gets the digits that are not attacked.
         batch_norm: the reference victim has BatchNorm, and normalises by the batch.
-        aimed: the attack aims at one image of each message, and ``least`` is a share of these.
+        targeted: the attack aims at one image of each message, and ``min_recovery`` is a share of these.
     """
 
     net: Literal["reference", "perceptron", "rectified", "rectified twice", "one for each"] = "reference"
@@ -48,39 +48,39 @@ class Setting:
     threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
     steps: int = 0
     images: int = 4
-    at_once: int = 1
+    per_message: int = 1
     side: int = 32
-    least: float = 0.8
+    min_recovery: float = 0.8
     kind: Literal["photographs", "digits"] = "photographs"
     batch_norm: bool = False
-    aimed: bool = False
+    targeted: bool = False
 
     def with_batch_norm(self) -> Setting:
         """The reference victim, which normalises by the batch. That nearly cancels an image's contrast and brightness, so half of
         the images is enough, where more than half was."""
-        return replace(self, net="reference", batch_norm=True, least=min(self.least, HALF))
+        return replace(self, net="reference", batch_norm=True, min_recovery=min(self.min_recovery, HALF))
 
     def truth(self, seed: int) -> tuple[Tensor, Tensor]:
         """Images ``(n, C, side, side)`` and labels ``(n,)`` for whole messages; labels within one differ, up to ten."""
-        n = max(1, self.images // self.at_once) * self.at_once
+        n = max(1, self.images // self.per_message) * self.per_message
         if self.kind == "digits":
             images, labels = (part[:n] for part in digits(seed, self.side))
             return images, labels
         images, labels = default_images(n, seed, side=self.side)
-        if 1 < self.at_once <= 10:
+        if 1 < self.per_message <= 10:
             draw = torch.Generator().manual_seed(seed)
-            drawn = [torch.randperm(10, generator=draw)[: self.at_once] for _ in range(len(images) // self.at_once)]
+            drawn = [torch.randperm(10, generator=draw)[: self.per_message] for _ in range(len(images) // self.per_message)]
             labels = torch.cat(drawn)
         return images, labels
 
     def observations(self, images: Tensor, labels: Tensor, seed: int, alter: Alter | None = None) -> list[Observation]:
-        """A message for every :attr:`at_once` of the images.
+        """A message for every :attr:`per_message` of the images.
 
         Args:
             alter: what a malicious server makes of the weights; it gets other crops of the same photographs.
         """
         granted = self.granted(seed)
-        pairs = list(zip(torch.split(images, self.at_once), torch.split(labels, self.at_once), strict=True))
+        pairs = list(zip(torch.split(images, self.per_message), torch.split(labels, self.per_message), strict=True))
         nets = [self._net(some, seed) for some, _ in pairs]
         found = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
         if alter is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.options import ranged
-from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, SingleReconstruction, together
 from fedpriv.attacks.gradients.analytic import CERTAIN, fed_layers
 from fedpriv.attacks.gradients.linear import output_layer
 from fedpriv.attacks.gradients.matching import case_of
@@ -49,9 +49,9 @@ class Fishing(ImageAttack):
         steps, restarts: of DLG.
     """
 
-    control: ClassVar = Setting(threat=ThreatModel(download="altered"), images=8, at_once=8, least=0.5, aimed=True)
-    usual: ClassVar = None
-    at_once: ClassVar = 8
+    control: ClassVar = Setting(threat=ThreatModel(download="altered"), images=8, per_message=8, min_recovery=0.5, targeted=True)
+    audit_options: ClassVar = None
+    max_batch: ClassVar = 8
     target: int = ranged(-1, -1)
     below: float = 20.0
     most: int = 4
@@ -101,7 +101,7 @@ class Fishing(ImageAttack):
         counts = torch.bincount(batch_labels(observation).cpu(), minlength=observation.classes)
         return int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
 
-    def _one(self, observation: Observation, seed: int) -> One:
+    def _one(self, observation: Observation, seed: int) -> SingleReconstruction:
         alone = self.caught(observation)
         found = _read_off(alone, seed)
         if found is None:
@@ -110,7 +110,7 @@ class Fishing(ImageAttack):
         rest = images.new_full((n - len(images), *observation.input_shape), torch.nan)
         assert alone.labels is not None
         labels = torch.cat([alone.labels, alone.labels.new_full((len(rest),), -1)])
-        return One(torch.cat([images, rest]), labels, found.curve[:, 0].tolist(), (float(found.loss),))
+        return SingleReconstruction(torch.cat([images, rest]), labels, found.curve[:, 0].tolist(), (float(found.loss),))
 
     def caught(self, observation: Observation) -> Observation:
         """The message as one of the samples of the target class alone, without the head's gradient.

@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, SingleReconstruction, together
 from fedpriv.attacks.gradients.analytic import CERTAIN
 from fedpriv.attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
 from fedpriv.attacks.gradients.multistep import as_gradient, response, rounding
@@ -80,10 +80,10 @@ class Imprint(ImageAttack):
     """
 
     control: ClassVar = Setting(
-        net="rectified twice", threat=ThreatModel(download="altered", public=True), images=32, at_once=16, least=0.6
+        net="rectified twice", threat=ThreatModel(download="altered", public=True), images=32, per_message=16, min_recovery=0.6
     )
-    usual: ClassVar = None
-    at_once: ClassVar = 16
+    audit_options: ClassVar = None
+    max_batch: ClassVar = 16
     optimises: ClassVar = False
     simulates: ClassVar = False
     slope: float = 0.2
@@ -152,7 +152,7 @@ class Imprint(ImageAttack):
         """
         return together(observations, self._one)
 
-    def _one(self, observation: Observation) -> One:
+    def _one(self, observation: Observation) -> SingleReconstruction:
         chain, seen = chain_of(observation), as_gradient(observation)
         _sent_whole(observation, chain)
         rows = observation.weights[f"{chain.first}.weight"].double().cpu()
@@ -176,7 +176,7 @@ class Imprint(ImageAttack):
         n = observation.num_examples or len(found)
         loss = 1 - len(found) / max(n, 1)
         rest = found.new_full((n - len(found), *observation.input_shape), torch.nan)
-        return One(torch.cat([found, rest]), torch.full((n,), -1), [loss], (loss,))
+        return SingleReconstruction(torch.cat([found, rest]), torch.full((n,), -1), [loss], (loss,))
 
 
 def _length(observation: Observation, name: str) -> float:

@@ -56,8 +56,8 @@ class TokenImprint(TextAttack):
     """
 
     control: ClassVar = TextSetting()
-    usual: ClassVar = None
-    at_once: ClassVar = None
+    audit_options: ClassVar = None
+    max_batch: ClassVar = None
     optimises: ClassVar = False
     scale: float = 100.0
     outgoing: float = 0.1
