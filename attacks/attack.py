@@ -1,5 +1,5 @@
-"""The base class of attacks that reconstruct samples, and their registry; other packages' come through the entry-point group
-``attacks``."""
+"""The base classes of attacks that reconstruct samples, and their registry. Other packages add attacks through the entry-point
+group ``attacks``."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ BUILT_IN = (
 class Attack(Generic[Result]):
     """An attack that reconstructs samples from messages.
 
-    A subclass of :class:`ImageAttack` or :class:`TextAttack` that is a frozen dataclass: its fields are the attack's options, the
-    first line of its docstring says what it does. What audits and controls must know of it, it declares as class variables.
+    An attack is a frozen dataclass that inherits :class:`ImageAttack` or :class:`TextAttack`. Its fields are the attack's
+    options, and the first line of its docstring is its description. Its class variables are for audits and controls.
 
     Attributes:
         modality: of the samples.
-        control: the setting where it must succeed; ``None``: not known, so a failure of the attack is no evidence.
-        usual: options with which audits run it and its controls, where they differ from its defaults; ``None``: audits use
-            another attack instead, which does the same better, or it breaks the protocol.
-        at_once: the largest number of samples per message at which its control succeeds (measured); ``None``: any number. Audits
-            do not try attacks that optimise on more.
-        most_steps: the largest number of local steps behind a message on which audits try it; ``None``: any number.
-        head: whether it is for messages with the last layer's gradient, for those without, or for either.
-        optimises: ``False`` for a closed form, which costs next to nothing for any message.
-        simulates: whether it compares the message with that of a client with a cross-entropy, which it simulates; ``False``: it
-            works for any loss of the net's outputs.
-        one_step: whether it reads a change as the gradient of one step, at the weights that the client began with.
-        any_labels: whether it is as good on samples that share classes as on its control's, which all differ (measured).
+        control: the setting in which it must succeed; ``None``: none is known, so its failure is no evidence.
+        audit_options: options of audits and their controls that differ from the defaults; ``None``: audits do not run it, as
+            another attack does the same better, or as it breaks the protocol.
+        max_batch: the largest number of samples per message at which its control succeeds (measured); ``None``: any number.
+            Audits run attacks that optimise on no more.
+        most_steps: the largest number of local steps per message on which audits run it; ``None``: any number.
+        head: whether it is for messages with the last layer's gradient, for messages without, or for either.
+        optimises: ``False`` for a closed form, which costs next to nothing.
+        simulates: whether it simulates a client that minimises a cross-entropy; ``False``: it works for any loss of the net's
+            outputs.
+        one_step: whether it takes a change of the weights for the gradient of one step at the client's first weights.
+        any_labels: whether it is as good on samples that share classes as on those of its control, which do not (measured).
     """
 
     name: ClassVar[str]
     modality: ClassVar[Modality]
     control: ClassVar[Setting | TextSetting | None] = None
-    usual: ClassVar[Mapping[str, Any] | None] = MappingProxyType({})
-    at_once: ClassVar[int | None] = 1
+    audit_options: ClassVar[Mapping[str, Any] | None] = MappingProxyType({})
+    max_batch: ClassVar[int | None] = 1
     most_steps: ClassVar[int | None] = None
     head: ClassVar[Literal["shared", "hidden", "either"]] = "either"
     optimises: ClassVar[bool] = True
@@ -72,15 +72,15 @@ class Attack(Generic[Result]):
     any_labels: ClassVar[bool] = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Result:
-        """Reconstruct the samples of independent observations, which hold the same number of them each.
+        """Reconstruct the samples of independent observations, each of the same number of samples.
 
         Raises:
-            Inapplicable: the attack cannot be mounted on them.
+            Inapplicable: the attack cannot be run on them.
         """
         raise NotImplementedError
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
-        """Of a malicious server: the tensors that it sends in place of those in ``observation.weights``, by the same names.
+        """The tensors that a malicious server sends in place of those in ``observation.weights``, by the same names.
 
         Args:
             observation: an earlier message of the client, which was sent honest weights.
@@ -88,23 +88,23 @@ class Attack(Generic[Result]):
                 ``(m, L)``.
 
         Raises:
-            Inapplicable: the attack cannot be mounted on such a net.
+            Inapplicable: the attack cannot alter such a net.
         """
         raise NotImplementedError
 
     @classmethod
     def is_malicious(cls) -> bool:
-        """Whether the attack is that of a server that alters what it sends; audits of an honest server leave it out."""
+        """Whether the server alters what it sends; audits of an honest server leave such an attack out."""
         return cls.alter is not Attack.alter
 
     @classmethod
-    def is_beyond(cls, samples: int) -> bool:
-        """Whether so many samples behind a message are more than those of its control."""
-        return cls.at_once is not None and samples > cls.at_once
+    def exceeds_control(cls, samples: int) -> bool:
+        """Whether so many samples per message are more than in its control."""
+        return cls.max_batch is not None and samples > cls.max_batch
 
     @staticmethod
     def check(observation: Observation) -> None:
-        """A cheap check whether the attack can be mounted, before its controls are run.
+        """Check cheaply, before the controls are run, whether the attack can be run.
 
         Raises:
             Inapplicable: it cannot.
@@ -112,12 +112,11 @@ class Attack(Generic[Result]):
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
-        """In what a message that the attack was mounted on is harder than those of its control, as a clause; ``None``: in nothing
-        that only this attack would know."""
+        """A clause on how a message is harder for this attack than those of its control; ``None``: it is not."""
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
-        """Why a message shows this attack nothing of any sample, before any defence, as a clause; ``None``: it may."""
+        """A clause on why a message, even without a defence, shows this attack nothing of any sample; ``None``: it may."""
 
 
 class ImageAttack(Attack[Reconstruction]):
@@ -131,7 +130,7 @@ class TextAttack(Attack[TextReconstruction]):
     """An attack that reconstructs texts; see :class:`Attack`.
 
     Attributes:
-        finds_order: whether it looks for whole sentences, all of a message at once, and not only for their words.
+        finds_order: whether it looks for whole sentences, and not only for the words of a message.
     """
 
     modality: ClassVar[Modality] = "text"
@@ -139,8 +138,8 @@ class TextAttack(Attack[TextReconstruction]):
     finds_order: ClassVar[bool] = False
 
 
-def _is_attack(one: Any) -> bool:
-    return isinstance(one, type) and is_dataclass(one) and issubclass(one, ImageAttack | TextAttack)
+def _is_attack(thing: Any) -> bool:
+    return isinstance(thing, type) and is_dataclass(thing) and issubclass(thing, ImageAttack | TextAttack)
 
 
 ATTACKS: Registry[type[ImageAttack] | type[TextAttack]] = Registry(
@@ -150,34 +149,34 @@ register = ATTACKS.register
 
 
 def image_attack(name: str) -> type[ImageAttack]:
-    """One on images by name.
+    """An attack on images by name.
 
     Raises:
         KeyError: there is none.
     """
-    return _of(ImageAttack, name)
+    return _find(ImageAttack, name)
 
 
 def text_attack(name: str) -> type[TextAttack]:
-    """One on texts by name.
+    """An attack on texts by name.
 
     Raises:
         KeyError: there is none.
     """
-    return _of(TextAttack, name)
+    return _find(TextAttack, name)
 
 
 def image_attacks() -> dict[str, type[ImageAttack]]:
-    """Those on images by name, sorted."""
+    """All attacks on images by name, sorted."""
     return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, ImageAttack)}
 
 
 def text_attacks() -> dict[str, type[TextAttack]]:
-    """Those on texts by name, sorted."""
+    """All attacks on texts by name, sorted."""
     return {name: kind for name, kind in ATTACKS.all().items() if issubclass(kind, TextAttack)}
 
 
-def _of(wanted: type[Kind], name: str) -> type[Kind]:
+def _find(wanted: type[Kind], name: str) -> type[Kind]:
     kind = ATTACKS.find(name)
     if not issubclass(kind, wanted):
         raise KeyError(f"{name} is an attack on {kind.modality}s, not on {wanted.modality}s")

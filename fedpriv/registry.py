@@ -1,4 +1,4 @@
-"""Registries of fedpriv: :class:`fedpriv.attacks.core.by_name.Registry` with the errors of the command line."""
+"""The registries of fedpriv, whose errors are those of the command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Registry(by_name.Registry[T], Generic[T]):
     """The things of one kind by name; :meth:`find` raises UnknownName, or UsageError where a plug-in could not be imported."""
 
     def unknown(self, name: str, where: str = "") -> FedprivError:
-        """As :meth:`fedpriv.attacks.core.by_name.Registry.unknown`; ``where``: the place of the name, for the message."""
+        """The error for an unknown name; ``where``: the place of the name, such as ``--defense``, for the message."""
         what = self.kind + (where and f" in {where}")
         if name in self.missing:
             return UsageError(f"{what}: {name!r} is not available: {self.missing[name]}")
@@ -26,10 +26,10 @@ class Registry(by_name.Registry[T], Generic[T]):
 
 
 def subclass_of(base: type[Any]) -> tuple[Callable[[Any], bool], str]:
-    """``is_one`` and ``looks`` of a :class:`Registry` of classes."""
-    return lambda one: isinstance(one, type) and issubclass(one, base), f"a class derived from {base.__name__}"
+    """``is_valid`` and ``requirement`` of a :class:`Registry` of classes."""
+    return lambda cls: isinstance(cls, type) and issubclass(cls, base), f"a class derived from {base.__name__}"
 
 
 def instance_of(kind: type[Any]) -> tuple[Callable[[Any], bool], str]:
-    """``is_one`` and ``looks`` of a :class:`Registry` of objects."""
-    return lambda one: isinstance(one, kind), f"a {kind.__name__}"
+    """``is_valid`` and ``requirement`` of a :class:`Registry` of objects."""
+    return lambda thing: isinstance(thing, kind), f"a {kind.__name__}"

@@ -22,16 +22,16 @@ from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt, Images, attackers, harder
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.trial import (
-    NO_PROMISE,
+    NO_CONTROL,
     Attacker,
     Mounted,
     Trial,
+    add_same_net_control,
+    difference_reasons,
     mount,
-    unlike,
-    with_same_net,
 )
 from fedpriv.attacks.scoring.scores import Scores, match, score
 
@@ -61,7 +61,7 @@ class Inversion:
     def no_evidence(self) -> str | None:
         """Why it would be no evidence if these were not the client's images; ``None``: the attack passed controls as hard."""
         promises = any(control.name == "positive" for control in self.controls)
-        return "; ".join(map(str, self.reasons)) or (None if promises else str(NO_PROMISE))
+        return "; ".join(map(str, self.reasons)) or (None if promises else str(NO_CONTROL))
 
     @property
     def images(self) -> Tensor:
@@ -212,12 +212,12 @@ def invert(
         torch.empty(n, *input_shape), torch.arange(n) if labels is None else labels, lambda threat: [seen],
         weights=weights, checked=controls, say=say or (lambda text: None),
     )  # fmt: skip
-    made = task.tried(attacker, Trial(seed, mount=task.said, in_reach=False))
+    made = task.run(attacker, Trial(seed, mount=task.said, in_reach=False))
     if made.inapplicable is not None:
         raise Inapplicable(net.in_own_names(made.inapplicable.text))
-    assert made.found is not None
+    assert made.reconstruction is not None
     named = tuple(replace(reason, text=net.in_own_names(reason.text)) for reason in made.reasons)
-    return Inversion(attack, made.found, threat, made.controls, named)
+    return Inversion(attack, made.reconstruction, threat, made.controls, named)
 
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
@@ -356,21 +356,21 @@ class _Unknown(Images):
         self.say(f"{attacker.name}: {len(self.images)} image(s) of {'x'.join(map(str, self.images.shape[1:]))}")
         return mount(attacker, part, seed)
 
-    def judged(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
+    def judge(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
         """In what the message is harder than those of the controls; after several local steps, which these may lack, another
         one."""
-        (found,), attack, (seen,) = mounted.found, attacker.attack, mounted.first
+        (found,), attack, (seen,) = mounted.results, attacker.attack, mounted.first
         assert isinstance(found, Reconstruction), "the one message was not refused"
         made = ImageAttempt(attacker, found, controls=mounted.controls)
         if not mounted.controls:
             return made
         beyond = [] if mounted.reach is None else [mounted.reach.text]
-        made = replace(made, reasons=unlike([*beyond, *harder(attack, seen, self.labels[None])]))
+        made = replace(made, reasons=difference_reasons([*beyond, *harder(attack, seen, self.labels[None])]))
         several = seen.schedule is not None and seen.schedule.steps > 1
         if made.reasons or not several or not (attack.optimises or len(self.images) > 1):
             return made
         self.say(f"{attacker.name} on undefended changes of this net")
-        return with_same_net(made, on_same_net(attack, seen, self.weights, trial.seed))
+        return add_same_net_control(made, on_same_net(attack, seen, self.weights, trial.seed))
 
 
 def _framed(image: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The known effect of a message's transforms on the gradient, from the message and the transforms' options.
+"""The known effect of a message's transforms on the gradient.
 
 An attacker that ignores clipping, pruning or noise fails for trivial reasons, not because the defence protects. So every attacker
-knows which transforms were applied, and compares gradients accordingly.
+knows which transforms were applied, with their options, and compares gradients accordingly.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Altered:
     """How ``shared`` of an observation differs from what the client computed, in the units of ``shared``.
 
     Attributes:
-        rescaled: all of it was multiplied by a positive factor that the attacker does not know (norm clipping).
-        variance: by name, of the error of an entry: noise that was added, and rounding. Tensors without error are not named.
-        kept: by name, which entries were sent (bool, the tensor's shape). Of a tensor that is not named, all were sent.
+        rescaled: whether all of it was multiplied by a positive factor that the attacker does not know (norm clipping).
+        variance: of an entry's error (added noise, and rounding), by name; tensors without error are absent.
+        kept: which entries were sent (bool, the tensor's shape), by name; tensors that were sent in full are absent.
     """
 
     rescaled: bool = False
@@ -27,11 +27,11 @@ class Altered:
     kept: Mapping[str, Tensor] = field(default_factory=dict)
 
     def scaled(self, factor: Callable[[str], float]) -> Altered:
-        """The same where each tensor of ``shared`` is multiplied by the ``factor`` of its name."""
+        """The same for tensors that are multiplied by the ``factor`` of their name."""
         return replace(self, variance={name: value * factor(name) ** 2 for name, value in self.variance.items()})
 
     def renamed(self, names: Mapping[str, str]) -> Altered:
-        """With the tensors' names replaced; those that ``names`` lacks are left out."""
+        """The same with the tensors' names replaced; those that ``names`` lacks are left out."""
         variance = {names[name]: value for name, value in self.variance.items() if name in names}
         return replace(self, variance=variance, kept={names[name]: mask for name, mask in self.kept.items() if name in names})
 

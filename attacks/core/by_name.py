@@ -1,4 +1,4 @@
-"""A registry of things of one kind by name: built-in ones register themselves, those of plug-ins come as entry points."""
+"""A registry of things of one kind by name: built-in ones register themselves, plug-ins come through entry points."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Class = TypeVar("Class", bound=type[Any])
 
 
 class PluginWarning(UserWarning):
-    """Something of a plug-in was left out; the message says what and why. Everything else works."""
+    """A plug-in, or a part of one, was left out; the message says what and why. Everything else works."""
 
 
 class Registry(Generic[T]):
-    """The things of one kind. A name belongs to the first that registers it: built-in ones, then plug-ins in order of name.
+    """The things of one kind by name. If two have the same name, built-in things come first, then plug-ins in order of name.
 
     Args:
-        kind: what one is called in messages, such as ``method``.
+        kind: what a thing is called in messages, such as ``method``.
         group: the entry-point group of other packages. An entry point names the thing itself, or a module that registers its
             things when it is imported.
-        built_in: the modules that register the built-in things; a package stands for every module in it. They are imported at
-            the first lookup, or when a plug-in registers.
-        is_one: whether an object of a plug-in is of this kind; others are refused, so that listings do not break.
-        looks: what such a thing is, for messages.
+        built_in: the modules that register the built-in things; a package stands for all its modules. They are imported at the
+            first lookup, or when a plug-in registers.
+        is_valid: whether an object of a plug-in is of this kind; others are refused, so that listings do not break.
+        requirement: what such an object must be, for messages.
     """
 
-    def __init__(self, kind: str, group: str, built_in: Sequence[str], is_one: Callable[[Any], bool], looks: str) -> None:
-        self.kind, self.group, self.built_in, self.is_one, self.looks = kind, group, built_in, is_one, looks
+    def __init__(self, kind: str, group: str, built_in: Sequence[str], is_valid: Callable[[Any], bool], requirement: str) -> None:
+        self.kind, self.group, self.built_in, self.is_valid, self.requirement = kind, group, built_in, is_valid, requirement
         self.missing: dict[str, str] = {}
         """Name of an entry point -> why it could not be loaded."""
         self._known: dict[str, T] = {}
@@ -47,12 +47,12 @@ class Registry(Generic[T]):
         self._is_complete = False
 
     def register(self, name: str, *also: str) -> Callable[[Class], Class]:
-        """Class decorator: register a class as ``name``. It is also found by the aliases ``also``, but listed and stored under
+        """Register the decorated class as ``name``. It is also found by the aliases ``also``, but listed and stored under
         ``name``. Its docstring's first line is its title."""
 
-        def add(one: Class) -> Class:
-            self.add(name, one, one, *also)  # type: ignore[arg-type]
-            return one
+        def add(cls: Class) -> Class:
+            self.add(name, cls, cls, *also)  # type: ignore[arg-type]
+            return cls
 
         return add
 
@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         a :class:`PluginWarning`.
 
         Args:
-            origin: the class or function that defines it, or the name of its module.
+            origin: the class or function that defines ``thing``, or the name of its module.
 
         Raises:
             ValueError: two built-in things have the same name.
@@ -70,9 +70,9 @@ class Registry(Generic[T]):
         module, _ = where
         if not self._is_ours(module):
             self._load_built_in()
-            if not self.is_one(thing):
+            if not self.is_valid(thing):
                 self._refused.append(thing)
-                return self._miss(name, f"{name!r} of {module} is no {self.kind}: it must be {self.looks}")
+                return self._miss(name, f"{name!r} of {module} is no {self.kind}: it must be {self.requirement}")
         for wanted in (name, *also):
             main = self._also.get(wanted, wanted)
             owner = self._origins[main] if main in self._known else where
@@ -90,7 +90,7 @@ class Registry(Generic[T]):
         return None
 
     def all(self) -> dict[str, T]:
-        """All by name, sorted: built-in ones and those of plug-ins that can be imported."""
+        """All things by name, sorted: built-in ones and those of plug-ins that can be imported."""
         self._load_built_in()
         for point in sorted(installed(self.group), key=lambda point: (point.name, point.value)):
             if point not in self._asked:
@@ -119,8 +119,8 @@ class Registry(Generic[T]):
         if self._is_complete:
             return
         for name in self.built_in:
-            for found in pkgutil.iter_modules(getattr(import_module(name), "__path__", ())):
-                import_module(f"{name}.{found.name}")
+            for module in pkgutil.iter_modules(getattr(import_module(name), "__path__", ())):
+                import_module(f"{name}.{module.name}")
         self._is_complete = True
 
     def _load(self, point: EntryPoint) -> None:
@@ -139,7 +139,7 @@ class Registry(Generic[T]):
     def _has_met(self, thing: Any) -> bool:
         """Whether the import of a thing already registered or refused it, or what its decorator returned."""
         where = getattr(thing, "__module__", ""), getattr(thing, "__qualname__", "")
-        return any(thing is one for one in (*self._known.values(), *self._refused)) or where in self._origins.values()
+        return any(thing is met for met in (*self._known.values(), *self._refused)) or where in self._origins.values()
 
     def _miss(self, name: str, why: str) -> None:
         self.missing[name] = why
@@ -153,8 +153,8 @@ def installed(group: str) -> EntryPoints:
 
 
 def is_dataclass_of(*methods: str) -> Callable[[Any], bool]:
-    """Whether an object is a dataclass (a class, whose fields are options) with methods of these names."""
-    return lambda one: isinstance(one, type) and is_dataclass(one) and all(callable(getattr(one, name, None)) for name in methods)
+    """A test whether an object is a dataclass (the class, whose fields are options) with methods of these names."""
+    return lambda cls: isinstance(cls, type) and is_dataclass(cls) and all(callable(getattr(cls, name, None)) for name in methods)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What an attack is doing: another thread reads it and shows the progress, so that an attack need not know who does."""
+"""What an attack is doing, for another thread that shows the progress; the attack need not know who reads it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _PARTS: list[str] = []
-"""From the whole to its smallest part."""
+"""What is being done, from the whole to its smallest part."""
 
 
 @contextmanager
 def doing(what: str = "") -> Iterator[Callable[[str], None]]:
-    """A block that is a part of what is being done; it gets a function by which it says how far it is."""
+    """Run a block as a part of what is being done; yields a function that replaces the part's text."""
     place = len(_PARTS)
     _PARTS.append(what)
 
@@ -25,5 +25,5 @@ def doing(what: str = "") -> Iterator[Callable[[str], None]]:
 
 
 def now() -> str:
-    """What is being done; empty where nothing is said."""
+    """What is being done, in one line; empty if unknown."""
     return ", ".join(part for part in tuple(_PARTS) if part)

@@ -1,4 +1,4 @@
-"""The attacker's input: the tensors that crossed the wire, the net, and the knowledge that a threat model adds."""
+"""The attacker's input: the tensors that were sent, the net, and the knowledge that a threat model adds."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Download = Literal["honest", "altered"]
 
 @dataclass(frozen=True)
 class Schedule:
-    """A client's local training: plain SGD with heavy-ball momentum and an L2 penalty on the weights.
+    """A client's local training: SGD with heavy-ball momentum and an L2 penalty on the weights.
 
     Attributes:
         steps: number of SGD steps; 1 with ``kind="gradient"``.
         batch_size: samples per step.
-        no_momentum: names of the tensors that step without momentum.
+        no_momentum: names of the tensors that are updated without momentum.
     """
 
     lr: float
@@ -47,11 +47,11 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Passes:
-    """The batches that passed a client's net in training, each of which moved the running statistics of its BatchNorm layers.
+    """The batches of a client's training, each of which moved the running statistics of the net's BatchNorm layers.
 
     Attributes:
-        number: of all of them, at least 1.
-        samples: in each.
+        number: of batches, at least 1.
+        samples: per batch.
     """
 
     number: int = 1
@@ -67,11 +67,11 @@ class ThreatModel:
 
     Attributes:
         top: what it knows of the layers that are not shared: nothing, the weights that were broadcast in round 0, or the present
-            ones (an oracle: no attacker has them in practice).
-        labels: whether it is given the labels (an oracle, for calibration).
-        num_examples: whether it knows how many samples the payload stands for.
+            weights (an oracle: no attacker has them in practice).
+        labels: whether it knows the labels (an oracle, for calibration).
+        num_examples: whether it knows the number of samples behind a message.
         schedule: whether it knows learning rate, momentum, weight decay and the number of local steps.
-        download: ``altered`` by a malicious server, which sent weights of its own making.
+        download: ``altered`` where a malicious server altered the weights that it sent.
         public: whether it has public images of the same kind, with labels; none of them is the client's.
     """
 
@@ -83,10 +83,10 @@ class ThreatModel:
     public: bool = False
 
     def sentences(self, images: bool = True) -> list[str]:
-        """The threat model in sentences, one a line.
+        """The threat model in sentences.
 
         Args:
-            images: whether the attacks are on images, which are normalised, and not on texts.
+            images: whether the samples are images, which are normalised, and not texts.
         """
         tops = {
             "unknown": "does not know the layers that are not shared",
@@ -132,18 +132,21 @@ def blank(net: Architecture) -> Architecture:
     """A copy of the net with NaN in all parameters and state buffers: only the architecture is left.
 
     The values that the attacker knows are in :attr:`Observation.weights`. An attack that uses any other value gets NaN images, so
-    it can neither succeed nor fail by knowledge that it does not have.
+    its result cannot depend on knowledge that it does not have.
     """
-    found = copied(net)
-    state = found.state_dict(keep_vars=True)
-    for name in state_names(found):
+    empty = copied(net)
+    state = empty.state_dict(keep_vars=True)
+    for name in state_names(empty):
         state[name].fill_(torch.nan)
-    return found
+    return empty
 
 
 def copied(net: Architecture) -> Architecture:
-    """A copy, also of a net that keeps what it computed with a gradient, such as an activation (``self.h = ...``) or the weight
-    of ``torch.nn.utils.weight_norm``: torch copies such tensors only without their history."""
+    """A deep copy of a net.
+
+    Tensors that the net computed and keeps, such as an activation (``self.h = ...``) or the weight of
+    ``torch.nn.utils.weight_norm``, are copied without their gradient history, as torch requires.
+    """
     computed = [tensor for module in net.modules() for tensor in _tensors(vars(module)) if not tensor.is_leaf]
     return copy.deepcopy(net, {id(tensor): tensor.detach().clone() for tensor in computed})
 
@@ -152,31 +155,31 @@ def _tensors(kept: object) -> Iterator[Tensor]:
     if isinstance(kept, Tensor):
         yield kept
     elif isinstance(kept, Mapping | list | tuple):
-        for one in kept.values() if isinstance(kept, Mapping) else kept:
-            yield from _tensors(one)
+        for value in kept.values() if isinstance(kept, Mapping) else kept:
+            yield from _tensors(value)
 
 
 def in_clients_mode(net: Architecture) -> Architecture:
-    """A copy that computes as the client's net did in training, but for dropout, which is off.
+    """A copy that computes as the client's net did in training, but without dropout.
 
-    BatchNorm in training mode normalises by the batch; it leaves its running statistics as they are.
+    BatchNorm in training mode normalises by the batch; its running statistics stay as they are.
     """
-    found = copied(net)
-    by_batch = batch_norms(found)
-    found.eval()
+    copy_of_net = copied(net)
+    by_batch = batch_norms(copy_of_net)
+    copy_of_net.eval()
     for module in by_batch:
         module.train()
         module.track_running_stats = False
-    return found
+    return copy_of_net
 
 
 def batch_norms(net: nn.Module) -> list[_BatchNorm]:
-    """The layers that normalise by the batch: BatchNorm in training mode."""
+    """The BatchNorm layers that normalise by the batch, as they are in training mode."""
     return [module for module in net.modules() if isinstance(module, _BatchNorm) and module.training]
 
 
 def state_names(net: nn.Module) -> list[str]:
-    """Names of the net's parameters and of its floating-point buffers, such as running means; of a tied one the first."""
+    """Names of the net's parameters and floating-point buffers, such as running means; of tied ones the first name."""
     first: dict[int, str] = {}
     for name, tensor in net.state_dict(keep_vars=True).items():
         if tensor.is_floating_point():
@@ -195,8 +198,8 @@ class TextFacts:
         positions: parameter name of the position embedding ``(length, d)``; ``None`` where there is none.
         special: ids that every sentence has, in order. Scores leave them out.
         length: the largest number of tokens that the encoder takes.
-        opens: so many of the special ids are before the words, the others behind them.
-        unknown: the id of what the vocabulary lacks, which stands for no word; ``None`` where there is none.
+        opens: how many of the special ids come before the words; the others come after them.
+        unknown: the id for words that the vocabulary lacks; ``None`` where there is none.
     """
 
     words: str
@@ -224,7 +227,7 @@ class TextFacts:
 
     @property
     def last(self) -> int | None:
-        """The id at every sentence's end, where they all have the same."""
+        """The id at the end of every sentence; ``None`` where there is none."""
         return self.closing[-1] if self.closing else None
 
 
@@ -243,33 +246,33 @@ class Public:
 
 @dataclass(frozen=True)
 class Observation:
-    """One message of one client, as an attacker sees it. Attacks get this and nothing else: no image or label of the client.
+    """One message of one client, as an attacker sees it. Attacks get nothing else: no image or label of the client.
 
     Attributes:
         shared: by parameter name of ``net`` (``body.…``, ``top.…``): the gradient of the mean loss over the client's samples, or
             the change of the weights (after minus before). Masked tensors are absent.
-        weights: the weights at which the client began, by the same names; those of ``top`` only as far as the threat model
-            allows.
+        weights: the weights that the client began with, by the same names; those of ``top`` as far as the threat model allows.
         net: the architecture, with NaN for every parameter (:func:`blank`); BatchNorm is in training mode where the client
             normalised by the batch (:func:`in_clients_mode`).
         input_shape: ``(C, H, W)`` of one sample; of text ``(L,)``, the maximum number of tokens.
         mean, std: per channel, of the client's normalisation: ``net`` gets ``(image - mean) / std`` for an image in [0, 1].
-        num_examples: samples that the payload stands for; ``None`` where the attacker does not know.
-        schedule: ``None`` where the attacker does not know.
+        num_examples: number of samples behind the message; ``None`` where the attacker does not know it.
+        schedule: ``None`` where the attacker does not know it.
         labels: ``(n,)``; ``None`` unless the threat model gives them.
         statistics: what else was sent (class centres, counts), by name.
         text: set for nets that read text; ``None`` for images.
-        loss: what the client minimised, where that is not a cross-entropy on labels, with or without further terms.
+        loss: the client's loss in words, unless it is a cross-entropy on labels, with or without further terms.
         altered: the effect of the message's transforms on ``shared``; every attack takes it into account.
         public: ``None`` unless the threat model gives them, or where there are none.
-        unlike: in what the message differs from those of every attack's controls, a clause each: then a failure is no evidence.
-        idle: a tensor's weights at the client's start -> their change if none of their gradients was other than zero, by what the
-            attacker knows of an optimiser that no schedule describes; ``None`` where it knows nothing.
-        penalty: the same of steps that are linear in the gradients, such as SGD with clipped gradients: then weight decay adds
-            this to the change, whatever the gradients are.
+        control_differences: clauses on how the message differs from those of all attacks' controls; a failure is then no
+            evidence.
+        zero_gradient_change: a tensor's first weights -> their change if all their gradients are zero, for an optimiser that no
+            schedule describes; ``None`` where the attacker does not know the optimiser.
+        penalty: what weight decay adds to a tensor's change, whatever the gradients are, from its first weights; for optimisers
+            whose steps are linear in the gradients, such as SGD with clipped gradients.
         buffers: the net's buffers as the client sent them, such as running means, by the names of ``net``; :attr:`weights` has
             them as the client got them.
-        passes: ``None`` where the attacker does not know.
+        passes: ``None`` where the attacker does not know them.
     """
 
     shared: Mapping[str, Tensor]
@@ -289,8 +292,8 @@ class Observation:
     loss: str | None = None
     altered: Altered = UNALTERED
     public: Public | None = None
-    unlike: tuple[str, ...] = ()
-    idle: Callable[[Tensor], Tensor] | None = None
+    control_differences: tuple[str, ...] = ()
+    zero_gradient_change: Callable[[Tensor], Tensor] | None = None
     penalty: Callable[[Tensor], Tensor] | None = None
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     passes: Passes | None = None

@@ -1,4 +1,4 @@
-"""The options of an attack, which are the fields of its dataclass, their ranges, and the check of values that a user gives."""
+"""The options of an attack (the fields of its dataclass), their ranges, and the check of given values."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
 MOST = 1_000_000
-"""Of a whole number, unless the option says otherwise."""
+"""Largest value of a whole number, unless the option has another."""
 
 
 def ranged(default: Any, least: int = 0, most: int = MOST) -> Any:
-    """A field whose whole numbers are from ``least`` to ``most``; without it they begin at 1, or at a default of 0."""
+    """A field of a whole number from ``least`` to ``most``. Other whole numbers are at least 1, or 0 if that is the default."""
     return field(default=default, metadata={"least": least, "most": most})
 
 
 def optional(kind: type) -> Any:
-    """A field of that kind which is ``None`` unless it is given; without it, one whose default is ``None`` is a whole number."""
+    """A field of a type whose default is ``None``. Other fields with that default are whole numbers."""
     return field(default=None, metadata={"kind": kind})
 
 
@@ -26,23 +26,23 @@ def defaults_of(attack: Any) -> dict[str, Any]:
 
 
 def taken(attack: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """The values of options that an attack or its class has: each of its default's kind, and within its range.
+    """Check the values of options of an attack or its class: each has its default's type, and is within its range.
 
     Raises:
-        TypeError: one is not; the message says what would be.
+        TypeError: a value is not valid; the message says what would be.
     """
     by_name = {field.name: field for field in fields(attack)}
     return {option: _like(by_name[option], by_name[option].default, value) for option, value in given.items()}
 
 
 def _like(option: Field[Any], default: Any, value: Any) -> Any:
-    """A number, a flag, a word, or several of these."""
+    """The value, if it is a number, a flag or a word like the default, or several of these."""
     if default is MISSING or (default is None and value is None):
         return value
     if isinstance(default, tuple):
         if not isinstance(value, list | tuple) or len(value) != len(default):
             raise TypeError(f"{option.name} must be {len(default)} values such as {list(default)}, not {value!r}")
-        return tuple(_like(option, one, other) for one, other in zip(default, value, strict=True))
+        return tuple(_like(option, *pair) for pair in zip(default, value, strict=True))
     kind = option.metadata.get("kind", int) if default is None else type(default)
     if kind is float and type(value) is int:
         value = float(value)

@@ -16,11 +16,11 @@ from fedpriv.attacks.core.observation import Observation
 
 
 class Inapplicable(Exception):
-    """An attack cannot be mounted on an observation; the message says why, and which attack can be."""
+    """An attack cannot be run on an observation; the message says why, and which attack can."""
 
 
 class Empty(Inapplicable):
-    """A message shows nothing of any sample, whatever they are; another message of the same kind may."""
+    """A message shows nothing of any sample; another message of the same kind may."""
 
 
 def require_labels(observation: Observation) -> None:
@@ -35,17 +35,17 @@ def require_labels(observation: Observation) -> None:
 
 @contextmanager
 def mounting() -> Iterator[None]:
-    """A block in which an attack runs: the global random state is left as it was, and attention has a second derivative."""
+    """Run a block with an attack: the global random state is restored, and attention has a second derivative."""
     with torch.random.fork_rng(devices=[]), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """A block in which torch computes with one thread.
+    """Run a block in which torch uses one thread.
 
-    Nets as small as those of controls gain nothing from more. Beside other work, threads wait for each other at every operation:
-    an evaluation of the reference victim on two busy cores took 7 ms of CPU time with one thread, and 490 with two.
+    Nets as small as those of controls gain nothing from more. On busy cores, threads wait for each other at every operation: an
+    evaluation of the reference victim on two busy cores took 7 ms of CPU time with one thread, and 490 ms with two.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -57,10 +57,10 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def differentiating_twice() -> Iterator[None]:
-    """A block in which a second derivative is computed as a test.
+    """Run a block that tests whether the net has a second derivative.
 
     Raises:
-        Inapplicable: an operation of the net has none; it is named.
+        Inapplicable: an operation of the net has none; the message names it.
     """
     try:
         yield
@@ -74,11 +74,11 @@ class Reconstruction:
 
     Attributes:
         raw: the images as the optimiser left them ``(n, C, H, W)``; pixels may lie outside [0, 1] or be NaN.
-        labels: the attack's guess ``(n,)``; -1 where it makes none.
+        labels: the attack's guesses ``(n,)``; -1 where it makes none.
         loss: the attack's final loss per observation ``(N,)``: comparable between restarts, not between attacks.
-        curve: that loss after every outer step of the start that was kept ``(steps, N)``; NaN after it stopped.
+        curve: that loss after every outer step of the best start ``(steps, N)``; NaN after it stopped.
         iterations: outer steps (L-BFGS) or steps (Adam) of all starts together ``(N,)``.
-        restart: which start was kept, from 0 ``(N,)``.
+        restart: the number of the best start, from 0 ``(N,)``.
         cpu_seconds: of the whole attack.
     """
 
@@ -97,8 +97,15 @@ class Reconstruction:
 
 
 @dataclass(frozen=True)
-class One:
-    """The reconstruction of one message: images ``(B, C, H, W)``, labels ``(B,)``, loss along the way, losses of the starts."""
+class SingleReconstruction:
+    """The reconstruction of one message.
+
+    Attributes:
+        images: ``(B, C, H, W)``.
+        labels: ``(B,)``; -1 where the attack makes no guess.
+        curve: the loss after every step of the best start.
+        losses: the final loss of each start.
+    """
 
     images: Tensor
     labels: Tensor
@@ -106,35 +113,35 @@ class One:
     losses: tuple[float, ...]
 
 
-def together(observations: Sequence[Observation], attack: Callable[[Observation], One]) -> Reconstruction:
+def together(observations: Sequence[Observation], attack: Callable[[Observation], SingleReconstruction]) -> Reconstruction:
     """Attack one message after the other, for attacks that gain nothing from a batch of messages.
 
-    Every message has as many rows: where fewer images are found than in another one, the rest is NaN, with label -1.
+    Every message gets as many rows: those beyond its own images are NaN, with label -1.
 
     Raises:
-        Inapplicable: the attack refuses a message; one that is :class:`Empty` only if all are.
+        Inapplicable: the attack refuses a message; an :class:`Empty` message is refused only if all are empty.
     """
     start = time.process_time()
-    ones, nothing = list[One](), list[Empty]()
+    results, empty = list[SingleReconstruction](), list[Empty]()
     for observation in observations:
         try:
-            ones.append(attack(observation))
+            results.append(attack(observation))
         except Empty as reason:
-            nothing.append(reason)
-            ones.append(One(torch.full((1, *observation.input_shape), torch.nan), torch.tensor([-1]), [torch.nan], (torch.nan,)))
-    if len(nothing) == len(ones):
-        raise nothing[0]
-    steps = max(len(one.curve) for one in ones)
-    curve = torch.full((steps, len(ones)), torch.nan)
-    for column, one in enumerate(ones):
-        curve[: len(one.curve), column] = torch.tensor(one.curve)
-    losses = [torch.tensor(one.losses) for one in ones]
+            empty.append(reason)
+            blank = torch.full((1, *observation.input_shape), torch.nan)
+            results.append(SingleReconstruction(blank, torch.tensor([-1]), [torch.nan], (torch.nan,)))
+    if len(empty) == len(results):
+        raise empty[0]
+    curve = torch.full((max(len(result.curve) for result in results), len(results)), torch.nan)
+    for column, result in enumerate(results):
+        curve[: len(result.curve), column] = torch.tensor(result.curve)
+    losses = [torch.tensor(result.losses) for result in results]
     return Reconstruction(
-        raw=pad_sequence([one.images for one in ones], batch_first=True, padding_value=torch.nan).flatten(0, 1),
-        labels=pad_sequence([one.labels for one in ones], batch_first=True, padding_value=-1).flatten(0, 1),
-        loss=torch.stack([each.min() for each in losses]),
+        raw=pad_sequence([result.images for result in results], batch_first=True, padding_value=torch.nan).flatten(0, 1),
+        labels=pad_sequence([result.labels for result in results], batch_first=True, padding_value=-1).flatten(0, 1),
+        loss=torch.stack([of_starts.min() for of_starts in losses]),
         curve=curve,
-        iterations=torch.tensor([len(one.curve) * len(one.losses) for one in ones]),
-        restart=torch.stack([each.argmin() for each in losses]),
+        iterations=torch.tensor([len(result.curve) * len(result.losses) for result in results]),
+        restart=torch.stack([of_starts.argmin() for of_starts in losses]),
         cpu_seconds=time.process_time() - start,
     )

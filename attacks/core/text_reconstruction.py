@@ -9,16 +9,16 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TextReconstruction:
-    """Text reconstructed from ``N`` observations of ``B`` sentences each (``n = N * B``, observation by observation; the order
-    within one is not known).
+    """Text reconstructed from ``N`` observations of ``B`` sentences each (``n = N * B``, observation by observation, in any order
+    within each).
 
     Attributes:
-        ids: token ids ``(n, L)``, padded at the end with ``pad``, special tokens included; ``None`` where the attack finds the
-            tokens of an observation but not their order.
-        counts: how often each observation holds each token ``(N, V)``; special tokens included, padding not.
-        labels: the attack's guess ``(n,)``; -1 where it makes none.
-        loss: the attack's final loss per observation ``(N,)``, comparable within an attack only; NaN where it minimises none.
-        notes: a sentence on each observation's result, ``N`` of them.
+        ids: token ids ``(n, L)``, padded at the end with ``pad``, special tokens included; ``None`` where the attack finds
+            tokens but not their order.
+        counts: how often each token occurs in each observation ``(N, V)``; special tokens included, padding not.
+        labels: the attack's guesses ``(n,)``; -1 where it makes none.
+        loss: the attack's final loss per observation ``(N,)``, not comparable between attacks; NaN where it minimises none.
+        notes: a sentence on the result of each observation.
         cpu_seconds: of the whole attack.
     """
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.core.reconstruction import Empty, Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.reconstruction import Empty, Inapplicable, Reconstruction, SingleReconstruction, together
 from fedpriv.attacks.gradients.analytic import (
     AnalyticOptions,
     Candidates,
@@ -34,8 +34,8 @@ from fedpriv.attacks.lab.setting import Setting
 class Analytic(AnalyticOptions, ImageAttack):
     """Images read off the first shared linear layer (weight over bias gradient) where it is fed the image; no optimisation."""
 
-    control: ClassVar = Setting(net="one for each", least=0.5)
-    at_once: ClassVar = 128
+    control: ClassVar = Setting(net="one for each", min_recovery=0.5)
+    max_batch: ClassVar = 128
     optimises: ClassVar = False
     simulates: ClassVar = False
 
@@ -62,7 +62,7 @@ class Analytic(AnalyticOptions, ImageAttack):
         """See :class:`fedpriv.attacks.attack.Attack`."""
         return empty(observation)
 
-    def _one(self, observation: Observation) -> One:
+    def _one(self, observation: Observation) -> SingleReconstruction:
         found = row_ratios(observation, self)[0]
         if not found.is_image:
             raise Inapplicable(f"the input of {found.layer!r} is features, not the image; analytic-features inverts those")
@@ -70,11 +70,11 @@ class Analytic(AnalyticOptions, ImageAttack):
             raise Empty(why)
         if observation.num_examples == 1:
             one, loss = single_sample(observation, self.undo_decay)[0]
-            return One(one.values, torch.tensor([-1]), [loss], (loss,))
+            return SingleReconstruction(one.values, torch.tensor([-1]), [loss], (loss,))
         n = observation.num_examples
         images = found.values[found.plausible] if n is None else _first(found, n)
         loss = float(1 - found.in_range[: len(images)].mean()) if len(found.values) and len(images) else 1.0
-        return One(images, torch.full((len(images),), -1), [loss], (loss,))
+        return SingleReconstruction(images, torch.full((len(images),), -1), [loss], (loss,))
 
 
 @register("analytic-features")
@@ -83,7 +83,7 @@ class AnalyticFeatures(InversionOptions, ImageAttack):
     """For one sample: features read off the first shared linear layer, then an image with these features and gradients."""
 
     control: ClassVar = Setting(layers=2, masked=1, images=2)
-    usual: ClassVar = {"adam": 300, "lbfgs": 20}
+    audit_options: ClassVar = {"adam": 300, "lbfgs": 20}
     simulates: ClassVar = False
     one_step: ClassVar = True
 
@@ -103,12 +103,12 @@ class AnalyticFeatures(InversionOptions, ImageAttack):
         """See :class:`fedpriv.attacks.attack.Attack`."""
         return empty(observation)
 
-    def _one(self, observation: Observation, seed: int) -> One:
+    def _one(self, observation: Observation, seed: int) -> SingleReconstruction:
         self.check(observation)
         if why := empty(observation):
             raise Empty(why)
         image, loss, curve = invert_features(observation, self, seed)
-        return One(image, torch.tensor([-1]), [*curve, loss], (loss,))
+        return SingleReconstruction(image, torch.tensor([-1]), [*curve, loss], (loss,))
 
 
 @register("spear")
@@ -117,8 +117,8 @@ class Spear(SpearOptions, ImageAttack):
     """All images of a batch from a first linear layer with ReLU, whose gradient is made of sparse columns (SPEAR)."""
 
     control: ClassVar = Setting(net="rectified")
-    usual: ClassVar = {"most": 16}
-    at_once: ClassVar = 16
+    audit_options: ClassVar = {"most": 16}
+    max_batch: ClassVar = 16
     optimises: ClassVar = False
     simulates: ClassVar = False
 
@@ -158,7 +158,7 @@ class Spear(SpearOptions, ImageAttack):
             raise Inapplicable(f"entries of {first.name!r} were not sent, so the gradient's rank does not show the samples")
         return first, (seen.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2) ** 0.5
 
-    def _one(self, observation: Observation, seed: int) -> One:
+    def _one(self, observation: Observation, seed: int) -> SingleReconstruction:
         layer, error = self._layer(observation)
         if why := empty(observation):
             raise Empty(why)
@@ -168,7 +168,7 @@ class Spear(SpearOptions, ImageAttack):
         images = found.inputs.reshape(-1, *observation.input_shape).to(layer.weight)
         images = torch.cat([to_picture(observation, images), images.new_full((n, *observation.input_shape), torch.nan)])[:n]
         loss = 1 - float(found.agreement[:n].sum()) / n
-        return One(images, torch.full((n,), -1), [loss], (loss,))
+        return SingleReconstruction(images, torch.full((n,), -1), [loss], (loss,))
 
 
 @register("unrolled")
@@ -177,8 +177,8 @@ class Unrolled(UnrolledOptions, ImageAttack):
     """Dummy images whose simulated local training changes the weights as observed; for a few local steps."""
 
     control: ClassVar = Setting(net="perceptron", steps=2, images=2)
-    usual: ClassVar = {"iterations": 40, "restarts": 1}
-    at_once: ClassVar = 4
+    audit_options: ClassVar = {"iterations": 40, "restarts": 1}
+    max_batch: ClassVar = 4
     most_steps: ClassVar = 10
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
@@ -191,9 +191,9 @@ class Unrolled(UnrolledOptions, ImageAttack):
         if observation.kind == "gradient":
             raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
 
-    def _one(self, observation: Observation, seed: int) -> One:
+    def _one(self, observation: Observation, seed: int) -> SingleReconstruction:
         found = unroll(observation, self, seed=seed)
-        return One(found.images, found.labels.argmax(dim=1), list(found.curve), found.losses)
+        return SingleReconstruction(found.images, found.labels.argmax(dim=1), list(found.curve), found.losses)
 
 
 def _first(found: Candidates, n: int) -> Tensor:

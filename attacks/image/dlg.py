@@ -32,8 +32,8 @@ class PublishedDlg(ImageAttack):
     """DLG as published: image and soft labels, L-BFGS without line search, 300 steps, one start, unbounded image."""
 
     # A third of these runs diverges, so four images can only show that the attack can succeed.
-    control: ClassVar = Setting(least=0.25)
-    usual: ClassVar = None
+    control: ClassVar = Setting(min_recovery=0.25)
+    audit_options: ClassVar = None
     head: ClassVar = "shared"
     steps: int = 300
 
@@ -47,8 +47,8 @@ class PublishedDlg(ImageAttack):
 class PublishedIdlg(ImageAttack):
     """iDLG as published: the label by the sign rule, then as DLG."""
 
-    control: ClassVar = Setting(least=0.25)
-    usual: ClassVar = None
+    control: ClassVar = Setting(min_recovery=0.25)
+    audit_options: ClassVar = None
     head: ClassVar = "shared"
     steps: int = 300
 
@@ -74,8 +74,8 @@ class Dlg(ImageAttack):
     """
 
     control: ClassVar = Setting()
-    usual: ClassVar = {"restarts": 1}
-    at_once: ClassVar = 4
+    audit_options: ClassVar = {"restarts": 1}
+    max_batch: ClassVar = 4
     head: ClassVar[Literal["shared", "hidden"]] = "shared"
     one_step: ClassVar = True
     any_labels: ClassVar = True

@@ -43,8 +43,8 @@ class HeadFree(ImageAttack):
     """
 
     control: ClassVar = Setting(masked=1)
-    usual: ClassVar = {"restarts": 0}
-    at_once: ClassVar = 2
+    audit_options: ClassVar = {"restarts": 0}
+    max_batch: ClassVar = 2
     head: ClassVar = "hidden"
     simulates: ClassVar = False
     one_step: ClassVar = True

@@ -51,8 +51,8 @@ class RandomHead(ImageAttack):
         published: unbounded image and no line search, as in the paper, where the image diverges; otherwise as robust DLG.
     """
 
-    control: ClassVar = Setting(masked=1, least=0)
-    usual: ClassVar = {"steps": 30}
+    control: ClassVar = Setting(masked=1, min_recovery=0)
+    audit_options: ClassVar = {"steps": 30}
     head: ClassVar = "hidden"
     assumed: int = 1
     steps: int = 50
@@ -88,8 +88,8 @@ class JointHead(ImageAttack):
     not recover more: 0 of 20 images either way.
     """
 
-    control: ClassVar = Setting(masked=1, least=0)
-    usual: ClassVar = {"adam_steps": 300}
+    control: ClassVar = Setting(masked=1, min_recovery=0)
+    audit_options: ClassVar = {"adam_steps": 300}
     head: ClassVar = "hidden"
     assumed: int | None = None
     adam_steps: int = 500

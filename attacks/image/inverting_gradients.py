@@ -44,8 +44,8 @@ class InvertingGradients(ImageAttack):
     """
 
     control: ClassVar = Setting(net="perceptron")
-    usual: ClassVar = {"steps": 800}
-    at_once: ClassVar = 8
+    audit_options: ClassVar = {"steps": 800}
+    max_batch: ClassVar = 8
     head: ClassVar = "shared"
     one_step: ClassVar = True
     steps: int = 2000

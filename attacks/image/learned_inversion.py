@@ -73,7 +73,7 @@ class LearnedInversion(ImageAttack):
         lr: falls to 0 by a cosine.
     """
 
-    control: ClassVar = Setting(kind="digits", images=40, least=0.5, threat=ThreatModel(top="initial", public=True))
+    control: ClassVar = Setting(kind="digits", images=40, min_recovery=0.5, threat=ThreatModel(top="initial", public=True))
     most_steps: ClassVar = 8
     images: int = ranged(1000, 2)
     components: int = 256

@@ -1,10 +1,11 @@
 """Lower bounds on epsilon from canaries: contributions of the largest allowed norm, half of which one training run used.
 
-Each canary is used with probability 1/2, independently, and gets a score that is higher for likelier used ones. Those with the
-highest scores are guessed to be used, and as many with the lowest not to be. How many are guessed is fixed in advance, from the
-number of canaries and the claimed epsilon: the number that would show most if the claim were tight, and the one if the noise were
-a third of what it should be. The larger of the two bounds is taken, each at half of the error (Bonferroni). So no bound is chosen
-by the scores beyond what is paid for, and each holds at its confidence. Bounds of different names do not hold simultaneously.
+Each canary is used with probability 1/2, independently, and gets a score that is higher for canaries that were likelier used.
+Those with the highest scores are guessed to be used, and as many with the lowest scores are guessed not to be. The number of
+guesses is fixed in advance, from the number of canaries and the claimed epsilon: the number with the largest bound if the claim
+is tight, and that if the noise is a third of what it should be. The bound is the larger of the two, each at half of the error
+(Bonferroni). So the scores do not choose the number of guesses, and each bound holds at its confidence. Bounds of different names
+do not hold simultaneously.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from fedpriv.attacks.inference.empirical_epsilon import CONFIDENCE, Array, Mask,
 from fedpriv.attacks.inference.gaussian_dp import MOST, epsilon_of, mu_of, one_run_mu
 
 _SHARES = tuple(share / 100 for share in (1, 2, 3, 5, 8, 12, 18, 25, 35, 50, 70, 100))
-"""Of the canaries that may be guessed."""
-_LOUDER = (1.0, 3.0)
-"""The mu for which guesses are made, over that of the claim."""
+"""Shares of the canaries that may be guessed."""
+_MU_FACTORS = (1.0, 3.0)
+"""The mu for which numbers of guesses are chosen, over that of the claim."""
 
 OfGuesses = Callable[[int, int, int, float, float], float]
 """(canaries, guesses, right guesses, delta, confidence) -> epsilon."""
@@ -31,11 +32,11 @@ OfGuesses = Callable[[int, int, int, float, float], float]
 
 @dataclass(frozen=True)
 class CanaryBound:
-    """With this confidence the mechanism is not (e, delta)-DP for any e below ``epsilon``, if what is assumed holds.
+    """With this confidence the mechanism is not (e, delta)-DP for any e below ``epsilon``, under the assumptions.
 
     Attributes:
         epsilon: 0 where the canaries show nothing.
-        guesses: how many canaries were guessed, once or twice; ``None``: all scores count.
+        guesses: the numbers of guesses, one or two; ``None``: the bound uses all scores.
     """
 
     name: str
@@ -54,15 +55,15 @@ def canary_bounds(
 
     Args:
         scores, used: ``(n,)`` each; ``used`` was drawn by independent fair coins, before training.
-        claim: the epsilon that is claimed; it decides how many guesses are made.
+        claim: the claimed epsilon, from which the numbers of guesses follow.
         seed: of the halves of the canaries on which the Clopper-Pearson bound chooses and evaluates its threshold.
     """
 
     def guessed(name: str, of_guesses: OfGuesses, assumes: str) -> CanaryBound:
-        made = _guesses(of_guesses, len(scores), claim, delta, confidence)
-        each = 1 - (1 - confidence) / len(made)
-        bounds = [of_guesses(len(scores), guesses, right_guesses(scores, used, guesses), delta, each) for guesses in made]
-        return CanaryBound(name, max(bounds), delta, confidence, assumes, made)
+        guesses_made = _guesses(of_guesses, len(scores), claim, delta, confidence)
+        each = 1 - (1 - confidence) / len(guesses_made)
+        bounds = [of_guesses(len(scores), guesses, right_guesses(scores, used, guesses), delta, each) for guesses in guesses_made]
+        return CanaryBound(name, max(bounds), delta, confidence, assumes, guesses_made)
 
     return (
         guessed("one run", one_run_epsilon, "nothing"),
@@ -89,7 +90,7 @@ def canary_bounds(
 
 
 def right_guesses(scores: Array, used: Mask, guesses: int) -> int:
-    """How many guesses are right: the upper half of them "used", of the highest scores, the lower half "unused"."""
+    """How many guesses are right: half of them guess "used" of the highest scores, half "unused" of the lowest."""
     order = np.argsort(scores, kind="stable")
     each = guesses // 2
     return int(used[order[len(order) - each :]].sum() + (~used[order[:each]]).sum())
@@ -119,7 +120,7 @@ def _one_run_gaussian(samples: int, guesses: int, right: int, delta: float, conf
 
 @lru_cache(maxsize=256)
 def _guesses(of_guesses: OfGuesses, samples: int, claim: float, delta: float, confidence: float) -> tuple[int, ...]:
-    """The even numbers of guesses with the largest bounds if a Gaussian mechanism spends the whole claim, or more."""
+    """The even numbers of guesses with the largest bounds for a Gaussian mechanism that spends the claim, or more."""
     if samples < 2:
         return (0,)
     tried = sorted({2 * max(1, int(share * samples / 2)) for share in _SHARES})
@@ -127,15 +128,15 @@ def _guesses(of_guesses: OfGuesses, samples: int, claim: float, delta: float, co
     def shown(guesses: int, mu: float) -> float:
         return of_guesses(samples, guesses, _expected_right(mu, samples, guesses), delta, confidence)
 
-    wanted = [min(MOST, louder * mu_of(claim, delta)) for louder in _LOUDER]
+    wanted = [min(MOST, factor * mu_of(claim, delta)) for factor in _MU_FACTORS]
     return tuple(sorted({max(tried, key=partial(shown, mu=mu)) for mu in wanted}))
 
 
 def _expected_right(mu: float, samples: int, guesses: int) -> int:
-    """How many of the guesses a Gaussian mechanism lets be right on average, rounded down."""
+    """The average number of right guesses under a Gaussian mechanism, rounded down."""
     share, low, high = guesses / samples, -MOST, 2 * MOST
     for _ in range(60):  # the score above which half of the guesses lie: scores are N(0, 1) or N(mu, 1)
         middle = (low + high) / 2
         low, high = (middle, high) if ndtr(-middle) + ndtr(mu - middle) > share else (low, middle)
-    found, alarms = float(ndtr(mu - low)), float(ndtr(-low))
-    return math.floor(guesses * found / (found + alarms))
+    hits, alarms = float(ndtr(mu - low)), float(ndtr(-low))
+    return math.floor(guesses * hits / (hits + alarms))

@@ -1,8 +1,8 @@
-"""Class centres as evidence of membership: the mean of a few embeddings lies on the side of those that it is the mean of.
+"""Membership by class centres: the mean of a few embeddings is nearer to these than to others.
 
 This is the tracing attack on published means (Homer et al., PLoS Genetics 2008; Dwork et al., "Robust Traceability from Trace
-Amounts", FOCS 2015). A sample's own share of a mean of n is 1/n, which its inner product with the mean shows where n is small
-beside the number of directions in which embeddings vary. Nets collapse most of them, so each is measured against its variance.
+Amounts", FOCS 2015). A sample contributes 1/n to a mean of n, which its inner product with the mean shows if n is small beside
+the number of directions in which embeddings vary. Nets collapse most directions, so each is scaled by its variance.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _LEAST_VARIANCE = 1e-30  # embeddings may all be equal
 
 
 def trace(embedded: Tensor, labels: Tensor, candidates: int, centers: Mapping[int, Tensor]) -> Array:
-    """How far each candidate lies on the side of its class's centre, in standard deviations; higher for likelier members.
+    """Project each candidate on the direction of its class's centre, in standard deviations; higher for likelier members.
 
     With mean ``m`` of the class among the given samples, candidate ``z`` and centre ``c``: ``(z - m)' V (c - m)``, divided by the
     root of ``(c - m)' V (c - m)``. ``V`` is the inverse of the covariance within classes plus its mean variance times the
-    identity, as there are about as many samples as directions. The candidates are among the samples whose mean is taken: without
-    half of them, the members, the attacker would not know what is common to all, and members and others are treated alike.
+    identity, as there are about as many samples as directions. The mean ``m`` is over all given samples, the candidates
+    included, so that members and others are treated alike.
 
     Args:
         embedded: samples ``(n, k)``, the candidates first, by the net that made the centres.
@@ -51,6 +51,6 @@ def trace(embedded: Tensor, labels: Tensor, candidates: int, centers: Mapping[in
     covariance = within.T @ within / len(within)
     spread = covariance.diagonal().mean().clamp(min=_LEAST_VARIANCE)
     root = torch.linalg.cholesky(covariance + spread * torch.eye(len(covariance), dtype=torch.float64))
-    side, other = (torch.linalg.solve_triangular(root, one[:candidates].T, upper=False) for one in (apart, toward))
+    side, other = (torch.linalg.solve_triangular(root, rows[:candidates].T, upper=False) for rows in (apart, toward))
     scores: Array = ((side * other).sum(0) / other.norm(dim=0).clamp(min=_LEAST_VARIANCE)).numpy()
     return scores

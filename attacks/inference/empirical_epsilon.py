@@ -1,4 +1,4 @@
-"""Empirical epsilon: a lower bound from an attack's success at a given confidence. The accountant gives the upper bound.
+"""Empirical epsilon: a lower bound from an attack's success, at a given confidence. The accountant gives the upper bound.
 
 Thresholds are chosen on one random half of the samples and evaluated on the other, so that the choice does not invalidate the
 confidence.
@@ -28,13 +28,13 @@ class LowerBound:
 
     Attributes:
         epsilon: 0 where the attack shows nothing.
-        counted: number of samples behind the bound.
+        samples: number of them behind the bound.
     """
 
     epsilon: float
     delta: float
     confidence: float
-    counted: int
+    samples: int
 
 
 def epsilon_from_rates(
@@ -43,7 +43,7 @@ def epsilon_from_rates(
     """``ln((TPR - delta) / FPR)`` or ``ln((TNR - delta) / FNR)``, each rate at the worse end of its Clopper-Pearson interval.
 
     For (e, delta)-DP, ``TPR <= e^e FPR + delta`` (Kairouz et al., ICML 2015). The samples must be independent trials, such as one
-    of each of many models; for many samples of one model see :func:`epsilon_from_one_run`.
+    sample for each of many models; for many samples of one model see :func:`epsilon_from_one_run`.
 
     Args:
         scores, members: ``(n,)`` each; higher scores for likelier members.
@@ -55,8 +55,8 @@ def epsilon_from_rates(
         return LowerBound(0.0, delta, confidence, int(count.sum()))
 
     def bounds(part: Mask, at: Array) -> Array:
-        found, alarms = scores[part & members][:, None] >= at, scores[part & ~members][:, None] >= at
-        forms = ((found, alarms), (~alarms, ~found))
+        hits_above, alarms = scores[part & members][:, None] >= at, scores[part & ~members][:, None] >= at
+        forms = ((hits_above, alarms), (~alarms, ~hits_above))
         return np.stack([np.log(np.maximum((_low(hits, alpha) - delta) / _high(misses, alpha), 1)) for hits, misses in forms])
 
     form, best = np.unravel_index(bounds(search, thresholds).argmax(), (2, len(thresholds)))
@@ -66,11 +66,12 @@ def epsilon_from_rates(
 def epsilon_from_one_run(
     scores: Array, members: Mask, delta: float = 0.0, confidence: float = CONFIDENCE, seed: int = 0
 ) -> LowerBound:
-    """From many samples of one training run, which need not be independent (Steinke, Nasr & Jagielski, NeurIPS 2023, thm. 5.2).
+    """A bound from many samples of one training run, which need not be independent.
 
-    Samples that score above one threshold are guessed to be members, those below another to be non-members, the rest is not
-    guessed; epsilon bounds how many of these guesses can be right. A sample must have been a member with probability 1/2, so
-    equally many members and non-members are drawn (by ``seed``). Neighbouring data sets differ in whether one sample is used.
+    Steinke, Nasr & Jagielski (NeurIPS 2023, thm. 5.2). Samples that score above one threshold are guessed to be members, those
+    below another to be non-members, and the rest is not guessed; epsilon bounds how many of these guesses can be right. A sample
+    must have been a member with probability 1/2, so equally many members and non-members are drawn (by ``seed``). Neighbouring
+    data sets differ in whether one sample is used.
 
     Args:
         scores, members: ``(n,)`` each; higher scores for likelier members.
@@ -86,16 +87,16 @@ def epsilon_from_one_run(
         yes, no = (above & inside).sum(0), (~above & ~inside).sum(0)
         return no[:, None] + yes, (~above).sum(0)[:, None] + above.sum(0)
 
-    right, made = guesses(search)
+    right, guessed = guesses(search)
     ordered = np.triu(np.ones_like(right, dtype=np.bool_))  # the lower threshold must not exceed the upper one
-    lower, upper = np.unravel_index(np.where(ordered, _low_share(right, made, alpha), -1).argmax(), right.shape)
-    right, made = guesses(count)
-    size, v, r = int(count.sum()), int(right[lower, upper]), int(made[lower, upper])
+    lower, upper = np.unravel_index(np.where(ordered, _low_share(right, guessed, alpha), -1).argmax(), right.shape)
+    right, guessed = guesses(count)
+    size, v, r = int(count.sum()), int(right[lower, upper]), int(guessed[lower, upper])
     return LowerBound(one_run_epsilon(size, r, v, delta, confidence), delta, confidence, size)
 
 
 def one_run_epsilon(samples: int, guesses: int, right: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """The largest epsilon that ``right`` of ``guesses`` refute: they are less likely than ``1 - confidence``; 0 if none."""
+    """The largest epsilon under which ``right`` of ``guesses`` are less likely than ``1 - confidence``; 0 if there is none."""
     steps = np.arange(1, right + 1)
 
     def surprise(epsilon: float) -> float:
@@ -110,17 +111,17 @@ def one_run_epsilon(samples: int, guesses: int, right: int, delta: float, confid
 
 def _halves(members: Mask, inside: int, outside: int, seed: int) -> tuple[Mask, Mask]:
     """Two disjoint random halves of ``inside`` members and ``outside`` non-members."""
-    draw = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     first, second = np.zeros((2, len(members)), dtype=np.bool_)
     for group, size in ((members, inside), (~members, outside)):
-        drawn = draw.permutation(np.flatnonzero(group))[:size]
+        drawn = generator.permutation(np.flatnonzero(group))[:size]
         first[drawn[: size // 2]] = second[drawn[size // 2 :]] = True
     return first, second
 
 
 def _thresholds(scores: Array) -> Array:
-    found = np.unique(scores)
-    return found[np.unique(np.linspace(0, len(found) - 1, _TRIED).round().astype(int))] if len(found) else found
+    distinct = np.unique(scores)
+    return distinct[np.unique(np.linspace(0, len(distinct) - 1, _TRIED).round().astype(int))] if len(distinct) else distinct
 
 
 def _low(trials: Mask, alpha: float) -> Array:
@@ -128,8 +129,8 @@ def _low(trials: Mask, alpha: float) -> Array:
     return _low_share(trials.sum(0), np.full(trials.shape[1], len(trials)), alpha)
 
 
-def _low_share(right: Array, made: Array, alpha: float) -> Array:
-    return np.where(right > 0, beta.ppf(alpha, np.maximum(right, 1), made - right + 1), 0.0)
+def _low_share(right: Array, guesses: Array, alpha: float) -> Array:
+    return np.where(right > 0, beta.ppf(alpha, np.maximum(right, 1), guesses - right + 1), 0.0)
 
 
 def _high(trials: Mask, alpha: float) -> Array:

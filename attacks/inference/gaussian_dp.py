@@ -1,4 +1,4 @@
-"""Gaussian differential privacy, mu-GDP (Dong, Roth & Su 2022): tests of whether an attack's guesses refute a mu, and epsilon."""
+"""Gaussian differential privacy, mu-GDP (Dong, Roth & Su 2022): conversion to epsilon, and the mu that guesses refute."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def epsilon_of(mu: float, delta: float) -> float:
 
 
 def mu_of(epsilon: float, delta: float) -> float:
-    """The mu whose epsilon at ``delta`` this is; at most :data:`MOST`."""
+    """The mu that has this epsilon at ``delta``; at most :data:`MOST`."""
     if delta_of(MOST, epsilon) <= delta:
         return MOST
     return float(brentq(lambda mu: delta_of(mu, epsilon) - delta, _LEAST, MOST))
 
 
 def one_run_mu(samples: int, guesses: int, right: int, confidence: float) -> float:
-    """The largest mu that ``right`` of ``guesses`` refute, in one training run; 0 if none.
+    """The largest mu that ``right`` of ``guesses`` on one training run refute; 0 if there is none.
 
-    A guess says whether a sample was used. Each of ``samples`` was with probability 1/2, independently; some are not guessed
-    (Mahloujifar, Melis & Chaudhuri, arXiv:2410.22235: the one-run f-DP audit by guesses among two choices).
+    A guess is whether a sample was used. Each of ``samples`` was used with probability 1/2, independently; some are not guessed
+    (Mahloujifar, Melis & Chaudhuri, arXiv:2410.22235: the one-run f-DP audit with guesses between two choices).
     """
     alpha = 1 - confidence
     if not samples or not _refuted(_LEAST, samples, guesses, right, alpha):
@@ -51,8 +51,8 @@ def one_run_mu(samples: int, guesses: int, right: int, confidence: float) -> flo
 def _refuted(mu: float, samples: int, guesses: int, right: int, alpha: float) -> bool:
     """Whether mu-GDP makes that many right guesses less likely than ``alpha``.
 
-    ``yes`` and ``no`` bound the probabilities of a right and of a wrong guess for a random sample, while at least i are right.
-    They cannot sum to more than the share of samples that are guessed.
+    ``yes`` and ``no`` bound the probabilities that a random sample is guessed right or wrong while at least i guesses are right.
+    Their sum cannot exceed the share of samples that are guessed.
     """
     yes, no = alpha * right / samples, alpha * (guesses - right) / samples
     for i in range(right - 1, -1, -1):

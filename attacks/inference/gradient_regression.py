@@ -1,26 +1,26 @@
 """Membership by a regression of a message on the candidates' gradients.
 
 To first order a client's message is the mean of its samples' gradients at the weights that it received, and the server can
-compute the gradient of any candidate at these weights itself. So it solves for the weight that each candidate has in the message:
-1 / N for one of the N samples that were trained on, 0 for any other. With fewer candidates than weights of the net this is an
-overdetermined linear system, exact for one step without a defence. It needs no shadow model.
+compute the gradient of any candidate at these weights. So it solves for the weight of each candidate in the message: 1 / N for
+one of the N training samples, 0 for any other. With fewer candidates than weights of the net this is an overdetermined linear
+system, exact for one step without a defence. It needs no shadow model.
 
-What the server knows enters the regression:
+The regression uses what the server knows:
 
-* The gradients of its own samples of a class have a mean, which is subtracted from those of the candidates of the class. These
-  means, also along its own simulated update, are nuisance columns: how many samples of a class there were, and how the weights
-  moved with several steps, shows nothing of a single sample.
-* The deviations of its own samples from these means stand for members that are no candidates. The likelihood decides whether they
-  are used.
-* Where the client normalises by its batch, the statistics of the attacker's own samples take the place of the batch's.
-* Every tensor is weighted by its error: the known noise and rounding, and a misfit of the first order relative to the tensor's
-  gradients, whose size has the largest likelihood.
+* Its own samples of a class have a mean gradient, which is subtracted from the gradients of the class's candidates. These means,
+  also along its own simulated update, are nuisance columns: the number of samples of a class, and the path of the weights over
+  several steps, show nothing of a single sample.
+* The deviations of its own samples from these means stand for members that are not candidates. The likelihood decides whether
+  they are used.
+* Where the client normalises by its batch, the statistics of the server's own samples replace the batch's.
+* Every tensor is weighted by its error: the known noise and rounding, and the error of the first-order approximation relative to
+  the tensor's gradients, whose size maximises the likelihood.
 
-A candidate's score is the log-likelihood ratio of the weights 1 / N and 0, given the Gaussian approximation of all others (the
-cavity of expectation propagation). Unlike the coefficient, it is near 0 for a sample whose gradient is too small to tell.
+A candidate's score is the log-likelihood ratio of the weights 1 / N and 0, given a Gaussian approximation of all others (the
+cavity of expectation propagation). Unlike the coefficient, it is near 0 for a sample whose gradient is too small to decide.
 
-Everything follows from the inner products of the gradients tensor by tensor. Of a net whose gradients of all samples do not fit
-into memory, the entries with the largest mean gradient of the candidates are used: far fewer would determine the coefficients.
+Everything follows from the inner products of the gradients of each tensor. If the gradients of all samples do not fit into
+memory, the entries with the largest mean gradient of the candidates are used: far fewer would determine the coefficients.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from fedpriv.attacks.inference.membership import Array
 MEMORY = 2**29
 """Bytes of gradients that are held at once."""
 _SINGLE = 1e-6
-"""Relative error of a gradient that was computed in single precision."""
+"""Relative error of a gradient in single precision."""
 _MISFITS = (0.0, *(10.0**power for power in range(-10, 5)))
-"""Variances of a misfit that are compared, relative to the mean square of an entry of what one sample adds to the message."""
+"""Variances of the first-order error that are compared, relative to the mean square of an entry of one sample's contribution."""
 _NEGLIGIBLE = 1e-10
-"""Directions of the nuisance columns whose square is a smaller share are left out."""
+"""Smallest relative eigenvalue of the nuisance columns' directions that are used."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class _Products:
     """The inner products of the columns with each other and with a message, on one tensor.
 
     Attributes:
-        gram: ``(q, q)``: of the candidates, the attacker's own samples, the nuisance columns.
-        message: with the message ``(q,)``.
+        gram: of the columns ``(q, q)``: the candidates, the attacker's own samples, the nuisance columns.
+        message: of the columns with the message ``(q,)``.
         square: of the message with itself.
-        entries: numbers that were sent.
+        entries: number of entries that were sent.
         error: known variance of an entry of the message.
         size: mean square of an entry of the deviation of a sample's gradient.
     """
@@ -84,8 +84,8 @@ def gradient_regression(
     Args:
         messages: of one net, at the same received weights, with the same tensors.
         public: the attacker's own samples, of every class of the candidates.
-        path: weights and buffers of the whole net, by the names of the messages: first those that were received, completed by a
-            stand-in where layers are hidden; then further ones of the attacker's own update from there.
+        path: weights and buffers of the whole net, by the names of the messages: first the received ones, with a stand-in for
+            hidden layers; then those of the attacker's own update from there.
         clip: bound on the norm of each sample's gradient (DP-SGD).
 
     Raises:
@@ -101,30 +101,31 @@ def gradient_regression(
     if lacking := set(candidates.labels.tolist()) - set(public.labels.tolist()):
         raise Inapplicable(f"the attacker has no sample of its own of class {min(lacking)}")
     path = [_normalised(messages[0], point, public) for point in path]
-    read, systems = [_Read.of(one) for one in messages], list[list[_Products]]([] for _ in messages)
+    sent, systems = [_Message.of(message) for message in messages], list[list[_Products]]([] for _ in messages)
     for name, rows, entries in _columns(net, names, candidates, public, path, clip):
         gram: Tensor | None = None
-        for message, system in zip(read, systems, strict=True):
+        for message, system in zip(sent, systems, strict=True):
             products = message.products(name, rows, entries, len(candidates), len(public), gram)
             gram = products.gram if message.comparable else None
             system.append(products)
     shares = torch.unique(public.labels, return_counts=True)[1].double() / len(public)
-    return [_scores(one, len(candidates), len(public), shares, by.gradient) for one, by in zip(systems, read, strict=True)]
+    pairs = zip(systems, sent, strict=True)
+    return [_scores(system, len(candidates), len(public), shares, message.gradient) for system, message in pairs]
 
 
 @torch.no_grad()
 def _normalised(message: Observation, weights: Mapping[str, Tensor], public: Labelled) -> Mapping[str, Tensor]:
-    """The weights and buffers, where the client normalised by its batch (BatchNorm) with the statistics of the public samples in
-    place of the running ones: so the gradients of samples do not depend on each other."""
+    """The weights and buffers. Where the client normalised by its batch (BatchNorm), the running statistics are those of the
+    public samples, so that the gradients of samples do not depend on each other."""
     if not batch_norms(message.net):
         return weights
-    net, found = copied(message.net).to(public.labels.device), {name: tensor.clone() for name, tensor in weights.items()}
+    net, normalised = copied(message.net).to(public.labels.device), {name: tensor.clone() for name, tensor in weights.items()}
     net.eval()
     for module in net.modules():
         if isinstance(module, _BatchNorm):
             module.train().momentum = 1.0
-    functional_call(net, found, (public.joined(public.inputs),))
-    return found
+    functional_call(net, normalised, (public.joined(public.inputs),))
+    return normalised
 
 
 def _columns(
@@ -135,18 +136,20 @@ def _columns(
     path: Sequence[Mapping[str, Tensor]],
     clip: float | None,
 ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """For each tensor the columns of the regression ``(q, p)``, in double precision: the deviations of candidates and of the
-    attacker's own samples from the means of their classes, and these means at every point of the path; and which entries of the
-    tensor they are, if not all."""
+    """For each tensor its name, the columns of the regression ``(q, p)`` in double precision, and its used entries, if not all.
+
+    The columns are the deviations of candidates and of the attacker's own samples from the means of their classes, and these
+    means at every point of the path.
+    """
     classes = torch.unique(public.labels).tolist()
     entries = _entries(net, names, path[0], candidates, len(public))
-    of_candidates, of_public = (_gradients(net, path[0], names, entries, one, clip) for one in (candidates, public))
-    later = [[mean_gradient_of(net, point, names, public.of_class(one)) for one in classes] for point in path[1:]]
+    of_candidates, of_public = (_gradients(net, path[0], names, entries, part, clip) for part in (candidates, public))
+    later = [[mean_gradient_of(net, point, names, public.of_class(label)) for label in classes] for point in path[1:]]
     where = torch.searchsorted(torch.tensor(classes, device=public.labels.device), torch.cat([candidates.labels, public.labels]))
     for name in names:
         asked, own = of_candidates.pop(name).double(), of_public.pop(name).double()
-        means = torch.stack([own[public.labels == one].mean(0) for one in classes])
-        moved = [torch.stack([_at(one[name], entries[name]) for one in point]).double() for point in later]
+        means = torch.stack([own[public.labels == label].mean(0) for label in classes])
+        moved = [torch.stack([_at(mean[name], entries[name]) for mean in point]).double() for point in later]
         yield name, torch.cat([torch.cat([asked, own]) - means[where], means, *moved]), entries[name]
 
 
@@ -176,20 +179,20 @@ def _gradients(
 ) -> dict[str, Tensor]:
     """Entries of the gradients of samples by name ``(n, p)``, clipped where DP-SGD clips them."""
     wanted = names if clip is None else [name for name, _ in net.named_parameters()]
-    found: dict[str, list[Tensor]] = {name: [] for name in names}
+    gradients: dict[str, list[Tensor]] = {name: [] for name in names}
     for part in per_sample(net, weights, wanted, samples, MEMORY // 4):
         factors = None
         if clip is not None:
-            norms = torch.stack([one.square().sum(1) for one in part.values()]).sum(0).sqrt()
+            norms = torch.stack([gradient.square().sum(1) for gradient in part.values()]).sum(0).sqrt()
             factors = (clip / norms).clamp(max=1)[:, None]
         for name in names:
             chosen = _at(part[name], entries[name])
-            found[name].append(chosen if factors is None else chosen * factors)
-    return {name: torch.cat(parts) for name, parts in found.items()}
+            gradients[name].append(chosen if factors is None else chosen * factors)
+    return {name: torch.cat(parts) for name, parts in gradients.items()}
 
 
 @dataclass(frozen=True)
-class _Read:
+class _Message:
     """A message, as it was sent and as a gradient.
 
     Attributes:
@@ -201,21 +204,21 @@ class _Read:
     left: Mapping[str, Tensor]
 
     @classmethod
-    def of(cls, message: Observation) -> _Read:
+    def of(cls, message: Observation) -> _Message:
         return cls(message, as_gradient(message), decay_left_in(message))
 
     @property
     def comparable(self) -> bool:
-        """Whether the columns have the same inner products as for other such messages."""
+        """Whether the columns have the same inner products as for other comparable messages."""
         return not self.gradient.altered.kept and not self.left
 
     def products(self, name: str, rows: Tensor, entries: Tensor | None, asked: int, own: int, gram: Tensor | None) -> _Products:
-        """On one tensor.
+        """The inner products on one tensor.
 
         Args:
-            rows: the columns, on the entries of the tensor.
+            rows: the columns, on the used entries of the tensor.
             asked, own: the number of candidates, and of the attacker's own samples.
-            gram: the inner products of the columns, where a comparable message has given them.
+            gram: the inner products of the columns, if known from a comparable message.
         """
         seen, kept = _at(self.gradient.shared[name].flatten(), entries).to(rows), self.gradient.altered.kept.get(name)
         if self.left:
@@ -234,60 +237,63 @@ class _Read:
 
 def _scores(system: Sequence[_Products], asked: int, own: int, shares: Tensor, message: Observation) -> Array:
     """The log-likelihood ratios of the candidates, by the error and the prior of the largest likelihood."""
-    if not all(math.isfinite(one.square) and bool(one.gram.isfinite().all()) for one in system):
+    if not all(math.isfinite(products.square) and bool(products.gram.isfinite().all()) for products in system):
         raise Inapplicable("a gradient or the message is not finite")
-    system = [one for one in system if one.square or one.error]
+    system = [products for products in system if products.square or products.error]
     if not system:
         raise Inapplicable("nothing of the message changed")
     amount = _amount(system, asked + own, shares, message) / (message.num_examples or asked // 2)
     fits = {misfit: _Fit.of(system, asked, own, amount, misfit, False) for misfit in _MISFITS}
     near = sorted(_MISFITS, key=lambda misfit: fits[misfit].likelihood)[-3:]
     with_others = [_Fit.of(system, asked, own, amount, misfit, True) for misfit in near]
-    found: Array = max([*fits.values(), *with_others], key=lambda fit: fit.likelihood).ratios().numpy()
-    return found
+    scores: Array = max([*fits.values(), *with_others], key=lambda fit: fit.likelihood).ratios().numpy()
+    return scores
 
 
 def _amount(system: Sequence[_Products], samples: int, shares: Tensor, message: Observation) -> float:
-    """The factor of the mean gradient in the message: 1, or by the attacker's own mean gradient where the factor is not known."""
+    """The factor of the mean gradient in the message: 1, or estimated from the attacker's own mean gradient if not known."""
     if not message.altered.rescaled:
         return 1.0
     means = slice(samples, samples + len(shares))
-    weights = [1 / max(one.size, 1e-300) for one in system]
-    together = sum(weight * float(shares @ one.message[means]) for weight, one in zip(weights, system, strict=True))
-    alone = sum(weight * float(shares @ one.gram[means, means] @ shares) for weight, one in zip(weights, system, strict=True))
+    weights = [1 / max(products.size, 1e-300) for products in system]
+    together = sum(weight * float(shares @ products.message[means]) for weight, products in zip(weights, system, strict=True))
+    alone = sum(
+        weight * float(shares @ products.gram[means, means] @ shares) for weight, products in zip(weights, system, strict=True)
+    )
     return abs(together / alone) if alone and together else 1.0
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A regression with Gaussian priors: how often each sample was trained on has mean 1/2 and variance 1/4 for a candidate.
+    """A regression with Gaussian priors; a candidate's coefficient has mean 1/2 and variance 1/4.
 
     Attributes:
         root: square roots of the prior variances ``(s,)``.
         factor: Cholesky factor of ``1 + root gram root``.
-        beyond: ``root`` times the inner products with what the prior means leave of the message ``(s,)``.
-        asked: candidates, the first of the samples.
+        residual: ``root`` times the inner products with the message less its prior mean ``(s,)``.
+        asked: number of candidates, which are the first samples.
     """
 
     root: Tensor
     factor: Tensor
-    beyond: Tensor
+    residual: Tensor
     asked: int
     likelihood: float
 
     @classmethod
     def of(cls, system: Sequence[_Products], asked: int, own: int, amount: float, misfit: float, others: bool) -> _Fit:
-        """
+        """Fit the regression.
+
         Args:
-            amount: of one sample's gradient in the message.
+            amount: the factor of one sample's gradient in the message.
             misfit: one of :data:`_MISFITS`.
             others: whether the attacker's own samples stand for members that are no candidates.
         """
-        errors = [max(one.error + misfit * amount**2 * one.size, 1e-300) for one in system]
-        gram = torch.stack([one.gram / error for one, error in zip(system, errors, strict=True)]).sum(0)
-        message = torch.stack([one.message / error for one, error in zip(system, errors, strict=True)]).sum(0)
-        square = sum(one.square / error for one, error in zip(system, errors, strict=True))
-        logs = sum(one.entries * math.log(error) for one, error in zip(system, errors, strict=True))
+        errors = [max(products.error + misfit * amount**2 * products.size, 1e-300) for products in system]
+        gram = torch.stack([products.gram / error for products, error in zip(system, errors, strict=True)]).sum(0)
+        message = torch.stack([products.message / error for products, error in zip(system, errors, strict=True)]).sum(0)
+        square = sum(products.square / error for products, error in zip(system, errors, strict=True))
+        logs = sum(products.entries * math.log(error) for products, error in zip(system, errors, strict=True))
         s = asked + own
         gram, message, square = _without(gram, message, square, s)
         gram, message = gram * amount**2, message * amount
@@ -295,24 +301,24 @@ class _Fit:
         mean[:asked], root[:asked], root[asked:] = 0.5, 0.5, 0.5 * others
         square = square - 2 * float(mean @ message) + float(mean @ gram @ mean)
         factor = torch.linalg.cholesky(torch.eye(s, dtype=gram.dtype) + root[:, None] * gram * root)
-        beyond = root * (message - gram @ mean)
-        solved = torch.linalg.solve_triangular(factor, beyond[:, None], upper=False)
+        residual = root * (message - gram @ mean)
+        solved = torch.linalg.solve_triangular(factor, residual[:, None], upper=False)
         quadratic = square - float(solved.square().sum())
         likelihood = -0.5 * (quadratic + logs) - float(factor.diagonal().log().sum())
-        return cls(root, factor, beyond, asked, likelihood)
+        return cls(root, factor, residual, asked, likelihood)
 
     def ratios(self) -> Tensor:
-        """``log p(message | trained on once) - log p(message | not)`` of each candidate ``(n,)``, the others Gaussian."""
+        """``log p(message | member) - log p(message | not)`` of each candidate ``(n,)``, the others Gaussian."""
         inverse = torch.cholesky_inverse(self.factor)
         root, variance = self.root[: self.asked], inverse.diagonal()[: self.asked]
-        mean = 0.5 + root * (inverse @ self.beyond)[: self.asked]
+        mean = 0.5 + root * (inverse @ self.residual)[: self.asked]
         variance = variance * root.square()
         precision = 1 / variance - 1 / root.square()
         return mean / variance - 0.5 / root.square() - precision / 2
 
 
 def _without(gram: Tensor, message: Tensor, square: float, s: int) -> tuple[Tensor, Tensor, float]:
-    """The products of the first ``s`` columns and the message, without their parts in the span of the other columns."""
+    """The products of the first ``s`` columns and the message, all projected off the span of the other columns."""
     scale = gram.diagonal()[s:].clamp(min=1e-300).rsqrt()
     values, vectors = torch.linalg.eigh(scale[:, None] * gram[s:, s:] * scale)
     used = values > _NEGLIGIBLE * values.max()

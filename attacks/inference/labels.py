@@ -31,14 +31,14 @@ from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.labels.class_shares import class_shares, likely_change, way_of, with_bias
 
 LONG = 16
-"""Words of a random text."""
+"""Number of words of a random text."""
 ENTRIES = 4_000_000
-"""Largest number of entries of the mean gradients of all classes; of a wider layer, the inputs that are largest are used."""
+"""Largest number of entries of the mean gradients of all classes; of a wider layer, the largest inputs are used."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples of the same kind as the client's that the attacker has, none of them the client's.
+    """The attacker's samples of the same kind as the client's; none of them is the client's.
 
     Attributes:
         inputs: as the net takes them: images ``(m, C, H, W)`` normalised, token ids ``(m, L)``, rows ``(m, d)``, or pairs.
@@ -50,23 +50,23 @@ class Samples:
 
 
 def idlg_label(observation: Observation) -> int:
-    """Label of the one sample: the row of the weight gradient with the smallest sum (Zhao et al. 2020, iDLG, section 3).
+    """The label of a single sample: the row of the weight gradient with the smallest sum (Zhao et al. 2020, iDLG, section 3).
 
-    Right for a single sample whose features are not negative (behind ReLU or sigmoid).
+    Right for features that are not negative (behind ReLU or sigmoid).
     """
     return int(output_layer(as_gradient(observation)).weight.sum(dim=1).argmin())
 
 
 def bias_label(observation: Observation) -> int:
-    """Label of the one sample from the bias gradient ``p - y``; features may have any sign."""
+    """The label of a single sample from the bias gradient ``p - y``; features may have any sign."""
     return int(_bias(observation).argmin())
 
 
 def present_classes(observation: Observation) -> Tensor:
     """``(C,)`` bool: classes whose bias gradient is negative.
 
-    Without noise each of them is certainly in the batch, since the bias gradient of an absent class is a mean of probabilities.
-    Others may be in it too, where the model is already confident. Of one sample, the class with the smallest gradient.
+    Without noise each of them is in the batch, since the bias gradient of an absent class is a mean of probabilities. Others may
+    be in it, too, where the model is already confident. Of a single sample, the class with the smallest gradient.
     """
     layer, bias = output_layer(as_gradient(observation)), _bias(observation)
     return _negative(bias, layer.error, observation.num_examples)
@@ -75,10 +75,10 @@ def present_classes(observation: Observation) -> Tensor:
 def row_classes(observation: Observation, samples: Samples | None = None) -> Tensor:
     """``(C,)`` bool: classes whose row of the weight gradient has a negative sum, as in Zhao et al. (2020) for one sample.
 
-    For features that are not negative, as certain as :func:`present_classes`, and it needs no bias.
+    It needs no bias, and is as certain as :func:`present_classes` if features are not negative.
 
     Args:
-        samples: to see whether features are negative; ``None``: random images do.
+        samples: on which the signs of features are checked; ``None``: on random images.
 
     Raises:
         Inapplicable: features may be negative.
@@ -95,11 +95,11 @@ def row_classes(observation: Observation, samples: Samples | None = None) -> Ten
 
 
 def _negative(values: Tensor, error: float, n: int | None) -> Tensor:
-    """``(C,)`` bool: which of the values ``(C,)`` are negative; of one sample, the smallest.
+    """``(C,)`` bool: which of the values ``(C,)`` are negative; of a single sample, the smallest.
 
-    Under noise of known deviation ``error`` a class counts as present where this is more likely than that noise made it so:
-    absent classes lie around the median m of the positive values, present ones anywhere down to the lowest, a range of R, so that
-    the classes below ``m - s sqrt(2 log(R / (s sqrt(2 pi))))`` are, if this is negative.
+    Under noise of deviation s (``error``) a class counts as present if this is likelier than that noise made its value negative.
+    Absent classes lie around the median m of the positive values, present ones anywhere within a range R down to the lowest. So
+    the classes below ``m - s sqrt(2 log(R / (s sqrt(2 pi))))`` are present, or those below 0 if this is positive.
     """
     if n == 1:
         return torch.arange(len(values), device=values.device) == values.argmin()
@@ -126,9 +126,9 @@ def bias_counts(observation: Observation, mean_probability: Tensor | None = None
 def embedding_counts(observation: Observation, mean_probability: Tensor | None = None) -> Tensor:
     """``(C,)`` counts from class-wise embeddings (Ma et al. 2023, "Instance-wise batch label restoration via gradients").
 
-    Row c of weight over bias gradient is about the mean feature of class c, and the layer's weights give the prediction P for it.
-    The counts then solve the linear system ``dL/db = (P^T - I) counts / n``, with counts that are not negative and sum to n. Of a
-    change of several steps, P is its mean over the steps (:mod:`fedpriv.attacks.labels.class_shares`).
+    Row c of the weight gradient over the bias gradient is about the mean feature of class c, for which the layer's weights give
+    the prediction P. The counts then solve the linear system ``dL/db = (P^T - I) counts / n``, with counts that are not negative
+    and sum to n. Of a change of several steps, P is its mean over the steps (:mod:`fedpriv.attacks.labels.class_shares`).
 
     Args:
         mean_probability: as for :func:`bias_counts`; used where the gradient is known up to a factor.
@@ -158,8 +158,8 @@ def public_counts(observation: Observation, samples: Samples) -> Tensor:
     """``(C,)`` counts by least squares of the last layer's gradient on the mean gradients of public samples of each class.
 
     As LLG with auxiliary data (Wainakh et al. 2022, "User-level label leakage from gradients in federated learning", section 4.3)
-    but with all entries of the gradient, and along the client's way (:mod:`fedpriv.attacks.labels.class_shares`). It needs no
-    bias, and noise, clipping and pruning change only some of the equations, or all of them alike.
+    but with all entries of the gradient, and along the client's path (:mod:`fedpriv.attacks.labels.class_shares`). It needs no
+    bias; noise, clipping and pruning change only some of the equations, or all of them alike.
 
     Raises:
         Inapplicable: the attacker does not know all weights, or the last layer was not shared.
@@ -183,9 +183,9 @@ def public_counts(observation: Observation, samples: Samples) -> Tensor:
 
 @torch.no_grad()
 def features(observation: Observation, layer: SharedLinear, inputs: object) -> Callable[[float], Tensor]:
-    """What a layer gets of inputs ``(m, ...)`` of the net: place on the client's way -> ``(m, d)``.
+    """The inputs of a layer ``(m, d)`` for inputs ``(m, ...)`` of the net, as a function of the place on the client's path.
 
-    From its first weights (0) to its last ones (1), on the line between both ends.
+    The path is the line from the client's first weights (0) to its last ones (1).
 
     Raises:
         Inapplicable: not all of the weights below are known, or the layer gets several vectors for each sample.
@@ -200,10 +200,10 @@ def features(observation: Observation, layer: SharedLinear, inputs: object) -> C
             functional_call(net, weights, (inputs,))
         finally:
             hook.remove()
-        found = fed[0].double().cpu()
-        if found.ndim != 2 or not bool(found.isfinite().all()):
+        inputs_of_layer = fed[0].double().cpu()
+        if inputs_of_layer.ndim != 2 or not bool(inputs_of_layer.isfinite().all()):
             raise Inapplicable("what public samples are like at the last layer is not known, as weights below it are not")
-        return found
+        return inputs_of_layer
 
     first = at(weights)
     if not change:
@@ -216,8 +216,8 @@ def clipped_to(seen: Observation, bias: Tensor, probability: Tensor) -> float:
     """The factor by which clipping or an unknown schedule scaled the bias gradient ``(C,)``, given the mean prediction ``(C,)``;
     1 where neither did.
 
-    ``bias_c = factor (p_c - counts_c / n)``, so ``bias_c / p_c`` is the factor for an absent class and less for every other
-    class. Where no class is absent, the rarest counts as absent.
+    ``bias_c = factor (p_c - counts_c / n)``, so ``bias_c / p_c`` is the factor for an absent class, and less for the others.
+    Where no class is absent, the rarest one is taken as absent.
 
     Args:
         seen: the message, read by :func:`fedpriv.attacks.gradients.multistep.as_gradient`.
@@ -228,8 +228,10 @@ def clipped_to(seen: Observation, bias: Tensor, probability: Tensor) -> float:
 
 
 def batch_labels(observation: Observation) -> Tensor:
-    """The labels ``(n,)`` of a message in ascending order, by the best rule here that applies: :func:`bias_label` for one sample,
-    else :func:`embedding_counts`, or :func:`bias_counts` where the weights of the layer are not known.
+    """The labels ``(n,)`` of a message in ascending order, by the best rule here that applies.
+
+    That is :func:`bias_label` for a single sample (:func:`idlg_label` without a bias), else :func:`embedding_counts`, or
+    :func:`bias_counts` where the weights of the layer are not known.
 
     Raises:
         Inapplicable: none applies.
@@ -244,27 +246,29 @@ def batch_labels(observation: Observation) -> Tensor:
 
 @torch.no_grad()
 def guessed_probability(observation: Observation, images: int = 256, seed: int = 0) -> Tensor:
-    """``(C,)`` estimate of the mean prediction of the client's model without its data: on random images, or on random words,
-    where the weights are known (Geng et al.'s dummy data), else uniform."""
+    """``(C,)`` estimate of the mean prediction of the client's model without its data.
+
+    It is the mean on random images or words (Geng et al.'s dummy data), and uniform where not all weights are known.
+    """
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
     if any(name not in weights for name in state_names(net)):
         return torch.full((observation.classes,), 1 / observation.classes, dtype=dtype)
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     if observation.text is None:
-        drawn = torch.rand(images, *observation.input_shape, generator=draw).to(device, dtype)
+        drawn = torch.rand(images, *observation.input_shape, generator=generator).to(device, dtype)
         inputs = from_picture(observation, drawn)
     else:
         shape = (images, min(LONG, observation.input_shape[0]))
         words = len(weights[observation.text.words]) - 1
-        inputs = torch.randint(words, shape, generator=draw).to(device)
+        inputs = torch.randint(words, shape, generator=generator).to(device)
         inputs += (inputs >= observation.text.pad).long()  # any word but padding
     logits: Tensor = functional_call(net, weights, (inputs,))
     return logits.softmax(dim=1).mean(dim=0)
 
 
 def to_counts(shares: Tensor, n: int) -> Tensor:
-    """Shares ``(C,)`` that sum to about 1 -> integers that sum to ``n`` (largest remainders; negative shares count as 0)."""
+    """Round shares ``(C,)`` to counts that sum to ``n``, by largest remainders; negative shares count as 0."""
     shares = shares.clamp(min=0)
     total = shares.sum()
     exact = (shares / total if total > 0 else torch.full_like(shares, 1 / len(shares))) * n
@@ -273,9 +277,9 @@ def to_counts(shares: Tensor, n: int) -> Tensor:
     return counts
 
 
-def count_accuracy(found: Tensor, true: Tensor) -> float:
-    """Share of the samples whose label was found, each true label matched at most once: ``(C,)`` and ``(C,)`` -> [0, 1]."""
-    return float(torch.minimum(found, true.to(found)).sum() / true.sum().clamp(min=1))
+def count_accuracy(inferred: Tensor, true: Tensor) -> float:
+    """Share of the samples whose label is among the inferred counts ``(C,)``, given the true counts ``(C,)``."""
+    return float(torch.minimum(inferred, true.to(inferred)).sum() / true.sum().clamp(min=1))
 
 
 def _bias(observation: Observation) -> Tensor:

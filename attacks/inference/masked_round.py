@@ -1,4 +1,4 @@
-"""A round of two clients under a secure aggregation, as its server sees it: with Flower's masks, or others."""
+"""A simulated round of two clients under secure aggregation, as the server sees it, with Flower's masks or others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from fedpriv.attacks.inference.masked_sums import Array, MaskedPair, Words, twister_mask
 
 Generator = Callable[[bytes, int], Words]
-"""Shared key (32 bytes) and number of values -> the mask."""
+"""Shared key (32 bytes) and number of values -> mask."""
 
 CLIP, LEVELS = 8.0, 1 << 22
 """Flower's defaults: values are clipped to +-8 and rounded to 22 bits."""
@@ -20,7 +20,7 @@ _WEIGHTS = 0.3, 0.7  # the clients' numbers of samples, as shares of the largest
 
 @dataclass(frozen=True)
 class MaskedRound:
-    """What the server holds, and what the clients hid.
+    """What the server has of a round, and what the clients hid.
 
     Attributes:
         key: ``(32,)`` bytes that the two clients share.
@@ -31,19 +31,20 @@ class MaskedRound:
     key: bytes
     uploads: tuple[Array, Array]
 
-    def error(self, found: tuple[Array, Array]) -> float:
+    def error(self, recovered: tuple[Array, Array]) -> float:
         """The largest error of recovered uploads, as a share of the largest value."""
-        largest = max(np.abs(one).max() for one in self.uploads)
-        return float(max(np.abs(one - true).max() for one, true in zip(found, self.uploads, strict=True)) / largest)
+        largest = max(np.abs(upload).max() for upload in self.uploads)
+        return float(max(np.abs(upload - true).max() for upload, true in zip(recovered, self.uploads, strict=True)) / largest)
 
 
 def masked_round(generator: Generator, values: int = 10_000, seed: int = 0) -> MaskedRound:
-    """Two clients upload ``values`` normal values each, of standard deviation 0.1 (a net's weights), in Flower's encoding."""
-    draw = np.random.default_rng(seed)
-    key = draw.bytes(32)
-    first, second = draw.normal(0, 0.1, (2, values))
+    """A round of two clients with ``values`` normal values each, of standard deviation 0.1 (a net's weights), as Flower encodes
+    them."""
+    noise = np.random.default_rng(seed)
+    key = noise.bytes(32)
+    first, second = noise.normal(0, 0.1, (2, values))
     mask = generator(key, 1 + values)
-    added, subtracted = (_encoded(one, weight, draw) for one, weight in zip((first, second), _WEIGHTS, strict=True))
+    added, subtracted = (_encoded(upload, weight, noise) for upload, weight in zip((first, second), _WEIGHTS, strict=True))
     return MaskedRound(MaskedPair(added + mask, subtracted - mask, LEVELS, CLIP), key, (first, second))
 
 

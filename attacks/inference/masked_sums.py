@@ -1,9 +1,9 @@
-"""Uploads behind the masks of a secure aggregation, by guessing a short seed.
+"""Recovers the uploads behind the masks of a secure aggregation, by trying all seeds of a short seed.
 
 Two clients of SecAgg (Bonawitz et al., CCS 2017) share a key, and one adds the mask that the other subtracts. In Flower 1.41 the
 mask comes from a Mersenne Twister. Its seed is the XOR of the 32-bit words of the base64 text of the key; base64 has seven bits a
-character, so there are 2**28 seeds (upstream issue 7522). A server that has removed the private masks, as the protocol
-lets it, tries them all. A wrong seed leaves a value anywhere in 2**32, the right one an upload's, of a few thousandths of that.
+character, so there are 2**28 seeds (upstream issue 7522). A server that has removed the private masks, as the protocol lets it,
+tries them all. A wrong seed leaves values anywhere in 2**32, the right one an upload's values, which are far smaller.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _CHECKED = 16  # values; so many of a wrong seed fit with probability 2**-160
 
 @dataclass(frozen=True)
 class MaskedPair:
-    """What the server holds of a round of two clients, after it has removed the private masks.
+    """The masked uploads of a round of two clients, after the server has removed the private masks.
 
-    The uploads are integers modulo 2**32: first the weight, then the weighted values, both from 0 to ``levels``.
+    Uploads are integers modulo 2**32: first the weight, then the weighted values, both from 0 to ``levels``.
 
     Attributes:
-        added, subtracted: ``(1 + p,)`` the upload of the client that added the pairwise mask, and of the one that subtracted it.
-        levels: the largest integer of an upload.
-        clip: the value for which it stands; 0 stands for ``-clip``.
+        added, subtracted: the upload of the client that added the pairwise mask, and of the client that subtracted it
+            ``(1 + p,)``.
+        levels: the largest integer of an upload, which stands for the value ``clip``; 0 stands for ``-clip``.
     """
 
     added: Words
@@ -53,16 +53,16 @@ class Unmasked:
 
 @dataclass(frozen=True)
 class SecaggMasks:
-    """A client's upload in a secure aggregation of two, by trying the seeds of Flower's mask generator.
+    """Recovers a client's upload in a secure aggregation of two, by trying the seeds of Flower's mask generator.
 
     Attributes:
-        bits: of the seed that are not known; fewer than 28 is an oracle, for tests.
+        bits: number of unknown bits of the seed; fewer than 28 is an oracle, for tests.
     """
 
     bits: int = ranged(SEED_BITS, least=8, most=SEED_BITS)
 
     def numbers(self, true: int) -> range:
-        """The seeds to try, by number, given the true one's, of which all but ``bits`` are known."""
+        """The numbers of the seeds to try, given the number of the true seed, of which all but ``bits`` bits are known."""
         start = true >> self.bits << self.bits
         return range(start, start + (1 << self.bits))
 
@@ -70,51 +70,51 @@ class SecaggMasks:
 def unmask(
     rounds: Sequence[MaskedPair], numbers: range = range(1 << SEED_BITS), tell: Callable[[int], None] = lambda done: None
 ) -> list[Unmasked | None]:
-    """Try the seeds of these numbers (:func:`seed_of`) on several rounds in one pass; ``None`` where no seed fits.
+    """Try the seeds of these numbers (:func:`seed_of`) on several rounds in one pass; ``None`` for a round that no seed fits.
 
-    All 2**28 take about two minutes of one core.
+    All 2**28 seeds take about two minutes on one core.
 
     Args:
-        tell: called with the number of seeds that were tried, now and then.
+        tell: called now and then with the number of seeds tried so far.
     """
-    found: list[Unmasked | None] = [None] * len(rounds)
+    unmasked: list[Unmasked | None] = [None] * len(rounds)
     for start in range(numbers.start, numbers.stop, _AT_ONCE):
         seeds = seed_of(np.arange(start, min(start + _AT_ONCE, numbers.stop), dtype=np.uint32))
         first = first_values(seeds)
         for index, pair in enumerate(rounds):
-            if found[index] is None:
+            if unmasked[index] is None:
                 near = seeds[pair.added[0] - first <= pair.levels]
                 fitting = (_with(int(seed), pair) for seed in near)
-                found[index] = next((one for one in fitting if one is not None), None)
+                unmasked[index] = next((uploads for uploads in fitting if uploads is not None), None)
         tell(start + len(seeds) - numbers.start)
-        if None not in found:
+        if None not in unmasked:
             break
-    return found
+    return unmasked
 
 
 def seed_of(number: Words) -> Words:
-    """The seeds, by number: 28 bits, of which each byte gets seven."""
-    found = np.zeros_like(number)
+    """The seeds with these numbers: each byte of a seed has seven of the number's 28 bits."""
+    seeds = np.zeros_like(number)
     for lane in range(4):
-        found |= (number >> np.uint32(_LANE * lane) & np.uint32(2**_LANE - 1)) << np.uint32(8 * lane)
-    return found
+        seeds |= (number >> np.uint32(_LANE * lane) & np.uint32(2**_LANE - 1)) << np.uint32(8 * lane)
+    return seeds
 
 
 def first_values(seeds: Words) -> Words:
-    """The first output of a Mersenne Twister (Matsumoto & Nishimura 1998) for each seed, without the rest of its state.
+    """The first output of a Mersenne Twister (Matsumoto & Nishimura 1998) for each seed.
 
-    It depends on words 0, 1 and 397 of the state, which is filled in order.
+    It depends on words 0, 1 and 397 of the state, which are computed in order.
     """
     state, shifted = seeds.copy(), np.empty_like(seeds)
-    one = state
+    word_1 = state
     for index in range(1, 398):
         np.right_shift(state, 30, out=shifted)
         np.bitwise_xor(state, shifted, out=state)
         np.multiply(state, np.uint32(1812433253), out=state)
         np.add(state, np.uint32(index), out=state)
         if index == 1:
-            one = state.copy()
-    joined = (seeds & np.uint32(0x80000000)) | (one & np.uint32(0x7FFFFFFF))
+            word_1 = state.copy()
+    joined = (seeds & np.uint32(0x80000000)) | (word_1 & np.uint32(0x7FFFFFFF))
     y = state ^ (joined >> 1) ^ (joined & 1) * np.uint32(0x9908B0DF)
     y ^= y >> 11
     y ^= (y << 7) & np.uint32(0x9D2C5680)
@@ -123,16 +123,16 @@ def first_values(seeds: Words) -> Words:
 
 
 def twister_mask(seed: int, size: int) -> Words:
-    """``(size,)`` values of the mask for a seed, as Flower 1.41 draws them."""
+    """The first ``size`` values of the mask for a seed, as Flower 1.41 draws them."""
     return np.random.RandomState(seed).randint(0, 2**32 - 1, size, dtype=np.int64).astype(np.uint32)
 
 
 def _with(seed: int, pair: MaskedPair) -> Unmasked | None:
-    """The uploads, if all values that the seed leaves are an upload's."""
+    """The uploads, if this seed leaves values in the range of an upload."""
     for size in (_CHECKED, len(pair.added)):
         mask = twister_mask(seed, min(size, len(pair.added)))
         both = pair.added[:size] - mask, pair.subtracted[:size] + mask
-        if max(one.max() for one in both) > pair.levels:
+        if max(upload.max() for upload in both) > pair.levels:
             return None
     return Unmasked(seed, (_values(both[0], pair), _values(both[1], pair)))
 

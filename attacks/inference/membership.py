@@ -1,9 +1,9 @@
-"""Membership inference: was a sample among those that a model was trained on? A score per sample, higher is likelier.
+"""Membership inference: whether a model was trained on a sample. A score per sample; higher scores for likelier members.
 
 The loss threshold (Yeom et al., CSF 2018) compares samples with each other; the likelihood-ratio attack LiRA (Carlini et al.,
 S&P 2022) compares each sample with itself, under shadow models that the attacker trained with and without it; FedMIA (Zhu et al.,
 CVPR 2025, arXiv:2402.06289) under the models of the other clients, which were trained without it, over several rounds. All take
-any number that is higher for members: the confidence of their label, or how near a row of a gradient comes to them
+any statistic that is higher for members: the confidence of their label, or their nearness to a row of a gradient
 (:mod:`fedpriv.attacks.inference.row_distance`).
 """
 
@@ -22,8 +22,8 @@ Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 Use = Literal["alone", "LiRA", "LiRA offline", "FedMIA"]
-"""How an attack uses a statistic: by comparing candidates with each other, each with shadows trained with and without it, or each
-under the messages of other clients."""
+"""How an attack uses a statistic: it compares candidates with each other, each candidate under shadow models trained with and
+without it, or each candidate under the messages of other clients."""
 
 _LEAST_SPREAD = 1e-6  # shadows may agree to the bit, and a likelihood needs a positive standard deviation
 
@@ -31,8 +31,8 @@ _LEAST_SPREAD = 1e-6  # shadows may agree to the bit, and a likelihood needs a p
 def confidence(logits: Tensor, labels: Tensor) -> Array:
     """``log p_y - log(1 - p_y)`` of every sample ``(n,)`` from logits ``(n, C)`` and labels ``(n,)`` (Carlini et al., sec. V).
 
-    It falls with the loss ``-log p_y``, so a threshold on it is the loss threshold. Computed as ``z_y - logsumexp of the
-    others``, which neither overflows nor rounds to infinity where p_y is almost 1.
+    It falls with the loss ``-log p_y``, so a threshold on it is a threshold on the loss. Computed as ``z_y - logsumexp of the
+    others``, which stays finite where p_y is almost 1.
 
     Raises:
         ValueError: a single class, or logits that are not finite.
@@ -81,7 +81,7 @@ def lira(
 
 
 def in_every_use(observed: Array, shadows: Array, inside: Mask) -> dict[Use, Array]:
-    """The scores ``(n,)`` of all attacks with one statistic and shadows; arguments as for :func:`lira`.
+    """The scores ``(n,)`` of all attacks on a statistic with shadow models; arguments as for :func:`lira`.
 
     Raises:
         ValueError: see :func:`lira`.
@@ -97,9 +97,9 @@ def fedmia(observed: Sequence[Array], others: Sequence[Array]) -> Array:
     """FedMIA's score for every sample ``(n,)``: one-sided z-tests against the other clients, combined over rounds.
 
     The null is a Gaussian for each round and sample, of the statistic under the other clients' messages. It assumes that none of
-    them trained on the sample, and that without it the client's message would be one of theirs. Where clients hold different
+    them trained on the sample, and that the client's message without it would be like theirs. Where clients hold different
     classes the second is wrong: a client's message is better than the others' on all samples of its classes, members or not. So
-    scores compare samples of one client and of the same classes only, not with an absolute threshold.
+    compare only scores of samples of one client and of the same classes, and use no absolute threshold.
 
     The paper sums one-sided probabilities, which are monotone in each round's z but round to 1 from about eight standard
     deviations on. Here the z are summed and divided by the root of their number (Stouffer), so that clients with more rounds have
@@ -115,23 +115,23 @@ def fedmia(observed: Sequence[Array], others: Sequence[Array]) -> Array:
     if not observed:
         raise ValueError("no round to compare with other clients")
     pairs = zip(observed, others, strict=True)
-    z = [lira(one, null, np.zeros(null.shape, dtype=np.bool_), "offline") for one, null in pairs]
+    z = [lira(own, null, np.zeros(null.shape, dtype=np.bool_), "offline") for own, null in pairs]
     scores: Array = np.sum(z, axis=0) / np.sqrt(len(z))
     return scores
 
 
 def centred(scores: Array, groups: npt.NDArray[np.int64]) -> Array:
-    """Scores ``(n,)`` less the median of each sample's group, so that scores of several groups may be pooled.
+    """Scores ``(n,)`` less the median of each sample's group, so that scores of several groups can be pooled.
 
-    For scores that compare samples of one group only, such as :func:`fedmia`'s, where each group has as many members as others.
+    For scores that compare samples within groups only, such as :func:`fedmia`'s; each group must have as many members as others.
 
     Args:
         groups: ``(n,)`` such as the classes of one client's candidates.
     """
-    found: Array = np.array(scores, dtype=np.float64)
+    centred_scores: Array = np.array(scores, dtype=np.float64)
     for group in np.unique(groups):
-        found[groups == group] -= np.median(found[groups == group])
-    return found
+        centred_scores[groups == group] -= np.median(centred_scores[groups == group])
+    return centred_scores
 
 
 def _gaussians(shadows: Array, chosen: Mask, variance: str, which: str) -> tuple[Array, Array]:
@@ -152,12 +152,12 @@ def _gaussians(shadows: Array, chosen: Mask, variance: str, which: str) -> tuple
 def halves(shadows: int, n: int, seed: int) -> Mask:
     """Which of ``n`` samples each shadow is trained on ``(shadows, n)``: pairs of a random half and its complement.
 
-    So each sample is inside half of an even number of shadows, and the sizes of shadows differ by one at most.
+    So each sample is in half of an even number of shadows, and the sizes of shadows differ by at most one.
     """
-    draw = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     inside = np.zeros((shadows, n), dtype=np.bool_)
     for i in range(0, shadows, 2):
-        inside[i, draw.permutation(n)[: n // 2]] = True
+        inside[i, generator.permutation(n)[: n // 2]] = True
         if i + 1 < shadows:
             inside[i + 1] = ~inside[i]
     return inside

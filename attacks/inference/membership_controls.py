@@ -1,11 +1,13 @@
-"""The positive control of the membership attacks: clients that memorised a few samples, whose members must be found.
+"""The positive controls of the membership attacks: clients whose members must be found.
 
 Eight clients train the reference net with a linear first layer (:func:`fedpriv.attacks.lab.nets.perceptron`) on eight small
-images each, by 50 full-batch steps of plain SGD. Labels are drawn at random, so a net can only memorise them. The attacks score
-these images and as many others, with as many shadows as in the audit, or with the other seven clients. Each client also sends
-the class centres of its images, two of a class on average, in the features of its net. The gradient regression is controlled on
-the first step of such clients, as it is exact there. The negative control, an upload trained on
-no candidate, is up to the caller, since it needs the attacked messages.
+images each, by 50 full-batch steps of plain SGD. Labels are random, so the nets can only memorise them. The attacks score these
+images and as many others, with as many shadow models as in the audit, or against the other seven clients. Each client also sends
+the class centres of its images, two of a class on average, in the features of its net. The control of the gradient regression is
+the first step of such clients, on which it is exact. That of the attack on running statistics is eight clients that pass one
+batch each through a net with BatchNorm and send its running statistics alone.
+
+The negative control, an upload trained on no candidate, is up to the caller, as it needs the attacked messages.
 """
 
 from __future__ import annotations
@@ -18,69 +20,105 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
-from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.core.observation import Observation, Passes, Schedule, SplitNet, ThreatModel, blank, state_names
 from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.per_sample import Labelled
 from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array, Mask, Use, confidence, fedmia, halves, in_every_use
 from fedpriv.attacks.inference.row_distance import RowDistance
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.inference.running_statistics import shares_of_batches
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.nets import perceptron
 from fedpriv.attacks.scoring.operating_points import area
 
 Kind = Literal["confidence", "row distance", "class centre", "gradient", "running statistics"]
-"""The statistic: :func:`fedpriv.attacks.inference.membership.confidence`, :mod:`fedpriv.attacks.inference.row_distance`,
-:func:`fedpriv.attacks.inference.class_centers.trace`, :mod:`fedpriv.attacks.inference.gradient_regression`, or
-:mod:`fedpriv.attacks.inference.running_statistics`, whose control is
-:func:`fedpriv.attacks.inference.running_statistics_control.positive_control`."""
+"""The statistic of a candidate: :func:`fedpriv.attacks.inference.membership.confidence`,
+:mod:`fedpriv.attacks.inference.row_distance`, :func:`fedpriv.attacks.inference.class_centers.trace`,
+:mod:`fedpriv.attacks.inference.gradient_regression`, or :mod:`fedpriv.attacks.inference.running_statistics`."""
 SURE = 0.999
 """Confidence of the interval that must lie above an AUC of 0.5."""
 
-_CLIENTS, _CANDIDATES, _CLASSES, _SIDE = 8, 16, 4, 8
+_CLIENTS, _CANDIDATES, _CLASSES, _SIDE, _CHANNELS = 8, 16, 4, 8, 16
 _SCHEDULE = Schedule(lr=1.0, steps=50, batch_size=_CANDIDATES // 2)
 
 
 @mounting()
 def positive_controls(shadows: int, seed: int = 0) -> dict[tuple[Kind, Use], Control]:
-    """The control of every attack, with the number of shadows that the attack will use; less than a CPU second at 32.
+    """The controls of all attacks but that on running statistics; less than a CPU second at 32 shadow models.
+
+    Args:
+        shadows: the number of shadow models that the attacks will use.
 
     Raises:
-        ValueError: too few shadows for LiRA.
+        ValueError: too few shadow models for LiRA.
     """
     began = time.process_time()
     clients = [_client(shadows, seed, number) for number in range(_CLIENTS)]
-    members = np.concatenate([one.members for one in clients])
-    every = [one.scores | _against_others(one, clients) for one in clients]
-    each = (time.process_time() - began) / len(every[0])
-    found: dict[tuple[Kind, Use], Control] = {}
-    for kind, use in every[0]:
+    members = np.concatenate([client.members for client in clients])
+    scores = [client.scores | _against_others(client, clients) for client in clients]
+    seconds = (time.process_time() - began) / len(scores[0])
+    controls: dict[tuple[Kind, Use], Control] = {}
+    for kind, use in scores[0]:
         by = f", by {shadows} shadow models" if use.startswith("LiRA") else ""
-        who = f"members of {_CLIENTS} undefended clients that memorised {_CANDIDATES // 2} images{by}"
-        found[kind, use] = _control(who, np.concatenate([scores[kind, use] for scores in every]), members, each)
+        did = f"memorised {_CANDIDATES // 2} images{by}"
+        controls[kind, use] = _control(did, np.concatenate([of_client[kind, use] for of_client in scores]), members, seconds)
     began = time.process_time()
     regressed = np.concatenate([_regressed(seed, number) for number in range(_CLIENTS)])
-    who = f"members of {_CLIENTS} undefended clients that took one step on {_CANDIDATES // 2} images"
-    found["gradient", "alone"] = _control(who, regressed, members, time.process_time() - began)
-    return found
+    seconds = time.process_time() - began
+    controls["gradient", "alone"] = _control(f"took one step on {_CANDIDATES // 2} images", regressed, members, seconds)
+    return controls
 
 
-def _control(who: str, scores: Array, members: Mask, cpu_seconds: float) -> Control:
-    points = area(scores, members, SURE)
-    needed = f"AUC {points.value:.2f}, {SURE:.1%} interval {points.low:.2f} to {points.high:.2f}; it must lie above 0.5"
-    return Control("positive", points.is_above_chance, f"{who} ({needed})", cpu_seconds)
+@mounting()
+def running_statistics_control(seed: int = 0) -> Control:
+    """The control of the attack on running statistics; a fraction of a CPU second."""
+    began = time.process_time()
+    scores = np.concatenate([_scores_of_batch(1000 * seed + number) for number in range(_CLIENTS)])
+    members = np.tile(np.arange(_CANDIDATES) < _CANDIDATES // 2, _CLIENTS)
+    did = f"passed one batch of {_CANDIDATES // 2} images through a net with BatchNorm"
+    return _control(did, scores, members, time.process_time() - began)
+
+
+def _control(did: str, scores: Array, members: Mask, cpu_seconds: float) -> Control:
+    auc = area(scores, members, SURE)
+    needed = f"AUC {auc.value:.2f}, {SURE:.1%} interval {auc.low:.2f} to {auc.high:.2f}; it must lie above 0.5"
+    sentence = f"members of {_CLIENTS} undefended clients that {did} ({needed})"
+    return Control("positive", auc.is_above_chance, sentence, cpu_seconds)
+
+
+def _scores_of_batch(seed: int) -> Array:
+    """The scores of the eight images of a client's batch, and of eight others, by the running statistics that it sends."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.rand(_CANDIDATES, 1, _SIDE, _SIDE, generator=generator)
+    body = nn.Sequential(
+        nn.Conv2d(1, _CHANNELS, 3, padding=1), nn.BatchNorm2d(_CHANNELS), nn.ReLU(),
+        nn.Conv2d(_CHANNELS, _CHANNELS, 3, 2), nn.BatchNorm2d(_CHANNELS), nn.Flatten(),
+    )  # fmt: skip
+    net = SplitNet(body, nn.Linear(_CHANNELS * 9, 2)).train()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator) - 0.5)
+        before = {name: net.state_dict()[name].clone() for name in state_names(net)}
+        net(images[: _CANDIDATES // 2])
+    sent = {name: buffer.clone() for name, buffer in net.named_buffers() if name in before}
+    message = Observation(
+        {}, "change", before, blank(net), tuple(images.shape[1:]), 2, ThreatModel(), num_examples=_CANDIDATES // 2,
+        buffers=sent, passes=Passes(1, _CANDIDATES // 2),
+    )  # fmt: skip
+    return shares_of_batches(message, lambda: iter([images]))
 
 
 @dataclass(frozen=True)
 class _Client:
     """
     Attributes:
-        scores: of the attacks on the client's message alone.
-        seen: a message -> the statistics of this client's candidates.
+        scores: by the attacks that need only the client's message.
+        seen: computes the statistics of this client's candidates from a message.
     """
 
     scores: dict[tuple[Kind, Use], Array]
@@ -90,28 +128,28 @@ class _Client:
 
 
 def _against_others(client: _Client, clients: Sequence[_Client]) -> dict[tuple[Kind, Use], Array]:
-    """The scores with the other clients as the null; they hold the same classes, and started from the same net."""
+    """FedMIA's scores, with the other clients' messages as the null."""
     null = [client.seen(other.message) for other in clients if other is not client]
-    mine = client.seen(client.message)
-    return {(kind, "FedMIA"): fedmia([mine[kind]], [np.stack([one[kind] for one in null])]) for kind in mine}
+    own = client.seen(client.message)
+    return {(kind, "FedMIA"): fedmia([own[kind]], [np.stack([scores[kind] for scores in null])]) for kind in own}
 
 
 def _drawn(seed: int, number: int) -> tuple[Tensor, Tensor, Mask, torch.Generator]:
-    """The candidates of a client, their labels, which of them it trains on, and the generator for what else is drawn."""
-    draw = torch.Generator().manual_seed(1000 * seed + number)
-    images = torch.rand(_CANDIDATES, 1, _SIDE, _SIDE, generator=draw)
-    labels = torch.randint(_CLASSES, (_CANDIDATES,), generator=draw)
+    """A client's candidates, their labels, which of them it trains on, and the generator for all further draws."""
+    generator = torch.Generator().manual_seed(1000 * seed + number)
+    images = torch.rand(_CANDIDATES, 1, _SIDE, _SIDE, generator=generator)
+    labels = torch.randint(_CLASSES, (_CANDIDATES,), generator=generator)
     members = np.zeros(_CANDIDATES, dtype=np.bool_)
-    members[torch.randperm(_CANDIDATES, generator=draw)[: _CANDIDATES // 2].numpy()] = True
-    return images, labels, members, draw
+    members[torch.randperm(_CANDIDATES, generator=generator)[: _CANDIDATES // 2].numpy()] = True
+    return images, labels, members, generator
 
 
 def _regressed(seed: int, number: int) -> Array:
-    """The scores of a client's candidates by the regression of its first step; the attacker has two images of each class."""
-    images, labels, members, draw = _drawn(seed, number)
+    """The scores of a client's candidates by the regression of its first step; the attacker knows two images of each class."""
+    images, labels, members, generator = _drawn(seed, number)
     _, (message,) = _trained(images, labels, members[None], seed, replace(_SCHEDULE, steps=1))
     known = torch.arange(_CLASSES).repeat(2)
-    public = Labelled({"": _normalised(torch.rand(len(known), 1, _SIDE, _SIDE, generator=draw))}, known, itemgetter(""))
+    public = Labelled({"": _normalised(torch.rand(len(known), 1, _SIDE, _SIDE, generator=generator))}, known, itemgetter(""))
     (scores,) = gradient_regression(
         [message], Labelled({"": _normalised(images)}, labels, itemgetter("")), public, [message.weights]
     )
@@ -119,10 +157,10 @@ def _regressed(seed: int, number: int) -> Array:
 
 
 def _client(shadows: int, seed: int, number: int) -> _Client:
-    images, labels, members, draw = _drawn(seed, number)
+    images, labels, members, generator = _drawn(seed, number)
     inside = halves(shadows, _CANDIDATES, 1000 * seed + number)
-    known = torch.cat([images, torch.rand(images.shape, generator=draw)])
-    classes = torch.cat([labels, torch.randint(_CLASSES, labels.shape, generator=draw)])
+    known = torch.cat([images, torch.rand(images.shape, generator=generator)])
+    classes = torch.cat([labels, torch.randint(_CLASSES, labels.shape, generator=generator)])
     before, messages = _trained(images, labels, np.concatenate([members[None], inside]), seed, _SCHEDULE)
     rows = RowDistance.of(before, [_normalised(images)])
 
@@ -134,17 +172,17 @@ def _client(shadows: int, seed: int, number: int) -> _Client:
             "class centre": trace(_outputs(message, known, "body"), classes, _CANDIDATES, centers),
         }
 
-    every = [seen(one) for one in messages]
+    observed, *shadow_scores = [seen(message) for message in messages]
     scores = {
         (kind, use): values
-        for kind in every[0]
-        for use, values in in_every_use(every[0][kind], np.stack([one[kind] for one in every[1:]]), inside).items()
+        for kind in observed
+        for use, values in in_every_use(observed[kind], np.stack([shadow[kind] for shadow in shadow_scores]), inside).items()
     }
     return _Client(scores, members, messages[0], seen)
 
 
 def _trained(images: Tensor, labels: Tensor, who: Mask, seed: int, schedule: Schedule) -> tuple[Observation, list[Observation]]:
-    """A message without any change, and for every row of ``who`` ``(s, n)`` the message of training on the images it selects."""
+    """A message without any change, and for each row of ``who`` ``(s, n)`` that of training on the images it selects."""
     net = perceptron(seed, _CLASSES, 1, _SIDE, _SIDE)
     start = {name: parameter.detach() for name, parameter in net.named_parameters()}
     chosen = torch.from_numpy(who).nonzero()[:, 1].reshape(len(who), -1)
@@ -167,8 +205,8 @@ def _trained(images: Tensor, labels: Tensor, who: Mask, seed: int, schedule: Sch
     )  # fmt: skip
     changes = [{name: tensor[i].detach() - start[name] for name, tensor in weights.items()} for i in range(len(who))]
     sent = [replace(before, shared=change) for change in changes]
-    held = [(images[one], labels[one]) for one in torch.from_numpy(who)]
-    return before, [replace(one, statistics=_centers(one, *data)) for one, data in zip(sent, held, strict=True)]
+    data = [(images[chosen], labels[chosen]) for chosen in torch.from_numpy(who)]
+    return before, [replace(message, statistics=_centers(message, *own)) for message, own in zip(sent, data, strict=True)]
 
 
 def _centers(message: Observation, images: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -186,5 +224,5 @@ def _outputs(message: Observation, images: Tensor, part: Literal["", "body"] = "
     after = {name: message.weights[name] + change for name, change in message.shared.items()}
     within = {name.removeprefix("body."): tensor for name, tensor in after.items() if name.startswith("body.")}
     net, weights = (message.net.body, within) if part else (message.net, after)
-    found: Tensor = functional_call(net, weights, (_normalised(images),))
-    return found
+    outputs: Tensor = functional_call(net, weights, (_normalised(images),))
+    return outputs

@@ -1,8 +1,8 @@
 """Membership by the row ratios of a linear layer, which show inputs of training samples.
 
 A row of a linear layer's weight gradient over its entry of the bias gradient is a weighted mean of the layer's inputs
-(:mod:`fedpriv.attacks.gradients.analytic`), of few samples where few activated that neuron. So the nearer a row is to the input
-that a candidate would give the layer, the likelier the candidate is a member. The attack needs no label, no head and no shadow.
+(:mod:`fedpriv.attacks.gradients.analytic`): of few samples, if few activated that neuron. So a candidate is the likelier a member
+the nearer a row is to its input of the layer. The attack needs no label, no head and no shadow model.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.inference.membership import Array
 
 ENOUGH = 0.1
-"""A pruned row is compared if at least this share of its entries was sent, since few entries are near to anything."""
+"""Smallest share of sent entries at which a pruned row is compared; few entries are near to any candidate."""
 _TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True)
 class RowDistance:
-    """The distance of the rows of a layer to candidates.
+    """The distances of candidates to the rows of a layer.
 
     Attributes:
-        layer: its name in the net of the observations.
-        fed: its input for each candidate ``(n, in)``, double precision.
+        layer: the layer's name in the net of the observations.
+        fed: the layer's input for each candidate ``(n, in)``, double precision.
     """
 
     layer: str
@@ -61,9 +61,9 @@ class RowDistance:
         return cls(name, fed)
 
     def __call__(self, observation: Observation) -> Array:
-        """Minus the distance to the nearest row ratio, as a share of the candidate's norm ``(n,)``; higher is likelier a member.
+        """Minus the relative distance of each candidate to the nearest row ratio ``(n,)``; higher for likelier members.
 
-        Weight decay and momentum are undone. Where no bias changed there is no ratio, and the row counts as zeros.
+        Weight decay and momentum are undone. Where no bias changed there is no ratio, and the only row is zero.
 
         Raises:
             Inapplicable: the layer was not shared.
@@ -98,14 +98,14 @@ def _tensors(layer: str) -> tuple[str, str]:
 
 
 def _at_received_weights(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The net and its known weights; the others are NaN in the net. BatchNorm normalises by the batch, as in training."""
+    """The net and its known weights; unknown ones are NaN. BatchNorm normalises by the batch, as in training."""
     net, known = training_net(observation)
     device = next(iter(observation.shared.values())).device
     return net.to(device), {name: tensor.to(device) for name, tensor in known.items()}
 
 
 class _ReachedError(Exception):
-    """Ends a forward pass early: the layers after are not needed, and may not be known."""
+    """Ends a forward pass early: later layers are not needed, and may not be known."""
 
     def __init__(self, layer: str, fed: Tensor) -> None:
         self.layer, self.fed = layer, fed

@@ -1,11 +1,11 @@
 """Membership, and the mean colour of a client's images, from the running statistics of its BatchNorm layers.
 
-What a message gives away of a batch (:mod:`fedpriv.attacks.gradients.batch_statistics`) is, for each channel of each layer, the
-mean over its samples of a number that every sample has by itself: the mean of the layer's inputs over positions, and that of
-their squares. With the candidates' own numbers it is a linear system for the share that each has in the batch. These are not
-negative, and few: non-negative least squares (Lawson & Hanson 1974) finds more of them than there are equations. The attack needs
-no label, no shadow and no layer behind the last BatchNorm. It is a tracing attack on published means (Homer et al., PLoS Genetics
-2008) that solves for all candidates at once.
+For each channel of each BatchNorm layer, a message shows two means over the batch
+(:mod:`fedpriv.attacks.gradients.batch_statistics`): of each sample's mean input over positions, and of its mean squared input.
+With the same numbers of the candidates this is a linear system for each candidate's share of the batch. Shares are not negative,
+and most are zero, so that non-negative least squares (Lawson & Hanson 1974) finds more of them than there are equations. The
+attack needs no label, no shadow model and no layer behind the last BatchNorm. It is a tracing attack on published means (Homer et
+al., PLoS Genetics 2008) that solves for all candidates at once.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from fedpriv.attacks.gradients.linear import from_picture
 from fedpriv.attacks.inference.membership import Array
 
 FLOORS = (1e-4, 1e-3, 1e-2, 1e-1)
-"""Standard deviations of an equation's error where nothing else is known of it, as shares of the candidates' deviation. The first
-is that of rounding; members who are no candidates are an error, too."""
+"""Standard deviations of an equation's unknown error that are tried in turn, as shares of the deviation over the candidates. The
+first is that of rounding; members that are not among the candidates are an error, too."""
 TOO_OFTEN = 1.5
-"""No sample is so many times more often in the batches than their schedule allows: then the error is larger than was taken."""
-OFF_THE_WAY = 0.3
-"""The same where the client's weights moved between batches, as a share of how far that moves a candidate's own number."""
+"""If a sample seems this many times as often in the batches as the schedule allows, the next larger error is tried."""
+PATH_ERROR = 0.3
+"""Standard deviation of an equation's error where the client's weights moved between batches, as a share of how far that moves a
+candidate's number."""
 _AFFINE = 1e-4
-"""Rounding of an affine function's values, as a share of them."""
+"""Relative rounding of an affine function's values."""
 _CONSTANT = 1e-9
-"""A number whose deviation over the candidates is below this share of its size tells none of them from others."""
+"""Numbers whose relative deviation over the candidates is below this do not distinguish them."""
 
 
 def shares_of_batches(observation: Observation, candidates: Callable[[], Iterator[Any]]) -> Array:
-    """How many times each candidate seems to be among the client's samples ``(n,)``, 0 or more; higher is likelier a member.
+    """How many times each candidate seems to be among the client's samples ``(n,)``, at least 0; higher for likelier members.
 
     With ``a_ij`` the number of candidate j in equation i, ``t_i`` that of the batches and ``N`` samples behind the message, it is
 
         argmin over u >= 0 of  sum_i (sum_j a_ij u_j / N - t_i)^2 / s_i^2 + (n / N) sum_j u_j^2
 
     on centred numbers, with s_i the expected error (:data:`FLOORS`). The second term is a Gaussian prior of as many members as
-    there are samples; it decides between solutions that explain the equations alike. Not all of the client's samples need be
-    candidates.
+    there are samples; it decides between solutions that fit equally well. Not all of the client's samples need be candidates.
 
     Args:
         candidates: inputs of the net, normalised, in consecutive parts; called once for each set of weights of the client.
@@ -63,8 +63,8 @@ def shares_of_batches(observation: Observation, candidates: Callable[[], Iterato
     assert observation.passes is not None
     samples = observation.num_examples or observation.passes.samples
     equations, doubt = list[tuple[Array, Array, Array, Array]](), 0.0
-    for name, one in own.items():
-        equations += _equations(seen[name], one, observation.passes.samples, samples, doubt)
+    for name, statistics in own.items():
+        equations += _equations(seen[name], statistics, observation.passes.samples, samples, doubt)
         doubt = max(doubt, _doubt(seen[name]))
     numbers, sums, errors, drifts = (np.concatenate([row[i] for row in equations]) for i in range(4))
     middle, spread = numbers.mean(1), numbers.std(1)
@@ -74,19 +74,19 @@ def shares_of_batches(observation: Observation, candidates: Callable[[], Iterato
     count, epoch = numbers.shape[1], math.ceil(samples / observation.passes.samples)
     most = epoch * sum(next(iter(seen.values())).weights[::-epoch])  # of a sample in the last batch of every epoch
     centred, target = numbers - middle[:, None], sums - middle
-    found: Array = np.zeros(count)
+    shares: Array = np.zeros(count)
     for floor in FLOORS:
-        deviation = np.sqrt((floor * spread) ** 2 + errors + (OFF_THE_WAY * drifts) ** 2)
+        deviation = np.sqrt((floor * spread) ** 2 + errors + (PATH_ERROR * drifts) ** 2)
         system = np.concatenate([centred / (samples * deviation[:, None]), np.sqrt(count / samples) * np.eye(count)])
-        found = nnls(system, np.concatenate([target / deviation, np.zeros(count)]), maxiter=50 * count)[0]
-        if found.max(initial=0.0) <= TOO_OFTEN * most:
+        shares = nnls(system, np.concatenate([target / deviation, np.zeros(count)]), maxiter=50 * count)[0]
+        if shares.max(initial=0.0) <= TOO_OFTEN * most:
             break
-    return found
+    return shares
 
 
 def _doubt(seen: LayerStatistics) -> float:
-    """The variance of what errors of a layer's statistics do to its output, in units of the output's own; infinite where some
-    were not sent."""
+    """The error variance of a layer's output from errors of its statistics, relative to the output's variance; infinite where
+    statistics were not sent."""
     scale = seen.variance.clamp_min(_CONSTANT)
     return float((seen.mean_error / scale + seen.variance_error / (4 * scale.square())).mean())
 
@@ -94,15 +94,16 @@ def _doubt(seen: LayerStatistics) -> float:
 def _equations(
     seen: LayerStatistics, own: SampleStatistics, batch: int, samples: int, doubt: float
 ) -> Iterator[tuple[Array, Array, Array, Array]]:
-    """For the means of a layer's channels, and for their mean squares: numbers of the candidates ``(C, n)``, what their weighted
-    mean over the batches is ``(C,)``, its error's variance, and by how much the numbers move with the client's weights.
+    """The equations for the means of a layer's channels, and for their mean squares.
 
-    The mean square of a batch is its biased variance plus the square of its mean. Over several batches the squares of their means
-    are not known, but that of the mean of all; they exceed it by the variance between batches, estimated from the candidates'.
+    Each has the numbers of the candidates ``(C, n)``, their weighted mean over the batches ``(C,)``, the variance of its error
+    ``(C,)``, and how far the client's path moves the numbers ``(C,)``. The mean square of a batch is its biased variance plus the
+    square of its mean. Of several batches only the mean of the means is known; the mean of their squares exceeds its square by
+    the variance between batches, which is estimated from the candidates.
 
     Args:
-        batch, samples: in a batch, and behind the message.
-        doubt: of the layers before.
+        batch, samples: number of samples in a batch, and behind the message.
+        doubt: relative error variance of the outputs of the layers before.
     """
     values = batch * own.positions
     biased = (values - 1) / values
@@ -123,8 +124,8 @@ def _equations(
 def mean_colour(observation: Observation) -> Tensor:
     """The mean colour ``(C,)`` of the client's images, in [0, 1]: over its samples and their pixels.
 
-    In the first BatchNorm layer, behind a convolution alone, the batch's mean of a channel is what the convolution makes of the
-    mean colour, but for the padding at the border. The colour solves these equations by least squares.
+    If only a convolution precedes the first BatchNorm layer, the batch's mean of a channel is an affine function of the mean
+    colour, except for the padding at the border. The colour solves these equations by least squares.
 
     Raises:
         Inapplicable: see :func:`fedpriv.attacks.gradients.batch_statistics.layer_statistics`; or the first layer's input is no
@@ -135,8 +136,8 @@ def mean_colour(observation: Observation) -> Tensor:
     if len(observation.input_shape) != 3:
         raise Inapplicable("the client's samples are no images")
     flat = torch.cat([torch.zeros(1, channels), torch.eye(channels), torch.full((1, channels), 0.5)])
-    draw = torch.rand(2, *observation.input_shape, generator=torch.Generator().manual_seed(0))
-    images = torch.cat([flat[..., None, None].expand(-1, *observation.input_shape), draw, draw.mean(0, keepdim=True)])
+    noise = torch.rand(2, *observation.input_shape, generator=torch.Generator().manual_seed(0))
+    images = torch.cat([flat[..., None, None].expand(-1, *observation.input_shape), noise, noise.mean(0, keepdim=True)])
     inputs = from_picture(observation, images.to(like))
     own = sample_statistics(observation, seen, lambda: iter([inputs]))
     if not own:

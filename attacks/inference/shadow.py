@@ -1,7 +1,7 @@
-"""Shadow clients: the label set of a client, inferred by a model trained on simulated clients with chosen labels.
+"""Infers the label set of a client with a model that is trained on shadow clients: simulated clients with known label sets.
 
-The server knows the weights and the schedule, has public data, and simulates clients with known label sets. A multi-label
-logistic regression then predicts the label set from statistics of the weight change. No head is needed.
+The server knows the weights and the schedule, and has public data for the shadow clients. A multi-label logistic regression
+predicts the label set from statistics of the weight change. No head is needed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ Message = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class ShadowOptions:
-    """
+    """The options of the attack.
+
     Attributes:
         features: ``statistics`` of every tensor; ``last``: sums over rows and columns of the last shared matrix, which is nearest
             to the labels; or ``both``.
@@ -41,18 +42,20 @@ class ShadowOptions:
 
 @dataclass(frozen=True)
 class ShadowReport:
-    """
+    """The scores of the attack on tested clients.
+
     Attributes:
-        f1: mean over the classes (macro) that a tested client holds or was said to hold.
+        f1: mean over the classes (macro) that a tested client holds or is predicted to hold.
         auc: mean over the classes that some, not all, tested clients hold; ``None`` if there is no such class.
-        exact: share of clients whose label set was found exactly.
+        exact: share of clients whose label set is right.
         majority_f1, all_f1: F1 of two trivial guesses: for each class what holds for most shadow clients, and that every client
             holds every class. Compare ``f1`` with ``all_f1``, which is high where clients hold most classes. (Both have AUC 0.5.)
         clients: number of tested clients.
-        lacking: of these, the clients that lack a class; only their sets say something of them.
-        lacking_exact: of those, the clients whose set was found exactly.
-        guess: share of such clients that hold the most common set: no answer that ignores the messages is right more often.
-        p: probability that guessing at this rate finds ``lacking_exact`` or more sets (binomial); 1 if no client lacks a class.
+        lacking: number of tested clients that lack a class; a full label set is no information.
+        lacking_exact: number of those whose label set is right.
+        guess: share of those that hold the most common set: no guess without the messages is right more often.
+        p: probability that guessing at this rate is right for ``lacking_exact`` clients or more (binomial); 1 if no client lacks
+            a class.
     """
 
     f1: float
@@ -69,7 +72,7 @@ class ShadowReport:
 
 @dataclass(frozen=True)
 class ShadowClassifier:
-    """A regression for each class, or a constant where all shadows or none hold the class."""
+    """A logistic regression for each class, or a constant if all shadow clients or none hold the class."""
 
     options: ShadowOptions
     models: tuple[Any, ...]
@@ -119,17 +122,17 @@ def fit_shadows(messages: Iterable[Message], label_sets: Tensor, options: Shadow
 def score_shadows(
     classifier: ShadowClassifier, messages: Sequence[Message], label_sets: Tensor, population: Tensor | None = None
 ) -> ShadowReport:
-    """Scores on other clients than the shadows; a class is predicted at probability 0.5 or more.
+    """Score the attack on clients other than the shadows; a class is predicted at probability 0.5 or more.
 
     Args:
-        label_sets: ``(n, C)`` bool: those of the clients that sent the messages.
-        population: ``(m, C)`` bool: those of all clients, for what guessing would find; by default of the tested ones.
+        label_sets: of the clients that sent the messages ``(n, C)``, bool.
+        population: of all clients, for the rate of guessing ``(m, C)``, bool; default: of the tested clients.
     """
     y, probabilities = label_sets.cpu().numpy().astype(bool), classifier.probabilities(messages)
-    found = probabilities >= 0.5
+    predicted = probabilities >= 0.5
     mixed = [c for c in range(y.shape[1]) if 0 < y[:, c].sum() < len(y)]
     areas = [roc_auc_score(y[:, c], probabilities[:, c]) for c in mixed]
-    exact, lacking = (found == y).all(axis=1), ~y.all(axis=1)
+    exact, lacking = (predicted == y).all(axis=1), ~y.all(axis=1)
     tested, hits = int(lacking.sum()), int(exact[lacking].sum())
     guess = most_common_share(label_sets if population is None else population)
 
@@ -137,7 +140,7 @@ def score_shadows(
         return float(f1_score(y, guess, average="macro", zero_division=np.nan))
 
     return ShadowReport(
-        f1=f1(found),
+        f1=f1(predicted),
         auc=float(np.mean(areas)) if areas else None,
         exact=float(exact.mean()),
         majority_f1=f1(np.broadcast_to(classifier.prior >= 0.5, y.shape)),

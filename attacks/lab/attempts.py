@@ -1,4 +1,4 @@
-"""Attacks on chosen images through a reference victim, and attacks with their controls: which can be tried, what they show."""
+"""Attempts of attacks on images: which attacks and controls are run, and how their reconstructions are judged."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel, batch_nor
 from fedpriv.attacks.core.options import defaults_of, taken
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.lab.controls import Control, controls
+from fedpriv.attacks.lab.control import Control
+from fedpriv.attacks.lab.image_controls import controls
 from fedpriv.attacks.lab.nets import observe, reference_victim
-from fedpriv.attacks.lab.trial import NO_PROMISE, Attacker, Attempt, Mounted, NotTried, Task, Trial, unlike
+from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Attempt, Mounted, NotTried, Task, Trial, difference_reasons
 from fedpriv.attacks.scoring.baselines import nearest as nearest_public
 from fedpriv.attacks.scoring.scores import (
     RECOVERED,
     Rate,
     Scores,
-    beyond,
     closest,
     counts,
     match,
     mse,
     score,
+    threshold_above,
     under,
     wilson,
 )
@@ -40,46 +41,46 @@ LARGEST = 32
 
 @dataclass(frozen=True)
 class ImageAttempt(Attempt[ImageAttack, Reconstruction, Scores]):
-    """One attacker's result on images.
+    """The result of one attacker on images.
 
     Attributes:
-        raw: its reconstructions ``(n, C, H, W)``, in the order of the originals; NaN where it found none.
+        raw: its images ``(n, C, H, W)``, in the order of the originals; NaN where it found none.
         true: what they are scored against ``(n, C, H, W)``: the originals or, where clients augment, the nearest views of them.
-        copies: threshold -> how many of the images a copy of the nearest public one would count for, where the attacker has
-            public images.
-        cut: why it was not tried on the images after these.
+        copy_successes: threshold -> how many images copies of the nearest public ones would recover; ``None`` where the attacker
+            knows no public images.
+        cut: why it was not run on the images after these.
     """
 
     raw: Tensor | None = None
     true: Tensor | None = None
-    copies: Mapping[float, int] | None = None
+    copy_successes: Mapping[float, int] | None = None
     cut: Reason | None = None
 
     @property
     def images(self) -> Tensor | None:
-        """The reconstructions; NaN becomes grey."""
+        """The reconstructed images; NaN becomes grey."""
         return None if self.raw is None else self.raw.nan_to_num(nan=0.5)
 
     @property
     def recovered(self) -> Rate | None:
-        """How many images it recovered; if it knows public images, at a threshold at which these are more than copies."""
+        """How many images it recovered; if it knows public images, at the loosest threshold where these are more than copies."""
         if self.scores is None:
             return None
         rates = self.scores.recovered
-        if self.copies is None:
+        if self.copy_successes is None:
             return rates[RECOVERED]
-        limit = beyond(counts(rates), self.copies)
+        limit = threshold_above(counts(rates), self.copy_successes)
         return wilson(0, rates[RECOVERED].n) if limit is None else rates[limit]
 
     @property
-    def promises(self) -> bool:
+    def passed_positive(self) -> bool:
         """Whether it passed a positive control."""
         return any(control.name == "positive" and control.passed for control in self.controls)
 
     @property
     def doubts(self) -> tuple[Reason, ...]:
-        """Why a failure is no evidence; empty: it is, as the attack passed a positive control, on messages like these."""
-        return self.reasons or (() if self.promises else (NO_PROMISE,))
+        """Why a failure is no evidence; empty if it passed a positive control on messages like these."""
+        return self.reasons or (() if self.passed_positive else (NO_CONTROL,))
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Images(Task[ImageAttack, Reconstruction, ImageAttempt]):
     Attributes:
         images, labels: the truth, ``(n, C, H, W)`` in [0, 1] and ``(n,)``; attacks are scored against it and never see it.
         observe: threat model -> the messages; together they stand for the ``n`` images, in order.
-        views: ``(n, V, C, H, W)`` each image and its augmented views that clients trained on; ``None``: they do not augment.
+        views: each image and its augmented views that clients trained on ``(n, V, C, H, W)``; ``None``: they do not augment.
     """
 
     images: Tensor
@@ -98,11 +99,11 @@ class Images(Task[ImageAttack, Reconstruction, ImageAttempt]):
     views: Tensor | None = None
 
     def messages(self, attacker: Attacker[ImageAttack]) -> list[list[Observation]]:
-        """All messages in one part: many together cost less."""
+        """All messages in one part, which is cheaper than several."""
         return [self.observe(attacker.threat)]
 
-    def each(self, part: Sequence[Observation]) -> int:
-        """See :meth:`Task.each`."""
+    def samples_behind(self, part: Sequence[Observation]) -> int:
+        """See :meth:`Task.samples_behind`."""
         return len(self.images) // len(part)
 
     def controls(self, attacker: Attacker[ImageAttack], part: Sequence[Observation], seed: int) -> tuple[Control, ...]:
@@ -113,46 +114,46 @@ class Images(Task[ImageAttack, Reconstruction, ImageAttempt]):
         """See :meth:`Task.not_tried`."""
         return ImageAttempt(attacker, inapplicable=reason.reason, controls=reason.controls)
 
-    def judged(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
-        """Scores against the true images, or the nearest of their views.
+    def judge(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
+        """Score the images against the true ones, or the nearest of their views.
 
         A gradient does not determine the order of a batch: where a message stands for several images, reconstructions are matched
         to them (:func:`fedpriv.attacks.scoring.scores.match`), and missing ones are scored as grey images that are no recovery.
-        Where a message states no number of images, an attack may show more than there are: those that match none have no part in
-        the scores, so that the share recovered is the recall; the precision is the number recovered over the rows of
-        ``found.raw`` that are not NaN.
+        Where a message states no number of images, an attack may return more images than there are. Those that match none have no
+        part in the scores, so the share recovered is the recall; the precision is the number recovered over the rows of
+        ``reconstruction.raw`` that are not NaN.
         """
-        (found,), observed, copies = mounted.found, mounted.first, None
-        assert isinstance(found, Reconstruction), "the one part was not refused"
+        (result,), observed, copy_successes = mounted.results, mounted.first, None
+        assert isinstance(result, Reconstruction), "the one part was not refused"
         views = self.images[:, None] if self.views is None else self.views
-        made, guessed = _in_order(found, views, len(observed))
-        true, public = closest(made, views), observed[0].public
+        raw, guessed = _in_order(result, views, len(observed))
+        true, public = closest(raw, views), observed[0].public
         if public is not None:
             near = torch.stack([mse(nearest_public(view, public.images), view) for view in views.unbind(1)])
-            copies = counts(under(near.amin(0)))
+            copy_successes = counts(under(near.amin(0)))
         clauses = (
-            *observed[0].unlike,
+            *observed[0].control_differences,
             *harder(attacker.attack, observed[0], self.labels.view(len(observed), -1)),
-            *_empty(attacker.attack, observed, found),
+            *_empty(attacker.attack, observed, result),
         )
         return ImageAttempt(
-            attacker, found, score(made, true, guessed, self.labels), controls=mounted.controls, reasons=unlike(clauses),
-            raw=made, true=true, copies=copies,
+            attacker, result, score(raw, true, guessed, self.labels), controls=mounted.controls,
+            reasons=difference_reasons(clauses), raw=raw, true=true, copy_successes=copy_successes,
         )  # fmt: skip
 
 
 def attempt(
     attacker: Attacker[ImageAttack], observed: list[Observation], images: Tensor, labels: Tensor, seed: int
 ) -> ImageAttempt:
-    """Mount an attack on messages of images, without its controls, and score it; see :meth:`Images.judged`."""
-    return Images(images, labels, lambda threat: observed).tried(attacker, Trial(seed, controls=False, in_reach=False))
+    """Run an attack on messages of images, without its controls, and score it; see :meth:`Images.judge`."""
+    return Images(images, labels, lambda threat: observed).run(attacker, Trial(seed, controls=False, in_reach=False))
 
 
 def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> list[Attacker[ImageAttack]]:
-    """The attackers to report for an attack by name: itself or, where it needs a layer that is masked, all that can be tried.
+    """The attackers to report for an attack by name.
 
-    With ``masked`` linear layers an attack that needs the last layer is replaced by :func:`suited`, at the budgets of audits: a
-    defence is only as good as the best attack on it.
+    That is the attack itself. If it needs the last layer and ``masked`` linear layers hide it, it is all of :func:`suited`, with
+    the options of audits: a defence is only as good as the best attack on it.
 
     Args:
         options: of the attack; with several attackers, of those that have them.
@@ -164,46 +165,44 @@ def attackers(name: str, masked: int, options: dict[str, Any] | None = None) -> 
     options, named = options or {}, image_attack(name)
     replaced = masked and named.head == "shared"
     chosen = suited(masked, published=name.endswith("published")) if replaced else [_attacker(named, {})]
-    known = set[str]().union(*(defaults_of(one.attack) for one in chosen))
+    known = set[str]().union(*(defaults_of(attacker.attack) for attacker in chosen))
     for option in options.keys() - known:
         raise KeyError(f"{name} has no option {option!r}; {nearest(option, known)}")
-    made = []
-    for one in chosen:
-        given = {option: options[option] for option in defaults_of(one.attack).keys() & options.keys()}
-        made.append(_attacker(type(one.attack), {**vars(one.attack), **taken(one.attack, given)}))
-    return made
+    changed = []
+    for attack in (attacker.attack for attacker in chosen):
+        given = {option: options[option] for option in defaults_of(attack).keys() & options.keys()}
+        changed.append(_attacker(type(attack), {**vars(attack), **taken(attack, given)}))
+    return changed
 
 
 def suited(masked: int, published: bool = False) -> list[Attacker[ImageAttack]]:
-    """Every attacker for messages whose last ``masked`` linear layers are hidden, but those that another one supersedes, at its
-    usual budget; closed forms first.
+    """The attackers of audits for messages whose last ``masked`` linear layers are hidden; closed forms first.
 
     Args:
-        published: naive ones as published.
+        published: naive attacks are as in the papers.
     """
-    made, wanted = [], ("either", "hidden" if masked else "shared")
+    chosen, wanted = [], ("either", "hidden" if masked else "shared")
     for kind in sorted(image_attacks().values(), key=lambda kind: (kind.optimises, kind.name)):
-        if kind.usual is not None and kind.head in wanted:
+        if kind.audit_options is not None and kind.head in wanted:
             naive = {"assumed": masked, "published": published} if masked else {}
             own = {option: value for option, value in naive.items() if defaults_of(kind).get(option) is not None}
-            made.append(_attacker(kind, {**own, **kind.usual}))
-    return made
+            chosen.append(_attacker(kind, {**own, **kind.audit_options}))
+    return chosen
 
 
 def _attacker(kind: type[ImageAttack], options: dict[str, Any]) -> Attacker[ImageAttack]:
-    control = kind.control
-    return Attacker(kind(**options), ThreatModel() if control is None else control.threat)
+    return Attacker(kind(**options), ThreatModel() if kind.control is None else kind.control.threat)
 
 
 def run_controls(
     attacker: Attacker[ImageAttack], seed: int, observed: Sequence[Observation] = (), images: Tensor | None = None
 ) -> tuple[Control, ...]:
-    """The controls of an attack at its own budget; none where it declares no setting for them.
+    """The controls of an attack with its own options; none where it declares no setting for them.
 
     Args:
-        observed: the messages to attack: the controls' victim hides the last layer where they do, takes as many local steps if
-            the attack simulates them, and has BatchNorm where their net normalises by the batch.
-        images: the images behind all messages ``(n, C, H, W)``: the controls have as many per message, up to what the attack
+        observed: the messages to attack. The controls' victim hides the last layer if they do, takes as many local steps if the
+            attack simulates them, and has BatchNorm if their net normalises by the batch.
+        images: the images behind all messages ``(n, C, H, W)``. The controls have as many per message, up to what the attack
             declares, and of the same size, up to :data:`LARGEST`.
     """
     attack = attacker.attack
@@ -217,36 +216,41 @@ def run_controls(
         if attack.optimises and batch_norms(observed[0].net):
             setting = setting.with_batch_norm()
     if observed and images is not None:
-        each, side = len(images) // len(observed), max(images.shape[2:])
-        setting = replace(setting, at_once=min(each, attack.at_once or each), side=min(side, LARGEST))
+        behind, side = len(images) // len(observed), max(images.shape[2:])
+        setting = replace(setting, per_message=min(behind, attack.max_batch or behind), side=min(side, LARGEST))
     return controls(attack, setting, seed)
 
 
 def joined(attempts: Sequence[ImageAttempt], labels: Tensor) -> ImageAttempt:
-    """Merge attempts of one attacker on consecutive parts of the images, each with a result."""
-    found = [one.found for one in attempts if one.found is not None]
-    made = torch.cat([one.raw for one in attempts if one.raw is not None])
-    true = torch.cat([one.true for one in attempts if one.true is not None])
+    """Merge the attempts of one attacker on consecutive parts of the images, each with a result."""
+    parts = [part.reconstruction for part in attempts if part.reconstruction is not None]
+    raw = torch.cat([part.raw for part in attempts if part.raw is not None])
+    true = torch.cat([part.true for part in attempts if part.true is not None])
     whole = Reconstruction(
-        raw=torch.cat([one.raw for one in found]),
-        labels=torch.cat([one.labels for one in found]),
-        loss=torch.cat([one.loss for one in found]),
-        curve=pad_sequence([curve for one in found for curve in one.curve.T], padding_value=torch.nan),
-        iterations=torch.cat([one.iterations for one in found]),
-        restart=torch.cat([one.restart for one in found]),
-        cpu_seconds=sum(one.cpu_seconds for one in found),
+        raw=torch.cat([part.raw for part in parts]),
+        labels=torch.cat([part.labels for part in parts]),
+        loss=torch.cat([part.loss for part in parts]),
+        curve=pad_sequence([curve for part in parts for curve in part.curve.T], padding_value=torch.nan),
+        iterations=torch.cat([part.iterations for part in parts]),
+        restart=torch.cat([part.restart for part in parts]),
+        cpu_seconds=sum(part.cpu_seconds for part in parts),
     )
-    copies = None
-    if attempts[0].copies is not None:
-        copies = {limit: sum(one.copies[limit] for one in attempts if one.copies is not None) for limit in attempts[0].copies}
-    scores, reasons = score(made, true, whole.labels, labels), dict.fromkeys(reason for one in attempts for reason in one.reasons)
-    return replace(attempts[0], found=whole, scores=scores, raw=made, true=true, copies=copies, reasons=tuple(reasons))
+    copies = [part.copy_successes for part in attempts if part.copy_successes is not None]
+    return replace(
+        attempts[0],
+        reconstruction=whole,
+        scores=score(raw, true, whole.labels, labels),
+        raw=raw,
+        true=true,
+        copy_successes={limit: sum(part[limit] for part in copies) for limit in copies[0]} if copies else None,
+        reasons=tuple(dict.fromkeys(reason for part in attempts for reason in part.reasons)),
+    )
 
 
 def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: int, classes: int, seed: int) -> list[Observation]:
     """One gradient step on each image ``(n, C, H, W)`` by a reference victim drawn for it, the last ``masked`` layers hidden.
 
-    Each image has its own victim, since the success depends on the net: with a single one, a rate would be that net's.
+    Each image has its own victim, as success depends on the net: with a single net, a rate would be that net's.
     """
     channels, height, width = images.shape[1:]
     seeds = torch.randint(2**31, (len(images),), generator=torch.Generator().manual_seed(seed)).tolist()
@@ -256,37 +260,38 @@ def observations(images: Tensor, labels: Tensor, threat: ThreatModel, masked: in
 
 
 def harder(attack: ImageAttack, first: Observation, labels: Tensor) -> Iterator[str]:
-    """In what messages like the first, with labels ``(messages, n)``, are harder than those of the attack's positive control: a
-    clause each."""
-    each = labels.shape[1]
-    if first.num_examples is None and each > 1:
-        yield f"messages do not say how many images are behind them ({each}), and those of its control do"
-    if not attack.optimises and attack.is_beyond(each):  # an attack that optimises is not tried on as many
-        yield f"{each} images are behind a message, and its control has at most {attack.at_once}"
-    if attack.optimises and not attack.any_labels and any(len(of.unique()) < each for of in labels):
+    """How messages like the first, with labels ``(messages, n)``, are harder than those of the positive control: clauses."""
+    behind = labels.shape[1]
+    if first.num_examples is None and behind > 1:
+        yield f"messages do not say how many images are behind them ({behind}), and those of its control do"
+    if not attack.optimises and attack.exceeds_control(behind):  # an attack that optimises is not run on as many
+        yield f"{behind} images are behind a message, and its control has at most {attack.max_batch}"
+    if attack.optimises and not attack.any_labels and any(len(own.unique()) < behind for own in labels):
         yield "images behind a message share classes, and those of its control do not"
     if clause := attack.harder(first):
         yield clause
 
 
-def _empty(attack: ImageAttack, observed: Sequence[Observation], found: Reconstruction) -> Iterator[str]:
-    """A clause where some messages show the attack nothing, so that it was tried on fewer than are counted."""
-    nothing = found.raw.isnan().flatten(1).all(1).view(len(observed), -1).all(1).tolist()
-    why = [clause for one, blank in zip(observed, nothing, strict=True) if blank and (clause := attack.empty(one)) is not None]
-    if why:
-        yield f"in {len(why)} of {len(observed)} messages {why[0]}"
+def _empty(attack: ImageAttack, observed: Sequence[Observation], result: Reconstruction) -> Iterator[str]:
+    """A clause where some messages show the attack nothing, so that it had a chance on fewer images than are scored."""
+    blank = result.raw.isnan().flatten(1).all(1).view(len(observed), -1).all(1).tolist()
+    why = [attack.empty(message) for message, nothing in zip(observed, blank, strict=True) if nothing]
+    if clauses := [clause for clause in why if clause is not None]:
+        yield f"in {len(clauses)} of {len(observed)} messages {clauses[0]}"
 
 
-def _in_order(found: Reconstruction, views: Tensor, messages: int) -> tuple[Tensor, Tensor]:
-    """Reconstructions and labels, matched to the images ``(n, V, C, H, W)`` within each message; all messages have as many of
-    either."""
-    images = found.raw.clamp(0, 1)
+def _in_order(result: Reconstruction, views: Tensor, messages: int) -> tuple[Tensor, Tensor]:
+    """Images and labels, matched to the true images ``(n, V, C, H, W)`` within each message.
+
+    Each message stands for as many true images, and has as many reconstructed ones, as every other.
+    """
+    images = result.raw.clamp(0, 1)
     size, shown = len(views) // messages, len(images) // messages
     if size == shown == 1:
-        return images, found.labels
-    made = torch.full((messages, max(size, shown), *views.shape[2:]), torch.nan).to(views)
-    labels = torch.full(made.shape[:2], -1)
-    made[:, :shown], labels[:, :shown] = images.view(messages, shown, *images.shape[1:]).to(made), found.labels.view(messages, -1)
-    order = torch.stack([match(own, true) for own, true in zip(made, torch.split(views, size), strict=True)])
+        return images, result.labels
+    raw = torch.full((messages, max(size, shown), *views.shape[2:]), torch.nan).to(views)
+    labels = torch.full(raw.shape[:2], -1)
+    raw[:, :shown], labels[:, :shown] = images.view(messages, shown, *images.shape[1:]).to(raw), result.labels.view(messages, -1)
+    order = torch.stack([match(own, true) for own, true in zip(raw, torch.split(views, size), strict=True)])
     at = torch.arange(messages)[:, None]
-    return made[at, order].flatten(0, 1), labels[at, order].flatten()
+    return raw[at, order].flatten(0, 1), labels[at, order].flatten()

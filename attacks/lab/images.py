@@ -12,34 +12,34 @@ from torch import Tensor
 from torch.nn import functional as F
 
 CONTRAST = 0.02
-"""Least mean squared difference of a crop from its mean colour; of less, a flat image would count as a recovery."""
+"""Smallest mean squared difference of a crop from its mean colour; below it, a flat image would count as a recovery."""
 
 
 def default_images(n: int, seed: int = 0, classes: int = 10, side: int = 32, reduce: int = 4) -> tuple[Tensor, Tensor]:
     """``n`` distinct crops ``(n, 3, side, side)`` in [0, 1] and labels ``(n,)`` drawn uniformly; the same for the same seed.
 
-    The photographs (a temple and a flower, 640x427) are scaled down by ``reduce``, so that a crop shows more, then cropped in
-    turn at different places with enough contrast (:data:`CONTRAST`).
+    The photographs (a temple and a flower, 640x427) are scaled down by ``reduce``, so that a crop shows more. Crops come from
+    both in turn, at different places with enough contrast (:data:`CONTRAST`).
 
     Raises:
         ValueError: there are not that many places.
     """
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     photographs = [F.avg_pool2d(photograph[None] / 255, reduce)[0] for photograph in sample_photographs()]
     places = [_places(photograph, side) for photograph in photographs]
     most = 2 * min(len(some) for some in places)
     if not 0 < n <= most:
         raise ValueError(f"the two photographs have 1 to {most} places for a crop, not {n}")
-    orders = [torch.randperm(len(some), generator=draw) for some in places]
+    orders = [torch.randperm(len(some), generator=generator) for some in places]
     crops = []
     for i in range(n):
         row, column = places[i % 2][orders[i % 2][i // 2]].tolist()
         crops.append(photographs[i % 2][:, row : row + side, column : column + side])
-    return torch.stack(crops), torch.randint(classes, (n,), generator=draw)
+    return torch.stack(crops), torch.randint(classes, (n,), generator=generator)
 
 
 def sample_photographs() -> list[Tensor]:
-    """Two photographs ``(3, 427, 640)`` in [0, 255], as sklearn.datasets.load_sample_images, whose import takes seconds."""
+    """The photographs ``(3, 427, 640)`` of sklearn.datasets.load_sample_images, whose import takes seconds, in [0, 255]."""
     files = [distribution("scikit-learn").locate_file(f"sklearn/datasets/images/{name}.jpg") for name in ("china", "flower")]
     return [torch.from_numpy(np.array(Image.open(str(file)))).permute(2, 0, 1).float() for file in files]
 
@@ -55,7 +55,7 @@ def digits(seed: int, side: int = 8) -> tuple[Tensor, Tensor]:
 
 @cache
 def _digits() -> Tensor:
-    """A row of 64 pixels and the label each."""
+    """A row of 64 pixels and the label for each digit."""
     file = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
     return torch.from_numpy(np.loadtxt(str(file), delimiter=",", dtype=np.float32))
 

@@ -1,4 +1,4 @@
-"""The reference victims: the sigmoid LeNet of the DLG code with one to three linear layers at the end, and one step of them."""
+"""The reference victims (the sigmoid LeNet of the DLG code with one to three linear layers, and others), and their gradients."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ WIDTHS: dict[int, tuple[int, ...]] = {1: (), 2: (128,), 3: (256, 128)}
 def linear_layers(features: int, classes: int, layers: int) -> list[nn.Module]:
     """``features -> … -> classes`` through 1, 2 or 3 linear layers with sigmoids between."""
     widths = (features, *WIDTHS[layers], classes)
-    found: list[nn.Module] = []
+    sequence: list[nn.Module] = []
     for i, o in pairwise(widths):
-        found += [nn.Linear(i, o), nn.Sigmoid()]
-    return found[:-1]
+        sequence += [nn.Linear(i, o), nn.Sigmoid()]
+    return sequence[:-1]
 
 
 def lenet(
@@ -70,11 +70,11 @@ def perceptron(
 
 
 def one_for_each(images: Tensor, seed: int, classes: int = 10) -> SplitNet:
-    """A net whose first layer is linear with ReLU, and each of its neurons is active for only one of the images ``(n, C, H, W)``.
+    """A net whose first layer is linear with ReLU, where each neuron is active for only one of the images ``(n, C, H, W)``.
 
     The gradient of such a neuron reveals its image exactly, however many images are in the batch (Boenisch et al. 2021, "When the
-    curious abandon honesty", section 4); trained nets have some such neurons. Weights are random, and each neuron's bias lies
-    between its largest and its second largest response. Images that no neuron responds to most are not revealed.
+    curious abandon honesty", section 4); trained nets have some such neurons. Weights are random, and each bias lies between the
+    neuron's two largest responses. An image that is no neuron's largest response is not revealed.
     """
     generator, pixels, n = torch.Generator().manual_seed(seed), images[0].numel(), len(images)
     first, top = nn.Linear(pixels, max(64, min(8 * n, 1024))), nn.Linear(max(64, min(8 * n, 1024)), classes)
@@ -98,12 +98,12 @@ def reference_victim(
     seed: int, classes: int = 10, layers: int = 1, masked: int = 0, channels: int = 3, height: int = 32, width: int = 32,
     batch_norm: bool = False,
 ) -> SplitNet:  # fmt: skip
-    """:func:`lenet` for images of the given size; parameters U(-0.5, 0.5) drawn by ``seed``, except BatchNorm's."""
+    """:func:`lenet` for images of the given size; parameters drawn from U(-0.5, 0.5), except BatchNorm's."""
     net = lenet(classes, layers, masked, channels, 12 * -(-height // 4) * -(-width // 4), batch_norm)
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     for layer in net.modules():
         if isinstance(layer, nn.Conv2d | nn.Linear):
-            uniform_(layer, draw)
+            uniform_(layer, generator)
     return net
 
 
@@ -144,11 +144,11 @@ def observe(
         tops = {"unknown": {}, "current": dict(net.top.state_dict()), "initial": dict((initial_top or net.top).state_dict())}
         weights = {name: w for name, w in weights.items() if name.startswith("body.")}
         weights |= {f"top.{name}": w.detach().clone() for name, w in tops[threat.top].items()}
-    found = Observation(
+    observation = Observation(
         shared, "gradient", weights, blank(net), tuple(images.shape[1:]), _classes(net, images), threat, mean, std, len(images)
     )
-    found = replace(found, labels=labels.clone()) if threat.labels else found
-    return found if threat.num_examples else replace(found, num_examples=None)
+    observation = replace(observation, labels=labels.clone()) if threat.labels else observation
+    return observation if threat.num_examples else replace(observation, num_examples=None)
 
 
 def _classes(net: SplitNet, images: Tensor) -> int:

@@ -1,36 +1,39 @@
-"""The control on the attacked net: an attack that recovers nothing from messages is tried on undefended ones of the same net.
+"""The control on the attacked net: an attack that recovers nothing is tried on undefended messages of the same net.
 
-Of images; that of texts has its messages from here (:mod:`fedpriv.attacks.lab.same_net_texts`).
-
-An attack can pass its controls, which have small nets of one kind, and have no chance on another kind: the gradient of a net with
-ReLU is not smooth in the image, and that of a deep or well trained one says little. Its failure there is no evidence.
+An attack can pass its other controls, which have small nets, and have no chance on another kind of net: the gradient of a net
+with ReLU is not smooth in the image, and that of a deep or well trained net shows little. In an encoder whose positions are
+relative or rotary, the first layers show words without their places, and trained attention is sharper than random. Where the
+attack fails on undefended messages, too, its failure is no evidence for a defence.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
-from fedpriv.attacks.attack import ImageAttack
+from fedpriv.attacks.attack import ImageAttack, TextAttack
 from fedpriv.attacks.core.altered import UNALTERED
-from fedpriv.attacks.core.observation import Observation, Public, Schedule
-from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
+from fedpriv.attacks.core.observation import Observation, Public, Schedule, TextFacts
+from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.multistep import as_gradient
+from fedpriv.attacks.lab.control import Control, run_control
 from fedpriv.attacks.lab.explained import simulated
 from fedpriv.attacks.lab.images import default_images
-from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.setting import HALF
 from fedpriv.attacks.scoring.scores import RECOVERED, errors, match_batches
+from fedpriv.attacks.scoring.text_scores import score_text, word_weights
 
-SAMPLES = 4
-"""How many samples at least."""
+MIN_SAMPLES = 4
+"""Smallest number of samples in a control, unless messages stand for more."""
 LARGEST = 64
 """Largest side of a crop, in pixels; for larger inputs it is scaled up."""
+TRIED_ON = "undefended messages of this net"
 
 
 def on_same_net(
@@ -38,42 +41,73 @@ def on_same_net(
 ) -> Control:
     """Check that the attack recovers half of some images from undefended messages of the net that it attacks.
 
-    As many images are behind each message, with the same schedule but batches in an order that no attacker knows, and the same
-    layers are sent. The images are photographs; for
-    an attacker who has public images, and so may have learned what they look like, some of these, which it then does not get.
+    The messages have the schedule, the shared layers and the number of images of the attacked ones; the order of the batches is
+    drawn, as no attacker knows it. The images are photographs. An attack that knows public images may have learned what they look
+    like: it is tried on some of them, which it then does not get.
 
     Args:
-        observation: one of the messages.
-        weights: those that the client began with, by the net's names, hidden ones too.
-        steps: of a gradient that is the mean of those of several steps, these.
+        observation: one of the attacked messages.
+        weights: the weights that the client began with, by the net's names, hidden ones too.
+        steps: the steps behind a gradient that is the mean of several steps' gradients.
     """
-    began, each = time.process_time(), observation.num_examples or 1
-    count = samples_for(each)
-    what, images, held = "photographs", photographs(count, observation.input_shape, seed), None
-    if (public := observation.public) is not None:
-        if len(public.images) < 2 * count:
-            few = f"{len(public.images)} public images are too few to try {attack.name} on messages of this net"
-            return Control("same net", False, few, _since(began))
-        what, images = "public images", public.images[:count].to(images)
-        held = public.labels[:count]  # who has learned what images of a class look like is tried on images of their classes
-        observation = replace(observation, public=Public(public.images[count:], public.labels[count:]))
-    draw = torch.Generator().manual_seed(seed)
-    labels = labels_for(count, each, observation.classes, draw) if held is None else held
-    pairs = zip(torch.split(images, each), torch.split(labels, each), strict=True)
-    messages = [undefended(observation, weights, own, of, draw, steps) for own, of in pairs]
-    try:
+
+    def check() -> tuple[bool, str]:
+        seen, per_message = observation, observation.num_examples or 1
+        count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
+        what, images = "photographs", photographs(count, seen.input_shape, seed)
+        if (public := seen.public) is None:
+            labels = _draw_labels(count, per_message, seen.classes, generator)
+        elif len(public.images) < 2 * count:
+            return False, f"{len(public.images)} public images are too few to try {attack.name} on messages of this net"
+        else:  # with their labels, as the attack may have learned what images of each class look like
+            what, images, labels = "public images", public.images[:count].to(images), public.labels[:count]
+            seen = replace(seen, public=Public(public.images[count:], public.labels[count:]))
+        messages = [message for message, _, _ in _undefended(seen, weights, images, labels, generator, steps)]
         with mounting():
-            made = attack.run(messages, seed).raw.to(images)
-    except Inapplicable as refusal:
-        return Control("same net", False, f"{attack.name} refused undefended messages of this net ({refusal})", _since(began))
-    recovered = int((errors(made[match_batches(made, images, each)], images) < RECOVERED).sum())
-    passed = recovered >= HALF * count
-    behind = "" if each == 1 else f", {each} behind one message"
-    sentence = (
-        f"from undefended messages of this net, {attack.name} recovers {recovered} of {count} {what}{behind} "
-        f"(MSE below {RECOVERED:g}; at least {HALF:.0%} needed)"
-    )
-    return Control("same net", passed, sentence, _since(began))
+            raw = attack.run(messages, seed).raw.to(images)
+        recovered = int((errors(raw[match_batches(raw, images, per_message)], images) < RECOVERED).sum())
+        needed = f"MSE below {RECOVERED:g}; at least {HALF:.0%} needed"
+        return recovered >= HALF * count, _sentence(attack, recovered, count, what, per_message, needed)
+
+    return run_control("same net", attack.name, TRIED_ON, check)
+
+
+def sentences_on_same_net(
+    attack: TextAttack, observation: Observation, weights: Mapping[str, Tensor], lengths: Sequence[int], frequency: Tensor,
+    seed: int,
+) -> Control:  # fmt: skip
+    """Check that the attack recovers half of some made-up sentences from undefended messages of the net that it attacks.
+
+    As :func:`on_same_net`; an attack that finds no order must find all words of half of the messages. The control ends once
+    enough are recovered, or too few are left.
+
+    Args:
+        lengths: numbers of tokens of the sentences behind the attacked messages, special ones included; made-up sentences have
+            these in turn.
+        frequency: how often each word occurs in public texts ``(V,)``; words are drawn by it.
+    """
+
+    def check() -> tuple[bool, str]:
+        per_message, text = observation.num_examples or 1, observation.text
+        assert text is not None, "it is a control of attacks on text"
+        count, generator = _sample_count(per_message), torch.Generator().manual_seed(seed)
+        ids = made_up([lengths[i % len(lengths)] for i in range(count)], text, frequency, generator)
+        labels = _draw_labels(count, per_message, observation.classes, generator)
+        recovered, tried, needed, what = 0, 0, math.ceil(HALF * count), "made-up sentences"
+        for message, true, classes in _undefended(observation, weights, ids, labels, generator):
+            with mounting():
+                scores = score_text(attack.run([message], seed), true, classes, text)
+            if scores.exact is None:
+                what = "made-up sentences' sets of words"
+                recovered += per_message * bool(scores.recall.eq(1).all())
+            else:
+                recovered += scores.exact.successes
+            tried += per_message
+            if recovered >= needed or recovered + count - tried < needed:
+                break
+        return recovered >= needed, _sentence(attack, recovered, tried, what, per_message, f"{needed} of {count} needed")
+
+    return run_control("same net", attack.name, TRIED_ON, check)
 
 
 def photographs(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
@@ -85,34 +119,51 @@ def photographs(count: int, shape: tuple[int, ...], seed: int) -> Tensor:
     return images if channels == 3 else images.mean(1, keepdim=True).expand(-1, channels, -1, -1).contiguous()
 
 
-def samples_for(each: int) -> int:
-    """How many samples a control has, with ``each`` behind a message."""
-    return max(1, SAMPLES // each) * each
+def made_up(lengths: Sequence[int], text: TextFacts, frequency: Tensor, generator: torch.Generator) -> Tensor:
+    """Sentences of so many tokens, special ones included, of words drawn by their frequency ``(V,)``: ``(n, L)``, padded."""
+    weight, rows = word_weights(frequency, text), []
+    for length in lengths:
+        words = weight.multinomial(max(1, length - len(text.special)), replacement=True, generator=generator)
+        rows.append(torch.cat([words.new_tensor(text.opening), words, words.new_tensor(text.closing)]))
+    return pad_sequence(rows, batch_first=True, padding_value=text.pad)
 
 
-def labels_for(count: int, each: int, classes: int, draw: torch.Generator) -> Tensor:
-    """Labels ``(count,)``, different ones within each message as far as there are as many classes."""
-    return torch.cat([torch.randperm(classes, generator=draw).repeat(each)[:each] for _ in range(count // each)])
+def _sample_count(per_message: int) -> int:
+    return max(1, MIN_SAMPLES // per_message) * per_message
 
 
-def undefended(
-    observation: Observation, weights: Mapping[str, Tensor], samples: Tensor, labels: Tensor, draw: torch.Generator,
+def _draw_labels(count: int, per_message: int, classes: int, generator: torch.Generator) -> Tensor:
+    """Labels ``(count,)`` that differ within each message as far as there are classes."""
+    messages = range(count // per_message)
+    return torch.cat([torch.randperm(classes, generator=generator).repeat(per_message)[:per_message] for _ in messages])
+
+
+def _undefended(
+    observation: Observation, weights: Mapping[str, Tensor], samples: Tensor, labels: Tensor, generator: torch.Generator,
     steps: Schedule | None = None,
-) -> Observation:  # fmt: skip
-    """A message like that observed, of the same net, kind, schedule and tensors, on other samples and without a defence.
+) -> Iterator[tuple[Observation, Tensor, Tensor]]:  # fmt: skip
+    """Undefended messages like the observed one on other samples, each with its samples and labels.
 
     Args:
         weights, steps: see :func:`on_same_net`.
         samples, labels: see :func:`fedpriv.attacks.lab.explained.simulated`.
-        draw: of the order of batches.
+        generator: draws the order of the batches.
     """
-    known = None if observation.labels is None else labels
-    # Of an unknown schedule it has no weight decay, which attacks would otherwise undo.
-    plain = replace(observation, labels=known, statistics={}, altered=UNALTERED, unlike=(), penalty=None, idle=None)
-    taken = plain if steps is None else replace(plain, kind="change", weights=weights, schedule=steps)
-    shared = {name: moved.detach() for name, moved in simulated(taken, weights, samples, labels, draw).items()}
-    return replace(plain, shared=shared if steps is None else as_gradient(replace(taken, shared=shared)).shared)
+    per_message = observation.num_examples or 1
+    for inputs, classes in zip(torch.split(samples, per_message), torch.split(labels, per_message), strict=True):
+        # With an unknown schedule it has no weight decay, which attacks would otherwise undo.
+        plain = replace(
+            observation, labels=None if observation.labels is None else classes, statistics={}, altered=UNALTERED,
+            control_differences=(), penalty=None, zero_gradient_change=None,
+        )  # fmt: skip
+        change = plain if steps is None else replace(plain, kind="change", weights=weights, schedule=steps)
+        moved = simulated(change, weights, inputs, classes, generator)
+        shared = {name: tensor.detach() for name, tensor in moved.items()}
+        if steps is not None:
+            shared = dict(as_gradient(replace(change, shared=shared)).shared)
+        yield replace(plain, shared=shared), inputs, classes
 
 
-def _since(began: float) -> float:
-    return time.process_time() - began
+def _sentence(attack: ImageAttack | TextAttack, recovered: int, tried: int, what: str, per_message: int, needed: str) -> str:
+    behind = "" if per_message == 1 else f", {per_message} behind one message"
+    return f"from {TRIED_ON}, {attack.name} recovers {recovered} of {tried} {what}{behind} ({needed})"

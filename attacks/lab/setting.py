@@ -1,4 +1,4 @@
-"""The settings of controls: where an attack must succeed."""
+"""The settings of controls, in which an attack must succeed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpriv.attacks.lab.nets import observe, one_for_each, perceptron, referenc
 Alter = Callable[[Observation, Tensor, int], Mapping[str, Tensor]]
 """See :meth:`fedpriv.attacks.attack.Attack.alter`."""
 PUBLIC = 200
-"""Images that a malicious server of the controls has of its own."""
+"""Number of public images of a malicious server in controls."""
 HALF = 0.5
 
 
@@ -30,16 +30,16 @@ class Setting:
         net: :func:`fedpriv.attacks.lab.nets.reference_victim`, :func:`fedpriv.attacks.lab.nets.perceptron`, also with ReLU
             (``rectified``) and with a second layer (``rectified twice``), or :func:`fedpriv.attacks.lab.nets.one_for_each`.
         layers, masked: linear layers at the end of the reference victim, and how many of them are hidden.
-        threat: what the attacker knows of them.
+        threat: what the attacker knows.
         steps: local steps behind a change of the weights; 0: a gradient.
-        images: how many at least.
-        at_once: images behind each message.
+        images: their number, rounded to whole messages.
+        per_message: images behind each message.
         side: of the images, in pixels.
-        least: share of them that the positive control must recover; 0: only a negative control.
-        kind: of the images: crops of photographs, or digits, which have a distribution that can be learned. An attacker who has
-            public images gets the digits that are not attacked.
-        batch_norm: the reference victim has BatchNorm, and normalises by the batch.
-        aimed: the attack aims at one image of each message, and ``least`` is a share of these.
+        min_recovery: the share of images that the positive control must recover; 0: only a negative control.
+        kind: crops of photographs; or digits, whose distribution can be learned. An attacker who has public images gets the
+            digits that are not attacked.
+        batch_norm: whether the reference victim has BatchNorm, which normalises by the batch.
+        targeted: whether the attack aims at one image per message; ``min_recovery`` is then a share of these.
     """
 
     net: Literal["reference", "perceptron", "rectified", "rectified twice", "one for each"] = "reference"
@@ -48,52 +48,52 @@ class Setting:
     threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
     steps: int = 0
     images: int = 4
-    at_once: int = 1
+    per_message: int = 1
     side: int = 32
-    least: float = 0.8
+    min_recovery: float = 0.8
     kind: Literal["photographs", "digits"] = "photographs"
     batch_norm: bool = False
-    aimed: bool = False
+    targeted: bool = False
 
     def with_batch_norm(self) -> Setting:
-        """The reference victim, which normalises by the batch. That nearly cancels an image's contrast and brightness, so half of
-        the images is enough, where more than half was."""
-        return replace(self, net="reference", batch_norm=True, least=min(self.least, HALF))
+        """The same with a reference victim that normalises by the batch. That nearly cancels an image's contrast and brightness,
+        so at most half of the images must be recovered."""
+        return replace(self, net="reference", batch_norm=True, min_recovery=min(self.min_recovery, HALF))
 
     def truth(self, seed: int) -> tuple[Tensor, Tensor]:
-        """Images ``(n, C, side, side)`` and labels ``(n,)`` for whole messages; labels within one differ, up to ten."""
-        n = max(1, self.images // self.at_once) * self.at_once
+        """Images ``(n, C, side, side)`` and labels ``(n,)`` for whole messages; labels differ within a message of up to ten."""
+        n = max(1, self.images // self.per_message) * self.per_message
         if self.kind == "digits":
             images, labels = (part[:n] for part in digits(seed, self.side))
             return images, labels
         images, labels = default_images(n, seed, side=self.side)
-        if 1 < self.at_once <= 10:
-            draw = torch.Generator().manual_seed(seed)
-            drawn = [torch.randperm(10, generator=draw)[: self.at_once] for _ in range(len(images) // self.at_once)]
+        if 1 < self.per_message <= 10:
+            generator = torch.Generator().manual_seed(seed)
+            drawn = [torch.randperm(10, generator=generator)[: self.per_message] for _ in range(len(images) // self.per_message)]
             labels = torch.cat(drawn)
         return images, labels
 
     def observations(self, images: Tensor, labels: Tensor, seed: int, alter: Alter | None = None) -> list[Observation]:
-        """A message for every :attr:`at_once` of the images.
+        """The messages, each on :attr:`per_message` of the images.
 
         Args:
-            alter: what a malicious server makes of the weights; it gets other crops of the same photographs.
+            alter: how a malicious server alters the weights; it gets other crops of the same photographs.
         """
         granted = self.granted(seed)
-        pairs = list(zip(torch.split(images, self.at_once), torch.split(labels, self.at_once), strict=True))
+        pairs = list(zip(torch.split(images, self.per_message), torch.split(labels, self.per_message), strict=True))
         nets = [self._net(some, seed) for some, _ in pairs]
-        found = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
+        messages = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
         if alter is not None:
             public, _ = default_images(PUBLIC, seed + 1, side=self.side)
-            for net, one in zip(nets, found, strict=True):
-                net.load_state_dict(alter(one, public, seed), strict=False)
-            found = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
+            for net, message in zip(nets, messages, strict=True):
+                net.load_state_dict(alter(message, public, seed), strict=False)
+            messages = [self._observed(net, *pair) for net, pair in zip(nets, pairs, strict=True)]
         if self.steps:
-            found = [self._trained(one, *pair) for one, pair in zip(found, pairs, strict=True)]
-        return [replace(one, public=granted) for one in found]
+            messages = [self._trained(message, *pair) for message, pair in zip(messages, pairs, strict=True)]
+        return [replace(message, public=granted) for message in messages]
 
     def granted(self, seed: int) -> Public | None:
-        """The public images of an attacker who has some."""
+        """The public images, if the attacker has some."""
         return self.rest(seed) if self.threat.public and self.kind == "digits" else None
 
     def rest(self, seed: int) -> Public:
@@ -130,9 +130,9 @@ class TextSetting:
     """The victim in the controls of an attack on texts: undefended gradients of one sentence each, through a small BERT.
 
     Attributes:
-        messages: number of them.
-        tokens: of each sentence, two of which are special.
-        rouge: ROUGE-L that the positive control must reach where the attack finds an order; it must always find every token.
+        messages: their number.
+        tokens: number of tokens of each sentence, two of which are special.
+        rouge: the ROUGE-L that the positive control must reach if the attack finds an order; it must always find every token.
     """
 
     messages: int = 3

@@ -1,4 +1,4 @@
-"""One attack on one target, from the budget to the doubts about its failure; for images and texts."""
+"""Runs one attack on one target, of images or texts: the checks before it, its controls, and whether its failure is evidence."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from fedpriv.attacks.attack import Attack, Result
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, mounting
 from fedpriv.attacks.core.status import Reason, Status
-from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.setting import Setting
 
-Kind = TypeVar("Kind", bound=Attack[Any], covariant=True)
+AttackT = TypeVar("AttackT", bound=Attack[Any], covariant=True)
 Scores = TypeVar("Scores")
-Made = TypeVar("Made", bound="Attempt[Any, Any, Any]")
-NO_PROMISE = Reason("no control", "no control shows that it can succeed")
+AttemptT = TypeVar("AttemptT", bound="Attempt[Any, Any, Any]")
+NO_CONTROL = Reason("no control", "no control shows that it can succeed")
 
 
 @dataclass(frozen=True)
-class Attacker(Generic[Kind]):
-    """An attack with its options, and what it is assumed to know.
+class Attacker(Generic[AttackT]):
+    """An attack with its options, and its threat model.
 
     Attributes:
-        what: the statistic that it attacks instead of the model's change, if any.
+        what: the statistic that it attacks; empty: the change of the model.
     """
 
-    attack: Kind
+    attack: AttackT
     threat: ThreatModel = ThreatModel()  # noqa: RUF009 (frozen)
     what: str = ""
 
@@ -40,28 +40,28 @@ class Attacker(Generic[Kind]):
 
 
 Mount = Callable[[Attacker[Any], Sequence[Observation], int], Any]
-"""An attacker, messages and a seed -> what it reconstructs."""
+"""Attacker, messages and seed -> reconstruction."""
 
 
 def mount(attacker: Attacker[Any], observed: Sequence[Observation], seed: int) -> Any:
-    """Mount the attack; the global random state is left as it was."""
+    """Run the attack on messages; the global random state is left as it was."""
     with mounting():
         return attacker.attack.run(observed, seed)
 
 
 @dataclass(frozen=True)
-class Attempt(Generic[Kind, Result, Scores]):
-    """One attacker's result on a target.
+class Attempt(Generic[AttackT, Result, Scores]):
+    """The result of one attacker on a target; the base class of those on images and on texts.
 
     Attributes:
-        found: what it reconstructed; ``None``: it was not mounted.
-        inapplicable: why it was not mounted.
-        controls: the controls that were run, at its budget and with as many samples per message.
-        reasons: why a failure is no evidence in spite of its controls.
+        reconstruction: ``None`` where the attack was not run.
+        inapplicable: why it was not run.
+        controls: the controls that were run, with the attack's options and as many samples per message.
+        reasons: why a failure is no evidence, although the controls were passed.
     """
 
-    attacker: Attacker[Kind]
-    found: Result | None = None
+    attacker: Attacker[AttackT]
+    reconstruction: Result | None = None
     scores: Scores | None = None
     inapplicable: Reason | None = None
     controls: tuple[Control, ...] = ()
@@ -69,50 +69,51 @@ class Attempt(Generic[Kind, Result, Scores]):
 
     @property
     def doubts(self) -> tuple[Reason, ...]:
-        """Why a failure is no evidence; empty: it is."""
+        """Why a failure is no evidence; empty if it is."""
         return self.reasons
 
     @property
     def is_evidence(self) -> bool:
-        """Whether it was run, and a failure is evidence."""
-        return self.found is not None and not self.doubts
+        """Whether the attack was run, and its failure is evidence."""
+        return self.reconstruction is not None and not self.doubts
 
-    def status(self, found: bool) -> Status:
-        """What the result says, where the attack ``found`` more than guesses would, or no more."""
-        return Status.of(found, self.doubts) if self.inapplicable is None else Status.not_run(self.inapplicable)
-
-
-def unlike(clauses: Iterable[str]) -> tuple[Reason, ...]:
-    """Why a failure is no evidence: in what the messages are unlike those of the controls, a clause each."""
-    return tuple(Reason("unlike the controls", clause) for clause in clauses)
+    def status(self, succeeded: bool) -> Status:
+        """The status of an attack that found more than guesses would (``succeeded``), or did not."""
+        return Status.of(succeeded, self.doubts) if self.inapplicable is None else Status.not_run(self.inapplicable)
 
 
-def with_same_net(made: Made, control: Control | None) -> Made:
-    """An attempt with a control on the attacked net: where it fails, too, the failure is no evidence; ``None``: there is none."""
+def difference_reasons(clauses: Iterable[str]) -> tuple[Reason, ...]:
+    """Reasons why a failure is no evidence, from clauses on how the messages differ from those of the controls."""
+    return tuple(Reason("differs from controls", clause) for clause in clauses)
+
+
+def add_same_net_control(attempt: AttemptT, control: Control | None) -> AttemptT:
+    """The attempt with a control on the attacked net, if there is one; where it failed, too, the failure is no evidence."""
     if control is None:
-        return made
-    failed = () if control.passed else (Reason("same net", control.sentence),)
-    return replace(made, controls=(*made.controls, control), reasons=(*made.reasons, *failed))
+        return attempt
+    reasons = () if control.passed else (Reason("same net", control.sentence),)
+    return replace(attempt, controls=(*attempt.controls, control), reasons=(*attempt.reasons, *reasons))
 
 
-def out_of_reach(attack: Attack[Any], each: int, schedule: Schedule | None = None) -> Reason | None:
-    """Why a failure on ``each`` samples per message would be no evidence, as that is harder than the attack's control; ``None``:
-    it is not."""
-    if attack.optimises and attack.is_beyond(each):
+def out_of_reach(attack: Attack[Any], samples: int, schedule: Schedule | None = None) -> Reason | None:
+    """Why messages on so many samples each, or with such a schedule, are harder than the attack's control; ``None``: they are
+    not."""
+    if attack.optimises and attack.exceeds_control(samples):
+        limit = attack.max_batch
         if attack.modality == "text":
-            said = f"{each} sentences behind one message, and the budget is for {attack.at_once} at once"
-        elif isinstance(attack.control, Setting) and attack.control.least > 0:
-            said = f"{each} images behind one message; at this budget its control recovers up to {attack.at_once} at once"
+            text = f"{samples} sentences behind one message, and the budget is for {limit} at once"
+        elif isinstance(attack.control, Setting) and attack.control.min_recovery > 0:
+            text = f"{samples} images behind one message; at this budget its control recovers up to {limit} at once"
         else:
-            said = f"{each} images behind one message; it has no positive control, and is tried on up to {attack.at_once}"
-        return Reason("too many samples", said)
+            text = f"{samples} images behind one message; it has no positive control, and is tried on up to {limit}"
+        return Reason("too many samples", text)
     if attack.most_steps is not None and schedule is not None and schedule.steps > attack.most_steps:
         return Reason("too many steps", f"{schedule.steps} local steps are more than the {attack.most_steps} of this budget")
     return None
 
 
 class NotTried(Exception):
-    """An attack is not mounted; why, and the controls that were run before."""
+    """An attack is not run: the reason, and the controls that were run before."""
 
     def __init__(self, reason: Reason, controls: tuple[Control, ...] = ()) -> None:
         self.reason, self.controls = reason, controls
@@ -121,13 +122,13 @@ class NotTried(Exception):
 
 @dataclass(frozen=True)
 class Trial:
-    """How an attack is tried.
+    """How an attack is run on a target.
 
     Attributes:
-        cut: why no further step may begin; ``None``: one may.
-        mount: how it is mounted.
-        controls: whether it is tried only if it passes its cheap check and its controls.
-        in_reach: whether it is tried only on messages that are no harder than those of its controls.
+        cut: returns why no further step may begin; ``None``: one may.
+        mount: runs the attack on messages.
+        controls: whether the attack must first pass its cheap check and its controls.
+        in_reach: whether messages that are harder than those of its controls are left out.
     """
 
     seed: int = 0
@@ -139,58 +140,58 @@ class Trial:
 
 @dataclass(frozen=True)
 class Mounted(Generic[Result]):
-    """What a mounted attack made of messages.
+    """The results of an attack that was run on the parts of a target.
 
     Attributes:
-        first: those that were attacked first.
-        found: of each part of the messages what it reconstructed, or why it refused them.
-        notes: what :meth:`Task.noted` kept of each part.
-        controls: those that it passed.
-        reach: why the messages are out of its reach, where it was tried on them all the same.
+        first: the messages of the first part.
+        results: for each part the reconstruction, or why the attack refused it.
+        notes: for each part what :meth:`Task.note_part` returned.
+        controls: the controls that the attack passed.
+        reach: why the messages are harder than those of the controls; ``None``: they are not.
     """
 
     first: Sequence[Observation]
-    found: list[Result | str]
+    results: list[Result | str]
     notes: list[Any]
     controls: tuple[Control, ...]
     reach: Reason | None
 
 
-class Task(Generic[Kind, Result, Made]):
-    """What is attacked, with the truth behind it: the base class of targets."""
+class Task(Generic[AttackT, Result, AttemptT]):
+    """A target of attacks, with the truth behind it; a base class."""
 
-    def messages(self, attacker: Attacker[Kind]) -> Iterable[Sequence[Observation]]:
-        """The messages, in parts that are attacked one after the other, each read only then.
+    def messages(self, attacker: Attacker[AttackT]) -> Iterable[Sequence[Observation]]:
+        """The messages, in parts that are attacked one after the other; each part is read only then.
 
         Raises:
-            NotTried: they cannot be read, or are not what such an attacker can attack.
+            NotTried: they cannot be read, or the attack is not for such messages.
         """
         raise NotImplementedError
 
-    def each(self, part: Sequence[Observation]) -> int:
+    def samples_behind(self, part: Sequence[Observation]) -> int:
         """The number of samples behind each message of a part."""
         raise NotImplementedError
 
-    def controls(self, attacker: Attacker[Kind], part: Sequence[Observation], seed: int) -> tuple[Control, ...]:
-        """The attack's controls for such messages, at its own budget."""
+    def controls(self, attacker: Attacker[AttackT], part: Sequence[Observation], seed: int) -> tuple[Control, ...]:
+        """Run the attack's controls for such messages, with its own options."""
         return ()
 
-    def noted(self, attacker: Attacker[Kind], number: int, part: Sequence[Observation], made: Result | str) -> Any:
-        """What :meth:`judged` must know of a part that was attacked, as its messages are not kept."""
+    def note_part(self, attacker: Attacker[AttackT], number: int, part: Sequence[Observation], result: Result | str) -> Any:
+        """What :meth:`judge` needs of a part that was attacked, as its messages are not kept."""
 
-    def judged(self, attacker: Attacker[Kind], mounted: Mounted[Result], trial: Trial) -> Made:
-        """The scores, and whether a failure is evidence."""
+    def judge(self, attacker: Attacker[AttackT], mounted: Mounted[Result], trial: Trial) -> AttemptT:
+        """Score the results, and tell whether a failure is evidence."""
         raise NotImplementedError
 
-    def not_tried(self, attacker: Attacker[Kind], reason: NotTried) -> Made:
-        """An attempt that was not made."""
+    def not_tried(self, attacker: Attacker[AttackT], reason: NotTried) -> AttemptT:
+        """The attempt of an attack that was not run."""
         raise NotImplementedError
 
-    def begun(self, attacker: Attacker[Kind], trial: Trial) -> tuple[Sequence[Observation], Iterator[Sequence[Observation]]]:
-        """The first part of the messages, and all, after all that is checked before the controls.
+    def start(self, attacker: Attacker[AttackT], trial: Trial) -> tuple[Sequence[Observation], Iterator[Sequence[Observation]]]:
+        """Check all that can be checked before the controls; returns the first part of the messages, and all parts.
 
         Raises:
-            NotTried: the attack is not to be mounted on them.
+            NotTried: the attack is not to be run on them.
         """
         if (over := trial.cut()) is not None:
             raise NotTried(over)
@@ -205,36 +206,35 @@ class Task(Generic[Kind, Result, Made]):
                 raise NotTried(Reason("does not apply", str(error))) from None
         return first, chain([first], parts)
 
-    def mounted(self, attacker: Attacker[Kind], trial: Trial) -> Mounted[Result]:
-        """Check the attack, run its controls, and mount it.
+    def mount(self, attacker: Attacker[AttackT], trial: Trial) -> Mounted[Result]:
+        """Check the attack, run its controls, and run it on all messages.
 
         Raises:
-            NotTried: it is not to be mounted, failed a control, or refused all messages.
+            NotTried: it is not to be run, failed a control, or refused all messages.
         """
-        first, parts = self.begun(attacker, trial)
-        passed = self.controls(attacker, first, trial.seed) if trial.controls else ()
-        if failed := [control.sentence for control in passed if not control.passed]:
-            raise NotTried(Reason("control failed", f"not tried, as a control failed: {failed[0]}"), passed)
-        found, notes = list[Result | str](), list[Any]()
+        first, parts = self.start(attacker, trial)
+        controls = self.controls(attacker, first, trial.seed) if trial.controls else ()
+        if failed := [control.sentence for control in controls if not control.passed]:
+            raise NotTried(Reason("control failed", f"not tried, as a control failed: {failed[0]}"), controls)
+        results, notes = list[Result | str](), list[Any]()
         for number, part in enumerate(parts):
             try:
-                made: Result | str = trial.mount(attacker, part, trial.seed)
+                result: Result | str = trial.mount(attacker, part, trial.seed)
             except Inapplicable as error:
-                made = str(error)
-            found.append(made)
-            notes.append(self.noted(attacker, number, part, made))
-        if all(isinstance(one, str) for one in found):
-            raise NotTried(Reason("does not apply", str(found[0])), passed)
-        return Mounted(first, found, notes, passed, self._reach(attacker, first))
+                result = str(error)
+            results.append(result)
+            notes.append(self.note_part(attacker, number, part, result))
+        if all(isinstance(result, str) for result in results):
+            raise NotTried(Reason("does not apply", str(results[0])), controls)
+        return Mounted(first, results, notes, controls, self._reach(attacker, first))
 
-    def tried(self, attacker: Attacker[Kind], trial: Trial = Trial()) -> Made:
-        """Try an attack: whether there is time, the messages can be read, they are within reach of its controls, it passes its
-        cheap check and its controls; what it finds; and why its failure would be no evidence."""
+    def run(self, attacker: Attacker[AttackT], trial: Trial = Trial()) -> AttemptT:
+        """Run an attack on the target, after the budget, its reach, its cheap check and its controls allow it, and judge it."""
         try:
-            mounted = self.mounted(attacker, trial)
+            mounted = self.mount(attacker, trial)
         except NotTried as reason:
             return self.not_tried(attacker, reason)
-        return self.judged(attacker, mounted, trial)
+        return self.judge(attacker, mounted, trial)
 
-    def _reach(self, attacker: Attacker[Kind], part: Sequence[Observation]) -> Reason | None:
-        return out_of_reach(attacker.attack, self.each(part), part[0].schedule)
+    def _reach(self, attacker: Attacker[AttackT], part: Sequence[Observation]) -> Reason | None:
+        return out_of_reach(attacker.attack, self.samples_behind(part), part[0].schedule)

@@ -1,4 +1,4 @@
-"""What a server's constants must be chosen for; attacks with fixed ones may fail where another choice succeeds."""
+"""Conditions for which a malicious server would choose its constants; attacks with fixed constants may fail under them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fedpriv.attacks.core.observation import Observation
 
 
 def not_adapted(observation: Observation) -> str | None:
-    """What befell a message that a server would allow for when it alters the weights; ``None``: nothing that is known."""
+    """A clause on conditions of a message to which a server would adapt its alteration; ``None``: there are none."""
     altered, schedule = observation.altered, observation.schedule
     there = {
         "noise or rounding": any(variance > 0 for variance in altered.variance.values()),
@@ -14,9 +14,9 @@ def not_adapted(observation: Observation) -> str | None:
         "clipping": altered.rescaled,
         "several local steps": observation.kind == "change" and (schedule is None or schedule.steps > 1),
     }
-    found = [what for what, is_there in there.items() if is_there]
+    present = [what for what, is_there in there.items() if is_there]
     return (
-        f"a server that knows of {' and '.join(found)} would alter the weights otherwise, and this attack does not"
-        if found
+        f"a server that knows of {' and '.join(present)} would alter the weights otherwise, and this attack does not"
+        if present
         else None
     )

@@ -1,11 +1,12 @@
 """Fishing: the head is altered so that a batch's gradient is that of one class ("Fishing for User Data", Wen et al., ICML 2022).
 
-All weights of the head are zero but those of the target class c, whose bias is far below the others'. Then ``p_c`` is about 0,
+All weights of the head are zero except those of the target class c, whose bias is far below the others'. Then ``p_c`` is about 0,
 and the gradient of the loss at the features, ``sum_j W_j (p_j - y_j)``, is ``-W_c`` for samples of class c and 0 for all others
 (class fishing, section 3.1). What the layers before the head send is the gradient of the few samples of that class, and an attack
 of an honest server reconstructs them: read off where the first layer is linear, by DLG elsewhere.
 
-It is for one local step, which moves the other classes' weights away from zero: in the next, all samples are in the gradient.
+It works for one local step only: the step moves the other classes' weights away from zero, and all samples are in the next
+step's gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.options import ranged
-from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, SingleReconstruction, together
 from fedpriv.attacks.gradients.analytic import CERTAIN, fed_layers
 from fedpriv.attacks.gradients.linear import output_layer
 from fedpriv.attacks.gradients.matching import case_of
@@ -32,7 +33,7 @@ from fedpriv.attacks.lab.setting import HALF, Setting
 from fedpriv.attacks.malicious.adapted import not_adapted
 
 CLEAR = 0.1
-"""How far a number of samples may be from a whole one."""
+"""Largest distance of an inferred number of samples from a whole number."""
 ALONE = 1e-3
 """Largest weight of another class in an altered head, as a share of the target's."""
 
@@ -43,15 +44,15 @@ class Fishing(ImageAttack):
     """Malicious server: the head lets only the samples of one class into the gradient, which are then reconstructed.
 
     Attributes:
-        target: the class; -1: the rarest that the client's earlier message shows.
+        target: the class; -1: the rarest class in the client's earlier message.
         below: logits by which the target's bias is below the others'.
-        most: samples of the class beyond which it is not tried.
+        most: the largest number of samples of the class on which it is run.
         steps, restarts: of DLG.
     """
 
-    control: ClassVar = Setting(threat=ThreatModel(download="altered"), images=8, at_once=8, least=0.5, aimed=True)
-    usual: ClassVar = None
-    at_once: ClassVar = 8
+    control: ClassVar = Setting(threat=ThreatModel(download="altered"), images=8, per_message=8, min_recovery=0.5, targeted=True)
+    audit_options: ClassVar = None
+    max_batch: ClassVar = 8
     target: int = ranged(-1, -1)
     below: float = 20.0
     most: int = 4
@@ -101,16 +102,16 @@ class Fishing(ImageAttack):
         counts = torch.bincount(batch_labels(observation).cpu(), minlength=observation.classes)
         return int(torch.where(counts > 0, counts, counts.max() + 1).argmin())
 
-    def _one(self, observation: Observation, seed: int) -> One:
+    def _one(self, observation: Observation, seed: int) -> SingleReconstruction:
         alone = self.caught(observation)
-        found = _read_off(alone, seed)
-        if found is None:
-            found = safe(Dlg(self.steps, self.restarts), case_of([alone], bounded=True), False, seed, known_top=True)
-        n, images = observation.num_examples or 1, found.raw
+        result = _read_off(alone, seed)
+        if result is None:
+            result = safe(Dlg(self.steps, self.restarts), case_of([alone], bounded=True), False, seed, known_top=True)
+        n, images = observation.num_examples or 1, result.raw
         rest = images.new_full((n - len(images), *observation.input_shape), torch.nan)
         assert alone.labels is not None
         labels = torch.cat([alone.labels, alone.labels.new_full((len(rest),), -1)])
-        return One(torch.cat([images, rest]), labels, found.curve[:, 0].tolist(), (float(found.loss),))
+        return SingleReconstruction(torch.cat([images, rest]), labels, result.curve[:, 0].tolist(), (float(result.loss),))
 
     def caught(self, observation: Observation) -> Observation:
         """The message as one of the samples of the target class alone, without the head's gradient.
@@ -136,7 +137,7 @@ class Fishing(ImageAttack):
 
 
 def _read_off(alone: Observation, seed: int) -> Reconstruction | None:
-    """By the closed form; ``None``: it needs another net, as that of several samples gives mixtures where no ReLU follows."""
+    """The samples by the closed form; ``None`` where it cannot be run, or gives mixtures of samples, as without a ReLU."""
     if not fed_layers(alone) or Analytic.harder(alone) is not None:
         return None
     try:
@@ -148,11 +149,11 @@ def _read_off(alone: Observation, seed: int) -> Reconstruction | None:
 def _count(seen: Observation, name: str, target: int) -> tuple[int, float]:
     """How many samples of a gradient behind an altered head are of the class, and the factor by which clipping scaled it.
 
-    Each other class has the same probability for every sample. So a class has as many samples as its bias gradient is below the
-    share of an absent class, which tells how much was clipped.
+    Every other class has the same probability for all samples. So the number of samples of a class follows from how far its bias
+    gradient is below that of an absent class, which in turn shows the factor of clipping.
 
     Raises:
-        Inapplicable: it cannot be told.
+        Inapplicable: the number cannot be inferred.
     """
     name, n = f"{name}.bias", seen.num_examples or 1
     if (kept := seen.altered.kept.get(name)) is not None and not bool(kept.all()):

@@ -5,9 +5,9 @@ ReLU, neuron i is active for the samples with ``h(x) > e_i``. All neurons have t
 same gradient g to each active one. Hence the difference of neighbouring rows' gradients is ``sum g x`` over the samples between
 two edges, and that of the biases' ``sum g``: their quotient is the sample that is alone in its bin (section 3.2).
 
-The paper inserts a layer; here the server writes into the layers that the net has. A change of many local steps still consists of
-single samples as long as training moves the layer little against the width of a bin, and by more than float32 rounds. So what the
-layer sends on is small, and the layer behind the next one is scaled to the length of training.
+The paper inserts a layer; here the server alters the layers that the net has. A change of many local steps still consists of
+single samples as long as training moves the layer by little of a bin's width, and by more than float32 rounds. So the layer's
+outgoing weights are small, and the layer after the next is scaled to the length of training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.func import functional_call
 
 from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.attacks.core.reconstruction import Inapplicable, One, Reconstruction, together
+from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, SingleReconstruction, together
 from fedpriv.attacks.gradients.analytic import CERTAIN
 from fedpriv.attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
 from fedpriv.attacks.gradients.multistep import as_gradient, response, rounding
@@ -30,17 +30,18 @@ from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.malicious.adapted import not_adapted
 
 ALIGNED = 0.3
-"""Least cosine between the rows of an imprint and their mean; rows of a layer that was not altered have about 0."""
+"""Smallest cosine between the rows of an imprint and their mean; for a layer that was not altered it is about 0."""
 
-USUAL = 512
-"""Rows up to which bins have the outgoing weight that is asked for; more rows share it, so as not to saturate what follows."""
+FULL_ROWS = 512
+"""Number of rows up to which each has the full outgoing weight; more rows share it, so that the next layer does not saturate."""
 LENGTH = 4.0
-"""Learning rate times number of the local steps, with momentum, up to which bins have it; longer training moves them more."""
+"""Learning rate times number of local steps, with momentum, up to which rows have the full outgoing weight; longer training
+moves them more."""
 LARGEST = 3.0
-"""Largest factor for the layer behind the next one: a private head that is trained on features of many times their size fits all
-samples, which then give no gradient."""
+"""Largest factor for the layer after the next: a private head that is trained on much larger features fits all samples, which
+then give no gradient."""
 APART = 0.02
-"""How far apart the biases of the next layer are, over what its weights add up to."""
+"""Spread of the biases of the next layer, over the sum of its weights."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +66,25 @@ class Imprint(ImageAttack):
 
     Attributes:
         slope: standard deviation of a neuron's input over public images.
-        outgoing: weight of the bins in the next layer, or their share of it where there are more than :data:`USUAL`, or where
-            training is longer than :data:`LENGTH`; more is resolved better, and moves the bins more in every local step.
+        outgoing: weight of the bins in the next layer, less where there are more than :data:`FULL_ROWS` or training is longer
+            than :data:`LENGTH`; a larger weight resolves more, and moves the bins more in every local step.
         later: factor for the layer after that, over the learning rate times the number of local steps, with momentum; at most
             :data:`LARGEST`.
         noise: length of random noise on each row of both layers, as a share of the row's length; it hides that all are alike.
-        quiet: in the first layer, noise goes into so many directions, in which public images have the least energy; in the
-            next, into those that the layer behind does not see, whose rank becomes this, or a quarter of its inputs. 0: into
-            all directions.
-        same: images with a smaller mean squared error count as one.
+        quiet: number of directions of the noise in the first layer: those in which public images have the least energy. In the
+            next layer the noise has the directions that the layer after it does not see, as its rank is reduced to this number,
+            or a quarter of its inputs. 0: noise in all directions.
+        same: images with a smaller mean squared error count as the same.
         slack: how far outside [0, 1] a pixel may lie and count as in range.
         in_range: share of such pixels that makes a candidate an image.
         weakest: bins with less than this share of the largest difference of bias gradients count as empty.
     """
 
     control: ClassVar = Setting(
-        net="rectified twice", threat=ThreatModel(download="altered", public=True), images=32, at_once=16, least=0.6
+        net="rectified twice", threat=ThreatModel(download="altered", public=True), images=32, per_message=16, min_recovery=0.6
     )
-    usual: ClassVar = None
-    at_once: ClassVar = 16
+    audit_options: ClassVar = None
+    max_batch: ClassVar = 16
     optimises: ClassVar = False
     simulates: ClassVar = False
     slope: float = 0.2
@@ -119,7 +120,7 @@ class Imprint(ImageAttack):
         direction *= self.slope / (x @ direction).std().clamp(min=1e-12)
         edges = (x @ direction).quantile(torch.arange(rows, dtype=torch.float64) / rows)
         outputs = len(weights[f"{chain.second}.weight"])
-        outgoing = self.outgoing * min(1.0, USUAL / rows) * min(1.0, LENGTH / _length(observation, f"{chain.first}.weight"))
+        outgoing = self.outgoing * min(1.0, FULL_ROWS / rows) * min(1.0, LENGTH / _length(observation, f"{chain.first}.weight"))
         each = outgoing * (0.5 + torch.rand(outputs, 1, generator=draw, dtype=torch.float64))
         hidden = torch.randn(rows, width, generator=draw, dtype=torch.float64)
         spread = torch.randn(outputs, rows, generator=draw, dtype=torch.float64)
@@ -147,12 +148,12 @@ class Imprint(ImageAttack):
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
-        The loss is the share of samples that no candidate stands for. Where fewer are found than there are samples, the rest is
-        NaN. Of a message that states no number of samples, all candidates are shown, and they stand for all.
+        The loss is the share of samples without a candidate image; their rows are NaN. For a message that states no number of
+        samples, all candidates are returned, and count as all samples.
         """
         return together(observations, self._one)
 
-    def _one(self, observation: Observation) -> One:
+    def _one(self, observation: Observation) -> SingleReconstruction:
         chain, seen = chain_of(observation), as_gradient(observation)
         _sent_whole(observation, chain)
         rows = observation.weights[f"{chain.first}.weight"].double().cpu()
@@ -172,23 +173,27 @@ class Imprint(ImageAttack):
         # Training moves the edges, so a sample may come out of the bins beside its own, too.
         away = (torch.searchsorted(edges, inputs @ direction) - 1 - filled).abs()
         images, away, strength = images[fits], away[fits], strength[filled][fits]
-        found = images[_distinct(images, away, strength, self.same)[: observation.num_examples]].to(weight_dtype(observation)[1])
-        n = observation.num_examples or len(found)
-        loss = 1 - len(found) / max(n, 1)
-        rest = found.new_full((n - len(found), *observation.input_shape), torch.nan)
-        return One(torch.cat([found, rest]), torch.full((n,), -1), [loss], (loss,))
+        distinct = images[_distinct(images, away, strength, self.same)[: observation.num_examples]].to(
+            weight_dtype(observation)[1]
+        )
+        n = observation.num_examples or len(distinct)
+        loss = 1 - len(distinct) / max(n, 1)
+        rest = distinct.new_full((n - len(distinct), *observation.input_shape), torch.nan)
+        return SingleReconstruction(torch.cat([distinct, rest]), torch.full((n,), -1), [loss], (loss,))
 
 
 def _length(observation: Observation, name: str) -> float:
-    """Learning rate times number of the steps that a tensor takes, with momentum; 1 for a gradient and an unknown schedule."""
+    """Learning rate times number of steps of a tensor, with momentum; 1 for a gradient and an unknown schedule."""
     if observation.kind != "change" or observation.schedule is None:
         return 1.0
     return response(observation.schedule.of(name), 0.0).gain
 
 
 def _sent_whole(observation: Observation, chain: Chain) -> None:
-    """Raises:
-    Inapplicable: entries of the first layer were not sent, so that differences of its rows are no images.
+    """Check that all entries of the first layer were sent.
+
+    Raises:
+        Inapplicable: some were not, so that differences of its rows are no images.
     """
     for kind in ("weight", "bias"):
         if (kept := observation.altered.kept.get(f"{chain.first}.{kind}")) is not None and not bool(kept.all()):
@@ -196,14 +201,14 @@ def _sent_whole(observation: Observation, chain: Chain) -> None:
 
 
 def _differences(values: Tensor) -> Tensor:
-    """Of ``(m, ...)`` in the order of the edges, what each has more than the next."""
+    """The difference of each row from the next, for rows ``(m, ...)`` in the order of the edges."""
     return torch.cat([values[:-1] - values[1:], values[-1:]])
 
 
 def _distinct(images: Tensor, away: Tensor, strength: Tensor, same: float) -> Tensor:
-    """Places of one image for each group of near-equal ones ``(m, C, H, W)``, the most credible group first.
+    """The index of one image for each group of near-equal ones of ``(m, C, H, W)``, the most credible group first.
 
-    Credible is what several bins gave, as mixtures of samples rarely agree, and what lies near its bin.
+    A group is credible if several bins gave it, as mixtures of samples rarely agree, and if it lies near its bin.
     """
     flat = images.flatten(1)
     near = torch.cdist(flat, flat).square() < same * max(flat.shape[1], 1)

@@ -2,10 +2,10 @@
 
 After "Robbing the Fed" (Fowl et al., ICLR 2022) and "Decepticons" (Fowl et al., ICLR 2023). The server switches the first block's
 attention off, so that the feed-forward layer gets single tokens with their positions. All its rows measure one random statistic
-``h(x)`` at the edges of bins, and the next layer has equal columns. So what a row's gradient has more than the next one's is
-``sum g x`` over the tokens near its bin. The activation is smooth, which smears a token over a few bins, and several tokens may
-share one. So each pair of a word and a position is tested against the span of a few differences around its own bin. This works
-also where there are more tokens than the layer is wide. Which sentence has which tokens is not in it.
+``h(x)`` at the edges of bins, and the next layer has equal columns. So the difference of neighbouring rows' gradients is
+``sum g x`` over the tokens near a bin. The activation is smooth, which spreads a token over a few bins, and tokens may share a
+bin. So each pair of a word and a position is tested against the span of a few differences around its own bin. This also works
+for more tokens than the layer is wide. It does not show which tokens belong to the same sentence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedpriv.attacks.text.gradient_span import TOGETHER, fed_to
 from fedpriv.attacks.text.tokens import inferred_labels
 
 ALIGNED = 0.9
-"""Least cosine between the rows of an imprint and their mean."""
+"""Smallest cosine between the rows of an imprint and their mean."""
 
 
 class Block(NamedTuple):
@@ -49,15 +49,15 @@ class TokenImprint(TextAttack):
     """Malicious server: the first feed-forward layer becomes a histogram; finds tokens and their positions.
 
     Attributes:
-        scale: of the layer's inputs; where the change of rounded weights is sent, larger inputs are resolved better.
+        scale: of the layer's inputs; larger inputs are resolved better in the change of rounded weights.
         outgoing: length of what the bins add to a token, over the scale.
-        around: so many bins on each side of a token's own are looked at.
+        around: number of bins on each side of a token's own that are used.
         tolerance: largest relative distance from their span at which a token counts as found.
     """
 
     control: ClassVar = TextSetting()
-    usual: ClassVar = None
-    at_once: ClassVar = None
+    audit_options: ClassVar = None
+    max_batch: ClassVar = None
     optimises: ClassVar = False
     scale: float = 100.0
     outgoing: float = 0.1
@@ -65,7 +65,7 @@ class TokenImprint(TextAttack):
     tolerance: float = 0.02
 
     def alter(self, observation: Observation, public: Tensor, seed: int = 0) -> dict[str, Tensor]:
-        """What the server sends instead.
+        """See :meth:`fedpriv.attacks.attack.Attack.alter`.
 
         Args:
             public: token ids of other texts ``(m, L)``, for the quantiles of the statistic.
@@ -101,14 +101,14 @@ class TokenImprint(TextAttack):
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`. Each word counts once at each of its positions."""
         began = time.process_time()
-        found = [self.find(observation) for observation in observations]
-        counts = torch.stack([hits.long().sum(1) for hits in found])
-        for one, own in zip(observations, counts, strict=True):
-            special = list(facts_of(one).special)
-            own[special] = (own[special] > 0).long() * (one.num_examples or 1)
-        notes = tuple(f"{int(hits.sum())} pairs of token and position" for hits in found)
-        labels = torch.cat([inferred_labels(one) for one in observations])
-        nothing = torch.full((len(found),), torch.nan)
+        hits_by_message = [self.find(observation) for observation in observations]
+        counts = torch.stack([hits.long().sum(1) for hits in hits_by_message])
+        for observation, own in zip(observations, counts, strict=True):
+            special = list(facts_of(observation).special)
+            own[special] = (own[special] > 0).long() * (observation.num_examples or 1)
+        notes = tuple(f"{int(hits.sum())} pairs of token and position" for hits in hits_by_message)
+        labels = torch.cat([inferred_labels(observation) for observation in observations])
+        nothing = torch.full((len(hits_by_message),), torch.nan)
         return TextReconstruction(None, counts, labels, nothing, notes, time.process_time() - began)
 
     @torch.no_grad()
@@ -142,13 +142,13 @@ class TokenImprint(TextAttack):
             own = (torch.searchsorted(edges, fed @ direction) - 1).clamp(min=0)
             within = torch.einsum("nld,nlkd->nlk", fed, bases[own]).norm(dim=2)
             hits.append((1 - (within / fed.norm(dim=2)).square()).clamp(min=0).sqrt() <= self.tolerance)
-        found = torch.cat(hits)
-        found[text.pad] = False
-        return found
+        found_pairs = torch.cat(hits)
+        found_pairs[text.pad] = False
+        return found_pairs
 
 
 def _at_rest(observation: Observation) -> SplitNet:
-    """The net in evaluation mode, a copy: that of the observation says by its mode whether the client trained with dropout."""
+    """A copy of the net in evaluation mode; the mode of the observation's net shows whether the client trained with dropout."""
     return copy.deepcopy(observation.net).eval()
 
 

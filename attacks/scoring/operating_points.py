@@ -1,6 +1,6 @@
 """How well scores separate members from non-members: the ROC, its area, and true-positive rates at low false-positive rates.
 
-A random guess has an area of 0.5 and a true-positive rate equal to the false-positive rate.
+Guesses have an area of 0.5, and a true-positive rate equal to the false-positive rate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FALSE_ALARMS = (0.01, 0.001)
 
 @dataclass(frozen=True)
 class Area:
-    """Area under the ROC, the probability that a member scores higher than a non-member, with its confidence interval."""
+    """The area under the ROC, which is the probability that a member scores higher than a non-member, and its interval."""
 
     value: float
     low: float
@@ -33,6 +33,7 @@ class Area:
 
     @property
     def is_above_chance(self) -> bool:
+        """Whether the interval lies above 0.5."""
         return self.low > 0.5
 
 
@@ -41,24 +42,24 @@ class Point:
     """The ROC at the lowest threshold whose false-positive rate is within the allowed one.
 
     Attributes:
-        found: the true-positive rate. The threshold depends on non-members only, so members are independent trials in its
-            interval.
-        false_alarms: the false-positive rate at this threshold; its interval shows the resolution of so many non-members.
-        by_chance: probability that guessing finds as many members. Exact: in a random order, the number of members above the
+        true_positives: the true-positive rate; members are independent trials, as the threshold depends on non-members only.
+        false_alarms: the false-positive rate; its interval shows the resolution of so many non-members.
+        by_chance: the exact probability that guessing finds as many members: in a random order, the number of members above the
             first non-member that exceeds the limit has a negative hypergeometric distribution.
     """
 
-    found: Rate
+    true_positives: Rate
     false_alarms: Rate
     by_chance: float
 
 
 @dataclass(frozen=True)
 class OperatingPoints:
-    """
+    """The ROC of an attack, its area, and its points at low false-positive rates.
+
     Attributes:
         roc: (false-positive rate, true-positive rate), from (0, 0) to (1, 1).
-        at: by allowed false-positive rate; ``None`` where there are too few non-members for it.
+        at: the point for each allowed false-positive rate; ``None`` where there are too few non-members for it.
         notes: a sentence for each ``None``.
     """
 
@@ -97,15 +98,15 @@ def operating_points(scores: Array, members: Mask) -> OperatingPoints:
 def area(scores: Array, members: Mask, confidence: float = 0.95) -> Area:
     """The area (ties count half) with Newcombe's interval (Stat. Med. 25, 2006, part 2, method 5).
 
-    The interval holds the true areas from which the observed one is less than 1.96 (at 95 %) standard errors away, by the
-    standard error of Hanley & McNeil (1982); Wilson's interval does the same for a rate. DeLong's interval and the bootstrap have
-    no width where few samples are separated completely.
+    It holds the true areas that are less than 1.96 (at 95 %) standard errors from the observed one, by the standard error of
+    Hanley & McNeil (1982), as Wilson's interval does for a rate. DeLong's interval and the bootstrap have no width where few
+    samples are separated completely.
     """
     return interval(float(roc_auc_score(members, scores)), int(members.sum()), int((~members).sum()), confidence)
 
 
 def interval(value: float, n: int, m: int, confidence: float) -> Area:
-    """The interval of :func:`area` for an area that was observed of ``n`` members and ``m`` others."""
+    """The observed area of ``n`` members and ``m`` others, with the interval of :func:`area`."""
     z, extra = float(norm.isf((1 - confidence) / 2)), (n + m) / 2 - 1
 
     def distance(true: float) -> float:
@@ -119,7 +120,7 @@ def interval(value: float, n: int, m: int, confidence: float) -> Area:
 
 
 def can_tell(members: int, others: int, confidence: float = 0.95) -> bool:
-    """Whether the interval of an attack that separates so many members and others completely would lie above 0.5."""
+    """Whether an attack that separates so many members and others completely would have an interval above 0.5."""
     scores = np.repeat([1.0, 0.0], [members, others])
     return area(scores, scores > 0, confidence).low > 0.5
 
@@ -131,6 +132,6 @@ def _point(scores: Array, members: Mask, rate: float) -> Point | None:
         return None
     # Above the first non-member that exceeds the limit; ties with it do not count as found.
     above = scores > outside[allowed]
-    inside, found = int(members.sum()), int(above[members].sum())
-    by_chance = float(nhypergeom.sf(found - 1, inside + len(outside), inside, allowed + 1))
-    return Point(wilson(found, inside), wilson(int(above[~members].sum()), len(outside)), by_chance)
+    inside, hits = int(members.sum()), int(above[members].sum())
+    by_chance = float(nhypergeom.sf(hits - 1, inside + len(outside), inside, allowed + 1))
+    return Point(wilson(hits, inside), wilson(int(above[~members].sum()), len(outside)), by_chance)

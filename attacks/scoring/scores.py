@@ -104,7 +104,7 @@ def counts(rates: Mapping[Threshold, Rate]) -> dict[Threshold, int]:
     return {limit: rate.successes for limit, rate in rates.items()}
 
 
-def beyond(recovered: Mapping[Threshold, int], copies: Mapping[Threshold, int]) -> Threshold | None:
+def threshold_above(recovered: Mapping[Threshold, int], copies: Mapping[Threshold, int]) -> Threshold | None:
     """The loosest threshold at which more images were recovered than copies of the nearest public image would count for.
 
     Images of one kind can be so alike that copies of public ones count for many at a loose threshold. What an attack really

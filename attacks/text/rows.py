@@ -97,7 +97,9 @@ def unexplained(observation: Observation, name: str) -> str | None:
 def _decay(observation: Observation, name: str, start: Tensor) -> tuple[Tensor, int]:
     """The change ``(V, d)`` of unused rows by weight decay, as far as it is known, and the number of steps."""
     if observation.schedule is None:
-        return torch.zeros_like(start) if observation.idle is None else observation.idle(start), MANY
+        return torch.zeros_like(start) if observation.zero_gradient_change is None else observation.zero_gradient_change(
+            start
+        ), MANY
     schedule = observation.schedule.of(name)
     return response(schedule, schedule.weight_decay).shrink * start, schedule.steps
 

@@ -49,8 +49,12 @@ class SpanAttack(SearchOptions, TextAttack):
     """
 
     control: ClassVar = TextSetting()
-    usual: ClassVar = {"steps": 100, "starts": 2, "budget": 20_000}  # testing a thousand sentences takes about two seconds
-    at_once: ClassVar = None
+    audit_options: ClassVar = {
+        "steps": 100,
+        "starts": 2,
+        "budget": 20_000,
+    }  # testing a thousand sentences takes about two seconds
+    max_batch: ClassVar = None
     finds_order: ClassVar = True
     tolerance: float = 0.01
     budget: int = ranged(50_000)

@@ -34,8 +34,12 @@ class Tag(SearchOptions, TextAttack):
     """
 
     control: ClassVar = TextSetting()
-    usual: ClassVar = {"steps": 100, "starts": 1, "sweeps": 10}  # a step through a pretrained encoder takes about a second
-    at_once: ClassVar = 4
+    audit_options: ClassVar = {
+        "steps": 100,
+        "starts": 1,
+        "sweeps": 10,
+    }  # a step through a pretrained encoder takes about a second
+    max_batch: ClassVar = 4
     finds_order: ClassVar = True
     known_tokens: bool = True
     length: int = ranged(0, most=512)

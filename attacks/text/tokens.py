@@ -123,7 +123,7 @@ class TokenSet(TextAttack):
     """The tokens of a batch, without their order, from the gradient of the word embedding; no optimisation."""
 
     control: ClassVar = TextSetting()
-    at_once: ClassVar = None
+    max_batch: ClassVar = None
     optimises: ClassVar = False
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:

@@ -65,7 +65,7 @@ def needs(name: str) -> Iterator[str]:
         yield f"* Layers: {LAYERS[kind.head]}."
     if kind.is_malicious():
         yield "* A malicious server: `--threat malicious`; no audit mounts it."
-    elif kind.usual is None:
+    elif kind.audit_options is None:
         yield "* No audit mounts it: another attack does the same better."
     else:
         yield f"* Audits try it on {scope(kind)}."
@@ -76,9 +76,9 @@ def needs(name: str) -> Iterator[str]:
 
 def scope(kind: type[Attack[Any]]) -> str:
     """The messages that an attack's control covers."""
-    any_number = not kind.optimises or kind.at_once is None
+    any_number = not kind.optimises or kind.max_batch is None
     samples = f"any number of {kind.modality}s" if any_number else (
-        f"one {kind.modality}" if kind.at_once == 1 else f"up to {kind.at_once} {kind.modality}s"
+        f"one {kind.modality}" if kind.max_batch == 1 else f"up to {kind.max_batch} {kind.modality}s"
     )  # fmt: skip
     steps = "" if kind.most_steps is None else f", and up to {kind.most_steps} local steps"
     return f"{samples} behind a message{steps}"

@@ -121,7 +121,7 @@ def _figures(points: OperatingPoints) -> dict[str, float | None]:
         "auc": points.auc.value,
         "low": points.auc.low,
         "high": points.auc.high,
-        "tpr": None if at is None else at.found.share,
+        "tpr": None if at is None else at.true_positives.share,
     }
 
 

@@ -16,7 +16,7 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.gradients.local_run import local_run
 from fedpriv.attacks.lab.attempts import attempt
-from fedpriv.attacks.lab.controls import alteration
+from fedpriv.attacks.lab.image_controls import alteration
 from fedpriv.attacks.lab.nets import observe, perceptron
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.lab.trial import Attacker
@@ -38,10 +38,10 @@ def on_images(config: dict[str, Any], source: str) -> list[dict[str, Any]]:
         chosen = torch.randperm(len(pool), generator=torch.Generator().manual_seed(SEED))[: len(images)]
         images = pool[chosen] / 255
     attack = image_attack(config["attack"])(**config["options"])
-    pairs = zip(images.split(setting.at_once), labels.split(setting.at_once), strict=True)
+    pairs = zip(images.split(setting.per_message), labels.split(setting.per_message), strict=True)
     alter = alteration(attack)
     observed = [one for i, pair in enumerate(pairs) for one in setting.observations(*pair, SEED + i, alter)]
-    facts = {"net": setting.net, "size": setting.side, "batch": setting.at_once, "steps": setting.steps or 1}
+    facts = {"net": setting.net, "size": setting.side, "batch": setting.per_message, "steps": setting.steps or 1}
     return [facts | tried(attack, setting.threat, observed, images, labels, config["attack"] == "fishing")]
 
 

@@ -125,12 +125,12 @@ ROWS = {
     "dlg-noise": defended_row("dlg", 4, {"restarts": 1}, noise=0.3),
     "lti-pruned": defended_row("learned-inversion", 40, {}, LEARNED, kept=0.01),
     "dlg-pruned": defended_row("dlg", 4, {"restarts": 1}, kept=0.01),
-    "imprint-16": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, at_once=16),
-    "imprint-16-noise": image_row("imprint", {"noise": 1.25}, MALICIOUS, net="rectified twice", images=64, at_once=16),
+    "imprint-16": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, per_message=16),
+    "imprint-16-noise": image_row("imprint", {"noise": 1.25}, MALICIOUS, net="rectified twice", images=64, per_message=16),
     "imprint-16-quiet": image_row(
-        "imprint", {"noise": 1.25, "quiet": 500}, MALICIOUS, net="rectified twice", images=64, at_once=16
+        "imprint", {"noise": 1.25, "quiet": 500}, MALICIOUS, net="rectified twice", images=64, per_message=16
     ),
-    "imprint-64": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, at_once=64),
+    "imprint-64": image_row("imprint", {}, MALICIOUS, net="rectified twice", images=64, per_message=64),
     "tokens": text_row("tokens"),
     "span": text_row("span"),
     "tag": text_row("tag"),
@@ -140,15 +140,17 @@ ROWS = {
     "dager-batch-16": text_row("span", 32, batch=16, net=WIDE, masked="embeddings"),
     "inverting-gradients": image_row("inverting-gradients", {"steps": 800}, images=5),
     "inverting-gradients-mlp": image_row("inverting-gradients", {"steps": 800}, net="perceptron", images=5),
-    "inverting-gradients-batch-4": image_row("inverting-gradients", {"steps": 800}, net="perceptron", images=4, at_once=4),
+    "inverting-gradients-batch-4": image_row("inverting-gradients", {"steps": 800}, net="perceptron", images=4, per_message=4),
     "unrolled": image_row("unrolled", {"iterations": 20, "restarts": 0}, net="perceptron", images=4, steps=4),
-    "unrolled-batch-4": image_row("unrolled", {"iterations": 20, "restarts": 0}, net="perceptron", images=4, at_once=4, steps=4),
+    "unrolled-batch-4": image_row(
+        "unrolled", {"iterations": 20, "restarts": 0}, net="perceptron", images=4, per_message=4, steps=4
+    ),
     "dlg": image_row("dlg", {"restarts": 1}, images=5),
     "idlg": image_row("idlg", {"restarts": 1}, images=5),
     "head-free": image_row("head-free", {"restarts": 0}, images=5, masked=1),
     "known-head": image_row("known-head", {"restarts": 1}, {"top": "initial"}, images=5, masked=1),
-    "fishing": image_row("fishing", {}, MALICIOUS, images=16, at_once=8),
-    "dlg-batch-4": image_row("dlg", {"restarts": 1}, images=4, at_once=4),
+    "fishing": image_row("fishing", {}, MALICIOUS, images=16, per_message=8),
+    "dlg-batch-4": image_row("dlg", {"restarts": 1}, images=4, per_message=4),
     **{
         f"{method}-{name}": clients_row({"method": method, "seed": SEED, **run}, *FURTHER.get(f"{method}-{name}", ()))
         for name, run in TRAINING.items()

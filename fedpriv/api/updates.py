@@ -22,8 +22,8 @@ from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.explained import ONE_STEP, as_one_step, explained
-from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, concluded
@@ -145,7 +145,7 @@ def audit_update(
 
     def observe(threat: ThreatModel) -> list[Observation]:
         one = as_seen(threat, sent, schedule, model)
-        one = replace(one, unlike=unlike, altered=declared(one.shared, described), statistics=statistics)
+        one = replace(one, control_differences=unlike, altered=declared(one.shared, described), statistics=statistics)
         return granted([one], reference)
 
     def read(what: str, threat: ThreatModel) -> list[Observation]:

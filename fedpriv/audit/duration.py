@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from fedpriv.attacks.lab.kept import folder
+from fedpriv.attacks.lab.control import folder
 
 
 def of_last(kind: str) -> dict[str, float]:

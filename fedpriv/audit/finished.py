@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Reconstruction
-from fedpriv.attacks.lab.kept import code
+from fedpriv.attacks.lab.control import code
 from fedpriv.attacks.lab.trial import Attacker, mount
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, checksum, load_json, load_tensors, save_json, save_tensors
@@ -81,7 +81,7 @@ class Finished:
             raise FedprivError(f"cannot keep what the audit has finished in {self._folder}: {error.strerror}") from None
 
 
-_OF_THE_RUN = ("weights", "statistics", "net", "public", "idle", "penalty")
+_OF_THE_RUN = ("weights", "statistics", "net", "public", "zero_gradient_change", "penalty")
 """Of an observation what follows from the run, the message and the threat model."""
 
 

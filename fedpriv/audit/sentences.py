@@ -360,7 +360,7 @@ def _few_false_alarms(attacks: Sequence[MembershipOutcome]) -> str | None:
     """The members found at a low false-positive rate, if guessing would hardly find as many."""
     if (few := members.few_false_alarms(attacks)) is None:
         return None
-    rate = few.point.found
+    rate = few.point.true_positives
     found = f"{rate.share:.0%} of the members at a false-positive rate of {100 * few.false_positive_rate:g}%"
     return f"{_in_round(few.outcome, attacks)} finds {found} (95 % interval {rate.low:.0%} to {rate.high:.0%})"
 

@@ -170,9 +170,9 @@ def _attack_images(
             attempts = until_decided(target, tried, seed, begin, n, first=n if chosen["count"] else FIRST)
         for attacker in tried if not attempts else ():
             begin(f"{target.title}: {attacker.name}")
-            attempts.append(target.tried(attacker, Trial(seed, in_reach=False)))
+            attempts.append(target.run(attacker, Trial(seed, in_reach=False)))
     tell_controls([control for made in attempts for control in made.controls], out)
-    if all(made.found is None for made in attempts):
+    if all(made.reconstruction is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])
     for line in figures.remarks(attempts):
         out.print(line, soft_wrap=True)

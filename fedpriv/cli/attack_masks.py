@@ -27,7 +27,7 @@ def attack_masks(options: Mapping[str, Any], seed: int, **others: Any) -> dict[s
 
     from fedpriv.attacks.inference.masked_round import flower_mask, flower_seed, masked_round, number_of
     from fedpriv.attacks.inference.masked_sums import SEED_BITS, SecaggMasks, Words, unmask
-    from fedpriv.attacks.lab.controls import Control
+    from fedpriv.attacks.lab.control import Control
     from fedpriv.secure.masks import mask
 
     if given := [option for option, value in others.items() if value and option != "runs_dir"]:

@@ -18,7 +18,7 @@ from fedpriv.errors import FedprivError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedpriv.attacks.lab.controls import Control
+    from fedpriv.attacks.lab.control import Control
 
 T = TypeVar("T")
 

@@ -44,7 +44,7 @@ def test_a_gradient_of_the_truth_is_explained(batch_norm: bool) -> None:
 
 
 def test_local_steps_are_explained() -> None:
-    setting = Setting(net="perceptron", steps=3, at_once=4, side=8)
+    setting = Setting(net="perceptron", steps=3, per_message=4, side=8)
     (seen,) = setting.observations(IMAGES, LABELS, 0)
     assert seen.kind == "change" and cosine(seen) == pytest.approx(1, abs=1e-6)
     assert LEAST < cosine(replace(seen, schedule=None)) < 1, "read as one step"
@@ -58,7 +58,7 @@ def test_a_message_without_a_step_is_not_explained() -> None:
 
 def test_weight_decay_explains_nothing() -> None:
     """It is in the message and in the simulation, and alone would make them alike."""
-    (seen,) = Setting(net="perceptron", steps=3, at_once=4, side=8).observations(IMAGES, LABELS, 0)
+    (seen,) = Setting(net="perceptron", steps=3, per_message=4, side=8).observations(IMAGES, LABELS, 0)
     assert seen.schedule is not None
     decaying, draw = replace(seen.schedule, weight_decay=1.0), torch.Generator().manual_seed(0)
     shrink = response(decaying, 1.0).shrink
@@ -95,7 +95,7 @@ def test_what_transforms_do_is_no_doubt() -> None:
 
 def test_a_tensor_of_another_length_is_seen() -> None:
     """A layer that is trained without momentum, or at a rate of its own, hardly moves the cosine."""
-    (seen,) = Setting(net="perceptron", steps=3, at_once=4, side=8).observations(IMAGES, LABELS, 0)
+    (seen,) = Setting(net="perceptron", steps=3, per_message=4, side=8).observations(IMAGES, LABELS, 0)
     assert agreement(seen).factor == pytest.approx(1, abs=1e-5) and agreement(seen).doubt is None
     name = max(seen.shared, key=lambda one: float(seen.shared[one].norm()))
     other = replace(seen, shared={**seen.shared, name: 1.7 * seen.shared[name]})
@@ -169,7 +169,7 @@ def test_where_the_simulation_is_exact_a_small_difference_is_a_doubt() -> None:
     read_as_one = explained(replace(seen, shared=more), seen.weights, IMAGES, LABELS, one_step=True)
     assert read_as_one is not None and read_as_one.doubt is None, "there, the control on the same net has as many steps"
     assert not agreement(noisy(seen, 0.01 * float(norm))).exact, "the noise is as large a difference"
-    (steps,) = Setting(net="perceptron", steps=3, at_once=4, side=8).observations(IMAGES, LABELS, 0)
+    (steps,) = Setting(net="perceptron", steps=3, per_message=4, side=8).observations(IMAGES, LABELS, 0)
     (alone,) = Setting(net="perceptron", steps=3, side=8).observations(IMAGES[:1], LABELS[:1], 0)
     assert not agreement(steps).exact, "of batches, whose order is not known"
     single = explained(alone, alone.weights, IMAGES[:1], LABELS[:1])

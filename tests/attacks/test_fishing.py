@@ -12,7 +12,7 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.options import taken
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
-from fedpriv.attacks.lab.controls import negative_control, positive_control
+from fedpriv.attacks.lab.image_controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.malicious.fishing import Fishing
 from fedpriv.attacks.scoring.scores import errors, match, mse
@@ -122,7 +122,9 @@ def test_any_class_can_be_named() -> None:
 @pytest.mark.parametrize(("at_once", "of"), [(1, 4), (2, 2), (4, 1)])
 def test_the_positive_control_counts_what_is_aimed_at(at_once: int, of: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """An attack that finds one image of one message fails where there are more messages."""
-    setting = Setting(threat=ThreatModel(download="altered"), images=4, at_once=at_once, side=8, least=0.5, aimed=True)
+    setting = Setting(
+        threat=ThreatModel(download="altered"), images=4, per_message=at_once, side=8, min_recovery=0.5, targeted=True
+    )
 
     def run(self: Fishing, observations: list[Observation], seed: int = 0) -> Reconstruction:
         raw = torch.full((4, 3, 8, 8), torch.nan)

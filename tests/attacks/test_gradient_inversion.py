@@ -19,7 +19,7 @@ from fedpriv.attacks.image.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg, la
 from fedpriv.attacks.image.head_free import HeadFree
 from fedpriv.attacks.image.heads import JointHead, KnownHead, RandomHead
 from fedpriv.attacks.image.inverting_gradients import InvertingGradients
-from fedpriv.attacks.lab.controls import Setting, negative_control, positive_control
+from fedpriv.attacks.lab.image_controls import Setting, negative_control, positive_control
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe, reference_victim
 from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs

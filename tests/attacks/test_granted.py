@@ -11,7 +11,7 @@ from torch import nn
 from fedpriv.attacks.attack import image_attack, image_attacks
 from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, blank, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.lab.controls import Setting
+from fedpriv.attacks.lab.image_controls import Setting
 from fedpriv.attacks.lab.images import default_images
 from tests.marks import slow_but
 

@@ -43,7 +43,7 @@ def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observa
     )
     idle = idle_of(train, method, 1, ["encoder.word"], len(lengths), 1)
     true = counts_of(ids, SMALL.words, PAD) > 0
-    return replace(observation, kind="change", shared=change, idle=idle), true
+    return replace(observation, kind="change", shared=change, zero_gradient_change=idle), true
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
@@ -61,7 +61,7 @@ def test_after_adams_steps_with_weight_decay(optimizer: Any, lengths: list[int],
 def test_where_it_is_not_known_what_moved_the_rows_a_failure_is_no_evidence() -> None:
     train = TrainConfig(optimizer="adam", lr=1e-3, weight_decay=1e-3, batch_size=100)
     seen, true = stepped([8, 6], train, steps=4)
-    seen = replace(seen, idle=None)
+    seen = replace(seen, zero_gradient_change=None)
     assert not bool((find_tokens(seen).present & true).any())
     assert "estimate" in str(unexplained(seen, TEXT.words))
     declared = replace(seen, altered=Altered(variance={TEXT.words: 1e-6}))

@@ -14,7 +14,7 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.lab.attempts import attempt, suited
-from fedpriv.attacks.lab.controls import negative_control, positive_control
+from fedpriv.attacks.lab.image_controls import negative_control, positive_control
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.malicious.imprint import Imprint
@@ -108,9 +108,9 @@ def test_messages_that_state_no_number_are_scored_by_what_matches(schedule: Sche
     message, images = answered(schedule)
     messages, images = [replace(message, num_examples=None)] * 2, torch.cat([images] * 2)
     found = attempt(Attacker(ATTACK, ThreatModel()), messages, images, torch.arange(24) % 5, 0)
-    assert found.found is not None and found.raw is not None and found.recovered is not None
+    assert found.reconstruction is not None and found.raw is not None and found.recovered is not None
     assert found.raw.shape == images.shape and found.recovered.successes >= 16
-    rows = found.found.raw.chunk(2)[0]
+    rows = found.reconstruction.raw.chunk(2)[0]
     assert len(rows) < 24 and torch.pdist(rows.flatten(1)).square().min() > ATTACK.same * 36, "each once"
     noise = {name: torch.randn_like(tensor) for name, tensor in message.shared.items()}
     nothing = attempt(Attacker(ATTACK, ThreatModel()), [replace(messages[0], shared=noise)], images[:12], torch.arange(12) % 5, 0)
@@ -165,7 +165,7 @@ def test_a_failure_is_no_evidence_where_other_constants_may_succeed(known: dict[
     message, images = answered(n=1)
     assert Imprint.harder(message) is None
     made = attempt(Attacker(ATTACK, ThreatModel()), [replace(message, **known)], images, torch.tensor([0]), 0)
-    assert made.found is not None and any(why in reason.text for reason in made.reasons), made
+    assert made.reconstruction is not None and any(why in reason.text for reason in made.reasons), made
 
 
 def test_a_first_layer_that_is_not_sent_whole_is_in_the_way() -> None:

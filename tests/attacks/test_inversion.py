@@ -18,12 +18,12 @@ from torch.nn import functional as F
 from attacks import Inapplicable, invert
 from fedpriv.attacks.attack import ATTACKS, ImageAttack
 from fedpriv.attacks.core.observation import Observation
-from fedpriv.attacks.core.reconstruction import One, Reconstruction, together
+from fedpriv.attacks.core.reconstruction import Reconstruction, SingleReconstruction, together
 from fedpriv.attacks.image.direct import Analytic
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import reference_victim
 from fedpriv.attacks.lab.setting import Setting
-from fedpriv.attacks.lab.trial import NO_PROMISE
+from fedpriv.attacks.lab.trial import NO_CONTROL
 
 
 class Own(nn.Module):
@@ -233,7 +233,7 @@ class OfOne(Analytic):
 
     name: ClassVar = "of-one"
     control: ClassVar = Setting(net="perceptron", images=1)
-    at_once: ClassVar = 1
+    max_batch: ClassVar = 1
     optimises: ClassVar = True
 
 
@@ -261,7 +261,7 @@ def test_more_images_than_those_of_the_controls_are_no_evidence(net: Own) -> Non
     reach, *others = str(both.no_evidence).split("; no ")
     assert reach == "2 images behind one message; at this budget its control recovers up to 1 at once"
     assert others == ["ReLU follows 'hidden', so that every image behind a message moves every neuron"], "in the net's own names"
-    assert invert(net, gradient_of(net), input_shape=SHAPE, attack="of-one").no_evidence == NO_PROMISE.text
+    assert invert(net, gradient_of(net), input_shape=SHAPE, attack="of-one").no_evidence == NO_CONTROL.text
 
 
 @pytest.mark.usefixtures("own_attacks")
@@ -287,8 +287,8 @@ class Grey(ImageAttack):
     control: ClassVar = Setting(net="perceptron", images=1)
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        def grey(observation: Observation) -> One:
-            return One(torch.full((1, *observation.input_shape), 0.5), torch.tensor([-1]), [1.0], (1.0,))
+        def grey(observation: Observation) -> SingleReconstruction:
+            return SingleReconstruction(torch.full((1, *observation.input_shape), 0.5), torch.tensor([-1]), [1.0], (1.0,))
 
         return together(observations, grey)
 

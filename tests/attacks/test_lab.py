@@ -27,11 +27,11 @@ from fedpriv.attacks.lab.attempts import (
     run_controls,
     suited,
 )
-from fedpriv.attacks.lab.controls import Control, negative_control, positive_control
+from fedpriv.attacks.lab.image_controls import Control, negative_control, positive_control
 from fedpriv.attacks.lab.images import default_images, sample_photographs
 from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.lab.setting import Setting
-from fedpriv.attacks.lab.trial import NO_PROMISE, Attacker, out_of_reach
+from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, out_of_reach
 from tests.marks import quick_first, slow_but
 
 SHORT = {"steps": 1, "adam_steps": 2, "restarts": 0, "iterations": 1, "adam": 2, "lbfgs": 1}
@@ -182,10 +182,10 @@ def test_as_many_images_at_once_as_an_attack_declares_are_recovered_at_its_usual
     """On small images, and the negative controls elsewhere, for the time that they take."""
     kind = image_attack(name)
     says = kind
-    assert says.control is not None and says.usual is not None
-    small = replace(says.control, side=12 if name == "inverting-gradients" else 8, at_once=says.at_once)
-    found = positive_control(kind(**says.usual), small, seed=2)
-    assert found.passed and f"{says.at_once} behind one message" in found.sentence, found
+    assert says.control is not None and says.audit_options is not None
+    small = replace(says.control, side=12 if name == "inverting-gradients" else 8, per_message=says.max_batch)
+    found = positive_control(kind(**says.audit_options), small, seed=2)
+    assert found.passed and f"{says.max_batch} behind one message" in found.sentence, found
 
 
 @pytest.mark.parametrize("control", [positive_control, negative_control])
@@ -224,7 +224,7 @@ def test_controls_are_of_what_is_attacked() -> None:
     asked: list[Any] = []
 
     class Spy(Foreign):
-        at_once = 128
+        max_batch = 128
 
         def run(self, seen: Sequence[Observation], seed: int = 0) -> Reconstruction:
             asked.append(seen)
@@ -273,15 +273,15 @@ def test_who_fails_a_control_is_not_run_and_who_passes_is_evidence() -> None:
     images, labels = setting.truth(0)
     seen = setting.observations(images, labels, 0)
     undefended = Images(images, labels, lambda threat: seen)
-    made = undefended.tried(Attacker(short("inverting-gradients"), ThreatModel()))
-    assert made.found is None and made.inapplicable is not None and made.inapplicable.kind == "control failed"
+    made = undefended.run(Attacker(short("inverting-gradients"), ThreatModel()))
+    assert made.reconstruction is None and made.inapplicable is not None and made.inapplicable.kind == "control failed"
     assert "not tried, as a control failed: inverting-gradients recovered 0 of 4" in str(made.inapplicable)
     assert not made.is_evidence and made.status(False) == Status.not_run(made.inapplicable)
-    made = undefended.tried(Attacker(image_attack("analytic")(), ThreatModel()))
+    made = undefended.run(Attacker(image_attack("analytic")(), ThreatModel()))
     assert made.is_evidence and made.scores is not None and made.scores.recovered[1e-2].successes == 2
-    made = undefended.tried(Attacker(short("joint-head"), ThreatModel()))
-    assert made.found is not None and not made.is_evidence, "it has no positive control"
-    assert made.status(False) == Status("inconclusive", (NO_PROMISE,)) and made.status(True).word == "found"
+    made = undefended.run(Attacker(short("joint-head"), ThreatModel()))
+    assert made.reconstruction is not None and not made.is_evidence, "it has no positive control"
+    assert made.status(False) == Status("inconclusive", (NO_CONTROL,)) and made.status(True).word == "found"
 
 
 def test_more_images_at_once_than_a_control_reaches() -> None:
@@ -323,7 +323,7 @@ def test_a_control_whose_images_are_easier_promises_nothing() -> None:
         return attempt(Attacker(image_attack(name)(**options), ThreatModel()), [message], images, classes, 0)
 
     def said(found: ImageAttempt) -> tuple[str, ...]:
-        assert all(reason.kind == "unlike the controls" for reason in found.reasons)
+        assert all(reason.kind == "differs from controls" for reason in found.reasons)
         return tuple(reason.text for reason in found.reasons)
 
     shared = "images behind a message share classes, and those of its control do not"

@@ -34,8 +34,8 @@ def of(setting: Setting) -> list[Observation]:
     [
         (apart, False),
         (lambda: of(Setting(side=SIDE)), False),
-        (lambda: of(Setting(side=SIDE, at_once=2)), False),
-        (lambda: of(Setting(side=SIDE, at_once=2, batch_norm=True)), False),
+        (lambda: of(Setting(side=SIDE, per_message=2)), False),
+        (lambda: of(Setting(side=SIDE, per_message=2, batch_norm=True)), False),
         (lambda: of(Setting(side=SIDE, masked=1, threat=ThreatModel(top="initial"))), True),
     ],
     ids=["nets", "one net", "two images", "BatchNorm", "hidden layer"],

@@ -17,7 +17,7 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.gradients.simulated import simulated
 from fedpriv.attacks.image.learned_inversion import Defence, LearnedInversion, alike, components, defence_of, rows_of
 from fedpriv.attacks.lab.attempts import ImageAttempt, attempt, joined, suited
-from fedpriv.attacks.lab.controls import negative_control, positive_control
+from fedpriv.attacks.lab.image_controls import negative_control, positive_control
 from fedpriv.attacks.lab.images import digits
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.lab.trial import Attacker
@@ -33,7 +33,7 @@ FEW = LearnedInversion(images=60, components=20, width=16, steps=3)
 
 
 def setting(images: int = 3, **more: object) -> Setting:
-    return replace(Setting(kind="digits", side=8, images=images, threat=KNOWS, least=0.5), **more)
+    return replace(Setting(kind="digits", side=8, images=images, threat=KNOWS, min_recovery=0.5), **more)
 
 
 def messages(one: Setting, seed: int = 0) -> tuple[Tensor, Tensor, list[Observation]]:
@@ -141,8 +141,8 @@ def test_it_recovers_under_noise_beyond_copies() -> None:
         for one in seen
     ]
     made = attempt(Attacker(LearnedInversion(steps=300), KNOWS), noisy, images, labels, 0)
-    assert made.copies is not None and made.recovered is not None
-    assert made.recovered.successes > 10 > made.copies[RECOVERED]
+    assert made.copy_successes is not None and made.recovered is not None
+    assert made.recovered.successes > 10 > made.copy_successes[RECOVERED]
 
 
 class Returns(ImageAttack):
@@ -164,14 +164,14 @@ def test_no_more_than_copies_is_nothing() -> None:
     near = torch.cat([images[:2], 1 - images[2:]])
     made = attempt(Attacker(Returns(near), KNOWS), with_copies, images, labels, 0)
     assert made.scores is not None and made.recovered is not None
-    assert made.copies == dict.fromkeys(THRESHOLDS, 2)
+    assert made.copy_successes == dict.fromkeys(THRESHOLDS, 2)
     assert made.scores.recovered[RECOVERED].successes == 2 and made.recovered.successes == 0
     all_three = attempt(Attacker(Returns(images), KNOWS), with_copies, images, labels, 0)
     assert all_three.recovered is not None and all_three.recovered.successes == 3
     both = joined([made, all_three], torch.cat([labels] * 2))
-    assert both.copies == dict.fromkeys(THRESHOLDS, 4) and both.recovered is not None and both.recovered.successes == 5
+    assert both.copy_successes == dict.fromkeys(THRESHOLDS, 4) and both.recovered is not None and both.recovered.successes == 5
     unknowing = attempt(Attacker(Returns(near), ThreatModel()), [replace(one, public=None) for one in seen], images, labels, 0)
-    assert unknowing.copies is None and unknowing.recovered is not None and unknowing.recovered.successes == 2
+    assert unknowing.copy_successes is None and unknowing.recovered is not None and unknowing.recovered.successes == 2
     assert ImageAttempt(made.attacker, inapplicable=Reason("does not apply", "x")).recovered is None
 
 

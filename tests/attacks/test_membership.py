@@ -114,7 +114,7 @@ def test_a_net_that_learned_random_labels_by_heart_gives_its_members_away(sample
     assert threshold.auc.low > 0.8 and ratio.auc.low > 0.9
     few = ratio.at[0.01], threshold.at[0.01]
     assert few[0] is not None and few[1] is not None
-    assert few[0].found.share >= few[1].found.share and few[0].found.low > 0.05
+    assert few[0].true_positives.share >= few[1].true_positives.share and few[0].true_positives.low > 0.05
 
 
 @pytest.mark.slow

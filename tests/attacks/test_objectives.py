@@ -15,7 +15,7 @@ from fedpriv.attacks.attack import ImageAttack, TextAttack, image_attack, image_
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, SplitNet
 from fedpriv.attacks.gradients.matching import Objective
-from fedpriv.attacks.lab.controls import alteration
+from fedpriv.attacks.lab.image_controls import alteration
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe
 from fedpriv.attacks.text.span import SpanAttack
@@ -64,17 +64,17 @@ def in_double(message: Observation) -> Observation:
 
 def observed(attack: ImageAttack, **changes: Any) -> list[Observation]:
     """Two messages of the attack's control, of two images each if it takes several."""
-    control, together = attack.control, min(2, attack.at_once or 2)
+    control, together = attack.control, min(2, attack.max_batch or 2)
     assert control is not None
     setting = replace(control, net="reference", side=8, batch_norm=True)
-    setting = setting if setting.aimed else replace(setting, images=2 * together, at_once=together)
+    setting = setting if setting.targeted else replace(setting, images=2 * together, per_message=together)
     setting = replace(setting, **changes)
     return [in_double(one) for one in setting.observations(*setting.truth(0), 0, alteration(attack))]
 
 
 def of_one(attack: ImageAttack) -> list[Observation]:
     """A linear layer is shared."""
-    return observed(attack, images=2, at_once=1, layers=2)
+    return observed(attack, images=2, per_message=1, layers=2)
 
 
 def noisy(attack: ImageAttack) -> list[Observation]:

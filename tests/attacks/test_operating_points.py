@@ -23,7 +23,7 @@ def test_two_gaussians() -> None:
     for rate in (0.01, 0.001):
         point = found.at[rate]
         assert point is not None and point.false_alarms.share <= rate
-        assert point.found.share == pytest.approx(norm.sf(norm.isf(rate) - 1), rel=0.15)
+        assert point.true_positives.share == pytest.approx(norm.sf(norm.isf(rate) - 1), rel=0.15)
     assert found.roc[0] == (0.0, 0.0) and found.roc[-1] == (1.0, 1.0) and found.notes == ()
 
 
@@ -63,7 +63,7 @@ def test_how_likely_guessing_finds_as_many_is_exact() -> None:
     scores = np.where(members, 200.0, np.arange(101.0))
     point = operating_points(scores, members).at[0.01]
     assert point is not None and point.by_chance == pytest.approx(2 / 101)
-    assert point.found.successes == 1 and point.false_alarms.successes == 1
+    assert point.true_positives.successes == 1 and point.false_alarms.successes == 1
     draw = np.random.default_rng(0)
     found = [operating_points(draw.normal(size=160), np.arange(160) < 60).at[0.01] for _ in range(200)]
     for level in (0.02, 0.05, 0.2):
@@ -85,10 +85,10 @@ def test_too_few_non_members_are_said_and_not_counted() -> None:
 def test_false_alarms_never_exceed_what_is_allowed_not_even_with_ties() -> None:
     members = np.arange(400) < 200
     constant = operating_points(np.zeros(400), members).at[0.01]
-    assert constant is not None and constant.found.successes == constant.false_alarms.successes == 0
+    assert constant is not None and constant.true_positives.successes == constant.false_alarms.successes == 0
     scores = np.random.default_rng(0).integers(0, 5, 400) + members
     point = operating_points(scores.astype(float), members).at[0.01]
-    assert point is not None and point.false_alarms.share <= 0.01 and point.found.share > 0.1
+    assert point is not None and point.false_alarms.share <= 0.01 and point.true_positives.share > 0.1
 
 
 def test_infinite_scores_are_extreme_and_nan_is_refused() -> None:

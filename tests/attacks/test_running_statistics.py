@@ -16,9 +16,9 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Passes, SplitNet, ThreatModel, blank
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.batch_statistics import layer_statistics, sample_statistics
-from fedpriv.attacks.inference import running_statistics_control
+from fedpriv.attacks.inference import membership_controls
+from fedpriv.attacks.inference.membership_controls import running_statistics_control
 from fedpriv.attacks.inference.running_statistics import mean_colour, shares_of_batches
-from fedpriv.attacks.inference.running_statistics_control import positive_control
 
 SHAPE, MEAN, STD = (3, 8, 8), (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
@@ -190,11 +190,11 @@ def test_what_cannot_be_read_says_why() -> None:
 
 
 def test_its_control_finds_members() -> None:
-    control = positive_control()
+    control = running_statistics_control()
     assert control.passed and "AUC 1.00" in control.sentence
 
 
 def test_its_control_fails_for_an_attack_that_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = np.random.default_rng(0)
-    monkeypatch.setattr(running_statistics_control, "shares_of_batches", lambda message, candidates: draw.random(16))
-    assert not positive_control().passed
+    monkeypatch.setattr(membership_controls, "shares_of_batches", lambda message, candidates: draw.random(16))
+    assert not running_statistics_control().passed

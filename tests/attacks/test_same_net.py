@@ -45,12 +45,14 @@ class Reads(ImageAttack):
 def test_the_messages_are_undefended_ones_of_photographs() -> None:
     observation, weights = seen(n=2)
     noisy = {name: tensor + 1 for name, tensor in observation.shared.items()}
-    defended = replace(observation, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, 1.0)), unlike=("why",))
+    defended = replace(
+        observation, shared=noisy, altered=Altered(variance=dict.fromkeys(noisy, 1.0)), control_differences=("why",)
+    )
     attack = Reads()
     control = on_same_net(attack, defended, weights, 0)
     assert not control.passed and "reads recovers 0 of 4 photographs, 2 behind one message" in control.sentence
     images, first = photographs(4, (3, SIDE, SIDE), 0), attack.given[0]
-    assert first.unlike == () and not first.altered.variance and len(attack.given) == 2
+    assert first.control_differences == () and not first.altered.variance and len(attack.given) == 2
     draw = torch.Generator().manual_seed(0)
     expected = observe(perceptron(0, height=SIDE, width=SIDE), images[:2], torch.randperm(10, generator=draw)[:2])
     for name, tensor in expected.shared.items():

@@ -56,7 +56,7 @@ def test_a_change_of_rounded_weights() -> None:
 @pytest.mark.parametrize("tolerance", [0.0, 0.02])
 def test_that_it_finds_no_token_is_no_evidence_where_the_message_is_unlike_its_control(tolerance: float) -> None:
     schedule = Schedule(lr=0.1, steps=3)
-    seen = replace(answered(1)[0], kind="change", schedule=schedule, unlike=("the client trained with dropout",))
+    seen = replace(answered(1)[0], kind="change", schedule=schedule, control_differences=("the client trained with dropout",))
     target = SimpleNamespace(
         ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None,
         observe=lambda threat: iter([seen]),
@@ -79,7 +79,7 @@ def test_that_it_finds_no_token_is_no_evidence_where_it_finds_none_without_a_def
         return [one.text for one in made.reasons]
 
     (said,) = failed(TokenImprint(tolerance=0.0), seen)
-    assert said.startswith("from undefended messages of this net, token-imprint finds 0 of ")
+    assert said.startswith("from undefended messages of this net, token-imprint recovers 0 of ")
     draw = torch.Generator().manual_seed(0)
     noisy = {name: one + one.std() * torch.randn(one.shape, generator=draw) for name, one in seen.shared.items()}
     assert not failed(ATTACK, replace(seen, shared=noisy))  # without noise it finds the words on this net

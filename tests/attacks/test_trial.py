@@ -12,9 +12,9 @@ from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.status import Reason, Status
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.nets import observe, perceptron
-from fedpriv.attacks.lab.trial import Attacker, Attempt, Mounted, NotTried, Task, Trial, with_same_net
+from fedpriv.attacks.lab.trial import Attacker, Attempt, Mounted, NotTried, Task, Trial, add_same_net_control
 
 Made = Attempt[ImageAttack, Reconstruction, None]
 EVENTS: list[str] = []
@@ -57,19 +57,19 @@ class Parts(Task[ImageAttack, Reconstruction, Made]):
             EVENTS.append("read")
             yield [Observation(**{**vars(seen), **self.changes})]
 
-    def each(self, part: Sequence[Observation]) -> int:
+    def samples_behind(self, part: Sequence[Observation]) -> int:
         return self.n
 
     def controls(self, attacker: Attacker[ImageAttack], part: Sequence[Observation], seed: int) -> tuple[Control, ...]:
         EVENTS.append("controls")
         return (Control("positive", self.passes, "recovered 0 of 4", None),)
 
-    def noted(self, attacker: Attacker[ImageAttack], number: int, part: Sequence[Observation], made: Any) -> int:
+    def note_part(self, attacker: Attacker[ImageAttack], number: int, part: Sequence[Observation], made: Any) -> int:
         return number
 
-    def judged(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> Made:
-        assert mounted.notes == [0, 1] and len(mounted.found) == 2
-        found = next(one for one in mounted.found if isinstance(one, Reconstruction))
+    def judge(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> Made:
+        assert mounted.notes == [0, 1] and len(mounted.results) == 2
+        found = next(one for one in mounted.results if isinstance(one, Reconstruction))
         return Made(attacker, found, controls=mounted.controls, reasons=() if mounted.reach is None else (mounted.reach,))
 
     def not_tried(self, attacker: Attacker[ImageAttack], reason: NotTried) -> Made:
@@ -94,26 +94,26 @@ def test_the_order_in_which_an_attack_is_held_back(
     task: Parts, trial: Trial, refuses: Sequence[int], events: list[str], kind: str | None
 ) -> None:
     EVENTS.clear()
-    made = task.tried(Attacker(Told(refuses), ThreatModel()), trial)
+    made = task.run(Attacker(Told(refuses), ThreatModel()), trial)
     assert events == EVENTS
     assert (None if made.inapplicable is None else made.inapplicable.kind) == kind
-    assert made.is_evidence == (made.found is not None) == (kind is None)
+    assert made.is_evidence == (made.reconstruction is not None) == (kind is None)
     assert (made.status(False) == Status("resisted")) == (kind is None)
     assert [control.passed for control in made.controls] == ([task.passes] if "controls" in events else [])
 
 
 def test_what_is_out_of_reach_can_be_tried_all_the_same_and_is_no_evidence() -> None:
-    made = Parts(each=2).tried(Attacker(Told(), ThreatModel()), Trial(in_reach=False))
+    made = Parts(each=2).run(Attacker(Told(), ThreatModel()), Trial(in_reach=False))
     (why,) = made.doubts
-    assert made.found is not None and why.kind == "too many samples"
+    assert made.reconstruction is not None and why.kind == "too many samples"
     assert why.text == "2 images behind one message; it has no positive control, and is tried on up to 1"
 
 
 def test_who_fails_on_the_same_net_is_no_evidence() -> None:
-    made = Parts().tried(Attacker(Told(), ThreatModel()))
-    assert with_same_net(made, None) is made and made.is_evidence
+    made = Parts().run(Attacker(Told(), ThreatModel()))
+    assert add_same_net_control(made, None) is made and made.is_evidence
     for passes in (True, False):
-        held = with_same_net(made, Control("same net", passes, "recovers 0 of 4", None))
+        held = add_same_net_control(made, Control("same net", passes, "recovers 0 of 4", None))
         assert held.is_evidence is passes and [one.name for one in held.controls] == ["positive", "same net"]
         assert held.reasons == (() if passes else (Reason("same net", "recovers 0 of 4"),))
 

@@ -11,7 +11,7 @@ from fedpriv.attacks.attack import image_attacks
 from fedpriv.attacks.core.options import defaults_of
 from fedpriv.attacks.image.centers import CenterOptions, invert_centers
 from fedpriv.attacks.inference.membership_controls import positive_controls
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.control import Control
 from tests.attacks.conftest import one_iteration
 
 __all__ = ["controls_once", "hardly_any_steps", "one_iteration"]
@@ -30,10 +30,10 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> No
     """Attacks on images that do next to nothing, and controls that they pass, for tests of what is around them."""
     few = {"steps": 1, "restarts": 0, "adam_steps": 2, "adam": 2, "lbfgs": 1, "iterations": 1, "images": 2, "starts": 4}
     for kind in image_attacks().values():
-        if kind.usual is not None:
+        if kind.audit_options is not None:
             usual = {option: few[option] for option in defaults_of(kind).keys() & few.keys()}
             monkeypatch.setattr(kind, "usual", usual)
-            monkeypatch.setattr(kind, "at_once", 1000)
+            monkeypatch.setattr(kind, "max_batch", 1000)
     passed = tuple(Control(name, True, f"{name}: as it must be", 0.1) for name in ("positive", "negative"))
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: passed)
     monkeypatch.setattr("fedpriv.attacks.gradients.spear.TOGETHER", 4)

@@ -11,7 +11,7 @@ import torch
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.image.dlg import Dlg
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.evidence import statistics
 from fedpriv.audit.evidence.messages import Evidence

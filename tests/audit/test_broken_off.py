@@ -91,7 +91,7 @@ def test_what_is_finished_is_not_done_again(run: Path, mounted: list[str]) -> No
 def test_what_follows_from_the_run_is_not_named_by_its_address_in_memory() -> None:
     """Another process would not find what this one has finished."""
     seen = observe(perceptron(0, height=8, width=8), torch.rand(1, 3, 8, 8), torch.tensor([1]))
-    named = finished._facts(replace(seen, idle=lambda start: start, penalty=lambda start: start))
+    named = finished._facts(replace(seen, zero_gradient_change=lambda start: start, penalty=lambda start: start))
     assert " at 0x" not in named and named == finished._facts(seen)
 
 

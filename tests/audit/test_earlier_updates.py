@@ -72,7 +72,7 @@ def test_several_steps_with_momentum_are_undone_too(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **steps, **ALL)
     message = found.message(2, 1)
     seen = found.attacker.observation(message, ThreatModel())
-    assert seen.unlike == () and seen.schedule is not None and seen.schedule.steps > 2
+    assert seen.control_differences == () and seen.schedule is not None and seen.schedule.steps > 2
     expected, mean = gradient_of_the_truth(found, 2, 1), as_gradient(seen).shared
     by_name = {cut.split(".", 1)[1].replace("_", ".", 1): tensor for cut, tensor in mean.items()}
     undone = {name: by_name[name] for name in expected}
@@ -93,7 +93,7 @@ def test_where_earlier_messages_were_not_kept_a_failure_is_no_evidence(tmp_path:
     for one in said:
         assert one.rule is None and not one.exact and one.note is not None and one.limit is not None
         assert one.note.startswith(one.limit) and CORRECTED in one.limit and "--keep-payloads all" in one.limit
-    (clause,) = found.attacker.observation(found.message(*found.messages()[0]), ThreatModel()).unlike
+    (clause,) = found.attacker.observation(found.message(*found.messages()[0]), ThreatModel()).control_differences
     assert clause == said[0].limit
     run = built.run(labels=said, shadow_labels=of_shadows(later=0))  # whose clients had no earlier local update either
     (target,), (alarm,) = conditions("labels<=0.5", "--target"), conditions("labels>=0.5")
@@ -198,4 +198,4 @@ def test_an_objective_that_does_not_say_what_it_adds_is_not_read_as_plain_steps(
     for kind, known in ((Foreign, False), (Declared, True)):
         method.objective = kind(method.objective.params, method.context)
         assert (plain_change(found, message).open is None) == known
-    assert not found.attacker.observation(message, ThreatModel()).unlike
+    assert not found.attacker.observation(message, ThreatModel()).control_differences

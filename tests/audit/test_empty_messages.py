@@ -82,7 +82,7 @@ def test_where_all_was_recovered_the_last_round_is_not_attacked(tmp_path: Path) 
 def test_a_step_of_rate_zero_shows_nothing(tmp_path: Path, noise: dict[str, Any]) -> None:
     (one,) = easiest(tmp_path / "run", 1, **WARM, **noise)
     (made,) = one.attempts
-    said = made.status(found=False).why
+    said = made.status(succeeded=False).why
     assert ("learning rate of 0 (train.warmup_steps)" if noise else "is zero, which shows nothing") in said
     assert open_still([one]) == ["single images can be recovered"]
 

@@ -155,7 +155,7 @@ def test_it_says_what_is_no_evidence(recovered: int, said: str) -> None:
     raw = torch.cat([true[:recovered], 1 - true[recovered:]])
     labels = torch.arange(4)
     found = Reconstruction(raw, labels, *torch.zeros(4, 1))
-    scores, why = score(raw, true, labels, labels), Reason("unlike the controls", "why")
+    scores, why = score(raw, true, labels, labels), Reason("differs from controls", "why")
     made = ImageAttempt(Attacker(Imprint(), ThreatModel()), found, scores, reasons=(why,), raw=raw, true=true)
     assert f"{said} is no evidence: why" in remarks([made])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fedpriv.attacks.core.status import Reason, Status
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.operating_points import Area, operating_points
 from fedpriv.audit.judge.members import FEW, not_run
 from fedpriv.audit.membership import rounds
@@ -117,8 +117,8 @@ def test_a_failure_is_no_evidence_where_samples_are_few_or_updates_had_another_t
     assert [one.status for one in found.outcomes] == [
         Status("inconclusive", (Reason("too few samples", FEW),)),
         Status("resisted"),
-        Status("inconclusive", (Reason("unlike the controls", found.limit),)),
-        Status("found", (Reason("unlike the controls", found.limit),)),
+        Status("inconclusive", (Reason("differs from controls", found.limit),)),
+        Status("found", (Reason("differs from controls", found.limit),)),
     ], "members with the lower scores are found, too"
 
 

@@ -17,7 +17,7 @@ from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.attempts import attackers, attempt
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.scores import mse
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import single_images

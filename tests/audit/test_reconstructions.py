@@ -15,7 +15,7 @@ from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.lab.attempts import ImageAttempt
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.attacks.scoring import scores
 from fedpriv.attacks.scoring.scores import score, wilson
@@ -84,7 +84,7 @@ def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) ->
         unknown = torch.full((len(images),), -1)
         found = Reconstruction(made, unknown, torch.ones(n), torch.ones(1, n), torch.ones(n), torch.zeros(n))
         control = attacker.attack.control
-        promises = control is not None and control.least > 0
+        promises = control is not None and control.min_recovery > 0
         return ImageAttempt(
             attacker, found, score(made, images), controls=PASSED if promises else PASSED[1:], raw=made, true=images
         )
@@ -114,11 +114,11 @@ def test_single_images_are_looked_at_until_the_interval_decides(
     attacked = on_single_images(evidence, 1, client, 0, lambda text: None, most)
     assert asked["dlg"] == looked_at and asked["analytic"] == [72], "a closed form looks at all"
     for one in attacked.attempts:
-        assert one.scores is not None and one.images is not None and one.found is not None
+        assert one.scores is not None and one.images is not None and one.reconstruction is not None
         rate, n = one.scores.recovered[1e-2], sum(asked[one.attacker.name])
         optimises = one.attacker.attack.optimises
         assert (rate.successes, rate.n) == (sum(recovers(i) for i in range(n)) * optimises, n) and len(one.images) == n
-        assert (one.found.raw.shape[0], one.found.curve.shape[1]) == (n, n)
+        assert (one.reconstruction.raw.shape[0], one.reconstruction.curve.shape[1]) == (n, n)
     if sum(looked_at) < most:
         assert any(one.scores is not None and one.scores.recovered[1e-2].low > SETTLED for one in attacked.attempts)
     rows = attacked.pictures()

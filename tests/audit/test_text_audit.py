@@ -19,8 +19,8 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.attacks.lab.controls import Control
-from fedpriv.attacks.lab.trial import NO_PROMISE, Attacker
+from fedpriv.attacks.lab.control import Control
+from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.tag import Tag
 from fedpriv.audit.evidence.messages import Evidence
@@ -193,7 +193,7 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
 
     def attempt(steps: int) -> TextAttempt:
         schedule = None if seen.schedule is None else replace(seen.schedule, steps=steps)
-        observed = replace(seen, schedule=schedule, unlike=())
+        observed = replace(seen, schedule=schedule, control_differences=())
         return attempt_text(
             Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1)),
             replace(target, observe=lambda threat: iter([observed])),
@@ -203,7 +203,7 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
     (why,) = attempt(1).reasons
     assert why.text.startswith("its search did not converge: it left "), "with so few steps"
     said = "it reads the change as one step of SGD, and behind the message are 7"
-    assert attempt(7).reasons == (Reason("unlike the controls", said),)
+    assert attempt(7).reasons == (Reason("differs from controls", said),)
 
 
 def test_a_gradient_beside_the_model_is_attacked_for_sentences_too(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -238,7 +238,9 @@ def test_the_mean_of_several_steps_is_not_the_one_that_attacks_on_sentences_matc
     (of_one,) = target.statistics["variate"](ThreatModel())
     monkeypatch.setattr("fedpriv.audit.text.target.steps_behind", lambda *asked: Schedule(lr=0.1, steps=3))
     (of_three,) = target.statistics["variate"](ThreatModel())
-    assert set(of_three.unlike) - set(of_one.unlike) == {"it reads the mean of 3 steps' gradients as one"}
+    assert set(of_three.control_differences) - set(of_one.control_differences) == {
+        "it reads the mean of 3 steps' gradients as one"
+    }
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedrep"])
@@ -260,10 +262,10 @@ def test_the_initial_head_is_that_of_a_client_which_has_not_trained_it(runs: Run
 def test_a_search_among_all_words_is_not_what_the_controls_do(runs: Runs) -> None:
     target = one_text(Evidence(runs("lora")))
     (seen,) = target.observe(ThreatModel())
-    target = replace(target, observe=lambda threat: iter([replace(seen, unlike=())]))
+    target = replace(target, observe=lambda threat: iter([replace(seen, control_differences=())]))
     tried = attempt_text(Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)), target, seed=0)
     said = "the word embedding was not sent, so that it searches among all words, as its controls do not"
-    assert tried.reasons == (Reason("unlike the controls", said),)
+    assert tried.reasons == (Reason("differs from controls", said),)
 
 
 @dataclass(frozen=True)
@@ -291,8 +293,8 @@ def test_the_attack_of_a_plugin_is_audited_and_without_a_control_its_failure_is_
     for read in run.texts:
         assert {"nothing", "tokens", "tag", "span"} <= {one.attack for one in read.outcomes}
         (own,) = (one for one in read.outcomes if one.attack == "nothing")
-        assert own.status == Status("inconclusive", (NO_PROMISE,)) and NO_PROMISE.kind == "no control"
-    assert "nothing" in page and NO_PROMISE.text in page
+        assert own.status == Status("inconclusive", (NO_CONTROL,)) and NO_CONTROL.kind == "no control"
+    assert "nothing" in page and NO_CONTROL.text in page
 
 
 def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:

@@ -91,11 +91,11 @@ def test_a_text_without_words_is_not_recovered_by_finding_nothing() -> None:
 
 @pytest.mark.slow
 def test_a_failure_on_more_than_an_attack_finds_undefended_is_no_evidence() -> None:
-    tag = Tag(**Tag.usual)
+    tag = Tag(**Tag.audit_options)
     assert positive_control(tag).passed
     beyond = sized_control(replace(tag, steps=1, sweeps=0), 2, 20, width=48)
     assert not beyond.passed and "of 2 sentences of 20 tokens" in beyond.sentence
-    assert sized_control(SpanAttack(**SpanAttack.usual), 2, 20, width=384).passed
+    assert sized_control(SpanAttack(**SpanAttack.audit_options), 2, 20, width=384).passed
 
 
 def test_too_large_a_message_has_no_control() -> None:
@@ -103,7 +103,7 @@ def test_too_large_a_message_has_no_control() -> None:
 
 
 def test_words_beside_those_that_an_estimate_names_are_not_known() -> None:
-    why = Reason("unlike the controls", "the rows of unused words changed, too")
+    why = Reason("differs from controls", "the rows of unused words changed, too")
     some = TextOutcome(attack="tokens", status=Status("found"), figures=figures(precision=1.0, recall=0.1))
     assert MEASURES["words"].left_open(run(replace(some, status=Status("found", (why,))))) is not None
     assert MEASURES["words"].left_open(run(some)) is None

@@ -14,7 +14,7 @@ from fedpriv.attacks.attack import TextAttack
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
-from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.text.gradient_span import first_span, off_span
@@ -33,7 +33,7 @@ class Fails(TextAttack):
 
     name = "span"
     control = TextSetting()
-    at_once = None
+    max_batch = None
     finds_order = True
 
     def __init__(self, loss: float) -> None:
@@ -72,7 +72,7 @@ def test_a_search_that_the_true_text_beats_did_not_converge() -> None:
     assert why.text.startswith(
         "its search did not converge: it left 1e-06 of the gradient unexplained, and the true text leaves "
     )
-    assert why.kind == "unlike the controls"
+    assert why.kind == "differs from controls"
     assert attack.met == 2, "that needs no further control"
 
 
@@ -80,13 +80,13 @@ def test_a_search_that_the_true_text_beats_did_not_converge() -> None:
 def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(loss: float, noise: float) -> None:
     """Also where nothing is minimised, the message does not tell sentences apart, or noise hides how well they fit."""
     attack = Fails(loss)
-    said = "from undefended messages of this net, span finds 0 of 3 made-up sentences (2 of 4 needed)"
+    said = "from undefended messages of this net, span recovers 0 of 3 made-up sentences (2 of 4 needed)"
     assert reason(failed(attack, noise)) == Reason("same net", said)
     assert attack.met == 2 + 3
 
 
 def test_who_finds_undefended_sentences_of_the_net_shows_that_a_defence_holds() -> None:
-    span = SpanAttack(**SpanAttack.usual)
+    span = SpanAttack(**SpanAttack.audit_options)
 
     class Hidden(Fails):
         """Finds sentences, but not those behind the two messages."""

@@ -16,7 +16,7 @@ from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt
-from fedpriv.attacks.lab.kept import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import score
 from fedpriv.audit import sentences
@@ -130,7 +130,7 @@ def test_a_run_of_such_a_net_says_so(tmp_path: Path) -> None:
         evidence = Evidence(tmp_path / "run")
         evidence.federation.resident.net.encoder.extend(layers)
         seen = evidence.attacker.observation(evidence.message(*evidence.messages()[0]), ThreatModel())
-        assert ("draws at random" in " ".join(seen.unlike)) == bool(layers)
+        assert ("draws at random" in " ".join(seen.control_differences)) == bool(layers)
 
 
 AUGMENTED = {"data.augment": "crop_flip"}
@@ -187,9 +187,9 @@ def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_p
         target = of_messages(evidence, "single", single_images(evidence, round, client, 6), images, labels, None)
         passed = (Control("positive", True, "", None),)
         for name, simulates in (("known-head", True), ("head-free", False), ("analytic", False)):
-            made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND, controls=passed)
+            made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), reconstruction=FOUND, controls=passed)
             assert target.held_against(made).is_evidence == (not (simulates and doubted)), (method, name)
-            assert target.held_against(replace(made, found=None)).reasons == ()
+            assert target.held_against(replace(made, reconstruction=None)).reasons == ()
             # Of clients with a head of their own it cannot be told; the messages of SCAFFOLD's earlier local updates were kept.
             real = of_message(evidence, round, client)
             assert real.held_against(made).is_evidence == (not simulates or method in ("fedavg", "scaffold")), (method, name)
@@ -230,11 +230,11 @@ def test_after_many_steps_a_change_is_no_gradient(
     target = of_messages(evidence, "one", [message], truth.images[at : at + 1], truth.labels[at : at + 1], None)
     assert target.doubt() is None, "the steps themselves explain it"
     for name in ("dlg", "idlg", "inverting-gradients", "analytic-features"):
-        made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), found=FOUND)
+        made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), reconstruction=FOUND)
         held = target.held_against(made)
         assert (held.reasons == ()) is counts
         assert counts or "single step as which it reads the message" in held.reasons[0].text
-    whole = ImageAttempt(Attacker(image_attacks()["unrolled"](), ThreatModel()), found=FOUND)
+    whole = ImageAttempt(Attacker(image_attacks()["unrolled"](), ThreatModel()), reconstruction=FOUND)
     assert target.held_against(whole).reasons == ()
 
 
@@ -251,7 +251,7 @@ def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: b
     found = torch.cat([true[:hits], torch.full_like(true[hits:], 0.5)])
     target = Target(true, torch.zeros(2, dtype=torch.long), lambda threat: [], title="two", on_same_net=control)
     made = ImageAttempt(
-        Attacker(image_attacks()["dlg"](), ThreatModel()), found=FOUND, controls=(Control("positive", True, "", None),),
+        Attacker(image_attacks()["dlg"](), ThreatModel()), reconstruction=FOUND, controls=(Control("positive", True, "", None),),
         scores=score(found, true, torch.full((2,), -1), torch.zeros(2, dtype=torch.long)),
     )  # fmt: skip
     held = target.held_against(made)
@@ -260,7 +260,7 @@ def test_who_fails_on_undefended_messages_of_the_net_too_shows_nothing(passes: b
     assert len(held.controls) == 1 + (passes is not None and not hits), "it is in the report"
     closed = replace(made, attacker=Attacker(image_attacks()["analytic"](), ThreatModel()))
     assert target.held_against(closed).is_evidence is counts, "of several images it reads those that neurons are active for alone"
-    of_one = replace(closed, found=replace(FOUND, loss=torch.zeros(2)))
+    of_one = replace(closed, reconstruction=replace(FOUND, loss=torch.zeros(2)))
     assert target.held_against(of_one).is_evidence is counts, (
         "of one it reads what reaches the first layer, and that may be nothing"
     )
@@ -274,8 +274,8 @@ def test_who_recovers_no_more_than_flat_images_would_is_held_against_the_net_as_
     target = Target(true, torch.zeros(2, dtype=torch.long), lambda threat: [], title="two", on_same_net=lambda attacker: failed)
     for found, counts in ((grey, False), (true, True)):
         made = ImageAttempt(
-            Attacker(image_attacks()["dlg"](), ThreatModel()), found=FOUND, controls=(Control("positive", True, "", None),),
-            scores=score(found, true, none, none),
+            Attacker(image_attacks()["dlg"](), ThreatModel()), reconstruction=FOUND,
+            controls=(Control("positive", True, "", None),), scores=score(found, true, none, none),
         )  # fmt: skip
         assert made.recovered is not None and made.recovered.successes == 2
         assert target.held_against(made).is_evidence is counts

@@ -16,7 +16,7 @@ from click.testing import Result
 from fedpriv.attacks.core.doing import doing, now
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.image.dlg import Dlg
-from fedpriv.attacks.lab.controls import controls, negative_control
+from fedpriv.attacks.lab.image_controls import controls, negative_control
 from fedpriv.attacks.lab.setting import Setting
 
 QUICK_START = """

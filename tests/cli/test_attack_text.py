@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.audit.text.samples import requests
 from tests.marks import slow_but
 from tests.simulation.small import play

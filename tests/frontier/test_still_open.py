@@ -83,7 +83,7 @@ def test_of_two_attacks_on_the_same_samples_the_one_on_fewer_counts() -> None:
     attempts = [_attempt("analytic", (0, 0, 0), 72, 0.1), _attempt("dlg", (0, 0, 0), 6, 0.2)]
     text = said(point(images=(_attack("singles", "single image", 72, attempts, None),)))
     assert "up to 39.0 % may be recovered (95 %; dlg, 0 of 6 single images, seed 0); --singles attacks more." in text
-    unlike = Reason("unlike the controls", "it is harder than these")
+    unlike = Reason("differs from controls", "it is harder than these")
     attempts[1] = replace(attempts[1], status=Status("inconclusive", (unlike,)))
     text = said(point(images=(_attack("singles", "single image", 72, attempts, None),)))
     assert "up to 5.1 % may be recovered (95 %; analytic, 0 of 72 single images, seed 0)." in text, "all that there are"

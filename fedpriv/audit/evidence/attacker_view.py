@@ -101,11 +101,11 @@ class AttackerView:
             text=text,
             altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
             loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
-            idle=idle,
+            zero_gradient_change=idle,
             penalty=idle if self._config.train.optimizer == "sgd" else None,
             buffers={victim.names[name]: tensor for name, tensor in buffers.items() if name in victim.names},
             passes=passes,
-            unlike=(
+            control_differences=(
                 *unlike_controls(
                     self._config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
                 ),

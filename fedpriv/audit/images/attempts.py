@@ -32,7 +32,7 @@ def attempt_on(
     """Attack, after the controls; without them where it has passed them on the images before."""
     if announce and spent(say) is None:
         say(f"{target.title}: {attacker.name}")
-    return target.tried(attacker, Trial(seed, partial(spent, say), mounting(say), controls))
+    return target.run(attacker, Trial(seed, partial(spent, say), mounting(say), controls))
 
 
 def until_decided(
@@ -100,11 +100,11 @@ def _in_turn(
 
 
 def _controls_at_once(target: Target, attackers: Sequence[Attacker[ImageAttack]], seed: int, say: Say, workers: int) -> None:
-    """Run controls side by side; their results are kept (:mod:`fedpriv.attacks.lab.kept`), and read before each attack."""
+    """Run controls side by side; their results are kept (:mod:`fedpriv.attacks.lab.control`), and read before each attack."""
     calls: list[Callable[[], object]] = []
     for attacker in attackers:
         with suppress(NotTried):
-            first, _ = target.begun(attacker, Trial(seed))
+            first, _ = target.start(attacker, Trial(seed))
             calls.append(partial(target.controls, attacker, first, seed))
     say("controls of the attacks that optimise")
     forked(calls, workers)
@@ -135,7 +135,7 @@ def _together(parts: Sequence[ImageAttempt], target: Target) -> ImageAttempt:
 def _may_decide(one: ImageAttempt) -> bool:
     """Whether it is tried on more images: if it passed a positive control. Where it fails on the same net, too, failures are no
     evidence, but it may still find some of many images."""
-    return one.scores is not None and one.promises and one.cut is None
+    return one.scores is not None and one.passed_positive and one.cut is None
 
 
 def _decided(attempts: Sequence[ImageAttempt]) -> bool:

@@ -22,7 +22,7 @@ from fedpriv.attacks.image.centers import (
     looks,
     read_centers,
 )
-from fedpriv.attacks.scoring.scores import RECOVERED, Rate, beyond, counts, mse, under, wilson
+from fedpriv.attacks.scoring.scores import RECOVERED, Rate, counts, mse, threshold_above, under, wilson
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.images.figures import by_threshold
 from fedpriv.audit.images.target import public_images
@@ -85,7 +85,7 @@ Held = tuple[Inverted, dict[float, Rate], float | None]
 
 def _held(made: Inverted, own: Sequence[Tensor], guessed: Mapping[float, int]) -> Held:
     recovered = under(torch.stack([_least(image[None], images) for image, images in zip(made.images, own, strict=True)]))
-    return made, recovered, beyond(counts(recovered), guessed)
+    return made, recovered, threshold_above(counts(recovered), guessed)
 
 
 def _merit(made: Inverted, recovered: Mapping[float, Rate], limit: float | None) -> tuple[int, int]:

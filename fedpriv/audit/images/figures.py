@@ -24,13 +24,15 @@ def by_threshold(rates: Mapping[float, Rate]) -> dict[str, Rate]:
 
 def figures(attempt: ImageAttempt) -> ImageFigures | None:
     """What an attempt made of the images; ``None``: it was not run."""
-    if attempt.found is None or attempt.scores is None:
+    if attempt.reconstruction is None or attempt.scores is None:
         return None
-    scores, found = attempt.scores, attempt.found
+    scores, found = attempt.scores, attempt.reconstruction
     middle, exact = found.curve.nanmedian(dim=1).values.tolist(), bool(scores.psnr.median().isinf())
     return ImageFigures(
         success=by_threshold(scores.recovered),
-        copies=None if attempt.copies is None else {f"{limit:g}": count for limit, count in attempt.copies.items()},
+        copies=None
+        if attempt.copy_successes is None
+        else {f"{limit:g}": count for limit, count in attempt.copy_successes.items()},
         label_accuracy=None if scores.labels is None else scores.labels.share,
         mse_median=float(scores.mse.median()),
         mse_best=float(scores.mse.min()),
@@ -65,7 +67,7 @@ def table(attempts: Sequence[ImageAttempt], errors: Mapping[str, Tensor], target
     for column in ("MSE < 1e-2 [95 %]", "< 1e-3", "labels", "median MSE", "best", *seen, "images / CPU s"):
         made.add_column(column, justify="right", no_wrap=column[0] not in "iE")
     for attempt in attempts:
-        scores, found = attempt.scores, attempt.found
+        scores, found = attempt.scores, attempt.reconstruction
         if scores is None or found is None:
             continue
         hit, closer = scores.recovered[1e-2], scores.recovered[1e-3]
@@ -103,13 +105,13 @@ def remarks(attempts: Sequence[ImageAttempt]) -> list[str]:
             lines.append(f"{made.attacker.name} {'cannot be mounted:' if why.kind == 'does not apply' else 'was'} {why}")
     for made in attempts:
         control = made.attacker.attack.control
-        if made.found is not None and control is not None and control.aimed:
-            aim = made.found.labels[made.found.labels >= 0]
+        if made.reconstruction is not None and control is not None and control.targeted:
+            aim = made.reconstruction.labels[made.reconstruction.labels >= 0]
             if len(aim):
                 some = "1 image" if len(aim) == 1 else f"{len(aim)} images"
                 lines.append(f"{made.attacker.name} aimed at {some} of class {int(aim[0])}, and at no other")
     for made in attempts:
-        if made.found is not None and made.doubts:
+        if made.reconstruction is not None and made.doubts:
             what = "a failure of {}" if made.recovered is None or not made.recovered.successes else "that {} recovered no more"
             lines.append(f"{what.format(made.attacker.name)} is no evidence: {'; '.join(map(str, made.doubts))}")
     return lines

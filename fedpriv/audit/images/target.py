@@ -15,13 +15,13 @@ from fedpriv.attacks.core.observation import Observation, Public, Schedule, Thre
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt, Images, observations
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.explained import ONE_STEP, SIMULATED, Agreement, as_one_step, explained
 from fedpriv.attacks.lab.images import default_images
-from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, Trial, unlike, with_same_net
+from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, Trial, add_same_net_control, difference_reasons
 from fedpriv.attacks.scoring.baselines import baselines
-from fedpriv.attacks.scoring.scores import beyond, counts, mse, under
+from fedpriv.attacks.scoring.scores import counts, mse, threshold_above, under
 from fedpriv.audit.evidence.malicious import Replay, replay
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, named, steps_behind
@@ -75,10 +75,10 @@ class Target(Images):
         except UsageError as error:
             raise NotTried(Reason("does not apply", str(error))) from None
 
-    def judged(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
+    def judge(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
         """The scores, and :meth:`held_against`."""
-        made = self.held_against(super().judged(attacker, mounted, trial))
-        return made if mounted.reach is None else replace(made, reasons=unlike([mounted.reach.text]))
+        made = self.held_against(super().judge(attacker, mounted, trial))
+        return made if mounted.reach is None else replace(made, reasons=difference_reasons([mounted.reach.text]))
 
     def held_against(self, made: ImageAttempt) -> ImageAttempt:
         """An attempt, of which a failure is no evidence where the attack simulates steps that are not the clients', or recovers
@@ -89,23 +89,26 @@ class Target(Images):
         have.
         """
         attack = made.attacker.attack
-        if made.found is None:
+        if made.reconstruction is None:
             return made
         doubt = self.doubt() if self.doubts_all or attack.simulates else None
         if doubt is None and attack.one_step:
             doubt = self.doubt_of_one_step()
         if doubt is not None:
-            return replace(made, reasons=(*made.reasons, *unlike([doubt])))
+            return replace(made, reasons=(*made.reasons, *difference_reasons([doubt])))
         failed = (made.recovered is not None and not made.recovered.successes) or self.guessed(made)
         asked = made.is_evidence and not attack.is_malicious() and failed
-        return with_same_net(made, self.on_same_net(made.attacker) if asked else None)
+        return add_same_net_control(made, self.on_same_net(made.attacker) if asked else None)
 
     def guessed(self, made: ImageAttempt) -> bool:
         """Whether an attempt recovered no more images than one of the baselines would count for."""
         if made.scores is None:
             return False
         rates = [counts(under(errors)) for errors in self.guesses().values()]
-        return beyond(counts(made.scores.recovered), {limit: max(one[limit] for one in rates) for limit in rates[0]}) is None
+        return (
+            threshold_above(counts(made.scores.recovered), {limit: max(one[limit] for one in rates) for limit in rates[0]})
+            is None
+        )
 
     def guesses(self) -> dict[str, Tensor]:
         """Errors ``(n,)`` of the baselines, by name; of each image the least over its views, as for attacks."""

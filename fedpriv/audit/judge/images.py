@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fedpriv.attacks.scoring.scores import RECOVERED, Rate, beyond, counts, wilson
+from fedpriv.attacks.scoring.scores import RECOVERED, Rate, counts, threshold_above, wilson
 from fedpriv.audit.results import (
     AuditedRun,
     CenterOutcome,
@@ -59,7 +59,7 @@ def counted(figures: ImageFigures) -> CountedRate:
     """
     if figures.copies is None:
         return CountedRate(figures.success[LIMIT], LIMIT)
-    limit = beyond(_counts(figures.success), figures.copies)
+    limit = threshold_above(_counts(figures.success), figures.copies)
     if limit is None:
         return CountedRate(wilson(0, figures.success[LIMIT].n), LIMIT)
     return CountedRate(figures.success[limit], limit)
@@ -96,14 +96,14 @@ def closer(target: ImageTarget) -> Closer | None:
     found = [
         Closer(one, figures, limit)
         for one, figures in ran(target)
-        if (limit := beyond(_counts(figures.success), guesses(target.baselines_by_count, figures))) is not None
+        if (limit := threshold_above(_counts(figures.success), guesses(target.baselines_by_count, figures))) is not None
     ]
     return max(found, key=lambda one: (float(one.limit), one.rate.successes), default=None)
 
 
 def beyond_guesses(figures: ImageFigures, baselines: Mapping[str, Mapping[str, int]]) -> bool:
     """Whether more images were recovered than guesses count for, at some threshold."""
-    return beyond(_counts(figures.success), guesses(baselines, figures)) is not None
+    return threshold_above(_counts(figures.success), guesses(baselines, figures)) is not None
 
 
 def guesses(baselines: Mapping[str, Mapping[str, int]], figures: ImageFigures) -> Mapping[str, int]:

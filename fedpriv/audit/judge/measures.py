@@ -96,7 +96,7 @@ def membership_tpr(run: AuditedRun) -> float | None:
     """The largest share of the members that an attack finds at a false-positive rate of :data:`LOW_RATE`, by the threshold that
     the non-members give (Carlini et al. 2022)."""
     points = [one.points.at.get(LOW_RATE) for one in members.ran(run.membership)]
-    return max((point.found.share for point in points if point is not None), default=None)
+    return max((point.true_positives.share for point in points if point is not None), default=None)
 
 
 def epsilon(run: AuditedRun) -> float:

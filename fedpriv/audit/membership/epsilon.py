@@ -47,7 +47,7 @@ def epsilon_bounds(
         lower_by_rates=max(by_rates),
         delta=privacy.delta,
         confidence=CONFIDENCE,
-        samples=one_run[0].counted,
+        samples=one_run[0].samples,
         upper_update=upper(round, round),
         upper_so_far=upper(1, round),
         upper_run=upper(1, last),

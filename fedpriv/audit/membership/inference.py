@@ -10,9 +10,8 @@ import numpy as np
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.membership import Array, Mask, Use
-from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls
-from fedpriv.attacks.inference.running_statistics_control import positive_control as running_statistics_control
-from fedpriv.attacks.lab.controls import Control
+from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls, running_statistics_control
+from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.epsilon import epsilon_bounds

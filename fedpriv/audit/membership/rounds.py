@@ -105,7 +105,7 @@ def _judged(
     """
     count = sum(len(one.attacks) for one in found)
     made = [outcome for one in found for outcome in _outcomes(one, count, bounds=one.round == last)]
-    limit = None if (why := _limit(corrected)) is None else Reason("unlike the controls", why)
+    limit = None if (why := _limit(corrected)) is None else Reason("differs from controls", why)
     judged = [
         replace(one, status=status_of(one, made, limit if one.round in corrected else None)) if one.status.was_run else one
         for one in made

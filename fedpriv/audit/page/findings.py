@@ -280,7 +280,7 @@ def _membership(run: AuditedRun) -> Section:
         auc, senders = one.points.auc, listed([sender.short for sender in one.outcome.senders])
         area = Measured(plain(auc.value), interval=f"{plain(auc.low)} to {plain(auc.high)}")
         points = [one.points.at.get(at) for at in rates]
-        right = [Styled("too few samples", "nothing") if point is None else rate(point.found) for point in points]
+        right = [Styled("too few samples", "nothing") if point is None else rate(point.true_positives) for point in points]
         end = [f"{one.points.members}, {one.points.non_members}", short(one.outcome.epsilon_lower)][: 1 + bounded]
         rows.append(Row((one.outcome.name, one.outcome.round, senders, area, *right, *end)))
     blocks.append(Table("Membership inference", heads, rows))

@@ -17,18 +17,18 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.inference.labels import batch_labels
-from fedpriv.attacks.lab.same_net_texts import sentences_on_same_net
+from fedpriv.attacks.lab.same_net import sentences_on_same_net
 from fedpriv.attacks.lab.trial import (
-    NO_PROMISE,
+    NO_CONTROL,
     Attacker,
     Attempt,
     Mounted,
     NotTried,
     Task,
     Trial,
+    add_same_net_control,
+    difference_reasons,
     out_of_reach,
-    unlike,
-    with_same_net,
 )
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
@@ -68,7 +68,7 @@ def attempt_text(
     Args:
         cut: why no further step may begin; ``None``: one may.
     """
-    return _Texts(target).tried(attacker, Trial(seed, cut))
+    return _Texts(target).run(attacker, Trial(seed, cut))
 
 
 @dataclass(frozen=True)
@@ -83,21 +83,21 @@ class _Texts(Task[TextAttack, TextReconstruction, TextAttempt]):
         if attacker.attack.finds_order and self.target.beside:
             beside = f"the net also takes {self.target.beside} with each text, which this attack cannot reconstruct"
             raise NotTried(Reason("other inputs", beside))
-        if reason := out_of_reach(attacker.attack, self.each()):
+        if reason := out_of_reach(attacker.attack, self.samples_behind()):
             raise NotTried(reason)
         try:
             yield from ([observation] for observation in self._observe(attacker)(attacker.threat))
         except UsageError as error:  # earlier messages that a statistic needs were not kept
             raise NotTried(Reason("not available", str(error))) from None
 
-    def each(self, part: Sequence[Observation] = ()) -> int:
+    def samples_behind(self, part: Sequence[Observation] = ()) -> int:
         return len(self.target.ids) // self.target.messages
 
-    def noted(
+    def note_part(
         self, attacker: Attacker[TextAttack], number: int, part: Sequence[Observation], made: TextReconstruction | str
     ) -> tuple[list[str], list[str]]:
         """In what a message is unlike the controls; and a clause where the search did not converge."""
-        attack, own = attacker.attack, slice(number * self.each(), (number + 1) * self.each())
+        attack, own = attacker.attack, slice(number * self.samples_behind(), (number + 1) * self.samples_behind())
         astray = _astray(attack, made, part[0], self.target.ids[own], self.target.labels[own])
         return _unlike(attacker, self.target, part[0]), astray
 
@@ -107,20 +107,20 @@ class _Texts(Task[TextAttack, TextReconstruction, TextAttempt]):
         observe = self._observe(attacker)
         return TextAttempt(attacker, inapplicable=why, left=what_is_left(observe, self.target) if left else None)
 
-    def judged(self, attacker: Attacker[TextAttack], mounted: Mounted[TextReconstruction], trial: Trial) -> TextAttempt:
-        target, made = self.target, [one for one in mounted.found if not isinstance(one, str)]
-        refusals = [one for one in mounted.found if isinstance(one, str)]
-        whole = _joined(mounted.found, made[0], self.each(), target.facts.pad)
+    def judge(self, attacker: Attacker[TextAttack], mounted: Mounted[TextReconstruction], trial: Trial) -> TextAttempt:
+        target, made = self.target, [one for one in mounted.results if not isinstance(one, str)]
+        refusals = [one for one in mounted.results if isinstance(one, str)]
+        whole = _joined(mounted.results, made[0], self.samples_behind(), target.facts.pad)
         ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
         scores = score_text(whole, target.ids, target.labels, target.facts)
         attempt = TextAttempt(attacker, whole, scores, ids=ids, refused=len(refusals))
         if _succeeded(scores):
             return attempt
-        reasons = unlike(mounted.notes[-1][0])
+        reasons = difference_reasons(mounted.notes[-1][0])
         if refusals:
-            some = f"{len(refusals)} of {len(mounted.found)} messages"
+            some = f"{len(refusals)} of {len(mounted.results)} messages"
             reasons += (Reason("does not apply", f"it could not be mounted on {some} ({refusals[0]})"),)
-        reasons = reasons or unlike([clause for _, astray in mounted.notes for clause in astray][:1])
+        reasons = reasons or difference_reasons([clause for _, astray in mounted.notes for clause in astray][:1])
         if reasons:
             return replace(attempt, reasons=reasons)
         return _beyond_its_controls(attempt, target, mounted.first[0], trial)
@@ -156,7 +156,7 @@ def _unlike(attacker: Attacker[TextAttack], target: TextTarget, observation: Obs
     if not (attacker.attack.finds_order or attacker.attack.is_malicious()):
         why = None if observation.text is None else unexplained_rows(observation, observation.text.words)
         return [why] if why else []
-    found, schedule = list(observation.unlike), observation.schedule
+    found, schedule = list(observation.control_differences), observation.schedule
     if observation.kind == "change" and (schedule is None or schedule.steps > 1):
         behind = "" if schedule is None else f", and behind the message are {schedule.steps}"
         found.append(f"it reads the change as one step of SGD{behind}")
@@ -196,7 +196,7 @@ def _beyond_its_controls(made: TextAttempt, target: TextTarget, first: Observati
         return replace(made, reasons=(reason,))
 
     if attack.control is None:
-        return because(NO_PROMISE)
+        return because(NO_CONTROL)
     steps = 1 if first.kind == "gradient" else None if first.schedule is None else first.schedule.steps
     if steps != 1:  # who reads more steps as one has been told so
         return made
@@ -213,7 +213,7 @@ def _beyond_its_controls(made: TextAttempt, target: TextTarget, first: Observati
         return because(Reason("no control", unkept))
     if (over := trial.cut()) is not None:
         return because(Reason(over.kind, f"{untried} ({over})"))
-    return with_same_net(made, sentences_on_same_net(attack, first, weights, lengths, target.frequency, trial.seed))
+    return add_same_net_control(made, sentences_on_same_net(attack, first, weights, lengths, target.frequency, trial.seed))
 
 
 def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction, size: int, pad: int) -> TextReconstruction:

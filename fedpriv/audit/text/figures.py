@@ -33,7 +33,7 @@ def guess(target: TextTarget, seed: int) -> TextScores:
 
 def text_figures(attempt: TextAttempt, target: TextTarget) -> TextFigures | None:
     """The figures of an attempt; ``None``: it was not mounted."""
-    found = attempt.found
+    found = attempt.reconstruction
     if found is None or attempt.scores is None:
         return None
     return TextFigures(
@@ -67,7 +67,7 @@ def status_of(attempt: TextAttempt, figures: TextFigures | None, baseline: TextS
         baseline: of random words.
     """
     if figures is None:
-        return attempt.status(found=False)
+        return attempt.status(succeeded=False)
     return attempt.status(beyond_chance(figures, baseline) if figures.exact is None else figures.exact.successes > 0)
 
 
@@ -93,7 +93,7 @@ def examples(attempt: TextAttempt, target: TextTarget) -> tuple[TextExample, ...
     size, shown = len(target.ids) // target.messages, list[TextExample]()
     for number in range(min(SHOWN, target.messages)):
         own = slice(number * size, (number + 1) * size)
-        made = [_words(attempt.found, number, target)] if attempt.ids is None else target.read(attempt.ids[own])
+        made = [_words(attempt.reconstruction, number, target)] if attempt.ids is None else target.read(attempt.ids[own])
         shown.append(TextExample(tuple(target.read(target.ids[own])[:SHOWN]), tuple(made[:SHOWN]), size))
     return tuple(shown)
 
@@ -107,8 +107,8 @@ def text_table(attempts: Sequence[TextAttempt], scores: TextScores, target: Text
     for column in ("tokens found", "right", "with counts", "right", "ROUGE-L", "exact", "labels", "CPU s"):
         made.add_column(column, justify="right", no_wrap=True)
     for attempt in attempts:
-        if attempt.scores is not None and attempt.found is not None:
-            made.add_row(attempt.attacker.name, *_cells(attempt.scores), f"{attempt.found.cpu_seconds:.1f}")
+        if attempt.scores is not None and attempt.reconstruction is not None:
+            made.add_row(attempt.attacker.name, *_cells(attempt.scores), f"{attempt.reconstruction.cpu_seconds:.1f}")
     made.add_row(GUESS, *_cells(scores), style="dim")
     return made
 

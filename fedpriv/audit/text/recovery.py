@@ -22,9 +22,9 @@ EASIEST = 4
 
 def audited() -> list[TextAttack]:
     """The attacks of audits, at their usual budgets: closed forms first, then those for the fewest sentences at once."""
-    kinds = [kind for kind in text_attacks().values() if kind.usual is not None]
-    kinds.sort(key=lambda kind: (kind.optimises, inf if kind.at_once is None else kind.at_once))
-    return [kind(**(kind.usual or {})) for kind in kinds]
+    kinds = [kind for kind in text_attacks().values() if kind.audit_options is not None]
+    kinds.sort(key=lambda kind: (kind.optimises, inf if kind.max_batch is None else kind.max_batch))
+    return [kind(**(kind.audit_options or {})) for kind in kinds]
 
 
 def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> TextTargetResult:

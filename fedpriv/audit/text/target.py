@@ -203,7 +203,7 @@ def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: T
         for one in found:
             seen, steps = as_gradient(evidence, one, what, threat), steps_behind(evidence, one, what)
             mean = () if steps is None or steps.steps == 1 else (f"it reads the mean of {steps.steps} steps' gradients as one",)
-            yield replace(seen, unlike=(*seen.unlike, *mean))
+            yield replace(seen, control_differences=(*seen.control_differences, *mean))
 
     def started(what: str) -> Mapping[str, Tensor] | None:
         # In place of private layers that were not kept, those that every client began with: any are as good for a control.

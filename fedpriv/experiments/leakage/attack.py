@@ -76,9 +76,9 @@ def attack_cell(label: str, cell: Cell, dealt: CellImages) -> CellResult:
     if attack is None:
         return CellResult(**blank | _labels(cell, observed, dealt.labels))
     made = attempt(Attacker(attack, cell.attacker.threat), observed, dealt.images, dealt.labels, cell.attacker.seed)
-    if made.found is None or made.scores is None:
+    if made.reconstruction is None or made.scores is None:
         return CellResult(**blank | {"inapplicable": str(made.inapplicable)})
-    return CellResult(**blank | _scores(made.found, made.scores))
+    return CellResult(**blank | _scores(made.reconstruction, made.scores))
 
 
 def _labels(cell: Cell, observed: Sequence[Observation], labels: Tensor) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Controls in the user's cache: what they are found by, and that a cache is no condition."""
+"""The cache of controls: what is part of its key, and that no cache is needed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.attacks.lab import kept as module
-from fedpriv.attacks.lab.kept import Control, kept
+from fedpriv.attacks.lab import control as module
+from fedpriv.attacks.lab.control import Control, cached_controls
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def computed(attack: object, *facts: object) -> bool:
         calls.append(1)
         return [Control("positive", True, "as it should be", 1.5)]
 
-    assert kept(attack, *facts, compute=compute) == (Control("positive", True, "as it should be", 1.5),)
+    assert cached_controls(attack, *facts, compute=compute) == (Control("positive", True, "as it should be", 1.5),)
     return bool(calls)
 
 

@@ -13,7 +13,7 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
-from fedpriv.attacks.lab.same_net_texts import made_up, sentences_on_same_net
+from fedpriv.attacks.lab.same_net import made_up, sentences_on_same_net
 from fedpriv.attacks.text.victims import FIRST, LAST, PAD, SMALL, facts, observe_text, small_bert
 from tests.attacks.text_client import message
 
@@ -59,13 +59,13 @@ def test_the_messages_are_undefended_ones_of_the_same_tensors_and_schedule(kind:
     shared = {name: tensor + 1 for name, tensor in observation.shared.items() if "word_embeddings" not in name}
     defended = replace(
         observation, shared=shared, kind=kind, schedule=schedule, altered=Altered(variance=dict.fromkeys(shared, 1.0)),
-        unlike=("why",),
+        control_differences=("why",),
     )  # fmt: skip
     attack = Knows(2)
     control = sentences_on_same_net(attack, defended, weights_of(observation), [7], EVEN, 0)
-    assert control.passed and "knows finds 2 of 2 made-up sentences (2 of 4 needed)" in control.sentence
+    assert control.passed and "knows recovers 2 of 2 made-up sentences (2 of 4 needed)" in control.sentence
     first = attack.given[0]
-    assert first.unlike == () and not first.altered.variance and first.shared.keys() == shared.keys()
+    assert first.control_differences == () and not first.altered.variance and first.shared.keys() == shared.keys()
     draw = torch.Generator().manual_seed(0)
     made_up([7] * 4, facts(), EVEN, draw)
     expected = observe_text(small_bert(0), attack.true[:1], torch.randperm(SMALL.classes, generator=draw)[:1])
@@ -79,7 +79,7 @@ def test_it_ends_once_too_few_are_left() -> None:
     observation, _, _ = message([7])
     attack = Knows(0)
     control = sentences_on_same_net(attack, observation, weights_of(observation), [7], EVEN, 0)
-    assert not control.passed and len(attack.given) == 3 and "finds 0 of 3 made-up sentences" in control.sentence
+    assert not control.passed and len(attack.given) == 3 and "recovers 0 of 3 made-up sentences" in control.sentence
 
 
 def test_as_many_sentences_are_behind_each_message() -> None:
@@ -105,4 +105,4 @@ def test_a_refusal_is_a_failure() -> None:
 
     observation, _, _ = message([7])
     control = sentences_on_same_net(Refuses(4), observation, weights_of(observation), [7], EVEN, 0)
-    assert not control.passed and "refused an undefended message of this net (no second derivative)" in control.sentence
+    assert not control.passed and "refused undefended messages of this net (no second derivative)" in control.sentence
