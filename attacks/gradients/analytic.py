@@ -22,11 +22,11 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import (
     LayerInput,
     SharedLinear,
-    fed_by_one,
+    denormalise_images,
     layer_inputs,
     per_channel,
     shared_linears,
-    to_picture,
+    single_sample_input,
 )
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 
@@ -84,34 +84,34 @@ class Candidates:
     plausible: Tensor
 
 
-def leaky_layers(observation: Observation) -> list[SharedLinear]:
+def layers_with_bias(observation: Observation) -> list[SharedLinear]:
     """Shared linear layers with a bias, in the order of the net's modules."""
     return [layer for layer in shared_linears(observation) if layer.bias is not None]
 
 
-def fed_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
+def invertible_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
     """Shared linear layers with a bias that are fed one vector for each sample: those that are fed the image, then the others in
     the order in which the net calls them, which need not be that of its modules."""
-    leaky = {layer.name: layer for layer in leaky_layers(observation)}
+    leaky = {layer.name: layer for layer in layers_with_bias(observation)}
     found = [(leaky[name], fed) for name, fed in layer_inputs(observation).items() if name in leaky and fed.once]
     return sorted(found, key=lambda pair: not pair[1].is_image)
 
 
-def needed_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
-    """:func:`fed_layers`, of which there is at least one.
+def require_invertible_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
+    """:func:`invertible_layers`, of which there is at least one.
 
     Raises:
         Inapplicable: there is none.
     """
-    if not leaky_layers(observation):
+    if not layers_with_bias(observation):
         raise Inapplicable("no linear layer with a bias was shared")
-    if not (layers := fed_layers(observation)):  # such as those of a transformer, which are fed one for each patch
+    if not (layers := invertible_layers(observation)):  # such as those of a transformer, which are fed one for each patch
         raise Inapplicable("no shared linear layer with a bias is fed one vector per sample")
     return layers
 
 
 def row_ratios(observation: Observation, options: AnalyticOptions | None = None) -> list[Candidates]:
-    """The candidates of every layer of :func:`fed_layers`.
+    """The candidates of every layer of :func:`invertible_layers`.
 
     Raises:
         Inapplicable: if there is no such layer.
@@ -119,7 +119,7 @@ def row_ratios(observation: Observation, options: AnalyticOptions | None = None)
     options = options or AnalyticOptions()
     seen = as_gradient(observation, options.undo_decay)
     found = []
-    for layer, fed in needed_layers(seen):
+    for layer, fed in require_invertible_layers(seen):
         weight, bias = (_error(observation, seen, f"{layer.name}.{kind}") for kind in ("weight", "bias"))
         found.append(_layer(seen, replace(layer, error=bias), fed, options, weight))
     return found
@@ -131,12 +131,12 @@ def _error(observation: Observation, seen: Observation, name: str) -> float:
 
 
 def empty(observation: Observation) -> str | None:
-    """Why the first layer of :func:`fed_layers` shows nothing of any sample, as a clause; ``None``: it may.
+    """Why the first layer of :func:`invertible_layers` shows nothing of any sample, as a clause; ``None``: it may.
 
     Its gradient is zero, up to the rounding of the client's steps: the last layer is still zero, or these steps changed nothing.
     Noise, and what else was done to the message after them, are no rounding: what they hide was there.
     """
-    layers = fed_layers(as_gradient(observation))
+    layers = invertible_layers(as_gradient(observation))
     if not layers:
         return None
     layer, _ = layers[0]
@@ -155,10 +155,10 @@ def single_sample(observation: Observation, undo_decay: bool = True) -> list[tup
     """
     observation = as_gradient(observation, undo_decay)
     found = []
-    for layer, fed in fed_layers(observation):
+    for layer, fed in invertible_layers(observation):
         assert layer.bias is not None
         weight, bias = layer.weight.double(), layer.bias.double()
-        x = fed_by_one(replace(layer, weight=weight, bias=bias))
+        x = single_sample_input(replace(layer, weight=weight, bias=bias))
         missed = weight - bias[:, None] * x
         if layer.kept is not None:
             missed, weight = missed * layer.kept, weight * layer.kept
@@ -300,7 +300,7 @@ def _checked(observation: Observation, inputs: Tensor, fed: LayerInput, slack: f
     """Candidates ``(m, in)`` as images where they are, and the share of each one's entries that a true input could have, up to
     the slack and an error of that standard deviation ``(m,)``."""
     if fed.is_image:
-        inputs = to_picture(observation, inputs.reshape(-1, *observation.input_shape))
+        inputs = denormalise_images(observation, inputs.reshape(-1, *observation.input_shape))
         wide = slack + CERTAIN * error[:, None, None, None] * per_channel(observation, observation.std, inputs)
         fits = (inputs >= -wide) & (inputs <= 1 + wide)
     else:

@@ -23,7 +23,7 @@ NEIGHBOURS = 0.07
 
 
 @dataclass(frozen=True)
-class Seen:
+class ObservedGradient:
     """A gradient as the attacker has it.
 
     Attributes:
@@ -39,22 +39,22 @@ class Seen:
     variance: Gradient = field(default_factory=dict)
 
 
-Distance = Callable[[Gradient, Seen], Tensor]
+Distance = Callable[[Gradient, ObservedGradient], Tensor]
 """(gradient of the guess, observed one) -> distance."""
 
 
-def squared(guess: Gradient, seen: Seen) -> Tensor:
+def squared(guess: Gradient, seen: ObservedGradient) -> Tensor:
     """Sum of squared differences, the loss of DLG and iDLG."""
     made = comparable(guess, seen)
     return sum_of((made[name] - there).square().sum() for name, there in seen.tensors.items())
 
 
-def relative(guess: Gradient, seen: Seen) -> Tensor:
+def relative(guess: Gradient, seen: ObservedGradient) -> Tensor:
     """:func:`squared` as a share of the observed gradient's squared norm: 1 for a guess of zero."""
     return squared(guess, seen) / sum_of(tensor.square().sum() for tensor in seen.tensors.values()).clamp_min(1e-30)
 
 
-def standardised(guess: Gradient, seen: Seen) -> Tensor:
+def standardised(guess: Gradient, seen: ObservedGradient) -> Tensor:
     """:func:`relative` with every tensor in units of its expected error.
 
     Up to a factor the negative logarithm of a Gaussian likelihood; :func:`unlikeliness` is that of a prior.
@@ -64,7 +64,7 @@ def standardised(guess: Gradient, seen: Seen) -> Tensor:
     return sum_of(missed) / _square(seen.tensors, seen).clamp_min(1e-30)
 
 
-def per_layer(guess: Gradient, seen: Seen) -> Tensor:
+def per_layer(guess: Gradient, seen: ObservedGradient) -> Tensor:
     """Mean over the tensors of squared difference over squared norm, so that every layer counts alike. 1 for a guess of zero."""
     made = comparable(guess, seen)
     norms = {name: tensor.square().sum() for name, tensor in seen.tensors.items()}
@@ -73,7 +73,7 @@ def per_layer(guess: Gradient, seen: Seen) -> Tensor:
     return sum_of(shares) / len(norms)
 
 
-def cosine(guess: Gradient, seen: Seen) -> Tensor:
+def cosine(guess: Gradient, seen: ObservedGradient) -> Tensor:
     """One minus the cosine of the whole gradients (Geiping et al. 2020, equation 4)."""
     made, there = comparable(guess, seen), seen.tensors
     product = sum_of((made[name] * there[name]).sum() for name in there)
@@ -81,7 +81,7 @@ def cosine(guess: Gradient, seen: Seen) -> Tensor:
     return 1 - product / lengths.clamp_min(1e-30).sqrt()
 
 
-def comparable(guess: Gradient, seen: Seen) -> dict[str, Tensor]:
+def comparable(guess: Gradient, seen: ObservedGradient) -> dict[str, Tensor]:
     """The guess on the entries that were sent, scaled to the observed norm where that was clipped."""
     made = {name: guess[name] * seen.kept[name] if name in seen.kept else guess[name] for name in seen.tensors}
     if not seen.rescaled:
@@ -91,7 +91,7 @@ def comparable(guess: Gradient, seen: Seen) -> dict[str, Tensor]:
     return {name: factor * tensor for name, tensor in made.items()}
 
 
-def misfit(exact: Distance, guess: Gradient, images: Tensor, seen: Seen) -> Tensor:
+def matching_loss(exact: Distance, guess: Gradient, images: Tensor, seen: ObservedGradient) -> Tensor:
     """The loss of gradient matching: ``exact`` where the gradient is exact, else the negative log posterior of the images.
 
     Args:
@@ -103,7 +103,7 @@ def misfit(exact: Distance, guess: Gradient, images: Tensor, seen: Seen) -> Tens
     return standardised(guess, seen) + unlikeliness(images, seen)
 
 
-def unlikeliness(images: Tensor, seen: Seen) -> Tensor:
+def unlikeliness(images: Tensor, seen: ObservedGradient) -> Tensor:
     """Negative log prior of images ``(..., C, H, W)`` in [0, 1], in the units of :func:`standardised`.
 
     With Gaussian errors of variance ``v`` and neighbouring pixels that differ by a Laplace variable, the most probable image
@@ -114,7 +114,7 @@ def unlikeliness(images: Tensor, seen: Seen) -> Tensor:
     return weight * smooth_variation(images)
 
 
-def _square(gradient: Gradient, seen: Seen) -> Tensor:
+def _square(gradient: Gradient, seen: ObservedGradient) -> Tensor:
     """Squared norm, in units of the expected error where there is one."""
     squares = {name: tensor.square().sum() for name, tensor in gradient.items()}
     return sum_of(square / seen.variance[name] if seen.variance else square for name, square in squares.items())

@@ -76,7 +76,7 @@ def output_layer(observation: Observation) -> SharedLinear:
     return layers[0]
 
 
-def fed_by_one(layer: SharedLinear) -> Tensor:
+def single_sample_input(layer: SharedLinear) -> Tensor:
     """The layer's input ``(in,)`` if there was one sample, whose weight and bias gradient together have rank one.
 
     Without noise, by least squares of the weight gradient on the bias gradient. With noise, which is in both, by their largest
@@ -177,11 +177,11 @@ def per_channel(observation: Observation, values: tuple[float, ...], like: Tenso
     return torch.tensor(values, dtype=like.dtype, device=like.device).expand(observation.input_shape[0]).reshape(-1, 1, 1)
 
 
-def to_picture(observation: Observation, x: Tensor) -> Tensor:
+def denormalise_images(observation: Observation, x: Tensor) -> Tensor:
     """The net's inputs ``(…, C, H, W)`` -> images in [0, 1] (not clipped): undoes the client's normalisation."""
     return x * per_channel(observation, observation.std, x) + per_channel(observation, observation.mean, x)
 
 
-def from_picture(observation: Observation, image: Tensor) -> Tensor:
+def normalise_images(observation: Observation, image: Tensor) -> Tensor:
     """Images in [0, 1] ``(…, C, H, W)`` -> the net's inputs: the client's normalisation."""
     return (image - per_channel(observation, observation.mean, image)) / per_channel(observation, observation.std, image)

@@ -15,9 +15,9 @@ from torch.func import functional_call, grad
 
 from fedpriv.attacks.core.observation import Observation, SplitNet, in_clients_mode, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable, differentiating_twice, require_labels
-from fedpriv.attacks.gradients.distances import Distance, Seen, misfit
-from fedpriv.attacks.gradients.each import for_each
-from fedpriv.attacks.gradients.multistep import as_gradient, decay_left_in
+from fedpriv.attacks.gradients.batching import vmap_or_loop
+from fedpriv.attacks.gradients.distances import Distance, ObservedGradient, matching_loss
+from fedpriv.attacks.gradients.multistep import as_gradient, decay_before_clipping
 from fedpriv.attacks.gradients.variables import Layout, Pixels
 
 Data = dict[str, Tensor]
@@ -64,7 +64,7 @@ class Objective:
         elif self.single and len(rows) == 1:
             value = each(points[0], {name: tensor[0] for name, tensor in data.items()})[None]
         else:
-            value = for_each(each, points, data)
+            value = vmap_or_loop(each, points, data)
         (gradient,) = torch.autograd.grad(value.sum(), points)  # a sixth cheaper than one more transform of torch.func
         return value.detach(), gradient
 
@@ -134,21 +134,21 @@ class Case:
         return not self.variance
 
     def distance(self, exact: Distance, guess: Data, unknown: Tensor, data: Data) -> Tensor:
-        """:func:`misfit` of a reconstruction's gradient ``guess``, whose unknown images are ``unknown``."""
+        """:func:`matching_loss` of a reconstruction's gradient ``guess``, whose unknown images are ``unknown``."""
         seen, decay = self._seen(data, list(guess)), under("decay:", data)
         made = {name: tensor + decay[name] if name in decay else tensor for name, tensor in guess.items()}
-        return misfit(exact, made, self.pixels.image(unknown), seen)
+        return matching_loss(exact, made, self.pixels.image(unknown), seen)
 
     def data(self) -> Data:
         """The inputs of the losses below, for every reconstruction."""
         groups = {"seen": self.seen, "weight": self.stacked, "kept": self.kept, "decay": self.decay, "variance": self.variance}
         return {f"{prefix}:{name}": tensor for prefix, group in groups.items() for name, tensor in group.items()}
 
-    def _seen(self, data: Data, names: Sequence[str]) -> Seen:
+    def _seen(self, data: Data, names: Sequence[str]) -> ObservedGradient:
         of = {
             prefix: {n: t for n, t in under(f"{prefix}:", data).items() if n in names} for prefix in ("seen", "kept", "variance")
         }
-        return Seen({name: of["seen"][name] for name in names}, self.rescaled, of["kept"], of["variance"])
+        return ObservedGradient({name: of["seen"][name] for name in names}, self.rescaled, of["kept"], of["variance"])
 
     def expected(self) -> float:
         """The distance at the true images, due to errors alone; of the observation with the largest errors."""
@@ -178,7 +178,7 @@ def under(prefix: str, data: Mapping[str, Tensor]) -> Data:
     return {name.removeprefix(prefix): tensor for name, tensor in data.items() if name.startswith(prefix)}
 
 
-def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool = False) -> Case:
+def build_case(observations: Sequence[Observation], bounded: bool, scale_free: bool = False) -> Case:
     """Combine observations into a case.
 
     Args:
@@ -220,7 +220,7 @@ def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool
     labels = None if first.labels is None else torch.stack([o.labels.view(-1) for o in observations if o.labels is not None])
     kept, decay = (
         {name: torch.stack([one[name] for one in group]).to(dtype) for name in names if name in group[0]}
-        for group in ([o.altered.kept for o in read], [decay_left_in(o) for o in observations])
+        for group in ([o.altered.kept for o in read], [decay_before_clipping(o) for o in observations])
     )
     seen = {name: torch.stack([o.shared[name] for o in read]) for name in names}
     seen = {name: tensor * kept[name] if name in kept else tensor for name, tensor in seen.items()}
@@ -241,14 +241,14 @@ def case_of(observations: Sequence[Observation], bounded: bool, scale_free: bool
     )
 
 
-def seen_alone(observation: Observation, names: Sequence[str]) -> Seen:
+def observed_gradient(observation: Observation, names: Sequence[str]) -> ObservedGradient:
     """The observed gradients of the parameters ``names``, for attacks that take one observation at a time."""
     altered = observation.altered
     seen = {name: observation.shared[name] for name in names}
     seen = {name: tensor * altered.kept[name].to(tensor) if name in altered.kept else tensor for name, tensor in seen.items()}
     kept = {name: altered.kept[name].to(seen[name]) for name in names if name in altered.kept}
     errors = _errors([observation], {name: tensor[None] for name, tensor in seen.items()})
-    return Seen(seen, altered.rescaled, kept, {name: error[0] for name, error in errors.items()})
+    return ObservedGradient(seen, altered.rescaled, kept, {name: error[0] for name, error in errors.items()})
 
 
 def _errors(observations: Sequence[Observation], seen: Data) -> Data:
@@ -261,7 +261,7 @@ def _errors(observations: Sequence[Observation], seen: Data) -> Data:
     return {name: torch.maximum(value, least).clamp_min(1e-30) for name, value in known.items()}
 
 
-def gradient_by_labels(net: nn.Module, weights: Data, shared: Sequence[str], inputs: Tensor, targets: Tensor) -> Data:
+def gradient_from_labels(net: nn.Module, weights: Data, shared: Sequence[str], inputs: Tensor, targets: Tensor) -> Data:
     """Gradient of the mean soft cross-entropy of ``inputs`` ``(B, C, H, W)`` against distributions ``(B, classes)``, by name."""
 
     def loss(some: Data) -> Tensor:
@@ -272,8 +272,8 @@ def gradient_by_labels(net: nn.Module, weights: Data, shared: Sequence[str], inp
     return dict(grad(loss)({name: weights[name] for name in shared}))
 
 
-def gradients_by_labels(case: Case, names: Sequence[str], data: Data, inputs: Tensor, targets: Tensor) -> Data:
-    """:func:`gradient_by_labels` of many reconstructions at once, for inputs ``(k, B, C, H, W)`` and targets ``(k, B, classes)``.
+def batched_gradient_from_labels(case: Case, names: Sequence[str], data: Data, inputs: Tensor, targets: Tensor) -> Data:
+    """:func:`gradient_from_labels` of ``k`` reconstructions at once: inputs ``(k, B, C, H, W)``, targets ``(k, B, classes)``.
 
     By ``vmap`` of the net alone and plain autograd: a tenth cheaper than ``torch.func.grad``, which also loads torch's compiler.
     """
@@ -288,12 +288,12 @@ def gradients_by_labels(case: Case, names: Sequence[str], data: Data, inputs: Te
         found: Tensor = functional_call(case.net, case.weights | some, (inputs,))
         return found
 
-    entropy = -(targets * for_each(outputs, stacked | at, inputs).log_softmax(-1)).sum(-1).mean(-1).sum()
+    entropy = -(targets * vmap_or_loop(outputs, stacked | at, inputs).log_softmax(-1)).sum(-1).mean(-1).sum()
     slopes = torch.autograd.grad(entropy, list(at.values()), create_graph=True, materialize_grads=True)
     return dict(zip(names, slopes, strict=True))
 
 
-def gradient_by_signal(
+def gradient_from_signal(
     net: nn.Module, at: nn.Module, weights: Data, shared: Sequence[str], inputs: Tensor, signal: Tensor
 ) -> Data:
     """The same, given the loss's gradient ``signal`` ``(B, ...)`` at the output of the module ``at`` instead of labels."""
@@ -310,7 +310,7 @@ def gradient_by_signal(
     return dict(grad(product)({name: weights[name] for name in shared}))
 
 
-def reached_around(net: nn.Module, at: nn.Module, weights: Data, names: Sequence[str], inputs: Tensor) -> list[str]:
+def bypassing_tensors(net: nn.Module, at: nn.Module, weights: Data, names: Sequence[str], inputs: Tensor) -> list[str]:
     """Those of the tensors ``names`` that act on the net's output by a path around the output of the module ``at``, as a residual
     block, a gate or attention over channels leads: the signal there does not give their gradients."""
     some = {name: weights[name].detach().clone().requires_grad_() for name in names}

@@ -90,7 +90,7 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
 
     Without a known schedule the change is only negated, without what weight decay added if that is known: right up to a factor,
     as that of a clipped message (:attr:`fedpriv.attacks.core.altered.Altered.rescaled`). In a clipped change the weight decay is
-    left in (:func:`decay_left_in`): it shrank by an unknown factor, and undoing all of it would do more harm.
+    left in (:func:`decay_before_clipping`): it shrank by an unknown factor, and undoing all of it would do more harm.
     """
     if observation.kind == "gradient":
         return observation
@@ -133,7 +133,7 @@ def rounding(observation: Observation, name: str) -> float:
     return unit * math.sqrt(schedule.steps / 12) / response(schedule.of(name), 0.0).gain
 
 
-def decay_left_in(observation: Observation) -> dict[str, Tensor]:
+def decay_before_clipping(observation: Observation) -> dict[str, Tensor]:
     """What weight decay added to the mean gradient before a change was clipped, by name; empty for other messages."""
     schedule = observation.schedule
     if observation.kind == "gradient" or schedule is None or not observation.altered.rescaled:

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedpriv.attacks.gradients.each import for_each
+from fedpriv.attacks.gradients.batching import vmap_or_loop
 
 _CHUNK = 64
 """Samples whose gradients are computed together, at most."""
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledSamples:
     """Samples with labels.
 
     Attributes:
@@ -34,14 +34,14 @@ class Labelled:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def of_class(self, label: int) -> Labelled:
+    def of_class(self, label: int) -> LabelledSamples:
         """Those of one class."""
         which = self.labels == label
-        return Labelled({name: tensor[which] for name, tensor in self.inputs.items()}, self.labels[which], self.joined)
+        return LabelledSamples({name: tensor[which] for name, tensor in self.inputs.items()}, self.labels[which], self.joined)
 
 
 def per_sample(
-    net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: Labelled, memory: int
+    net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: LabelledSamples, memory: int
 ) -> Iterator[dict[str, Tensor]]:
     """The gradients of the cross-entropy of each sample, by name ``(b, p)``, for some samples after another.
 
@@ -63,12 +63,14 @@ def per_sample(
     for start in range(0, len(samples), chunk):
         labels = samples.labels[start : start + chunk]
         own = {name: weights[name].detach().expand(len(labels), *weights[name].shape).clone().requires_grad_() for name in names}
-        losses = for_each(loss, own, {name: tensor[start : start + chunk] for name, tensor in samples.inputs.items()}, labels)
+        losses = vmap_or_loop(loss, own, {name: tensor[start : start + chunk] for name, tensor in samples.inputs.items()}, labels)
         gradients = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
         yield {name: gradient.flatten(1) for name, gradient in zip(names, gradients, strict=True)}
 
 
-def mean_gradient_of(net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: Labelled) -> dict[str, Tensor]:
+def batch_gradient(
+    net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: LabelledSamples
+) -> dict[str, Tensor]:
     """The gradient of the samples' mean cross-entropy, by name ``(p,)``; arguments as for :func:`per_sample`."""
     own = {name: weights[name].detach().clone().requires_grad_() for name in names}
     logits = functional_call(net, {**weights, **own}, (samples.joined(samples.inputs),))

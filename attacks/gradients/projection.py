@@ -39,7 +39,7 @@ def convolution_signal(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: T
     return found.reshape(1, -1, height, width).to(inputs.dtype)
 
 
-def input_of(net: nn.Module, layer: nn.Module, weights: Data, inputs: Tensor) -> Tensor:
+def layer_input(net: nn.Module, layer: nn.Module, weights: Data, inputs: Tensor) -> Tensor:
     """The input of the module ``layer`` when ``net`` gets ``inputs``."""
     caught: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda module, args: caught.append(args[0]))

@@ -21,7 +21,7 @@ def rank(matrix: Tensor, noise: float = 0.0, clear: float = 1.0) -> int | None:
     ``None`` where there is no such drop, as the rank is full or there is noise, and for a matrix of zeros.
 
     Args:
-        noise: singular values below it may be due to errors beyond the rounding of the matrix itself (:func:`noise_of`).
+        noise: singular values below it may be due to errors beyond the rounding of the matrix itself (:func:`noise_level`).
         clear: factor of a drop from which it counts. Those of errors alone fall slowly, and the least one that is below the level
             would pass for the end of the signal, up to the largest rank that there may be.
     """
@@ -35,6 +35,6 @@ def rank(matrix: Tensor, noise: float = 0.0, clear: float = 1.0) -> int | None:
     return int(falls.argmax()) + 1 if len(falls) and float(falls.max()) > clear else None
 
 
-def noise_of(error: float, shape: tuple[int, ...]) -> float:
+def noise_level(error: float, shape: tuple[int, ...]) -> float:
     """The largest singular value that independent errors of that standard deviation may make in a matrix ``(m, n)``."""
     return NOISY * error * (math.sqrt(shape[0]) + math.sqrt(shape[1]))

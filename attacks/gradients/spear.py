@@ -26,11 +26,11 @@ from torch import Tensor
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import SharedLinear
-from fedpriv.attacks.gradients.rank import noise_of, rank
+from fedpriv.attacks.gradients.rank import noise_level, rank
 
 FARTHEST = (0.5, 0.25, 0.12)
 """Shares of the neurons, those least active for a mixture, that starts are made of in turn."""
-TOGETHER = 64
+BATCH = 64
 """Starts at once."""
 PATIENCE = 6
 """Batches of starts without a better result that end the search."""
@@ -71,7 +71,7 @@ class SpearOptions:
 
 
 @dataclass(frozen=True)
-class Batch:
+class RecoveredInputs:
     """The inputs of a layer that were found.
 
     Attributes:
@@ -100,7 +100,7 @@ def projected(layer: SharedLinear, most: int, error: float = 0.0) -> tuple[Tenso
     draw = torch.randn(gradient.shape[1], min(2 * most + 8, *gradient.shape), generator=torch.Generator().manual_seed(0))
     basis = torch.linalg.qr(gradient @ draw.double())[0]
     small = basis.T @ gradient
-    found = rank(small.to(layer.weight.dtype), noise_of(error, gradient.shape))
+    found = rank(small.to(layer.weight.dtype), noise_level(error, gradient.shape))
     if found is None or found > most:
         shape = " x ".join(map(str, gradient.shape))
         raise Inapplicable(
@@ -110,7 +110,9 @@ def projected(layer: SharedLinear, most: int, error: float = 0.0) -> tuple[Tenso
     return basis, small, found
 
 
-def unmix(layer: SharedLinear, weight: Tensor, bias: Tensor, options: SpearOptions, error: float = 0.0, seed: int = 0) -> Batch:
+def unmix(
+    layer: SharedLinear, weight: Tensor, bias: Tensor, options: SpearOptions, error: float = 0.0, seed: int = 0
+) -> RecoveredInputs:
     """The inputs of the layer.
 
     Args:
@@ -134,12 +136,12 @@ def unmix(layer: SharedLinear, weight: Tensor, bias: Tensor, options: SpearOptio
     search = _Search(left, float(rest.sqrt()) / sizes, sizes * (weight @ right.T), bias, left.T @ columns)
     if found == 1:  # of one sample, the gradient is its only column
         only = left.new_ones(1, 1)
-        return Batch(sizes * right / search.inverse(only)[1], search.agreement(only), found)
+        return RecoveredInputs(sizes * right / search.inverse(only)[1], search.agreement(only), found)
     mixtures = gradient / torch.where(columns.abs() < 1e-300, 1e-300, columns)[:, None]
     least_active = (mixtures @ weight.T + bias).argsort(dim=1)
     directions, agreement, since = left.new_zeros(0, found), left.new_zeros(0), 0
-    for number in range(-(-options.starts // TOGETHER)):
-        rows = torch.randint(len(left), (TOGETHER,), generator=draw)
+    for number in range(-(-options.starts // BATCH)):
+        rows = torch.randint(len(left), (BATCH,), generator=draw)
         since += 1
         if search.add(search.starts(least_active[rows], FARTHEST[number % len(FARTHEST)], draw)):
             known, better = search.best()
@@ -148,10 +150,10 @@ def unmix(layer: SharedLinear, weight: Tensor, bias: Tensor, options: SpearOptio
         if (len(directions) and (agreement.min() >= SURE or since >= PATIENCE)) or len(search.met) > MOST_MET:
             break
     if not len(directions):
-        return Batch(gradient.new_zeros(0, gradient.shape[1]), agreement, found)
+        return RecoveredInputs(gradient.new_zeros(0, gradient.shape[1]), agreement, found)
     mixing, scale = search.inverse(directions)
     order = agreement.argsort(descending=True)
-    return Batch((mixing * sizes @ right / scale[:, None])[order], agreement[order], found)
+    return RecoveredInputs((mixing * sizes @ right / scale[:, None])[order], agreement[order], found)
 
 
 class _Search:
@@ -238,7 +240,7 @@ class _Search:
         return known[chosen], agreement
 
     def agreement(self, directions: Tensor) -> Tensor:
-        """See :attr:`Batch.agreement`, for sets of directions ``(..., r, r)``: ``(..., r)``."""
+        """See :attr:`RecoveredInputs.agreement`, for sets of directions ``(..., r, r)``: ``(..., r)``."""
         at = directions @ self.left.T
         mixing, scale = self.inverse(directions)
         activated = mixing @ self.fed.T / scale[..., None] + self.bias > 0

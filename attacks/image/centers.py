@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.linear import from_picture, known_net
+from fedpriv.attacks.gradients.linear import known_net, normalise_images
 from fedpriv.attacks.labels.stated import CENTERS, CLASSES, read_label_set
 from fedpriv.attacks.optimise.lbfgs import STRONG_WOLFE
 from fedpriv.attacks.optimise.search import lbfgs
@@ -85,7 +85,7 @@ class Prior:
         return self.means[rows] + (factors @ self.directions).reshape(-1, *self.means.shape[1:])
 
 
-def looks(public: Tensor, labels: Tensor, classes: Sequence[int]) -> Prior:
+def fit_prior(public: Tensor, labels: Tensor, classes: Sequence[int]) -> Prior:
     """From public images ``(n, C, H, W)``: the mean of each of the ``classes``, and how images differ from their class's mean.
 
     A class without public images has the mean of all.
@@ -122,11 +122,11 @@ class CenterOptions:
 
 
 @dataclass(frozen=True)
-class Inverted:
+class InvertedCenters:
     """
     Attributes:
         images: ``(m, C, H, W)`` in [0, 1], one for each centre.
-        distance: ``(m,)`` of their embeddings to the centres, see :func:`away`.
+        distance: ``(m,)`` of their embeddings to the centres, see :func:`relative_distance`.
     """
 
     images: Tensor
@@ -135,7 +135,7 @@ class Inverted:
 
 def invert_centers(
     observation: Observation, embed: Embed, centers: Tensor, likely: Prior, options: CenterOptions | None = None
-) -> Inverted:
+) -> InvertedCenters:
     """For each centre ``(m, k)`` the most likely image with about that embedding.
 
     Many images have the same embedding: layers are not injective, and what tells these images apart is how likely they are (as
@@ -147,8 +147,8 @@ def invert_centers(
     def objective(rows: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             factors = factors.detach().requires_grad_()
-            made = embed(from_picture(observation, exact.images(rows, factors).to(centers.dtype)))
-            loss = away(made, centers[rows]).double() / options.slack**2 + factors.square().mean(1)
+            made = embed(normalise_images(observation, exact.images(rows, factors).to(centers.dtype)))
+            loss = relative_distance(made, centers[rows]).double() / options.slack**2 + factors.square().mean(1)
             (gradient,) = torch.autograd.grad(loss.sum(), factors)
         return loss.detach(), gradient
 
@@ -156,10 +156,10 @@ def invert_centers(
     found = lbfgs(objective, starts, STRONG_WOLFE, options.steps)
     with torch.no_grad():
         images = exact.images(torch.arange(len(centers)), found.x).to(centers.dtype).clamp(0, 1)
-        return Inverted(images, away(embed(from_picture(observation, images)), centers))
+        return InvertedCenters(images, relative_distance(embed(normalise_images(observation, images)), centers))
 
 
-def away(embeddings: Tensor, centers: Tensor) -> Tensor:
+def relative_distance(embeddings: Tensor, centers: Tensor) -> Tensor:
     """``|z - m|^2 / |m|^2`` of embeddings and centres ``(n, k)``, ``(n,)``."""
     missed: Tensor = (embeddings - centers).square().sum(dim=1) / centers.square().sum(dim=1).clamp(min=1e-30)
     return missed

@@ -16,12 +16,12 @@ from fedpriv.attacks.gradients.analytic import (
     AnalyticOptions,
     Candidates,
     empty,
-    fed_layers,
-    needed_layers,
+    invertible_layers,
+    require_invertible_layers,
     row_ratios,
     single_sample,
 )
-from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified, to_picture
+from fedpriv.attacks.gradients.linear import SharedLinear, denormalise_images, is_rectified
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 from fedpriv.attacks.gradients.spear import SpearOptions, projected, unmix
 from fedpriv.attacks.image.feature_inversion import InversionOptions, invert_features
@@ -52,7 +52,7 @@ class Analytic(AnalyticOptions, ImageAttack):
     def harder(observation: Observation) -> str | None:
         """See :class:`fedpriv.attacks.attack.Attack`."""
         seen = as_gradient(observation)
-        first = fed_layers(seen)[0][0].name
+        first = invertible_layers(seen)[0][0].name
         if observation.num_examples == 1 or is_rectified(seen, first):
             return None
         return f"no ReLU follows {first!r}, so that every image behind a message moves every neuron"
@@ -96,7 +96,7 @@ class AnalyticFeatures(InversionOptions, ImageAttack):
         """See :class:`fedpriv.attacks.attack.Attack`."""
         if observation.num_examples not in (1, None):
             raise Inapplicable("the features of a batch are mixtures: analytic-features is for one sample")
-        needed_layers(observation)
+        require_invertible_layers(observation)
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
@@ -146,7 +146,7 @@ class Spear(SpearOptions, ImageAttack):
     def _layer(observation: Observation) -> tuple[SharedLinear, float]:
         """The first linear layer with its gradient, and the standard deviation of an entry's error."""
         seen = as_gradient(observation)
-        first, fed = needed_layers(seen)[0]
+        first, fed = require_invertible_layers(seen)[0]
         name = f"{first.name}.weight"
         if not fed.is_image:
             raise Inapplicable(f"the input of {first.name!r} is features, not the image")
@@ -166,7 +166,9 @@ class Spear(SpearOptions, ImageAttack):
         found = unmix(layer, weight, bias, self, error, seed)
         n = observation.num_examples or found.rank
         images = found.inputs.reshape(-1, *observation.input_shape).to(layer.weight)
-        images = torch.cat([to_picture(observation, images), images.new_full((n, *observation.input_shape), torch.nan)])[:n]
+        images = torch.cat([denormalise_images(observation, images), images.new_full((n, *observation.input_shape), torch.nan)])[
+            :n
+        ]
         loss = 1 - float(found.agreement[:n].sum()) / n
         return One(images, torch.full((n,), -1), [loss], (loss,))
 

@@ -14,13 +14,20 @@ from fedpriv.attacks.core.altered import UNALTERED
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.gradients.batching import vmap_or_loop
 from fedpriv.attacks.gradients.distances import Distance, per_layer, relative, squared
-from fedpriv.attacks.gradients.each import for_each
-from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels, gradients_by_labels
+from fedpriv.attacks.gradients.matching import (
+    Case,
+    Data,
+    Objective,
+    batched_gradient_from_labels,
+    build_case,
+    gradient_from_labels,
+)
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
-from fedpriv.attacks.optimise.search import STALLED, Best, Found, Starts, lbfgs, search
+from fedpriv.attacks.optimise.search import STALLED, SearchResult, SolverResult, Starts, lbfgs, search
 
 FAILED = 3.0
 """Where the gradient has errors, a start has failed above so many times the distance at the true images."""
@@ -39,7 +46,7 @@ class PublishedDlg(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return _published(case_of(as_published(observations), bounded=False), False, self.steps, seed)
+        return _published(build_case(undefended(observations), bounded=False), False, self.steps, seed)
 
 
 @register("idlg-published")
@@ -54,7 +61,7 @@ class PublishedIdlg(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return _published(case_of(as_published(observations), bounded=False), True, self.steps, seed)
+        return _published(build_case(undefended(observations), bounded=False), True, self.steps, seed)
 
 
 @register("dlg")
@@ -90,7 +97,7 @@ class Dlg(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return safe(self, case_of(observations, bounded=True), False, seed)
+        return robust_dlg(self, build_case(observations, bounded=True), False, seed)
 
 
 @register("idlg")
@@ -102,7 +109,7 @@ class Idlg(Dlg):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return safe(self, case_of(observations, bounded=True), True, seed)
+        return robust_dlg(self, build_case(observations, bounded=True), True, seed)
 
 
 def sign_rule(case: Case) -> Tensor:
@@ -147,7 +154,7 @@ def label_matching(case: Case, distance: Distance, labels: Tensor | None, known_
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         target = data["target"] if "target" in data else unknown["label"].softmax(-1)
         inputs = case.pixels.input(unknown["image"])
-        guess = gradient_by_labels(case.net, case.weights_of(data), names, inputs, target)
+        guess = gradient_from_labels(case.net, case.weights_of(data), names, inputs, target)
         return case.distance(distance, guess, unknown["image"], data)
 
     return Objective(loss, Layout(shapes), data)
@@ -162,14 +169,14 @@ def labels_together(case: Case, distance: Distance, labels: Tensor | None, known
 
     def losses(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         targets = data["target"] if "target" in data else unknown["label"].softmax(-1)
-        guess = gradients_by_labels(case, names, data, case.pixels.input(unknown["image"]), targets)
-        found: Tensor = for_each(apart, guess, unknown["image"], data)
+        guess = batched_gradient_from_labels(case, names, data, case.pixels.input(unknown["image"]), targets)
+        found: Tensor = vmap_or_loop(apart, guess, unknown["image"], data)
         return found
 
     return replace(objective, together=losses)
 
 
-def reconstruction(case: Case, layout: Layout, best: Best, labels: Tensor | None) -> Reconstruction:
+def reconstruction(case: Case, layout: Layout, best: SearchResult, labels: Tensor | None) -> Reconstruction:
     """Images and labels out of the best rows."""
     unknown = layout.unpack(best.x)
     if labels is None:
@@ -183,7 +190,7 @@ def normal(size: int) -> Callable[[torch.Generator], Tensor]:
     return lambda generator: torch.randn(size, generator=generator)
 
 
-def as_published(observations: Sequence[Observation]) -> list[Observation]:
+def undefended(observations: Sequence[Observation]) -> list[Observation]:
     """The messages as if they were undefended gradients, which is what the published attacks assume."""
     return [replace(one, altered=UNALTERED) for one in observations]
 
@@ -197,7 +204,7 @@ def _published(case: Case, rule: bool, steps: int, seed: int) -> Reconstruction:
     return reconstruction(case, objective.layout, best, labels)
 
 
-def safe(options: Dlg, case: Case, rule: bool, seed: int, known_top: bool = False) -> Reconstruction:
+def robust_dlg(options: Dlg, case: Case, rule: bool, seed: int, known_top: bool = False) -> Reconstruction:
     labels = case.labels if case.labels is not None else sign_rule(case) if rule else None
     objective = labels_together(case, per_layer if options.normalised else relative, labels, known_top)
     how = LbfgsOptions(history=options.history, line_search=True)
@@ -205,7 +212,7 @@ def safe(options: Dlg, case: Case, rule: bool, seed: int, known_top: bool = Fals
     noise = FAILED * case.expected()
     failed = max(options.failed, noise)
 
-    def solve(objective: Objective, starts: Starts) -> Found:
+    def solve(objective: Objective, starts: Starts) -> SolverResult:
         limit = torch.where(starts.last, torch.inf, max(options.give_up[1], noise))
         give_up = (options.give_up[0], limit)
         return lbfgs(

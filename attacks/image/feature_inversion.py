@@ -18,10 +18,10 @@ from torch.func import functional_call
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.analytic import needed_layers
-from fedpriv.attacks.gradients.distances import misfit, per_layer
-from fedpriv.attacks.gradients.linear import fed_by_one, from_picture, training_net, weight_dtype
-from fedpriv.attacks.gradients.matching import reached_around, seen_alone
+from fedpriv.attacks.gradients.analytic import require_invertible_layers
+from fedpriv.attacks.gradients.distances import matching_loss, per_layer
+from fedpriv.attacks.gradients.linear import normalise_images, single_sample_input, training_net, weight_dtype
+from fedpriv.attacks.gradients.matching import bypassing_tensors, observed_gradient
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.gradients.variables import total_variation
 
@@ -77,12 +77,12 @@ def invert_features(
     """
     options = options or InversionOptions()
     observation = as_gradient(observation)
-    leak, _ = needed_layers(observation)[0]
+    leak, _ = require_invertible_layers(observation)[0]
     assert leak.bias is not None
     weights = {name: w.detach() for name, w in observation.weights.items()}
     if f"{leak.name}.weight" not in weights:
         raise Inapplicable(f"the weights of {leak.name!r} are not known")
-    wanted = fed_by_one(leak)[None]
+    wanted = single_sample_input(leak)[None]
     signal = (leak.bias @ weights[f"{leak.name}.weight"])[None]
     before = _before(observation, leak.name)
     starts = [
@@ -106,7 +106,7 @@ def _before(observation: Observation, layer: str) -> list[str]:
     slopes = torch.autograd.grad(fed, list(weights.values()), allow_unused=True)
     feeding = [name for name, slope in zip(names, slopes, strict=True) if slope is not None]
     net, known = training_net(observation)
-    around = reached_around(net, net.get_submodule(layer), known, feeding, x)
+    around = bypassing_tensors(net, net.get_submodule(layer), known, feeding, x)
     return [name for name in feeding if name not in around]
 
 
@@ -121,7 +121,7 @@ def _solve(
 ) -> tuple[Tensor, float, list[float]]:
     weights = {name: w.detach() for name, w in observation.weights.items()}
     lower = {name: weights[name].clone().requires_grad_() for name in before}
-    seen = seen_alone(observation, before) if before else None
+    seen = observed_gradient(observation, before) if before else None
     drawn = torch.Generator().manual_seed(seed)
     raw = 0.5 * torch.randn(1, *observation.input_shape, generator=drawn, dtype=wanted.dtype)
     raw = raw.to(wanted.device).requires_grad_()
@@ -129,11 +129,11 @@ def _solve(
 
     def residual() -> Tensor:
         image = raw.sigmoid()
-        h = features({**weights, **lower}, from_picture(observation, image))
+        h = features({**weights, **lower}, normalise_images(observation, image))
         missed: Tensor = options.features * (h - wanted).square().sum() / wanted.square().sum()
         if seen is not None and options.gradients:
             sent = torch.autograd.grad((h * signal).sum(), list(lower.values()), create_graph=True)
-            missed = missed + options.gradients * misfit(per_layer, dict(zip(lower, sent, strict=True)), image, seen)
+            missed = missed + options.gradients * matching_loss(per_layer, dict(zip(lower, sent, strict=True)), image, seen)
         return missed
 
     adam = torch.optim.Adam([raw], lr=options.lr)

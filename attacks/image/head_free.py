@@ -14,15 +14,15 @@ from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.gradients.batching import vmap_or_loop
 from fedpriv.attacks.gradients.distances import per_layer, relative
-from fedpriv.attacks.gradients.each import for_each
-from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_signal, reached_around
-from fedpriv.attacks.gradients.projection import convolution_signal, determined, input_of
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, build_case, bypassing_tensors, gradient_from_signal
+from fedpriv.attacks.gradients.projection import convolution_signal, determined, layer_input
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.image.dlg import FAILED, reconstruction
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
-from fedpriv.attacks.optimise.search import STALLED, Found, Starts, adam, lbfgs, search
+from fedpriv.attacks.optimise.search import STALLED, SolverResult, Starts, adam, lbfgs, search
 
 
 @register("head-free")
@@ -60,11 +60,11 @@ class HeadFree(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        case = case_of(observations, bounded=True)
+        case = build_case(observations, bounded=True)
         objective = signal_matching(case, self.closed_form)
         how = LbfgsOptions(history=self.history, line_search=True)
 
-        def solve(objective: Objective, starts: Starts) -> Found:
+        def solve(objective: Objective, starts: Starts) -> SolverResult:
             x = starts.points
             if "signal" not in objective.layout.shapes or "begun" in objective.data:
                 return lbfgs(objective, x, how, self.steps, self.enough, stalled=self.stalled, scale=SAFE_SCALE)
@@ -87,11 +87,11 @@ def adam_then_lbfgs(
     steps: int,
     enough: float,
     stalled: tuple[int, float] = STALLED,
-) -> Found:
+) -> SolverResult:
     """Adam to get near the solution from any start, then L-BFGS for precision; their curves are concatenated."""
     first = adam(objective, x, lr, adam_steps, milestones=(0.5, 0.8), enough=enough)
     second = lbfgs(objective, first.x, options, steps, enough, stalled=stalled, scale=SAFE_SCALE)
-    return Found(second.x, second.loss, torch.cat([first.curve, second.curve]), first.iterations + second.iterations)
+    return SolverResult(second.x, second.loss, torch.cat([first.curve, second.curve]), first.iterations + second.iterations)
 
 
 def signal_matching(case: Case, closed_form: bool = True) -> Objective:
@@ -133,11 +133,11 @@ def signal_matching(case: Case, closed_form: bool = True) -> Objective:
         elif how == "projection":
             assert isinstance(at, nn.Conv2d)
             seen = data[f"seen:{of[at]}.weight"], data.get(f"seen:{of[at]}.bias")
-            signal = convolution_signal(at, input_of(case.net.body, at, weights, inputs), *seen)
+            signal = convolution_signal(at, layer_input(case.net.body, at, weights, inputs), *seen)
         else:
             signal = unknown["signal"] * data["scale"]
         some = [n.removeprefix("body.") for n in names]
-        made = gradient_by_signal(case.net.body, at or case.net.body, weights, some, inputs, signal)
+        made = gradient_from_signal(case.net.body, at or case.net.body, weights, some, inputs, signal)
         return {f"body.{n}": g for n, g in made.items()}
 
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
@@ -155,7 +155,7 @@ def _scale(guess: Callable[[Mapping[str, Tensor], Data], Data], layout: Layout, 
     """The size of dL/dh per observation ``(N,)``: such that a random one gives gradients as large as the observed ones."""
     n = len(data["scale"])
     rows = torch.randn(n, layout.size, generator=torch.Generator().manual_seed(0), dtype=data["scale"].dtype)
-    made = for_each(lambda row, data: guess(layout.unpack(row), data), rows, data)
+    made = vmap_or_loop(lambda row, data: guess(layout.unpack(row), data), rows, data)
     last = [name for name in names if made[name].ndim > 2][-1]  # the layer next to the signal
     scale: Tensor = data[f"seen:{last}"].flatten(1).norm(dim=1) / made[last].flatten(1).norm(dim=1).clamp_min(1e-30)
     return scale
@@ -217,4 +217,4 @@ def _is_only_path(case: Case, at: nn.Module, names: list[str]) -> bool:
     """Whether the tensors ``names`` act on the features through the output of the layer alone, so that the signal there
     gives their gradients."""
     own = [name.removeprefix("body.") for name in names]
-    return not reached_around(case.net.body, at, _weights(case), own, _inputs(case))
+    return not bypassing_tensors(case.net.body, at, _weights(case), own, _inputs(case))

@@ -13,9 +13,9 @@ from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.gradients.distances import per_layer, relative, squared
-from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, build_case, gradient_from_labels
 from fedpriv.attacks.gradients.variables import Layout
-from fedpriv.attacks.image.dlg import FAILED, Dlg, as_published, labels_together, normal, reconstruction, safe
+from fedpriv.attacks.image.dlg import FAILED, Dlg, labels_together, normal, reconstruction, robust_dlg, undefended
 from fedpriv.attacks.image.head_free import adam_then_lbfgs, layer_calls
 from fedpriv.attacks.lab.nets import WIDTHS, linear_layers, uniform_
 from fedpriv.attacks.lab.setting import Setting
@@ -37,7 +37,7 @@ class KnownHead(Dlg):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return safe(self, case_of(observations, bounded=True), False, seed, known_top=True)
+        return robust_dlg(self, build_case(observations, bounded=True), False, seed, known_top=True)
 
 
 @register("random-head")
@@ -61,8 +61,8 @@ class RandomHead(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        observations = as_published(observations) if self.published else observations
-        case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
+        observations = undefended(observations) if self.published else observations
+        case = with_random_head(build_case(observations, bounded=not self.published), self.assumed, seed)
         objective = labels_together(case, squared if self.published else relative, case.labels, known_top=True)
         how, stalled = (PUBLISHED, (0, 0.0)) if self.published else (STRONG_WOLFE, STALLED)
         draw = normal(objective.layout.size)
@@ -101,9 +101,9 @@ class JointHead(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        case = case_of(observations, bounded=True)
+        case = build_case(observations, bounded=True)
         if self.assumed is not None:
-            case = with_own_top(case, self.assumed, seed)
+            case = with_random_head(case, self.assumed, seed)
         objective = joint_matching(case)
         how = STRONG_WOLFE
 
@@ -127,7 +127,7 @@ class JointHead(ImageAttack):
         return reconstruction(case, objective.layout, best, case.labels)
 
 
-def with_own_top(case: Case, assumed: int, seed: int) -> Case:
+def with_random_head(case: Case, assumed: int, seed: int) -> Case:
     """The case with ``top`` replaced by ``assumed`` linear layers with random weights, U(-0.5, 0.5).
 
     Raises:
@@ -168,7 +168,7 @@ def joint_matching(case: Case) -> Objective:
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         target = data["target"] if "target" in data else unknown["label"].softmax(-1)
         weights = case.weights_of(data) | {n: w for n, w in unknown.items() if n.startswith("top.")}
-        guess = gradient_by_labels(case.net, weights, names, case.pixels.input(unknown["image"]), target)
+        guess = gradient_from_labels(case.net, weights, names, case.pixels.input(unknown["image"]), target)
         return case.distance(per_layer, guess, unknown["image"], data)
 
     return Objective(loss, Layout(shapes), data)

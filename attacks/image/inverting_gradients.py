@@ -15,7 +15,7 @@ from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import optional
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.gradients.distances import NEIGHBOURS, cosine
-from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, build_case
 from fedpriv.attacks.gradients.variables import total_variation
 from fedpriv.attacks.image.dlg import label_matching, normal, reconstruction
 from fedpriv.attacks.image.statistics_prior import with_running_statistics
@@ -56,7 +56,7 @@ class InvertingGradients(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        case = case_of(observations, bounded=True, scale_free=True)
+        case = build_case(observations, bounded=True, scale_free=True)
         labels = case.labels if case.labels is not None else torch.stack([batch_labels(one) for one in observations])
         matching = replace(label_matching(case, cosine, labels, known_top=True), single=True)
         if self.running_statistics:
@@ -96,7 +96,7 @@ def log_posterior(objective: Objective, case: Case) -> Objective:
     leaves inactive, say nothing of the images and do not count. So the weight of the total variation beside the distance itself
     grows with the images behind the gradient, and falls as the distance does.
 
-    Where the errors' variance is known, :func:`fedpriv.attacks.gradients.distances.misfit` has the prior already.
+    Where the errors' variance is known, :func:`fedpriv.attacks.gradients.distances.matching_loss` has the prior already.
     """
     entries = torch.stack([(tensor != 0).flatten(1).sum(1) for tensor in case.seen.values()]).sum(0).clamp_min(1)
     pixels = case.samples * math.prod(case.shape)

@@ -22,7 +22,7 @@ from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, require_labels
-from fedpriv.attacks.gradients.simulated import check_simulation, simulated
+from fedpriv.attacks.gradients.simulated_messages import check_simulation, simulate_messages
 from fedpriv.attacks.lab.setting import Setting
 
 ENTRIES, PILOT = 2**16, 50
@@ -124,7 +124,7 @@ class LearnedInversion(ImageAttack):
         defence = defence_of(group, seen)
 
         def messages(count: int) -> Iterator[Tensor]:
-            for tensors in simulated(first, Public(images[:count], labels[:count])):
+            for tensors in simulate_messages(first, Public(images[:count], labels[:count])):
                 yield defence.applied(rows_of(tensors))
 
         index = torch.arange(seen.shape[1])

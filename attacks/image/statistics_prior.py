@@ -25,8 +25,7 @@ _LEAST = 1e-8  # a channel may be constant over a batch
 
 
 def with_running_statistics(objective: Objective, case: Case, observations: Sequence[Observation], weight: float) -> Objective:
-    """The objective plus ``weight`` times :func:`misfit`, where every message has running statistics that can be read; otherwise
-    the objective itself."""
+    """The objective plus ``weight`` times :func:`statistics_distance`; unchanged if a message has no readable statistics."""
     try:
         seen = [layer_statistics(one) for one in observations]
     except Inapplicable:
@@ -40,12 +39,12 @@ def with_running_statistics(objective: Objective, case: Case, observations: Sequ
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         read = {name: under(f"{name}:", data) for name in _READ}
         inputs = case.pixels.input(unknown["image"])
-        return objective.loss(unknown, data) + weight * misfit(case.net, case.weights_of(data), inputs, read)
+        return objective.loss(unknown, data) + weight * statistics_distance(case.net, case.weights_of(data), inputs, read)
 
     return replace(objective, loss=loss, data=objective.data | data)
 
 
-def misfit(net: nn.Module, weights: Data, inputs: Tensor, seen: Mapping[str, Data]) -> Tensor:
+def statistics_distance(net: nn.Module, weights: Data, inputs: Tensor, seen: Mapping[str, Data]) -> Tensor:
     """How far the statistics of a batch ``(B, C, H, W)`` are from those that a message gives away: ``()``.
 
     The mean over layers and channels of ``(mean - m)^2 / (v + e_m) + (variance - v)^2 / (v^2 + e_v)``, with ``m``, ``v`` what the

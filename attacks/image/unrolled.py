@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, require_labels
-from fedpriv.attacks.gradients.distances import misfit, per_layer
-from fedpriv.attacks.gradients.linear import to_picture, training_net, weight_dtype
-from fedpriv.attacks.gradients.local_run import Loss, local_run
-from fedpriv.attacks.gradients.matching import seen_alone
+from fedpriv.attacks.gradients.distances import matching_loss, per_layer
+from fedpriv.attacks.gradients.linear import denormalise_images, training_net, weight_dtype
+from fedpriv.attacks.gradients.local_update import Loss, simulate_local_update
+from fedpriv.attacks.gradients.matching import observed_gradient
 from fedpriv.attacks.gradients.variables import total_variation
 from fedpriv.attacks.inference.labels import batch_labels
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE
@@ -131,10 +131,11 @@ def _one_start(
     if unknown := [name for name in state_names(net) if name not in start]:
         raise Inapplicable(f"this attack cannot optimise hidden layers with buffers ({unknown[0]})")
     sent = observation.shared
-    seen = seen_alone(observation, [name for name, _ in net.named_parameters() if name in sent])
+    seen = observed_gradient(observation, [name for name, _ in net.named_parameters() if name in sent])
     trained = [name for name, _ in net.named_parameters() if name in sent or options.train_top]
     mean, std = (
-        to_picture(observation, torch.full((observation.input_shape[0], 1, 1), v, device=device, dtype=dtype)) for v in (0, 1)
+        denormalise_images(observation, torch.full((observation.input_shape[0], 1, 1), v, device=device, dtype=dtype))
+        for v in (0, 1)
     )
     std = std - mean
 
@@ -143,8 +144,8 @@ def _one_start(
 
     def objective() -> Tensor:
         images = raw.sigmoid()
-        simulated = local_run(net, start, trained, (images - mean) / std, labels(), schedule, loss)
-        matching = misfit(per_layer, simulated, images, seen)
+        simulated = simulate_local_update(net, start, trained, (images - mean) / std, labels(), schedule, loss)
+        matching = matching_loss(per_layer, simulated, images, seen)
         return matching + options.tv * total_variation(images) if options.tv else matching
 
     optimiser = torch.optim.LBFGS(free, lr=1, history_size=options.history, line_search_fn="strong_wolfe")

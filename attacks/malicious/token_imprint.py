@@ -24,7 +24,7 @@ from fedpriv.attacks.core.observation import Observation, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
-from fedpriv.attacks.gradients.rank import ROUNDING, noise_of
+from fedpriv.attacks.gradients.rank import ROUNDING, noise_level
 from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.case import facts_of
 from fedpriv.attacks.text.gradient_span import TOGETHER, fed_to
@@ -132,7 +132,7 @@ class TokenImprint(TextAttack):
         padded = torch.cat([steps.new_zeros(self.around, steps.shape[1]), steps, steps.new_zeros(self.around, steps.shape[1])])
         near = padded.unfold(0, window, 1).transpose(1, 2)  # (m, window, d)
         values, bases = torch.linalg.svd(near, full_matrices=False)[1:]
-        noise = max(noise, noise_of(rounding(observation, name) * 2**0.5, (window, steps.shape[1])))
+        noise = max(noise, noise_level(rounding(observation, name) * 2**0.5, (window, steps.shape[1])))
         bases = bases * (values > noise)[..., None]
         net, most, hits = _at_rest(observation), observation.input_shape[0], []
         for words in torch.split(torch.arange(len(observation.weights[text.words])), TOGETHER):

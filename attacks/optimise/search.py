@@ -29,7 +29,7 @@ change."""
 
 
 @dataclass
-class Found:
+class SolverResult:
     """The result of a search of ``n`` problems: points ``(n, p)``, losses ``(n,)``, curve ``(steps, n)``, steps used ``(n,)``."""
 
     x: Tensor
@@ -53,7 +53,7 @@ class Starts:
     of: Tensor
 
 
-Solve = Callable[[Objective, Starts], Found]
+Solve = Callable[[Objective, Starts], SolverResult]
 Start = Callable[[torch.Generator], Tensor]
 """Draws the start of one problem ``(p,)``."""
 
@@ -69,7 +69,7 @@ def lbfgs(
     scale: float = 1.0,
     of: Tensor | None = None,
     succeeded: float = 0.0,
-) -> Found:
+) -> SolverResult:
     """L-BFGS with at most ``steps`` outer steps; a problem stops when its loss is at most ``enough``.
 
     Args:
@@ -112,13 +112,13 @@ def lbfgs(
             values[rows] = solver.value[rows] / scale
             curve.append(values[None])
     loss, _ = objective(torch.arange(len(x)), solver.x)
-    return Found(solver.x, loss, torch.cat(curve), iterations)
+    return SolverResult(solver.x, loss, torch.cat(curve), iterations)
 
 
 def adam(
     objective: Objective, x: Tensor, lr: float, steps: int, signed: bool = False, milestones: tuple[float, ...] = (),
     betas: tuple[float, float] = (0.9, 0.999), record: int = 20, enough: float = 0.0,
-) -> Found:  # fmt: skip
+) -> SolverResult:  # fmt: skip
     """Adam on all problems at once, which does not couple them; the point with the least loss is kept.
 
     Args:
@@ -148,11 +148,11 @@ def adam(
     value, _ = objective(rows, x)
     better = value < least
     best[better], least[better] = x[better], value[better]
-    return Found(best, least, torch.stack(curve), torch.full((len(x),), step))
+    return SolverResult(best, least, torch.stack(curve), torch.full((len(x),), step))
 
 
 @dataclass
-class Best:
+class SearchResult:
     """The result with the least loss over all starts, per problem."""
 
     x: Tensor
@@ -165,7 +165,7 @@ class Best:
 
 def search(
     objective: Objective, start: Start, solve: Solve, seed: int, restarts: int = 0, failed: float = 0.0, at_once: bool = False
-) -> Best:
+) -> SearchResult:
     """Solve every problem; restart, up to ``restarts`` times, those whose loss is above ``failed``.
 
     A start depends on ``seed``, the number of the problem and of the restart, but not on the other problems.
@@ -206,7 +206,7 @@ def search(
         attempt += len(tries)
     longest = max(len(curve) for curve in curves)
     padded = [torch.cat([curve, curve.new_full((longest - len(curve),), torch.nan)]) for curve in curves]
-    return Best(x, loss, torch.stack(padded, 1), iterations, restart, time.process_time() - began)
+    return SearchResult(x, loss, torch.stack(padded, 1), iterations, restart, time.process_time() - began)
 
 
 def _together(objective: Objective) -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, TextFacts
 from fedpriv.attacks.text.case import facts_of
-from fedpriv.attacks.text.gradient_span import Span, sentences_off_span
+from fedpriv.attacks.text.gradient_span import Span, sentence_distances
 
 ALONE = 0.1
 """A true sentence is closer to the span than this share of the distance of every sentence that differs by one change."""
@@ -102,7 +102,7 @@ def descend(observation: Observation, span: Span, ids: Tensor, choices: list[Ten
     """
 
     def off(sentences: Tensor) -> Tensor:
-        return sentences_off_span(observation, span, sentences).mean(1)
+        return sentence_distances(observation, span, sentences).mean(1)
 
     free = [place for place, words in enumerate(choices) if len(words) > 1]
     least, tested = float(off(ids[None])), 1

@@ -82,16 +82,16 @@ def later_span(observation: Observation) -> Span | None:
 
 
 @torch.no_grad()
-def off_span(observation: Observation, span: Span, length: int) -> Tensor:
+def word_distances(observation: Observation, span: Span, length: int) -> Tensor:
     """Distance of each word at each of ``length`` positions from the span, relative to its norm ``(V, length)``, in [0, 1]."""
     text, words = facts_of(observation), torch.arange(len(observation.weights[facts_of(observation).words]))
-    off = sentences_off_span(observation, span, words[:, None].expand(-1, length))
+    off = sentence_distances(observation, span, words[:, None].expand(-1, length))
     off[text.pad] = 1
     return off
 
 
 @torch.no_grad()
-def sentences_off_span(observation: Observation, span: Span, ids: Tensor) -> Tensor:
+def sentence_distances(observation: Observation, span: Span, ids: Tensor) -> Tensor:
     """Distance of the inputs at each place of sentences ``(n, L)``, without padding, from the span ``(n, L)``."""
     found = []
     for some in torch.split(ids, TOGETHER):

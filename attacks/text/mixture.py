@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedpriv.attacks.gradients.distances import Seen, comparable, sum_of
+from fedpriv.attacks.gradients.distances import ObservedGradient, comparable, sum_of
 from fedpriv.attacks.gradients.matching import Data, Objective
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.optimise.search import MEMORY, adam
@@ -91,7 +91,7 @@ class Match:
         if case.text.words in kept:
             kept[WORDS] = kept[case.text.words][where.words]
         self.seen = {name: tensor * kept[name] if name in kept else tensor for name, tensor in self.seen.items()}
-        self.comparable = Seen(self.seen, case.altered.rescaled, kept)
+        self.comparable = ObservedGradient(self.seen, case.altered.rescaled, kept)
         squares = {name: tensor.square().sum() for name, tensor in self.seen.items()}
         least = LEAST_SHARE * sum_of(squares.values())
         self.squares = {name: torch.maximum(square, least) for name, square in squares.items()}
@@ -121,7 +121,7 @@ class Match:
         return share + alpha * off.abs().sum() / self.sums[name] if alpha else share
 
 
-def unexplained(case: TextCase, ids: Tensor, labels: Tensor) -> float:
+def unexplained_share(case: TextCase, ids: Tensor, labels: Tensor) -> float:
     """The share of the gradient that sentences ``(B, L)`` with labels ``(B,)`` do not explain."""
     words, chosen = torch.unique(ids, return_inverse=True)
     there = ids != case.text.pad

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
-from fedpriv.attacks.gradients.rank import noise_of, rank
+from fedpriv.attacks.gradients.rank import noise_level, rank
 from fedpriv.attacks.text.rows import used_rows
 
 CLEAR = 3.0
@@ -53,7 +53,7 @@ def is_transposed(module: nn.Module) -> bool:
 
 def stacked(observation: Observation, gradients: Mapping[str, Tensor]) -> tuple[Tensor, float]:
     """The rows of the gradients ``(m_i, d)`` of linear layers with the same input, ``(m, d)``, and the largest singular value
-    that rounding may make of it (:func:`fedpriv.attacks.gradients.rank.noise_of`).
+    that rounding may make of it (:func:`fedpriv.attacks.gradients.rank.noise_level`).
 
     Each is in units of its length or, in a change, of its error: else a layer of small gradients would bring more error to what
     another one shows.
@@ -65,7 +65,7 @@ def stacked(observation: Observation, gradients: Mapping[str, Tensor]) -> tuple[
     if not all(errors.values()):
         return torch.cat([weight / weight.norm() for weight in there.values()]), 0.0
     rows = torch.cat([weight / errors[name] for name, weight in there.items()])
-    return rows, noise_of(1.0, tuple(rows.shape))
+    return rows, noise_level(1.0, tuple(rows.shape))
 
 
 def tokens_in(rows: Tensor, noise: float) -> int | None:

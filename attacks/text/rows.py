@@ -84,7 +84,7 @@ def used_rows(observation: Observation, name: str) -> Rows:
     return Rows(norms > limit, norms, False, "an estimate: every row changed, and these stand out from the noise")
 
 
-def unexplained(observation: Observation, name: str) -> str | None:
+def why_estimated(observation: Observation, name: str) -> str | None:
     """Why used rows may be missing: what moved the others is not known, and it is no noise or pruning that was declared."""
     altered = observation.altered
     if name not in observation.shared or name in altered.kept or altered.variance.get(name, 0.0):

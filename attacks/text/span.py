@@ -30,8 +30,8 @@ from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.case import text_case
 from fedpriv.attacks.text.descent import Whole, ends, whole_sentences
-from fedpriv.attacks.text.gradient_span import first_span, later_span, off_span
-from fedpriv.attacks.text.mixture import Places, unexplained
+from fedpriv.attacks.text.gradient_span import first_span, later_span, word_distances
+from fedpriv.attacks.text.mixture import Places, unexplained_share
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.repeats import repeated
 from fedpriv.attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
@@ -64,7 +64,7 @@ class SpanAttack(SearchOptions, TextAttack):
         case, first, later = text_case(observation), first_span(observation), later_span(observation)
         # The vectors of one sentence's tokens are independent, so it has at most as many as the span has dimensions.
         most = min(longest(observation) or observation.input_shape[0], first.basis.shape[1])
-        hits = off_span(observation, first, most) <= self.tolerance
+        hits = word_distances(observation, first, most) <= self.tolerance
         _check(hits, case.text)
         rank = first.basis.shape[1]
         note = f"{int(hits.sum())} pairs of token and position in the span of {first.layers[0]!r}, whose rank is {rank}"
@@ -74,7 +74,7 @@ class SpanAttack(SearchOptions, TextAttack):
             note += f"; {len(whole.found)} sentences in that of {later.layers[0]!r}, whose rank is {later.basis.shape[1]}"
         with suppress(Inapplicable):
             ids, labels = repeated(case, whole.found)
-            return Sought(ids, labels, unexplained(case, ids, labels), note)
+            return Sought(ids, labels, unexplained_share(case, ids, labels), note)
         if case.samples <= self.matched:
             places = _places(hits, case.text, case.samples, total_tokens(observation), whole.found)
             return seek(self, case, places, known_labels(observation), note, seed)

@@ -52,7 +52,7 @@ def find_tokens(observation: Observation) -> Tokens:
         raise Inapplicable("tokens are found in the gradient of a word embedding, and the net has other inputs")
     text = observation.text
     if text.words not in observation.shared:
-        raise Inapplicable(f"the word embedding was not sent: {what_is_left(observation)}")
+        raise Inapplicable(f"the word embedding was not sent: {remaining_leakage(observation)}")
     rows = used_rows(observation, text.words)
     if rows.exact and not bool(rows.used.any()) and not observation.altered.variance.get(text.words):
         raise Inapplicable("the gradient of the word embedding is zero, which shows no word: every sentence has some")
@@ -104,7 +104,7 @@ def fitted_counts(counts: Tensor, norms: Tensor, text: TextFacts, total: int) ->
     return torch.where(words, 1 + more, counts)
 
 
-def what_is_left(observation: Observation) -> str:
+def remaining_leakage(observation: Observation) -> str:
     """What a message reveals without its word embedding, in a sentence."""
     left = []
     if most := longest(observation):

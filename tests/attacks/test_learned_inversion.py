@@ -14,7 +14,7 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.gradients.simulated import simulated
+from fedpriv.attacks.gradients.simulated_messages import simulate_messages
 from fedpriv.attacks.image.learned_inversion import Defence, LearnedInversion, alike, components, defence_of, rows_of
 from fedpriv.attacks.lab.attempts import ImageAttempt, attempt, joined, suited
 from fedpriv.attacks.lab.controls import negative_control, positive_control
@@ -45,7 +45,7 @@ def messages(one: Setting, seed: int = 0) -> tuple[Tensor, Tensor, list[Observat
 def test_what_is_simulated_for_the_true_image_is_the_message(more: dict[str, object]) -> None:
     images, labels, seen = messages(setting(**more))
     made: dict[str, list[Tensor]] = {name: [] for name in seen[0].shared}
-    for part in simulated(seen[0], Public(images, labels)):
+    for part in simulate_messages(seen[0], Public(images, labels)):
         for name, tensor in part.items():
             made[name].append(tensor)
     assert set(made) == set(seen[0].shared)

@@ -16,7 +16,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """Logits ``(B, C)`` and label probabilities ``(B, C)`` -> the mean loss."""
 
 
-def local_run(
+def simulate_local_update(
     net: nn.Module,
     start: Mapping[str, Tensor],
     trained: Sequence[str],

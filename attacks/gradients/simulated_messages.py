@@ -10,9 +10,9 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.each import for_each
-from fedpriv.attacks.gradients.linear import from_picture, training_net, weight_dtype
-from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.gradients.batching import vmap_or_loop
+from fedpriv.attacks.gradients.linear import normalise_images, training_net, weight_dtype
+from fedpriv.attacks.gradients.local_update import simulate_local_update
 
 AT_ONCE, ENTRIES = 50, 2**22
 """Largest number of images whose messages are computed together, and of the entries of these messages."""
@@ -30,7 +30,7 @@ def check_simulation(observation: Observation) -> None:
         raise Inapplicable("simulating the client needs its schedule, which is not known")
 
 
-def simulated(observation: Observation, public: Public) -> Iterator[dict[str, Tensor]]:
+def simulate_messages(observation: Observation, public: Public) -> Iterator[dict[str, Tensor]]:
     """``shared`` of clients that hold one of the public images each, before any transform: by name ``(b, ...)``, in parts.
 
     Layers that are not shared keep their weights, as in :class:`fedpriv.attacks.image.unrolled.Unrolled`.
@@ -47,13 +47,13 @@ def simulated(observation: Observation, public: Public) -> Iterator[dict[str, Te
     trained = [name for name, _ in net.named_parameters() if name in observation.shared]
 
     def message(image: Tensor, label: Tensor) -> dict[str, Tensor]:
-        moved = local_run(net, known, trained, image[None], label[None], schedule)
+        moved = simulate_local_update(net, known, trained, image[None], label[None], schedule)
         return {name: sign * moved[name] for name in trained}
 
-    inputs = from_picture(observation, public.images.to(device, dtype))
+    inputs = normalise_images(observation, public.images.to(device, dtype))
     labels = F.one_hot(public.labels.to(device), observation.classes).to(dtype)
     entries = sum(tensor.numel() for tensor in observation.shared.values())
     size = max(1, min(AT_ONCE, ENTRIES // entries))
     for some, own in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):
-        found: dict[str, Tensor] = for_each(message, some, own)
+        found: dict[str, Tensor] = vmap_or_loop(message, some, own)
         yield {name: tensor.detach() for name, tensor in found.items()}

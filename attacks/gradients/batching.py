@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 Values = Tensor | Mapping[str, Tensor]
 
 
-def for_each(function: Callable[..., Any], *given: Values) -> Any:
+def vmap_or_loop(function: Callable[..., Any], *given: Values) -> Any:
     """``function`` of every problem: tensors ``(n, ...)``, or tensors by name, without their first dimension; results stacked.
 
     By ``vmap``; one after another where the net cannot be computed so: its branches depend on values, or it is recurrent. The
