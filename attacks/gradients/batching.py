@@ -1,4 +1,4 @@
-"""A function of several problems at once, for any net."""
+"""``vmap`` with a fallback to a loop, for functions of any net."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from torch.overrides import TorchFunctionMode
 Values = Tensor | Mapping[str, Tensor]
 
 
-def vmap_or_loop(function: Callable[..., Any], *given: Values) -> Any:
-    """``function`` of every problem: tensors ``(n, ...)``, or tensors by name, without their first dimension; results stacked.
+def vmap_or_loop(function: Callable[..., Any], *arguments: Values) -> Any:
+    """Apply ``function`` to each of ``n`` problems and stack the results.
 
-    By ``vmap``; one after another where the net cannot be computed so: its branches depend on values, or it is recurrent. The
-    function may take a gradient, and its results may be differentiated.
+    Uses ``vmap``, or a loop for nets that ``vmap`` does not support (recurrent layers, branches that depend on values). The
+    function may take gradients itself, and its results can be differentiated.
+
+    Args:
+        arguments: tensors ``(n, ...)``, or dictionaries of them; the function gets them without the first dimension.
     """
     with _differentiable():
         try:
             with _WeightsApart():
-                return vmap(function)(*given)
+                return vmap(function)(*arguments)
         except RuntimeError:
             pass
-        made = [function(*(_at(one, i) for one in given)) for i in range(_count(given[0]))]
-        return _stacked(made)
+        results = [function(*(_at(argument, i) for argument in arguments)) for i in range(_count(arguments[0]))]
+        return _stacked(results)
 
 
 class _WeightsApart(TorchFunctionMode):
-    """Within, BatchNorm, LayerNorm and InstanceNorm multiply by their weight and add their bias in steps of their own.
+    """A mode in which BatchNorm, LayerNorm and InstanceNorm apply their weight and bias as separate operations.
 
-    Under ``vmap``, torch's gradient at that weight takes the mean and deviation for constants, so that its derivative is wrong
-    (torch 2.15). It is right for GroupNorm, and where they are running statistics.
+    Works around an error of torch 2.15: under ``vmap``, the gradient at the weight treats mean and variance as constants, so that
+    its derivative is wrong. GroupNorm, and norms that use running statistics, are right.
     """
 
     def __torch_function__(
@@ -51,19 +54,16 @@ class _WeightsApart(TorchFunctionMode):
         if not given.get("training", True) or not given.get("use_input_stats", True):
             return func(**given)
         weight, bias = given.pop("weight"), given.pop("bias")
-        found: Tensor = func(**given)
-        # LayerNorm has a value for each entry of the last dimensions, the others one per channel.
-        shape = given.get("normalized_shape", (-1,) + (1,) * (found.ndim - 2))
-        found = found if weight is None else found * weight.view(shape)
-        return found if bias is None else found + bias.view(shape)
+        output: Tensor = func(**given)
+        # LayerNorm has a weight per entry of the last dimensions, the others one per channel.
+        shape = given.get("normalized_shape", (-1,) + (1,) * (output.ndim - 2))
+        output = output if weight is None else output * weight.view(shape)
+        return output if bias is None else output + bias.view(shape)
 
 
 @contextmanager
 def _differentiable() -> Iterator[None]:
-    """Within, ``nn.TransformerEncoderLayer`` does not take its fast path, which has no derivative.
-
-    Under ``vmap`` it does not see that a derivative is asked for.
-    """
+    """Disable the fast path of ``nn.TransformerEncoderLayer``, which has no derivative and is taken under ``vmap``."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -72,15 +72,15 @@ def _differentiable() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def _count(given: Values) -> int:
-    return len(given) if isinstance(given, Tensor) else len(next(iter(given.values())))
+def _count(argument: Values) -> int:
+    return len(argument) if isinstance(argument, Tensor) else len(next(iter(argument.values())))
 
 
-def _at(given: Values, i: int) -> Any:
-    return given[i] if isinstance(given, Tensor) else {name: tensor[i] for name, tensor in given.items()}
+def _at(argument: Values, i: int) -> Any:
+    return argument[i] if isinstance(argument, Tensor) else {name: tensor[i] for name, tensor in argument.items()}
 
 
-def _stacked(made: list[Any]) -> Any:
-    if isinstance(made[0], Tensor):
-        return torch.stack(made)
-    return {name: torch.stack([one[name] for one in made]) for name in made[0]}
+def _stacked(results: list[Any]) -> Any:
+    if isinstance(results[0], Tensor):
+        return torch.stack(results)
+    return {name: torch.stack([result[name] for result in results]) for name in results[0]}

@@ -1,4 +1,4 @@
-"""A client's local training as the attacker simulates it: differentiable in the data, the labels and the initial weights."""
+"""A client's local SGD as the attacker simulates it: differentiable in the data, the labels and the initial weights."""
 
 from __future__ import annotations
 
@@ -30,36 +30,37 @@ def simulate_local_update(
     """The change of the ``trained`` weights over ``schedule.steps`` steps of SGD, differentiable in everything.
 
     Args:
-        start: the weights of ``net`` before, by name.
+        start: the initial weights of ``net``, by name.
         inputs: ``(n, C, H, W)``, normalised.
         labels: ``(n, classes)`` probabilities.
-        shuffle: draws the order of every epoch, as clients do; ``None``: consecutive batches, the same in every epoch.
-        rounded: whether the change is that of weights that were rounded after every step, as clients'; else the sum of the steps.
+        shuffle: draws the sample order of every epoch, as clients do; ``None``: the given order in every epoch.
+        rounded: return the difference of the weights, which are rounded after every step as a client's are, instead of the sum
+            of the steps.
     """
 
     def batch_loss(weights: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         return loss(functional_call(net, {**start, **weights}, (x,)), y)
 
-    slope = grad(batch_loss)
+    gradient_of = grad(batch_loss)
     batches = _batches(inputs, labels, schedule.batch_size, shuffle)
-    now = {name: start[name] for name in trained}
+    current = {name: start[name] for name in trained}
     velocity: dict[str, Tensor] = {}
-    moved = {name: torch.zeros_like(now[name]) for name in trained}
+    change = {name: torch.zeros_like(current[name]) for name in trained}
     for step in range(schedule.steps):
-        gradient = slope(now, *next(batches))
+        gradient = gradient_of(current, *next(batches))
         for name in trained:
-            decay = schedule.weight_decay_bias if is_bias(now[name]) else schedule.weight_decay
-            push = gradient[name] + decay * now[name] if decay else gradient[name]
-            velocity[name] = schedule.of(name).momentum * velocity[name] + push if step else push
-        now = {name: now[name] - schedule.lr * velocity[name] for name in trained}
-        moved = moved if rounded else {name: moved[name] - schedule.lr * velocity[name] for name in trained}
-    return {name: now[name] - start[name] for name in trained} if rounded else moved
+            decay = schedule.weight_decay_bias if is_bias(current[name]) else schedule.weight_decay
+            step_gradient = gradient[name] + decay * current[name] if decay else gradient[name]
+            velocity[name] = schedule.of(name).momentum * velocity[name] + step_gradient if step else step_gradient
+        current = {name: current[name] - schedule.lr * velocity[name] for name in trained}
+        change = change if rounded else {name: change[name] - schedule.lr * velocity[name] for name in trained}
+    return {name: current[name] - start[name] for name in trained} if rounded else change
 
 
 def _batches(inputs: Tensor, labels: Tensor, size: int, shuffle: torch.Generator | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches without end, epoch after epoch."""
-    whole = torch.arange(len(inputs))
+    """Yield batches forever, epoch after epoch."""
+    everything = torch.arange(len(inputs))
     while True:
-        order = whole if shuffle is None else torch.randperm(len(inputs), generator=shuffle)
-        for some in torch.split(order.to(inputs.device), size):
-            yield inputs[some], labels[some]
+        order = everything if shuffle is None else torch.randperm(len(inputs), generator=shuffle)
+        for batch in torch.split(order.to(inputs.device), size):
+            yield inputs[batch], labels[batch]

@@ -1,4 +1,9 @@
-"""Attacks that replace the hidden layers: by known weights, by random ones, or by unknowns to optimise."""
+"""Gradient matching on the shared layers with a substitute for a hidden head: known, random, or optimised weights.
+
+All match the gradients of the shared layers alone, as DLG does for a whole net. The hidden head's gradients are not needed, but
+its weights are: from this round's or the first broadcast (known-head), at random as in MpFedcon's paper (random-head), or as
+further unknowns (joint-head).
+"""
 
 from __future__ import annotations
 
@@ -46,8 +51,8 @@ class RandomHead(ImageAttack):
     """The naive attacker of MpFedcon's paper: DLG on the shared layers through a random head, which is wrong.
 
     Attributes:
-        assumed: number of linear layers that it assumes for the head (``at`` in the paper), widths as in the reference nets.
-        steps: the loss hardly changes after some 20 of them.
+        assumed: number of linear layers of the assumed head (``at`` in the paper), with the reference nets' widths.
+        steps: outer steps of L-BFGS; the loss hardly changes after about 20.
         published: unbounded image and no line search, as in the paper, where the image diverges; otherwise as robust DLG.
     """
 
@@ -64,13 +69,13 @@ class RandomHead(ImageAttack):
         observations = undefended(observations) if self.published else observations
         case = with_random_head(build_case(observations, bounded=not self.published), self.assumed, seed)
         objective = labels_together(case, squared if self.published else relative, case.labels, known_top=True)
-        how, stalled = (PUBLISHED, (0, 0.0)) if self.published else (STRONG_WOLFE, STALLED)
+        lbfgs_options, stalled = (PUBLISHED, (0, 0.0)) if self.published else (STRONG_WOLFE, STALLED)
         draw = normal(objective.layout.size)
         best = search(
             objective,
             draw,
             lambda o, starts: lbfgs(
-                o, starts.points, how, self.steps, stalled=stalled, scale=1.0 if self.published else SAFE_SCALE
+                o, starts.points, lbfgs_options, self.steps, stalled=stalled, scale=1.0 if self.published else SAFE_SCALE
             ),
             seed,
             self.restarts,
@@ -84,8 +89,8 @@ class RandomHead(ImageAttack):
 class JointHead(ImageAttack):
     """Optimises a head together with image and soft labels: with the hidden architecture, or ``assumed`` linear layers.
 
-    Every start optimises all weights of the head (100,000 for two linear layers). Three times the steps and a second start did
-    not recover more: 0 of 20 images either way.
+    All weights of the head are unknowns (100,000 for two linear layers). Three times the steps and a second start recovered no
+    more: 0 of 20 images either way.
     """
 
     control: ClassVar = Setting(masked=1, least=0)
@@ -105,21 +110,21 @@ class JointHead(ImageAttack):
         if self.assumed is not None:
             case = with_random_head(case, self.assumed, seed)
         objective = joint_matching(case)
-        how = STRONG_WOLFE
+        lbfgs_options = STRONG_WOLFE
 
         def start(generator: torch.Generator) -> Tensor:
-            drawn: dict[str, Tensor] = {}
+            parts: dict[str, Tensor] = {}
             for name, shape in objective.layout.shapes.items():
                 uniform = name.startswith("top.")
-                drawn[name] = torch.rand(1, *shape, generator=generator) - 0.5 if uniform else torch.randn(
+                parts[name] = torch.rand(1, *shape, generator=generator) - 0.5 if uniform else torch.randn(
                     1, *shape, generator=generator
                 )  # fmt: skip
-            return objective.layout.pack(drawn)[0]
+            return objective.layout.pack(parts)[0]
 
         best = search(
             objective,
             start,
-            lambda o, starts: adam_then_lbfgs(o, starts.points, self.lr, self.adam_steps, how, self.steps, self.enough),
+            lambda o, starts: adam_then_lbfgs(o, starts.points, self.lr, self.adam_steps, lbfgs_options, self.steps, self.enough),
             seed,
             self.restarts,
             max(self.failed, FAILED * case.expected()),
@@ -131,18 +136,18 @@ def with_random_head(case: Case, assumed: int, seed: int) -> Case:
     """The case with ``top`` replaced by ``assumed`` linear layers with random weights, U(-0.5, 0.5).
 
     Raises:
-        Inapplicable: nothing but ``top`` was shared, or no such head is defined.
+        Inapplicable: only ``top`` was shared, or no reference head has so many layers.
     """
     if assumed not in WIDTHS:
         raise Inapplicable(f"a head of {min(WIDTHS)} to {max(WIDTHS)} linear layers can be assumed, not {assumed}")
-    body = case.of_body()
-    if not body.seen:
+    body = case.body_only()
+    if not body.observed:
         raise Inapplicable("none of the layers before the head is shared")
-    top = nn.Sequential(*linear_layers(layer_calls(case)[1], case.classes, assumed)).to(next(iter(body.seen.values())).dtype)
+    top = nn.Sequential(*linear_layers(layer_calls(case)[1], case.classes, assumed)).to(next(iter(body.observed.values())).dtype)
     uniform_(top, torch.Generator().manual_seed(seed))
-    own = {f"top.{name}": p.detach() for name, p in top.named_parameters()}
+    head = {f"top.{name}": p.detach() for name, p in top.named_parameters()}
     net = SplitNet(case.net.body, top.eval()).requires_grad_(False)
-    return replace(body, net=net, weights=body.weights | own)
+    return replace(body, net=net, weights=body.weights | head)
 
 
 def joint_matching(case: Case) -> Objective:
@@ -151,7 +156,7 @@ def joint_matching(case: Case) -> Objective:
     Raises:
         Inapplicable: none of the layers before the head is shared.
     """
-    case = case.of_body()
+    case = case.body_only()
     shapes: dict[str, tuple[int, ...]] = {"image": (case.samples, *case.shape)}
     data = case.data()
     if case.labels is None:
@@ -159,7 +164,7 @@ def joint_matching(case: Case) -> Objective:
     else:
         data["target"] = nn.functional.one_hot(case.labels, case.classes).to(next(iter(data.values())).dtype)
     shapes |= {f"top.{name}": tuple(p.shape) for name, p in case.net.top.named_parameters()}
-    names = list(case.seen)
+    names = list(case.observed)
     if not names:
         raise Inapplicable("none of the layers before the head is shared")
     if buffers := [name for name in state_names(case.net.top) if f"top.{name}" not in shapes]:
