@@ -92,8 +92,8 @@ def test_no_sentence_lies_in_a_random_span() -> None:
     torch.manual_seed(0)
     random = replace(later, basis=torch.linalg.qr(torch.randn_like(later.basis))[0])
     hits = word_distances(observation, first, 8) <= 0.01
-    assert not whole_sentences(observation, random, hits, 6, 0.01, 5_000, 0).found
-    assert len(whole_sentences(observation, later, hits, 6, 0.01, 5_000, 0).found) == 6
+    assert not whole_sentences(observation, random, hits, 6, 0.01, 5_000, 0).sentences
+    assert len(whole_sentences(observation, later, hits, 6, 0.01, 5_000, 0).sentences) == 6
 
 
 def test_neighbours_have_two_words_swapped_or_one_moved_as_far_as_their_places_allow() -> None:
@@ -113,7 +113,7 @@ def test_where_no_order_is_told_no_sentence_counts_as_found() -> None:
     first, later = first_span(observation), later_span(observation)
     assert later is not None
     hits = word_distances(observation, first, 7) <= 0.01
-    assert not whole_sentences(observation, later, hits, 1, 0.01, 5_000, 0).found
+    assert not whole_sentences(observation, later, hits, 1, 0.01, 5_000, 0).sentences
 
 
 def test_adapters_with_more_ranks_than_tokens_give_them_away() -> None:
