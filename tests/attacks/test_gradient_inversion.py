@@ -14,7 +14,7 @@ from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, Th
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.distances import squared
 from fedpriv.attacks.gradients.matching import build_case
-from fedpriv.attacks.gradients.projection import convolution_signal, determined
+from fedpriv.attacks.gradients.projection import convolution_signal, is_overdetermined
 from fedpriv.attacks.image.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg, label_matching, sign_rule
 from fedpriv.attacks.image.head_free import HeadFree
 from fedpriv.attacks.image.heads import JointHead, KnownHead, RandomHead
@@ -266,7 +266,7 @@ def test_the_signal_behind_a_convolution_is_exact_given_its_input() -> None:
     signal = torch.randn_like(out)
     weight, bias = torch.autograd.grad((out * signal).sum(), [layer.weight, layer.bias])
     torch.testing.assert_close(convolution_signal(layer, inputs, weight, bias), signal, rtol=1e-3, atol=1e-3)
-    assert determined(layer, 64) and not determined(layer, 75) and not determined(nn.Linear(100, 3), 1)
+    assert is_overdetermined(layer, 64) and not is_overdetermined(layer, 75) and not is_overdetermined(nn.Linear(100, 3), 1)
 
 
 def test_head_free_recovers_an_image_with_the_whole_head_hidden() -> None:
