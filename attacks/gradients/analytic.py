@@ -1,12 +1,12 @@
-"""The input of a shared linear layer in closed form from its gradient, without any optimisation.
+"""The input of a linear layer in closed form from its gradient (Phong et al. 2018, section 3).
 
-For ``a = W x + b`` and any loss: ``dL/db = dL/da`` and ``dL/dW = dL/da x^T`` for one sample, so every row of ``dL/dW`` over its
-entry of ``dL/db`` is ``x``, whatever layers follow (Phong et al. 2018, section 3). For a batch a row gives the mean of
-the inputs, weighted by that neuron's ``dL/da``; a neuron that only one sample activates gives that sample. A weight change of
-many local steps has the same rows once :mod:`fedpriv.attacks.gradients.multistep` has undone the weight decay.
+For ``a = W x + b``, one sample and any loss, ``dL/db = dL/da`` and ``dL/dW = dL/da x^T``. So every row of ``dL/dW`` divided by
+its entry of ``dL/db`` is ``x``, whatever layers follow. For a batch a row gives the mean of the inputs, weighted by the samples'
+``dL/da`` at that neuron: a neuron that only one sample activates gives that sample. A weight change of several local steps has
+the same rows once :mod:`fedpriv.attacks.gradients.multistep` has undone the weight decay.
 
-Noise, rounding and pruning move each row away from the others of its image. So rows count as one image where they differ by no
-more than their known errors, on the entries that both sent; of these, the row with the least error stands for the image.
+Under noise, rounding and pruning the rows of one image differ. Rows that differ by no more than their expected errors, on the
+entries that were sent of both, count as one image; the row with the smallest error represents it.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import (
     LayerInput,
     SharedLinear,
-    fed_by_one,
+    denormalise_images,
     layer_inputs,
     per_channel,
     shared_linears,
-    to_picture,
+    single_sample_input,
 )
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 
 CERTAIN = 3.0
-"""A bias gradient is used as a divisor only above so many standard deviations of its error."""
+"""A bias gradient is used as a divisor only if it exceeds this many standard deviations of its error."""
 CLEAR = 0.4
-"""A row whose error is more than this share of its norm is no image."""
+"""Largest error of a plausible row, as a share of its norm."""
 ACROSS, ALONG = 2.0, 4.0
-"""Two rows are one within so many standard deviations of the error across the first, which is a mean over all entries, and along
-it, where the error of the bias is a single number and strays further."""
+"""Two rows count as equal within this many standard deviations of their difference, orthogonal and parallel to the first row. The
+orthogonal error averages over all entries; the parallel one comes from the bias alone and varies more."""
 OVERLAP = 0.1
-"""Two rows are compared if both sent at least this share of the entries, since few are equal by chance."""
+"""Two rows are compared only if at least this share of their entries was sent of both."""
 
 
 @dataclass(frozen=True)
 class AnalyticOptions:
     """
     Attributes:
-        same: two candidates that differ by less than this share of their norm, beyond what their errors explain, count as one.
-        slack: how far outside [0, 1] a pixel may lie, beyond its error, and count as in range.
-        in_range: share of such pixels that makes a candidate plausible.
-        weakest: neurons with less than this share of the largest bias gradient are left out (rounding dominates their ratio).
-        undo_decay: whether the weight decay of a change is undone first.
+        same: candidates that differ by less than this share of their norm, beyond their errors, count as one.
+        slack: distance from [0, 1], beyond its error, up to which a pixel counts as in range.
+        in_range: smallest share of pixels in range of a plausible image.
+        weakest: neurons below this share of the largest bias gradient are skipped (rounding dominates their ratio).
+        undo_decay: undo the weight decay of a change first.
     """
 
     same: float = 1e-3
@@ -65,13 +65,14 @@ class Candidates:
 
     Attributes:
         layer: its name.
-        is_image: whether ``values`` are images in [0, 1] ``(m, C, H, W)``, not clipped; else the layer's inputs ``(m, in)``.
-        neurons: ``(m,)`` of the neurons that gave the candidate, the one with the least error, or, where there is none, with the
-            largest bias gradient; -1 for all together.
-        support: ``(m,)`` how many neurons gave the candidate. Two or more rarely agree by chance, as their mixtures differ.
-        in_range: ``(m,)`` share of entries that a true input could have.
-        strength: ``(m,)`` bias gradient of that neuron, as a share of the largest.
-        plausible: ``(m,)`` whether the attacker would show it.
+        is_image: whether ``values`` are images; otherwise they are the layer's inputs.
+        values: ``(m, C, H, W)`` in [0, 1], not clipped, or ``(m, in)``.
+        neurons: ``(m,)``, the neuron whose row was taken: that with the smallest error, or the largest bias gradient if there
+            are no errors; -1 for all together.
+        support: ``(m,)``, the number of neurons that gave the candidate. Mixtures of samples rarely agree by chance.
+        in_range: ``(m,)``, the share of entries that a true input could have.
+        strength: ``(m,)``, the bias gradient of that neuron as a share of the largest.
+        plausible: ``(m,)``, whether the attacker would show it.
     """
 
     layer: str
@@ -84,59 +85,58 @@ class Candidates:
     plausible: Tensor
 
 
-def leaky_layers(observation: Observation) -> list[SharedLinear]:
+def layers_with_bias(observation: Observation) -> list[SharedLinear]:
     """Shared linear layers with a bias, in the order of the net's modules."""
     return [layer for layer in shared_linears(observation) if layer.bias is not None]
 
 
-def fed_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
-    """Shared linear layers with a bias that are fed one vector for each sample: those that are fed the image, then the others in
-    the order in which the net calls them, which need not be that of its modules."""
-    leaky = {layer.name: layer for layer in leaky_layers(observation)}
-    found = [(leaky[name], fed) for name, fed in layer_inputs(observation).items() if name in leaky and fed.once]
-    return sorted(found, key=lambda pair: not pair[1].is_image)
+def invertible_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
+    """Shared linear layers with a bias that get one vector per sample: first those that get the image, then in call order."""
+    with_bias = {layer.name: layer for layer in layers_with_bias(observation)}
+    layers = [(with_bias[name], kind) for name, kind in layer_inputs(observation).items() if name in with_bias and kind.once]
+    return sorted(layers, key=lambda pair: not pair[1].is_image)
 
 
-def needed_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
-    """:func:`fed_layers`, of which there is at least one.
+def require_invertible_layers(observation: Observation) -> list[tuple[SharedLinear, LayerInput]]:
+    """:func:`invertible_layers`, at least one.
 
     Raises:
-        Inapplicable: there is none.
+        Inapplicable: there are none.
     """
-    if not leaky_layers(observation):
+    if not layers_with_bias(observation):
         raise Inapplicable("no linear layer with a bias was shared")
-    if not (layers := fed_layers(observation)):  # such as those of a transformer, which are fed one for each patch
+    if not (layers := invertible_layers(observation)):  # a transformer's get one vector per patch
         raise Inapplicable("no shared linear layer with a bias is fed one vector per sample")
     return layers
 
 
 def row_ratios(observation: Observation, options: AnalyticOptions | None = None) -> list[Candidates]:
-    """The candidates of every layer of :func:`fed_layers`.
+    """The candidates of every layer of :func:`invertible_layers`.
 
     Raises:
-        Inapplicable: if there is no such layer.
+        Inapplicable: there is no such layer.
     """
     options = options or AnalyticOptions()
-    seen = as_gradient(observation, options.undo_decay)
-    found = []
-    for layer, fed in needed_layers(seen):
-        weight, bias = (_error(observation, seen, f"{layer.name}.{kind}") for kind in ("weight", "bias"))
-        found.append(_layer(seen, replace(layer, error=bias), fed, options, weight))
-    return found
+    gradient = as_gradient(observation, options.undo_decay)
+    candidates = []
+    for layer, kind in require_invertible_layers(gradient):
+        weight, bias = (_error(observation, gradient, f"{layer.name}.{part}") for part in ("weight", "bias"))
+        candidates.append(_layer(gradient, replace(layer, error=bias), kind, options, weight))
+    return candidates
 
 
-def _error(observation: Observation, seen: Observation, name: str) -> float:
-    """Standard deviation of the error of a tensor's entry in the message as a gradient, by noise and rounding."""
-    return math.hypot(seen.altered.variance.get(name, 0.0) ** 0.5, rounding(observation, name))
+def _error(observation: Observation, gradient: Observation, name: str) -> float:
+    """Standard deviation of the error of an entry of the gradient ``name``, by noise and rounding."""
+    return math.hypot(gradient.altered.variance.get(name, 0.0) ** 0.5, rounding(observation, name))
 
 
-def empty(observation: Observation) -> str | None:
-    """Why the first layer of :func:`fed_layers` shows nothing of any sample, as a clause; ``None``: it may.
+def why_empty(observation: Observation) -> str | None:
+    """The reason why the first layer of :func:`invertible_layers` reveals nothing, as a clause; ``None`` if it may.
 
-    Its gradient is zero, up to the rounding of the client's steps: the last layer is still zero, or these steps changed nothing.
-    Noise, and what else was done to the message after them, are no rounding: what they hide was there.
+    Its gradient is zero up to the rounding of the client's steps: the last layer is still zero, or the steps changed nothing. A
+    gradient hidden by a defence, such as noise, does not count.
     """
-    layers = fed_layers(as_gradient(observation))
+    layers = invertible_layers(as_gradient(observation))
     if not layers:
         return None
     layer, _ = layers[0]
@@ -147,41 +147,46 @@ def empty(observation: Observation) -> str | None:
 
 
 def single_sample(observation: Observation, undo_decay: bool = True) -> list[tuple[Candidates, float]]:
-    """For a message of one sample: the least-squares input over all rows together, which is the most robust to noise.
+    """The input of each layer by least squares over all rows, for a message of one sample; the estimate most robust to noise.
 
     Returns:
-        per layer the one candidate, and the share of the weight gradient's squared norm that it leaves unexplained: about 0 for
-        one sample without noise, so that the attacker sees whether the assumption holds.
+        per layer, its candidate and the share of the weight gradient's squared norm that it leaves unexplained: about 0 for one
+        sample without noise, so the attacker can check the assumption.
     """
     observation = as_gradient(observation, undo_decay)
-    found = []
-    for layer, fed in fed_layers(observation):
+    results = []
+    for layer, kind in invertible_layers(observation):
         assert layer.bias is not None
         weight, bias = layer.weight.double(), layer.bias.double()
-        x = fed_by_one(replace(layer, weight=weight, bias=bias))
-        missed = weight - bias[:, None] * x
+        x = single_sample_input(replace(layer, weight=weight, bias=bias))
+        residual = weight - bias[:, None] * x
         if layer.kept is not None:
-            missed, weight = missed * layer.kept, weight * layer.kept
-        left = missed.square().sum() / weight.square().sum().clamp(min=1e-300)
-        values, in_range = _checked(observation, x[None], fed, 0.01, x.new_zeros(1))
-        one = torch.ones(1, dtype=torch.long)
-        plausible = torch.tensor([bool(left < 1e-3)])
-        found.append((Candidates(layer.name, fed.is_image, values, -one, one, in_range, torch.ones(1), plausible), float(left)))
-    return found
+            residual, weight = residual * layer.kept, weight * layer.kept
+        unexplained = residual.square().sum() / weight.square().sum().clamp(min=1e-300)
+        values, in_range = _checked(observation, x[None], kind, 0.01, x.new_zeros(1))
+        ones = torch.ones(1, dtype=torch.long)
+        plausible = torch.tensor([bool(unexplained < 1e-3)])
+        results.append(
+            (
+                Candidates(layer.name, kind.is_image, values, -ones, ones, in_range, torch.ones(1), plausible),
+                float(unexplained),
+            )
+        )
+    return results
 
 
 def quotients(layer: SharedLinear, weakest: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Weight over bias gradient of a layer with a bias, the neuron with the largest bias gradient first.
+    """Weight gradient over bias gradient, row by row, the neuron with the largest bias gradient first.
 
     Args:
         weakest: see :class:`AnalyticOptions`.
 
     Returns:
-        the ratios ``(m, in)`` in double precision, their neurons ``(m,)``, and each one's bias gradient as a share of the largest
-        ``(m,)``; m is 0 where no bias has a gradient.
+        ratios ``(m, in)`` in float64, their neurons ``(m,)``, and the neurons' bias gradients as shares of the largest ``(m,)``;
+        m is 0 if all bias gradients are zero.
     """
     assert layer.bias is not None
-    # Double, because near-equality of candidates is decided by differences of ratios of small numbers.
+    # Float64, since candidates are compared by differences of ratios of small numbers.
     bias, weight = layer.bias.double().cpu(), layer.weight.double().cpu()
     strength = bias.abs() / bias.abs().max().clamp(min=1e-300)
     order = strength.argsort(descending=True)
@@ -190,47 +195,53 @@ def quotients(layer: SharedLinear, weakest: float) -> tuple[Tensor, Tensor, Tens
     return weight[order] / bias[order, None], order, strength[order]
 
 
-def _layer(observation: Observation, layer: SharedLinear, fed: LayerInput, options: AnalyticOptions, error: float) -> Candidates:
-    """The candidates of a layer whose weight's entries have that standard deviation of their error."""
+def _layer(observation: Observation, layer: SharedLinear, kind: LayerInput, options: AnalyticOptions, error: float) -> Candidates:
+    """The candidates of a layer; ``error`` is the standard deviation of the error of its weight's entries."""
     rows = _Rows.of(layer, options.weakest, error)
     leaders, support = rows.distinct(options.same)
-    noise, doubt = rows.noise[leaders], rows.doubt[leaders]
-    values, in_range = _checked(observation, rows.ratios[leaders], fed, options.slack, rows.deviation[leaders])
+    noise, uncertainty = rows.noise[leaders], rows.uncertainty[leaders]
+    values, in_range = _checked(observation, rows.ratios[leaders], kind, options.slack, rows.deviation[leaders])
     plausible = support > 1
-    if fed.is_image:
+    if kind.is_image:
         plausible = plausible | (in_range >= options.in_range)
     plausible = plausible & (noise <= CLEAR**2)
     neurons, strong = rows.neurons[leaders], rows.strength[leaders]
-    # Plausible first, then those that several neurons gave, then the weakest: a neuron that few samples activate has a small bias
-    # gradient. (The strongest are mixtures of all; of the first n by contrast or variation fewer are images.) But a small one has
-    # the largest error, too, and the most entries that were not sent: of rows that this leaves in doubt, the surest first.
-    # Stable sorts from the least to the most important key.
+    # Order: plausible, then supported by many neurons, then small bias gradient, since a neuron that few samples activate has a
+    # small one and the largest belong to mixtures of all samples. Small ones also have the largest errors, so uncertain rows come
+    # last, the least uncertain first. Stable sorts, from the least to the most important key.
     rank = torch.arange(len(leaders))
-    for key in (torch.where(doubt <= CLEAR**2, -strong, -1 - doubt), support, plausible.long()):
+    for key in (torch.where(uncertainty <= CLEAR**2, -strong, -1 - uncertainty), support, plausible.long()):
         rank = rank[key[rank].argsort(descending=True, stable=True)]
     return Candidates(
-        layer.name, fed.is_image, values[rank], neurons[rank], support[rank], in_range[rank], strong[rank], plausible[rank]
+        layer.name,
+        kind.is_image,
+        values[rank],
+        neurons[rank],
+        support[rank],
+        in_range[rank],
+        strong[rank],
+        plausible[rank],
     )
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """The row ratios of a layer, with what is known of their errors.
+    """The row ratios of a layer and their errors.
 
     Attributes:
         ratios: ``(m, in)``, 0 where an entry was not sent.
         neurons, strength: ``(m,)``, see :func:`quotients`.
-        sent: ``(m, in)`` 1 where an entry was sent, else 0; ``None``: all were.
-        each: ``(m,)`` standard deviation of the error of an entry by that of the weight.
-        scale: ``(m,)`` standard deviation of the row's factor, by the error of the bias.
+        sent: ``(m, in)``, 1 where an entry was sent, else 0; ``None``: all were.
+        entry_error: ``(m,)``, standard deviation of an entry's error due to the weight gradient.
+        factor_error: ``(m,)``, relative standard deviation of the whole row's error due to the bias gradient.
     """
 
     ratios: Tensor
     neurons: Tensor
     strength: Tensor
     sent: Tensor | None
-    each: Tensor
-    scale: Tensor
+    entry_error: Tensor
+    factor_error: Tensor
 
     @classmethod
     def of(cls, layer: SharedLinear, weakest: float, error: float) -> _Rows:
@@ -242,13 +253,13 @@ class _Rows:
 
     @property
     def noise(self) -> Tensor:
-        """Expected square of the error of what was sent, as a share of the row's square ``(m,)``."""
+        """Expected squared error of the entries that were sent, as a share of the row's squared norm ``(m,)``."""
         size = self.ratios.square().sum(1)
-        return self.scale.square() + self._entries * self.each.square() / size.clamp(min=1e-300)
+        return self.factor_error.square() + self._entries * self.entry_error.square() / size.clamp(min=1e-300)
 
     @property
-    def doubt(self) -> Tensor:
-        """The same of the whole row, of which nothing is known where entries were not sent ``(m,)``."""
+    def uncertainty(self) -> Tensor:
+        """The same for the whole row, whose entries that were not sent are unknown ``(m,)``."""
         share = self._entries / self.ratios.shape[1]
         return 1 - share + share * self.noise
 
@@ -260,16 +271,18 @@ class _Rows:
 
     @property
     def _entries(self) -> Tensor:
-        """How many were sent ``(m,)``."""
+        """The number of entries that were sent ``(m,)``."""
         return self.ratios.new_full((len(self.ratios),), self.ratios.shape[1]) if self.sent is None else self.sent.sum(1)
 
     def distinct(self, same: float) -> tuple[Tensor, Tensor]:
-        """Places of the row with the least error of each group of near-equal ones, and how many rows agree, without those whose
-        error is so large that they agree with any."""
+        """Group equal rows: the index of each group's row with the smallest error, and the number of rows that agree with it.
+
+        Rows with so large an error that they agree with any other do not count.
+        """
         near, clear = self._near(same), self.noise <= CLEAR**2
         free = torch.ones(len(near), dtype=torch.bool)
         leaders, support = list[int](), list[int]()
-        for i in self.doubt.argsort(stable=True).tolist():
+        for i in self.uncertainty.argsort(stable=True).tolist():
             if free[i]:
                 group = near[i] & free
                 group[i] = True
@@ -279,30 +292,31 @@ class _Rows:
         return torch.tensor(leaders, dtype=torch.long), torch.tensor(support, dtype=torch.long)
 
     def _near(self, same: float) -> Tensor:
-        """Whether each row is that of the other within their errors, on the entries that both sent ``(m, m)``."""
+        """Whether two rows are equal within their errors, on the entries that were sent of both ``(m, m)``."""
         rows, m, width = self.ratios, *self.ratios.shape
-        both = torch.full((m, m), width).to(rows) if self.sent is None else self.sent @ self.sent.T
-        # Row by column: the square of the row on the entries that the column sent.
+        overlap = torch.full((m, m), width).to(rows) if self.sent is None else self.sent @ self.sent.T
+        # size[i, j]: the squared norm of row i on the entries that were sent of row j.
         size = rows.square().sum(1)[:, None].expand(m, m) if self.sent is None else rows.square() @ self.sent.T
         share = rows @ rows.T / size.clamp(min=1e-300)
         along, across = (share - 1).square() * size, (size.T - share.square() * size).clamp(min=0)
-        each, scale = (_sums(one.square()) for one in (self.each, self.scale))
-        left = (across - ACROSS**2 * both * each).clamp(min=0) + (along - ALONG**2 * (size * scale + each)).clamp(min=0)
-        return (left <= same**2 * torch.maximum(size, size.T)) & (both >= OVERLAP * width)
+        entry_error, factor_error = (error.square()[:, None] + error.square() for error in (self.entry_error, self.factor_error))
+        excess = (across - ACROSS**2 * overlap * entry_error).clamp(min=0) + (
+            along - ALONG**2 * (size * factor_error + entry_error)
+        ).clamp(min=0)
+        return (excess <= same**2 * torch.maximum(size, size.T)) & (overlap >= OVERLAP * width)
 
 
-def _sums(values: Tensor) -> Tensor:
-    """Of each two of the values ``(m,)``, ``(m, m)``."""
-    return values[:, None] + values
+def _checked(observation: Observation, inputs: Tensor, kind: LayerInput, slack: float, error: Tensor) -> tuple[Tensor, Tensor]:
+    """Candidates ``(m, in)``, as images if the layer's input is one, and the share of their entries in the valid range.
 
-
-def _checked(observation: Observation, inputs: Tensor, fed: LayerInput, slack: float, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Candidates ``(m, in)`` as images where they are, and the share of each one's entries that a true input could have, up to
-    the slack and an error of that standard deviation ``(m,)``."""
-    if fed.is_image:
-        inputs = to_picture(observation, inputs.reshape(-1, *observation.input_shape))
-        wide = slack + CERTAIN * error[:, None, None, None] * per_channel(observation, observation.std, inputs)
-        fits = (inputs >= -wide) & (inputs <= 1 + wide)
+    Args:
+        slack: tolerance of the range.
+        error: standard deviation of the candidates' errors ``(m,)``, a further tolerance.
+    """
+    if kind.is_image:
+        inputs = denormalise_images(observation, inputs.reshape(-1, *observation.input_shape))
+        margin = slack + CERTAIN * error[:, None, None, None] * per_channel(observation, observation.std, inputs)
+        fits = (inputs >= -margin) & (inputs <= 1 + margin)
     else:
-        fits = inputs >= fed.lowest - slack * inputs.abs().amax(dim=1, keepdim=True) - CERTAIN * error[:, None]
+        fits = inputs >= kind.lowest - slack * inputs.abs().amax(dim=1, keepdim=True) - CERTAIN * error[:, None]
     return inputs.to(observation.shared[next(iter(observation.shared))].dtype), fits.flatten(1).double().mean(dim=1)

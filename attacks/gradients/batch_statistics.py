@@ -1,11 +1,11 @@
-"""What BatchNorm's running statistics say of a client's batches, and the same statistics of samples that the attacker has.
+"""Batch statistics recovered from BatchNorm's running statistics, and the same statistics of the attacker's samples.
 
-Each batch that passes a layer in training mode moves its running mean and variance by the layer's momentum ``m``,
+Each batch in training mode updates a layer's running mean and variance with the layer's momentum ``m``,
 ``r_s = (1 - m) r_{s-1} + m b_s``, where ``b_s`` is the batch's mean or unbiased variance of each channel. So after S batches
 
     (r_S - (1 - m)^S r_0) / (1 - (1 - m)^S) = sum_s w_s b_s,    w_s = m (1 - m)^(S - s) / (1 - (1 - m)^S)
 
-is a weighted mean over the batches: all on the left was sent, or is a public option.
+is a weighted mean over the batches. Everything on the left was sent or is a public setting.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from fedpriv.attacks.core.observation import Observation, copied
 from fedpriv.attacks.core.reconstruction import Inapplicable
 
 POINTS = 4
-"""Weights on the client's way at which samples pass the net, at most."""
+"""Largest number of points on the client's path from initial to final weights at which statistics are computed."""
 
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """What a message says of the inputs of one BatchNorm layer.
+    """Statistics of the inputs of one BatchNorm layer, recovered from a message.
 
     Attributes:
-        mean, variance: ``(C,)`` double, averaged over the batches; the variances are unbiased, as torch stores them.
-        weights: of the batches in these averages, in their order; they sum to 1.
-        mean_error, variance_error: ``(C,)`` variance of an entry's error, by noise and rounding; infinite where it was not sent.
+        mean, variance: ``(C,)`` float64, averaged over the batches; variances are unbiased, as torch stores them.
+        weights: of the batches in these averages, in order; they sum to 1.
+        mean_error, variance_error: ``(C,)`` variance of the errors by noise and rounding; infinite where nothing was sent.
     """
 
     mean: Tensor
@@ -47,15 +47,16 @@ class LayerStatistics:
 
 
 def layer_statistics(observation: Observation) -> dict[str, LayerStatistics]:
-    """The statistics of each BatchNorm layer of which they were sent, by the layer's name in ``observation.net``.
+    """The statistics of each BatchNorm layer that sent them, by the layer's name in ``observation.net``.
 
     Raises:
-        Inapplicable: there is none; or it is not known how many batches passed, or what a layer makes of them.
+        Inapplicable: none were sent; the number of batches, the momentum or the initial statistics are not known; or the change
+            was clipped.
     """
     layers = {
         name: module
         for name, module in observation.net.named_modules()
-        if isinstance(module, _BatchNorm) and module.training and all(of in observation.buffers for of in _tensors(name))
+        if isinstance(module, _BatchNorm) and module.training and all(tensor in observation.buffers for tensor in _tensors(name))
     }
     if not layers:
         raise Inapplicable("no running statistics of BatchNorm were sent")
@@ -70,17 +71,17 @@ def _of_layer(observation: Observation, name: str, layer: _BatchNorm) -> LayerSt
     assert observation.passes is not None
     if layer.momentum is None:  # torch's cumulative average: the counter of batches is an integer, and not sent
         raise Inapplicable(f"{name} has momentum=None: its statistics are averages over a number of batches that is not sent")
-    if any(of not in observation.weights for of in _tensors(name)):
+    if any(tensor not in observation.weights for tensor in _tensors(name)):
         raise Inapplicable(f"the running statistics with which {name} began are not known")
     number, kept = observation.passes.number, 1 - layer.momentum
     share = 1 - kept**number
     values, errors = [], []
-    for of in _tensors(name):
-        before, after = (tensors[of].detach().cpu().double() for tensors in (observation.weights, observation.buffers))
+    for tensor in _tensors(name):
+        before, after = (tensors[tensor].detach().cpu().double() for tensors in (observation.weights, observation.buffers))
         values.append((after - kept**number * before) / share)
-        unit = torch.finfo(observation.buffers[of].dtype).eps * torch.maximum(before.abs(), after.abs())
-        error = (number * unit.square() / 12 + observation.altered.variance.get(of, 0.0)) / share**2
-        if (sent := observation.altered.kept.get(of)) is not None:
+        unit = torch.finfo(observation.buffers[tensor].dtype).eps * torch.maximum(before.abs(), after.abs())
+        error = (number * unit.square() / 12 + observation.altered.variance.get(tensor, 0.0)) / share**2
+        if (sent := observation.altered.kept.get(tensor)) is not None:
             error = error.masked_fill(~sent.cpu(), math.inf)
         errors.append(error)
     weights = tuple(layer.momentum * kept ** (number - step) / share for step in range(1, number + 1))
@@ -93,11 +94,11 @@ def _tensors(layer: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class SampleStatistics:
-    """The statistics of one layer's inputs for each of n samples; a batch's are their means over its samples.
+    """The statistics of one layer's inputs for each of n samples; a batch has their means.
 
     Attributes:
-        means, squares: ``(n, C)`` double: of each channel, the mean over its positions, and the mean of the squares.
-        drift_means, drift_squares: how far these move from the client's first weights to its last.
+        means, squares: ``(n, C)`` float64, per channel: mean of the values and of their squares over the positions.
+        drift_means, drift_squares: the difference of these between the client's final and initial weights.
         positions: H * W, or 1.
     """
 
@@ -110,83 +111,81 @@ class SampleStatistics:
 
 @torch.no_grad()
 def sample_statistics(
-    observation: Observation, seen: Mapping[str, LayerStatistics], samples: Callable[[], Iterator[Any]]
+    observation: Observation, observed: Mapping[str, LayerStatistics], samples: Callable[[], Iterator[Any]]
 ) -> dict[str, SampleStatistics]:
-    """The statistics of samples at the layers that ``seen`` names, by layer in the order in which the net calls them; those whose
-    inputs are not known are left out.
+    """The statistics of samples at the layers of ``observed``, in call order; layers with unknown inputs are left out.
 
-    Layers of BatchNorm normalise as the client's did: by the statistics of its batches, which the message gives away. So for one
-    batch the inputs of every layer are exact. Over several, the client's weights are taken to move evenly from those that it
-    was sent to those that it sent back, unless a defence altered the latter.
+    BatchNorm layers normalise by the statistics of the client's batches, as they did at the client. So for one batch the inputs
+    of every layer are exact. For several, the client's weights are assumed to move evenly from the initial to the final ones,
+    unless a defence altered the latter.
 
     Args:
-        samples: inputs of the net, normalised, in consecutive parts; called once for each set of weights.
+        samples: yields batches of normalised inputs; called once for each set of weights.
     """
-    ends = [_pass(observation, seen, samples, at) for at in (0.0, 1.0)] if _moves(observation) else []
-    found: dict[str, SampleStatistics] = {}
-    parts = [(share, _pass(observation, seen, samples, at)) for share, at in _on_the_way(observation, seen)]
+    ends = [_pass(observation, observed, samples, place) for place in (0.0, 1.0)] if _moves(observation) else []
+    statistics: dict[str, SampleStatistics] = {}
+    parts = [(share, _pass(observation, observed, samples, place)) for share, place in _points_on_path(observation, observed)]
     for name, (*_, positions) in parts[0][1].items():
-        means = torch.stack([share * one[name][0] for share, one in parts]).sum(0)
-        squares = torch.stack([share * one[name][1] for share, one in parts]).sum(0)
+        means = torch.stack([share * passed[name][0] for share, passed in parts]).sum(0)
+        squares = torch.stack([share * passed[name][1] for share, passed in parts]).sum(0)
         drifts = (torch.zeros_like(means), torch.zeros_like(squares))
         if ends:
             drifts = (ends[1][name][0] - ends[0][name][0], ends[1][name][1] - ends[0][name][1])
         if bool(means.isfinite().all() and squares.isfinite().all()):
-            found[name] = SampleStatistics(means, squares, *drifts, positions)
-    return found
+            statistics[name] = SampleStatistics(means, squares, *drifts, positions)
+    return statistics
 
 
 def _moves(observation: Observation) -> bool:
-    """Whether the client's weights moved between its batches, in a way that the attacker knows about."""
+    """Whether the client's weights moved between its batches and the attacker knows their final values."""
     several = observation.passes is not None and observation.passes.number > 1
     return several and observation.kind == "change" and observation.altered == UNALTERED
 
 
-def _on_the_way(observation: Observation, seen: Mapping[str, LayerStatistics]) -> list[tuple[float, float]]:
-    """(share, place) of at most :data:`POINTS` groups of the client's batches: place 0 is the first weights, 1 the last."""
-    weights = np.array(next(iter(seen.values())).weights)
+def _points_on_path(observation: Observation, observed: Mapping[str, LayerStatistics]) -> list[tuple[float, float]]:
+    """(share, place) of at most :data:`POINTS` groups of batches; place 0 means the initial weights, 1 the final ones."""
+    weights = np.array(next(iter(observed.values())).weights)
     if not _moves(observation):
         return [(1.0, 0.0)]
     # Groups of nearly equal weight; batch s passes the weights after s - 1 steps.
     group = np.minimum((np.cumsum(weights) - weights / 2) * POINTS, POINTS - 1).astype(int)
-    shares = [float(weights[group == one].sum()) for one in range(POINTS)]
+    shares = [float(weights[group == index].sum()) for index in range(POINTS)]
     places = np.arange(len(weights)) / len(weights)
-    return [(share, float((weights * places)[group == one].sum() / share)) for one, share in enumerate(shares) if share > 0]
+    return [(share, float((weights * places)[group == index].sum() / share)) for index, share in enumerate(shares) if share > 0]
 
 
 def _pass(
-    observation: Observation, seen: Mapping[str, LayerStatistics], samples: Callable[[], Iterator[Any]], at: float
+    observation: Observation, observed: Mapping[str, LayerStatistics], samples: Callable[[], Iterator[Any]], place: float
 ) -> dict[str, tuple[Tensor, Tensor, int]]:
-    """(means, squares, positions) of each layer with the client's weights at a place on its way, 0 at first and 1 at last."""
+    """(means, squares, positions) of each layer, with weights between the client's initial (0) and final (1) ones."""
     net, state = copied(observation.net).eval(), dict(observation.weights)
-    if at:
-        state |= {name: state[name] + at * change for name, change in observation.shared.items() if name in state}
-    found: dict[str, list[tuple[Tensor, Tensor, int]]] = {}
+    if place:
+        state |= {name: state[name] + place * change for name, change in observation.shared.items() if name in state}
+    passed: dict[str, list[tuple[Tensor, Tensor, int]]] = {}
     assert observation.passes is not None
     batch = observation.passes.samples
 
     def watch(name: str) -> None:
         def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            fed = args[0].double().flatten(2) if args[0].ndim > 2 else args[0].double()[..., None]
-            found.setdefault(name, []).append((fed.mean(2).cpu(), fed.square().mean(2).cpu(), fed.shape[2]))
-            mean, variance = _normalising(seen[name], batch * fed.shape[2])
+            inputs = args[0].double().flatten(2) if args[0].ndim > 2 else args[0].double()[..., None]
+            passed.setdefault(name, []).append((inputs.mean(2).cpu(), inputs.square().mean(2).cpu(), inputs.shape[2]))
+            mean, variance = _normalising(observed[name], batch * inputs.shape[2])
             assert isinstance(module, _BatchNorm) and module.running_mean is not None and module.running_var is not None
             module.running_mean.copy_(mean)
             module.running_var.copy_(variance)
 
         net.get_submodule(name).register_forward_pre_hook(hook)
 
-    for name in seen:
+    for name in observed:
         watch(name)
     for part in samples():
         functional_call(net, {name: tensor.clone() for name, tensor in state.items()}, (part,))
     return {
-        name: (torch.cat([means for means, *_ in one]), torch.cat([squares for _, squares, _ in one]), one[0][2])
-        for name, one in found.items()
+        name: (torch.cat([means for means, *_ in parts]), torch.cat([squares for _, squares, _ in parts]), parts[0][2])
+        for name, parts in passed.items()
     }
 
 
-def _normalising(seen: LayerStatistics, values: int) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance ``(C,)`` by which a batch of so many values a channel was normalised; noise may have made the
-    variance negative, which none is."""
-    return seen.mean, (seen.variance * (values - 1) / values).clamp_min(0)
+def _normalising(statistics: LayerStatistics, values: int) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance ``(C,)`` that normalised a batch with ``values`` per channel; clipped at 0 under noise."""
+    return statistics.mean, (statistics.variance * (values - 1) / values).clamp_min(0)

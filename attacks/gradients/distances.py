@@ -1,6 +1,6 @@
-"""Distances between the gradient of a guess and the observed one, given what the message's transforms did to the latter.
+"""Distances between the gradient of a guess and the observed one, which may be clipped, pruned or noisy.
 
-Gradients are tensors by parameter name; a distance is ``()``.
+Gradients are tensors by parameter name; a distance is a scalar ``()``.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from fedpriv.attacks.gradients.variables import smooth_variation
 Gradient = Mapping[str, Tensor]
 
 LEAST_SHARE = 1e-12
-"""A layer's squared norm counts as at least this share of the whole, since one that is zero has no scale."""
+"""Lower limit of a layer's squared norm as a share of the whole gradient's, since a zero layer has no scale."""
 
 NEIGHBOURS = 0.07
-"""Mean absolute difference of neighbouring pixels in [0, 1] of a small photograph."""
+"""Mean absolute difference of neighbouring pixels of a small photograph, in [0, 1]."""
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A gradient as the attacker has it.
+class ObservedGradient:
+    """The gradient that the attacker observed.
 
     Attributes:
         tensors: by name; zero where an entry was not sent.
-        rescaled: its norm carries no information (clipping, a schedule that is not known): guesses are scaled to the same norm.
-        kept: 1 for the entries that were sent, by name; only these are compared. Of a tensor that is not named, all were sent.
-        variance: expected error of an entry ``()``, by name: of all tensors, or of none where the gradient is exact.
+        rescaled: whether its norm is unknown (clipping, unknown schedule). Guesses are then scaled to its norm.
+        kept: masks by name, 1 where an entry was sent; only these are compared. A tensor without a mask was sent whole.
+        variance: expected squared error of an entry ``()``, by name; empty if the gradient is exact.
     """
 
     tensors: Gradient
@@ -39,85 +39,93 @@ class Seen:
     variance: Gradient = field(default_factory=dict)
 
 
-Distance = Callable[[Gradient, Seen], Tensor]
+Distance = Callable[[Gradient, ObservedGradient], Tensor]
 """(gradient of the guess, observed one) -> distance."""
 
 
-def squared(guess: Gradient, seen: Seen) -> Tensor:
+def squared(guess: Gradient, observed: ObservedGradient) -> Tensor:
     """Sum of squared differences, the loss of DLG and iDLG."""
-    made = comparable(guess, seen)
-    return sum_of((made[name] - there).square().sum() for name, there in seen.tensors.items())
+    comparable_guess = comparable(guess, observed)
+    return sum_of((comparable_guess[name] - there).square().sum() for name, there in observed.tensors.items())
 
 
-def relative(guess: Gradient, seen: Seen) -> Tensor:
-    """:func:`squared` as a share of the observed gradient's squared norm: 1 for a guess of zero."""
-    return squared(guess, seen) / sum_of(tensor.square().sum() for tensor in seen.tensors.values()).clamp_min(1e-30)
+def relative(guess: Gradient, observed: ObservedGradient) -> Tensor:
+    """:func:`squared` over the observed gradient's squared norm: 1 for a guess of zero."""
+    return squared(guess, observed) / sum_of(tensor.square().sum() for tensor in observed.tensors.values()).clamp_min(1e-30)
 
 
-def standardised(guess: Gradient, seen: Seen) -> Tensor:
+def standardised(guess: Gradient, observed: ObservedGradient) -> Tensor:
     """:func:`relative` with every tensor in units of its expected error.
 
-    Up to a factor the negative logarithm of a Gaussian likelihood; :func:`unlikeliness` is that of a prior.
+    Up to a factor the negative log-likelihood of Gaussian errors, as :func:`negative_log_prior` is that of the prior.
     """
-    made = comparable(guess, seen)
-    missed = ((made[name] - there).square().sum() / seen.variance[name] for name, there in seen.tensors.items())
-    return sum_of(missed) / _square(seen.tensors, seen).clamp_min(1e-30)
+    comparable_guess = comparable(guess, observed)
+    missed = (
+        (comparable_guess[name] - there).square().sum() / observed.variance[name] for name, there in observed.tensors.items()
+    )
+    return sum_of(missed) / _square(observed.tensors, observed).clamp_min(1e-30)
 
 
-def per_layer(guess: Gradient, seen: Seen) -> Tensor:
-    """Mean over the tensors of squared difference over squared norm, so that every layer counts alike. 1 for a guess of zero."""
-    made = comparable(guess, seen)
-    norms = {name: tensor.square().sum() for name, tensor in seen.tensors.items()}
+def per_layer(guess: Gradient, observed: ObservedGradient) -> Tensor:
+    """Mean over the tensors of squared difference over squared norm: every layer counts the same, 1 for a guess of zero."""
+    comparable_guess = comparable(guess, observed)
+    norms = {name: tensor.square().sum() for name, tensor in observed.tensors.items()}
     least = LEAST_SHARE * sum_of(norms.values())
-    shares = ((made[name] - seen.tensors[name]).square().sum() / torch.maximum(norm, least) for name, norm in norms.items())
+    shares = (
+        (comparable_guess[name] - observed.tensors[name]).square().sum() / torch.maximum(norm, least)
+        for name, norm in norms.items()
+    )
     return sum_of(shares) / len(norms)
 
 
-def cosine(guess: Gradient, seen: Seen) -> Tensor:
-    """One minus the cosine of the whole gradients (Geiping et al. 2020, equation 4)."""
-    made, there = comparable(guess, seen), seen.tensors
-    product = sum_of((made[name] * there[name]).sum() for name in there)
-    lengths = sum_of(made[name].square().sum() for name in there) * sum_of(tensor.square().sum() for tensor in there.values())
+def cosine(guess: Gradient, observed: ObservedGradient) -> Tensor:
+    """One minus the cosine similarity of the whole gradients (Geiping et al. 2020, equation 4)."""
+    comparable_guess, there = comparable(guess, observed), observed.tensors
+    product = sum_of((comparable_guess[name] * there[name]).sum() for name in there)
+    lengths = sum_of(comparable_guess[name].square().sum() for name in there) * sum_of(
+        tensor.square().sum() for tensor in there.values()
+    )
     return 1 - product / lengths.clamp_min(1e-30).sqrt()
 
 
-def comparable(guess: Gradient, seen: Seen) -> dict[str, Tensor]:
-    """The guess on the entries that were sent, scaled to the observed norm where that was clipped."""
-    made = {name: guess[name] * seen.kept[name] if name in seen.kept else guess[name] for name in seen.tensors}
-    if not seen.rescaled:
-        return made
-    # Not the factor of least squares: it is negative for half of the starts, which then diverge from the solution.
-    factor = (_square(seen.tensors, seen) / _square(made, seen).clamp_min(1e-30)).sqrt()
-    return {name: factor * tensor for name, tensor in made.items()}
+def comparable(guess: Gradient, observed: ObservedGradient) -> dict[str, Tensor]:
+    """The guess with the entries that were not sent set to zero, scaled to the observed norm if the gradient was rescaled."""
+    comparable_guess = {
+        name: guess[name] * observed.kept[name] if name in observed.kept else guess[name] for name in observed.tensors
+    }
+    if not observed.rescaled:
+        return comparable_guess
+    # Not the least-squares factor: it is negative for half of the starts, which then move away from the solution.
+    factor = (_square(observed.tensors, observed) / _square(comparable_guess, observed).clamp_min(1e-30)).sqrt()
+    return {name: factor * tensor for name, tensor in comparable_guess.items()}
 
 
-def misfit(exact: Distance, guess: Gradient, images: Tensor, seen: Seen) -> Tensor:
-    """The loss of gradient matching: ``exact`` where the gradient is exact, else the negative log posterior of the images.
+def matching_loss(exact: Distance, guess: Gradient, images: Tensor, observed: ObservedGradient) -> Tensor:
+    """The loss of gradient matching: the distance ``exact`` if the gradient is exact, else the images' negative log posterior.
 
     Args:
         guess: gradient of ``images``.
         images: ``(..., C, H, W)`` in [0, 1].
     """
-    if not seen.variance:
-        return exact(guess, seen)
-    return standardised(guess, seen) + unlikeliness(images, seen)
+    if not observed.variance:
+        return exact(guess, observed)
+    return standardised(guess, observed) + negative_log_prior(images, observed)
 
 
-def unlikeliness(images: Tensor, seen: Seen) -> Tensor:
+def negative_log_prior(images: Tensor, observed: ObservedGradient) -> Tensor:
     """Negative log prior of images ``(..., C, H, W)`` in [0, 1], in the units of :func:`standardised`.
 
-    With Gaussian errors of variance ``v`` and neighbouring pixels that differ by a Laplace variable, the most probable image
-    minimises ``sum residual^2 / (2 v) + sum |differences| / NEIGHBOURS``: maximum a posteriori, with total variation as the
-    negative logarithm of the prior (Rudin, Osher & Fatemi 1992).
+    With Gaussian errors of variance ``v`` and Laplace-distributed differences of neighbouring pixels, the maximum a posteriori
+    image minimises ``sum residual^2 / (2 v) + sum |differences| / NEIGHBOURS``: total variation (Rudin, Osher & Fatemi 1992).
     """
-    weight = 2 / _square(seen.tensors, seen).clamp_min(1e-30) * images.numel() / NEIGHBOURS
+    weight = 2 / _square(observed.tensors, observed).clamp_min(1e-30) * images.numel() / NEIGHBOURS
     return weight * smooth_variation(images)
 
 
-def _square(gradient: Gradient, seen: Seen) -> Tensor:
+def _square(gradient: Gradient, observed: ObservedGradient) -> Tensor:
     """Squared norm, in units of the expected error where there is one."""
     squares = {name: tensor.square().sum() for name, tensor in gradient.items()}
-    return sum_of(square / seen.variance[name] if seen.variance else square for name, square in squares.items())
+    return sum_of(square / observed.variance[name] if observed.variance else square for name, square in squares.items())
 
 
 def sum_of(parts: Iterable[Tensor]) -> Tensor:

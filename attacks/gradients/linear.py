@@ -1,8 +1,9 @@
-"""The linear layers of a message: their gradients and their inputs. Several attacks start from these."""
+"""The linear layers of a message, their gradients and inputs, and the nets and images of an observation."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,17 +14,17 @@ from fedpriv.attacks.core.observation import Observation, in_clients_mode, state
 from fedpriv.attacks.core.reconstruction import Inapplicable
 
 RECTIFIED = 0.99
-"""Least share of a layer's outputs that behave as if ReLU followed; others may be lost in later layers."""
+"""Smallest share of a layer's outputs that must behave as if ReLU followed; later layers may hide some."""
 
 
 @dataclass(frozen=True)
 class SharedLinear:
-    """A linear layer whose weight crossed the wire.
+    """A linear layer whose weight was sent.
 
     Attributes:
-        weight, bias: ``(out, in)`` and ``(out,)`` as sent (gradient or change); bias ``None`` where absent or masked.
-        kept: ``(out, in)`` which entries of the weight were sent (1) or not (0); ``None``: all.
-        error: standard deviation of the error (noise, rounding) of an entry of the bias.
+        weight, bias: ``(out, in)`` and ``(out,)`` as sent (gradient or change); bias ``None`` if absent or masked.
+        kept: ``(out, in)``, 1 where an entry of the weight was sent, else 0; ``None``: all were.
+        error: standard deviation of the error of an entry of the bias (noise, rounding).
     """
 
     name: str
@@ -35,13 +36,13 @@ class SharedLinear:
 
 @dataclass(frozen=True)
 class LayerInput:
-    """The kind of a layer's input, found with random images.
+    """The kind of input that a layer gets.
 
     Attributes:
-        is_image: the layer's input is the flattened image itself, as one vector for each sample.
-        lowest: 0 where no input is negative (after ReLU or sigmoid), else minus infinity.
-        once: whether the layer is fed one vector for each sample, and no other has its weight or its bias; otherwise its gradient
-            is a sum over several vectors.
+        is_image: whether it is the flattened image itself, one vector per sample.
+        lowest: 0 if no input is negative (after ReLU or sigmoid), else minus infinity.
+        once: whether the layer gets one vector per sample and shares its weight and bias with no other layer; otherwise its
+            gradient is a sum over several vectors.
     """
 
     is_image: bool
@@ -50,22 +51,22 @@ class LayerInput:
 
 
 def shared_linears(observation: Observation) -> list[SharedLinear]:
-    """All linear layers whose weight was shared, in the order of the net's modules (first layer first)."""
-    found = []
+    """All linear layers whose weight was shared, in the order of the net's modules."""
+    layers = []
     for name, module in observation.net.named_modules():
         weight = observation.shared.get(f"{name}.weight")
         if isinstance(module, nn.Linear) and weight is not None:
             bias, altered = f"{name}.bias", observation.altered
             error = altered.variance.get(bias, 0.0) ** 0.5
-            found.append(SharedLinear(name, weight, observation.shared.get(bias), altered.kept.get(f"{name}.weight"), error))
-    return found
+            layers.append(SharedLinear(name, weight, observation.shared.get(bias), altered.kept.get(f"{name}.weight"), error))
+    return layers
 
 
 def output_layer(observation: Observation) -> SharedLinear:
     """The layer whose outputs are the logits.
 
     Raises:
-        Inapplicable: if its weight was not shared.
+        Inapplicable: its weight was not shared.
     """
     names = [name for name, module in observation.net.named_modules() if isinstance(module, nn.Linear)]
     layers = [layer for layer in shared_linears(observation) if layer.name == names[-1]] if names else []
@@ -76,12 +77,11 @@ def output_layer(observation: Observation) -> SharedLinear:
     return layers[0]
 
 
-def fed_by_one(layer: SharedLinear) -> Tensor:
-    """The layer's input ``(in,)`` if there was one sample, whose weight and bias gradient together have rank one.
+def single_sample_input(layer: SharedLinear) -> Tensor:
+    """The layer's input ``(in,)`` for a message of one sample, whose weight and bias gradients together have rank one.
 
-    Without noise, by least squares of the weight gradient on the bias gradient. With noise, which is in both, by their largest
-    singular vector (total least squares), which all entries determine. Only entries that were sent are used; an input none of
-    whose entries was sent is small, and 0 here.
+    Without noise, least squares of the weight gradient on the bias gradient. With noise, total least squares: the leading
+    singular vector of both. Only entries that were sent are used; an input of which none was sent is small, and set to 0.
     """
     assert layer.bias is not None
     bias, tiny = layer.bias, torch.finfo(layer.bias.dtype).tiny
@@ -90,8 +90,8 @@ def fed_by_one(layer: SharedLinear) -> Tensor:
         return bias @ (layer.weight * kept) / (bias.square() @ kept).clamp(min=tiny)
     if not layer.error:
         return bias @ layer.weight / bias.square().sum().clamp(min=tiny)
-    both = torch.cat([layer.weight, bias[:, None]], 1).double()
-    leading: Tensor = torch.linalg.svd(both, full_matrices=False).Vh[0]
+    joint = torch.cat([layer.weight, bias[:, None]], 1).double()
+    leading: Tensor = torch.linalg.svd(joint, full_matrices=False).Vh[0]
     scale = leading[-1].abs().clamp(min=1e-12).copysign(leading[-1])
     return (leading[:-1] / scale).to(bias)
 
@@ -103,12 +103,12 @@ def weight_dtype(observation: Observation) -> tuple[torch.device, torch.dtype]:
 
 
 def known_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The architecture in evaluation mode (a copy), and the weights that the attacker knows for it."""
+    """A copy of the net in evaluation mode, and the weights that the attacker knows."""
     return copy.deepcopy(observation.net).eval(), dict(observation.weights)
 
 
 def training_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]]:
-    """As :func:`known_net`, in the mode in which the client trained (:func:`in_clients_mode`)."""
+    """A copy of the net in the client's training mode (:func:`in_clients_mode`), and the weights that the attacker knows."""
     return in_clients_mode(observation.net), dict(observation.weights)
 
 
@@ -116,25 +116,25 @@ def training_net(observation: Observation) -> tuple[nn.Module, dict[str, Tensor]
 def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> dict[str, LayerInput]:
     """The kind of each linear layer's input, by name, in the order in which the net calls them.
 
-    Found by passing random images through the net, so that it works for any architecture. Layers that the net does not call, such
-    as the projection of torch's attention, whose weight it reads, are left out.
+    Passes random images through the net, so it works for any architecture. Layers that are never called, such as the output
+    projection of torch's attention, are left out.
     """
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
     x = torch.rand(images, *observation.input_shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
     x = (x - 0.5) / 0.25
-    seen: dict[str, LayerInput] = {}
-    every = [id(parameter) for module in net.modules() for parameter in module.parameters(recurse=False)]
-    tied = {one for one in every if every.count(one) > 1}
+    inputs: dict[str, LayerInput] = {}
+    identities = [id(parameter) for module in net.modules() for parameter in module.parameters(recurse=False)]
+    tied = {identity for identity in identities if identities.count(identity) > 1}
 
     def watch(name: str, module: nn.Linear) -> None:
-        alone = tied.isdisjoint(map(id, module.parameters(recurse=False)))
+        untied = tied.isdisjoint(map(id, module.parameters(recurse=False)))
 
         def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
             fed = args[0]
-            same = fed.shape[-1] == x[0].numel() and torch.equal(fed.flatten(), x.flatten())
-            once = alone and name not in seen and fed.numel() == images * fed.shape[-1]
-            seen[name] = LayerInput(same, 0.0 if fed.min() >= 0 else -torch.inf, once)
+            is_image = fed.shape[-1] == x[0].numel() and torch.equal(fed.flatten(), x.flatten())
+            once = untied and name not in inputs and fed.numel() == images * fed.shape[-1]
+            inputs[name] = LayerInput(is_image, 0.0 if fed.min() >= 0 else -torch.inf, once)
 
         module.register_forward_pre_hook(hook)
 
@@ -142,46 +142,67 @@ def layer_inputs(observation: Observation, images: int = 64, seed: int = 0) -> d
         if isinstance(module, nn.Linear):
             watch(name, module)
     functional_call(net, weights, (x,))
-    return seen
+    return inputs
 
 
 def is_rectified(observation: Observation, layer: str, images: int = 64, seed: int = 0) -> bool:
-    """Whether ReLU follows the layer: what is not positive in its output has no effect on the logits, and all else has.
+    """Whether ReLU follows the layer: exactly the positive entries of its output affect the logits.
 
-    Found by random images, and random values for the weights that the attacker does not know.
+    Tested with random images, and random values for the weights that the attacker does not know.
     """
     net, weights = known_net(observation)
     device, dtype = weight_dtype(observation)
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     parameters = dict(net.named_parameters())
     for name in state_names(net):
         if name not in weights:
-            drawn = torch.rand(net.state_dict()[name].shape, generator=draw).to(device, dtype)
-            weights[name] = drawn - 0.5 if name in parameters else drawn
+            values = torch.rand(net.state_dict()[name].shape, generator=generator).to(device, dtype)
+            weights[name] = values - 0.5 if name in parameters else values
     outputs: list[Tensor] = []
     net.get_submodule(layer).register_forward_hook(lambda module, args, output: outputs.append(output))
-    x = (torch.rand(images, *observation.input_shape, generator=draw).to(device, dtype) - 0.5) / 0.25
-    logits = functional_call(
-        net, {name: tensor.requires_grad_(name in parameters) for name, tensor in _own(weights).items()}, (x,)
-    )
-    (slope,) = torch.autograd.grad((logits * torch.rand(logits.shape, generator=draw).to(logits)).sum(), outputs[0])
+    x = (torch.rand(images, *observation.input_shape, generator=generator).to(device, dtype) - 0.5) / 0.25
+    leaves = {name: tensor.detach().clone().requires_grad_(name in parameters) for name, tensor in weights.items()}
+    logits = functional_call(net, leaves, (x,))
+    (slope,) = torch.autograd.grad((logits * torch.rand(logits.shape, generator=generator).to(logits)).sum(), outputs[0])
     return bool(((slope != 0) == (outputs[0] > 0)).double().mean() >= RECTIFIED)
 
 
-def _own(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in weights.items()}
+class _Reached(Exception):
+    """Ends a forward pass at the layer of interest."""
+
+
+def layer_input(net: nn.Module, layer: str, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+    """The (first) input of a layer when ``net`` gets ``inputs``; differentiable. The rest of the net is not computed.
+
+    Raises:
+        Inapplicable: the net does not call the layer.
+    """
+    reached: list[Tensor] = []
+
+    def stop(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        reached.append(args[0])
+        raise _Reached
+
+    hook = net.get_submodule(layer).register_forward_pre_hook(stop)
+    try:
+        functional_call(net, dict(weights), (inputs,))
+    except _Reached:
+        return reached[0]
+    finally:
+        hook.remove()
+    raise Inapplicable(f"the net does not call {layer!r}")
 
 
 def per_channel(observation: Observation, values: tuple[float, ...], like: Tensor) -> Tensor:
-    """Mean or standard deviation ``(C, 1, 1)``, to be broadcast over ``(…, C, H, W)``."""
+    """A value per channel as ``(C, 1, 1)``, to be broadcast over ``(..., C, H, W)``."""
     return torch.tensor(values, dtype=like.dtype, device=like.device).expand(observation.input_shape[0]).reshape(-1, 1, 1)
 
 
-def to_picture(observation: Observation, x: Tensor) -> Tensor:
-    """The net's inputs ``(…, C, H, W)`` -> images in [0, 1] (not clipped): undoes the client's normalisation."""
+def denormalise_images(observation: Observation, x: Tensor) -> Tensor:
+    """Images in [0, 1], not clipped, from the net's inputs ``(..., C, H, W)``: undoes the client's normalisation."""
     return x * per_channel(observation, observation.std, x) + per_channel(observation, observation.mean, x)
 
 
-def from_picture(observation: Observation, image: Tensor) -> Tensor:
-    """Images in [0, 1] ``(…, C, H, W)`` -> the net's inputs: the client's normalisation."""
+def normalise_images(observation: Observation, image: Tensor) -> Tensor:
+    """The net's inputs from images in [0, 1] ``(..., C, H, W)``: the client's normalisation."""
     return (image - per_channel(observation, observation.mean, image)) / per_channel(observation, observation.std, image)

@@ -1,12 +1,12 @@
-"""A weight change of many local steps, read as a gradient (one-step approximation, row ratios).
+"""A weight change of several local steps, converted to a mean gradient.
 
-SGD with heavy-ball momentum ``m`` and L2 penalty ``d`` is linear in the gradients and the first weights::
+SGD with heavy-ball momentum ``m`` and weight decay ``d`` is linear in the gradients and the initial weights::
 
     v_k = m v_{k-1} + g_k + d W_{k-1},    W_k = W_{k-1} - lr v_k,    v_0 = 0
 
-so after K steps ``W_K - W_0 = shrink W_0 - sum_k c_k g_k`` with coefficients that depend on the schedule alone. Subtracting the
-known ``shrink W_0`` is therefore exact whatever the gradients were. To first order in ``d`` it is ``-lr S d W_0`` with
-``S = (K - m (1 - m^K) / (1 - m)) / (1 - m)``, which is ``2 lr K d W_0`` for m = 0.5 and large K.
+so after K steps ``W_K - W_0 = shrink W_0 - sum_k c_k g_k``, with coefficients that depend on the schedule alone. Subtracting
+``shrink W_0`` therefore undoes weight decay exactly, whatever the gradients were. To first order in ``d`` it is ``-lr S d W_0``
+with ``S = (K - m (1 - m^K) / (1 - m)) / (1 - m)``, about ``2 lr K d W_0`` for m = 0.5 and large K.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 
 
 class Response(NamedTuple):
-    """The effect of K steps on the first weights and a constant gradient: ``change = shrink * W_0 - gain * gradient``."""
+    """The change after K steps with a constant gradient: ``change = shrink * W_0 - gain * gradient``."""
 
     shrink: float
     gain: float
 
 
 def response(schedule: Schedule, weight_decay: float) -> Response:
-    """The coefficients of a change after ``schedule.steps`` steps: exact, by running the recurrence on them.
+    """The coefficients of a change after ``schedule.steps`` steps, exact, by running the recurrence.
 
-    ``gain`` is also the sum of the weights ``c_k`` of the gradients, so that dividing by it gives their weighted mean.
+    ``gain`` is also the sum of the ``c_k``, so that dividing by it gives the weighted mean of the gradients.
     """
     moved_by_w, moved_by_g, v_by_w, v_by_g = 0.0, 0.0, 0.0, 0.0
     for _ in range(schedule.steps):
@@ -45,33 +45,32 @@ def response(schedule: Schedule, weight_decay: float) -> Response:
 
 
 def noise_gain(schedule: Schedule) -> float:
-    """Variance of the change caused by independent noise of variance 1 on every step's gradient: ``sum_k c_k^2``.
+    """Variance of the change that independent unit-variance noise on every step's gradient causes: ``sum_k c_k^2``.
 
-    Weight decay, which changes the ``c_k`` by a share of about ``lr K d``, is ignored.
+    Ignores weight decay, which changes the ``c_k`` by a share of about ``lr K d``.
     """
     m = schedule.momentum
     return sum((schedule.lr * (1 - m ** (schedule.steps - k)) / (1 - m)) ** 2 for k in range(schedule.steps))
 
 
 def is_bias(tensor: Tensor) -> bool:
-    """Whether the weight decay of biases applies: to tensors of one dimension, so also to the scales of norms."""
+    """Whether the weight decay of biases applies: to one-dimensional tensors, including the scales of norms."""
     return tensor.ndim <= 1
 
 
 def mean_gradient(
     change: Mapping[str, Tensor], weights: Mapping[str, Tensor], schedule: Schedule, undo_decay: bool = True
 ) -> dict[str, Tensor]:
-    """Weighted mean of the K gradients, by name; the gradient itself where it was constant.
+    """Weighted mean of the K gradients, by name.
 
-    Not exact in one point: with weight decay the ``c_k`` of weights and biases differ by a share of about ``lr K d / (1 - m)``,
-    and so do row ratios (1e-4 for the project's defaults).
+    With weight decay the ``c_k`` of weights and biases, and so row ratios, differ by a share of about ``lr K d / (1 - m)``.
 
     Args:
-        weights: the weights before the first step; needed where weight decay is not zero.
-        undo_decay: ``False`` leaves the penalty in, for comparison.
+        weights: the weights before the first step; needed if there is weight decay.
+        undo_decay: ``False`` leaves the weight decay in, for comparison.
 
     Raises:
-        Inapplicable: weights are needed that the attacker does not know.
+        Inapplicable: the weights of a tensor with weight decay are not known.
     """
     gradients = {}
     for name, tensor in change.items():
@@ -86,11 +85,11 @@ def mean_gradient(
 
 
 def as_gradient(observation: Observation, undo_decay: bool = True) -> Observation:
-    """The message with its weight change converted to a gradient.
+    """The observation with its weight change converted to a gradient.
 
-    Without a known schedule the change is only negated, without what weight decay added if that is known: right up to a factor,
-    as that of a clipped message (:attr:`fedpriv.attacks.core.altered.Altered.rescaled`). In a clipped change the weight decay is
-    left in (:func:`decay_left_in`): it shrank by an unknown factor, and undoing all of it would do more harm.
+    With an unknown schedule the change is negated and known weight decay undone: the result is right up to a factor
+    (:attr:`fedpriv.attacks.core.altered.Altered.rescaled`). In a clipped change the weight decay is left in, since clipping
+    scaled it by an unknown factor (:func:`decay_before_clipping`).
     """
     if observation.kind == "gradient":
         return observation
@@ -110,7 +109,7 @@ def as_gradient(observation: Observation, undo_decay: bool = True) -> Observatio
 
 
 def penalties(observation: Observation) -> dict[str, Tensor]:
-    """What weight decay added to a change whose schedule is not known, by name, of the tensors of which that is known."""
+    """The part of a change with unknown schedule that is due to weight decay, by name, where that is known."""
     penalty = observation.penalty if observation.kind == "change" and observation.schedule is None else None
     if penalty is None or observation.altered.rescaled:
         return {}
@@ -119,10 +118,10 @@ def penalties(observation: Observation) -> dict[str, Tensor]:
 
 
 def rounding(observation: Observation, name: str) -> float:
-    """Standard deviation of an entry's error in the mean gradient ``name``, because weights were rounded at every step.
+    """Standard deviation of an entry's rounding error in the mean gradient ``name``; weights are rounded after every step.
 
-    0 for a gradient, and where the weights are not known. A rounding to the nearest is uniform within half a unit of the last
-    place, which is from half of ``eps`` to ``eps`` of the weight.
+    0 for a gradient, and if the weights are not known. The error of one rounding is uniform within half a unit in the last place,
+    which is between ``eps / 2`` and ``eps`` times the weight.
     """
     if observation.kind == "gradient" or name not in observation.weights:
         return 0.0
@@ -133,15 +132,15 @@ def rounding(observation: Observation, name: str) -> float:
     return unit * math.sqrt(schedule.steps / 12) / response(schedule.of(name), 0.0).gain
 
 
-def decay_left_in(observation: Observation) -> dict[str, Tensor]:
-    """What weight decay added to the mean gradient before a change was clipped, by name; empty for other messages."""
+def decay_before_clipping(observation: Observation) -> dict[str, Tensor]:
+    """The part of the mean gradient that was due to weight decay before clipping, by name; empty for other messages."""
     schedule = observation.schedule
     if observation.kind == "gradient" or schedule is None or not observation.altered.rescaled:
         return {}
-    found = {}
+    decays = {}
     for name, tensor in observation.shared.items():
         decay = schedule.weight_decay_bias if is_bias(tensor) else schedule.weight_decay
         shrink, gain = response(schedule.of(name), decay)
         if shrink and name in observation.weights:
-            found[name] = observation.weights[name] * (-shrink / gain)
-    return found
+            decays[name] = observation.weights[name] * (-shrink / gain)
+    return decays

@@ -1,4 +1,4 @@
-"""The gradient of every sample by itself, and class means of them."""
+"""Per-sample gradients of the cross-entropy, and the gradient of a batch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fedpriv.attacks.gradients.each import for_each
+from fedpriv.attacks.gradients.batching import vmap_or_loop
 
 _CHUNK = 64
-"""Samples whose gradients are computed together, at most."""
+"""Largest number of samples per batch."""
 
 
 @dataclass(frozen=True)
-class Labelled:
+class LabelledSamples:
     """Samples with labels.
 
     Attributes:
         inputs: tensors ``(n, ...)`` by name, normalised.
         labels: ``(n,)``.
-        joined: such tensors of some samples -> what the net takes.
+        joined: maps such tensors to what the net takes.
     """
 
     inputs: Mapping[str, Tensor]
@@ -34,43 +34,49 @@ class Labelled:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def of_class(self, label: int) -> Labelled:
-        """Those of one class."""
+    def of_class(self, label: int) -> LabelledSamples:
+        """The samples of one class."""
         which = self.labels == label
-        return Labelled({name: tensor[which] for name, tensor in self.inputs.items()}, self.labels[which], self.joined)
+        return LabelledSamples({name: tensor[which] for name, tensor in self.inputs.items()}, self.labels[which], self.joined)
 
 
 def per_sample(
-    net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: Labelled, memory: int
+    net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: LabelledSamples, memory: int
 ) -> Iterator[dict[str, Tensor]]:
-    """The gradients of the cross-entropy of each sample, by name ``(b, p)``, for some samples after another.
+    """Per-sample gradients of the cross-entropy, in batches of tensors by name ``(b, p)``.
 
     Args:
         net: in evaluation mode, so that samples do not depend on each other.
         weights: all parameters and buffers.
-        names: the parameters whose gradients are computed.
-        memory: bytes that they may take at once.
+        names: the parameters to differentiate by.
+        memory: largest size of a batch of gradients, in bytes.
     """
-    # Weights of each sample's own: `torch.func.grad` would import modules for seconds.
+    # A copy of the weights per sample and plain autograd: `torch.func.grad` takes seconds to import.
     size = sum(weights[name].numel() * weights[name].element_size() for name in names)
     chunk = max(1, min(_CHUNK, memory // max(1, size)))
     inputs = list(samples.inputs)
 
-    def loss(own: Mapping[str, Tensor], x: Mapping[str, Tensor], label: Tensor) -> Tensor:
-        logits = functional_call(net, {**weights, **own}, (samples.joined({name: x[name][None] for name in inputs}),))
+    def loss(copies: Mapping[str, Tensor], x: Mapping[str, Tensor], label: Tensor) -> Tensor:
+        logits = functional_call(net, {**weights, **copies}, (samples.joined({name: x[name][None] for name in inputs}),))
         return F.cross_entropy(logits, label[None])
 
     for start in range(0, len(samples), chunk):
         labels = samples.labels[start : start + chunk]
-        own = {name: weights[name].detach().expand(len(labels), *weights[name].shape).clone().requires_grad_() for name in names}
-        losses = for_each(loss, own, {name: tensor[start : start + chunk] for name, tensor in samples.inputs.items()}, labels)
-        gradients = torch.autograd.grad(losses.sum(), list(own.values()), materialize_grads=True)
+        copies = {
+            name: weights[name].detach().expand(len(labels), *weights[name].shape).clone().requires_grad_() for name in names
+        }
+        losses = vmap_or_loop(
+            loss, copies, {name: tensor[start : start + chunk] for name, tensor in samples.inputs.items()}, labels
+        )
+        gradients = torch.autograd.grad(losses.sum(), list(copies.values()), materialize_grads=True)
         yield {name: gradient.flatten(1) for name, gradient in zip(names, gradients, strict=True)}
 
 
-def mean_gradient_of(net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: Labelled) -> dict[str, Tensor]:
+def batch_gradient(
+    net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: LabelledSamples
+) -> dict[str, Tensor]:
     """The gradient of the samples' mean cross-entropy, by name ``(p,)``; arguments as for :func:`per_sample`."""
-    own = {name: weights[name].detach().clone().requires_grad_() for name in names}
-    logits = functional_call(net, {**weights, **own}, (samples.joined(samples.inputs),))
-    gradients = torch.autograd.grad(F.cross_entropy(logits, samples.labels), list(own.values()), materialize_grads=True)
+    copies = {name: weights[name].detach().clone().requires_grad_() for name in names}
+    logits = functional_call(net, {**weights, **copies}, (samples.joined(samples.inputs),))
+    gradients = torch.autograd.grad(F.cross_entropy(logits, samples.labels), list(copies.values()), materialize_grads=True)
     return {name: gradient.flatten() for name, gradient in zip(names, gradients, strict=True)}

@@ -1,54 +1,46 @@
-"""The signal back-propagated to the last shared convolution, in closed form: the weight gradient is linear in it."""
+"""The signal back-propagated to a convolution, in closed form.
+
+With the input patches ``P (K, P)`` and the signal ``s = dL/da`` at the output, the weight gradient is ``s P^T``: linear in ``s``.
+So for a given image the signal follows by least squares, if the weight has more entries per channel than the output.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
-
-from fedpriv.attacks.gradients.matching import Data
 
 RIDGE = 1e-9
 """Ridge on the normal equations, as a share of their mean diagonal: keeps them solvable where features are nearly equal."""
 
 
-def determined(layer: nn.Module, places: int) -> bool:
-    """Whether the layer's weight gradient has more equations than its output has ``places`` per channel."""
+def is_overdetermined(layer: nn.Module, positions: int) -> bool:
+    """Whether the layer's weight gradient has more equations per output channel than the output has ``positions``."""
     if not isinstance(layer, nn.Conv2d) or layer.groups != 1 or layer.padding_mode != "zeros" or isinstance(layer.padding, str):
         return False
-    return layer.weight[0].numel() > places
+    return layer.weight[0].numel() > positions
 
 
 def convolution_signal(layer: nn.Conv2d, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The signal ``s`` ``(1, O, H, W)`` at the layer's output that fits its gradients best, given its inputs ``(1, C, H', W')``.
 
-    Least squares for each output channel: ``weight[o] = sum_p s[o, p] patch[p]`` and ``bias[o] = sum_p s[o, p]``; in float64,
-    since the normal equations square the condition number.
+    Least squares for each output channel ``o``: ``weight[o] = sum_p s[o, p] patch[p]`` and ``bias[o] = sum_p s[o, p]``. Computed
+    in float64, since the normal equations square the condition number.
+
+    Args:
+        weight, bias: the layer's gradients.
     """
     padding = (int(layer.padding[0]), int(layer.padding[1]))
     patches = F.unfold(inputs, layer.kernel_size, layer.dilation, padding, layer.stride)[0].double()  # (K, P)
-    seen = weight.flatten(1).double()  # (O, K)
+    equations = weight.flatten(1).double()  # (O, K)
     if bias is not None:
         patches = torch.cat([patches, torch.ones_like(patches[:1])])
-        seen = torch.cat([seen, bias.double()[:, None]], 1)
+        equations = torch.cat([equations, bias.double()[:, None]], 1)
     normal = patches.T @ patches
     normal = normal + RIDGE * normal.diagonal().mean() * torch.eye(len(normal), dtype=normal.dtype, device=normal.device)
-    found: Tensor = torch.linalg.solve(normal, patches.T @ seen.T).T  # (O, P)
+    signal: Tensor = torch.linalg.solve(normal, patches.T @ equations.T).T  # (O, P)
     height, width = _size(layer, inputs)
-    return found.reshape(1, -1, height, width).to(inputs.dtype)
-
-
-def input_of(net: nn.Module, layer: nn.Module, weights: Data, inputs: Tensor) -> Tensor:
-    """The input of the module ``layer`` when ``net`` gets ``inputs``."""
-    caught: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda module, args: caught.append(args[0]))
-    try:
-        functional_call(net, weights, (inputs,))
-    finally:
-        hook.remove()
-    (found,) = caught
-    return found
+    return signal.reshape(1, -1, height, width).to(inputs.dtype)
 
 
 def _size(layer: nn.Conv2d, inputs: Tensor) -> tuple[int, int]:

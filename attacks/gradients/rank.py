@@ -1,4 +1,8 @@
-"""The number of samples or tokens behind a weight gradient, which is the sum of one outer product for each."""
+"""The number of samples or tokens behind a weight gradient, as its numerical rank.
+
+The weight gradient of a linear layer is ``sum_t dL/da_t x_t^T``, one outer product per sample or token. So its rank is their
+number, as long as that is below both of the layer's widths and the vectors are independent.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +12,22 @@ import torch
 from torch import Tensor
 
 ROUNDING = 32.0
-"""Singular values below so many times the machine precision, relative to the greatest, may be due to rounding."""
-MOST = 0.75
-"""At most this share of the singular values may count, since the least one of a noisy matrix may be small by chance."""
-NOISY = 2.0
-"""Singular values below so many times the norm of a random matrix of errors may be due to them."""
+"""Singular values below this multiple of the machine precision, relative to the largest, may be rounding errors."""
+MAX_SHARE = 0.75
+"""Largest rank as a share of the number of singular values; the last ones of a noisy matrix may be small by chance."""
+NOISE_FACTOR = 2.0
+"""Singular values below this multiple of the expected norm of the error matrix may be noise."""
 
 
 def rank(matrix: Tensor, noise: float = 0.0, clear: float = 1.0) -> int | None:
-    """The numerical rank of ``(m, n)``: at the largest drop of the singular values to the level of rounding and errors.
+    """The numerical rank of a matrix ``(m, n)``: the position of the largest drop between consecutive singular values.
 
-    ``None`` where there is no such drop, as the rank is full or there is noise, and for a matrix of zeros.
+    Only drops to below the level of rounding and noise count. Returns ``None`` if there is none (full rank, noise) or if the
+    matrix is zero.
 
     Args:
-        noise: singular values below it may be due to errors beyond the rounding of the matrix itself (:func:`noise_of`).
-        clear: factor of a drop from which it counts. Those of errors alone fall slowly, and the least one that is below the level
-            would pass for the end of the signal, up to the largest rank that there may be.
+        noise: level below which singular values may be noise, beyond rounding (:func:`noise_level`).
+        clear: smallest ratio between the two singular values at the drop. Singular values of pure noise fall slowly.
     """
     precision = torch.finfo(matrix.dtype).eps
     values = torch.linalg.svdvals(matrix.double())
@@ -31,10 +35,10 @@ def rank(matrix: Tensor, noise: float = 0.0, clear: float = 1.0) -> int | None:
         return None
     share = (values / values[0]).clamp_min(precision / 8)
     level = max(ROUNDING * precision, noise / float(values[0]))
-    falls = torch.where(share[1:] < level, share[:-1] / share[1:], 0)[: int(MOST * len(values))]
-    return int(falls.argmax()) + 1 if len(falls) and float(falls.max()) > clear else None
+    drops = torch.where(share[1:] < level, share[:-1] / share[1:], 0)[: int(MAX_SHARE * len(values))]
+    return int(drops.argmax()) + 1 if len(drops) and float(drops.max()) > clear else None
 
 
-def noise_of(error: float, shape: tuple[int, ...]) -> float:
-    """The largest singular value that independent errors of that standard deviation may make in a matrix ``(m, n)``."""
-    return NOISY * error * (math.sqrt(shape[0]) + math.sqrt(shape[1]))
+def noise_level(error: float, shape: tuple[int, ...]) -> float:
+    """The largest singular value to expect from a matrix ``(m, n)`` of independent errors with standard deviation ``error``."""
+    return NOISE_FACTOR * error * (math.sqrt(shape[0]) + math.sqrt(shape[1]))

@@ -1,4 +1,4 @@
-"""The unknowns of an attack as one row ``(p,)``, and the images that a row stands for."""
+"""The unknowns of a reconstruction, flattened to one vector ``(p,)``, and the images that they parametrise."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Layout:
-    """Names and shapes of the unknowns, one after the other in a row of ``size`` entries."""
+    """Names and shapes of the unknowns, concatenated to a vector of ``size`` entries."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.shapes = dict(shapes)
@@ -32,9 +32,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pixels:
-    """The map from an unknown to an image: a sigmoid, which keeps the image in [0, 1], or none, as published.
+    """The map from an unknown to an image.
 
-    Without the sigmoid the unknown is the net's input, ``(image - mean) / std``.
+    Attributes:
+        mean, std: of the net's normalisation ``(C, 1, 1)``.
+        bounded: the image is the sigmoid of the unknown, which keeps it in [0, 1]. Otherwise, as in the published attacks, the
+            unknown is the net's input ``(image - mean) / std``.
     """
 
     mean: Tensor
@@ -42,23 +45,23 @@ class Pixels:
     bounded: bool
 
     def image(self, unknown: Tensor) -> Tensor:
-        """``(..., C, H, W)`` -> the image; without the sigmoid, pixels may lie outside [0, 1]."""
+        """The image ``(..., C, H, W)``; without the sigmoid its pixels may lie outside [0, 1]."""
         return unknown.sigmoid() if self.bounded else unknown * self.std + self.mean
 
     def input(self, unknown: Tensor) -> Tensor:
-        """The net's input."""
+        """The net's input ``(..., C, H, W)``."""
         return (unknown.sigmoid() - self.mean) / self.std if self.bounded else unknown
 
 
 def total_variation(images: Tensor) -> Tensor:
-    """Mean absolute difference of neighbours ``(..., C, H, W) -> ()``, as in Inverting Gradients."""
+    """Mean absolute difference of neighbouring pixels ``(..., C, H, W) -> ()`` (Geiping et al. 2020)."""
     across = (images[..., :, 1:] - images[..., :, :-1]).abs().mean()
     down = (images[..., 1:, :] - images[..., :-1, :]).abs().mean()
     return across + down
 
 
 def smooth_variation(images: Tensor, smooth: float = 1e-2) -> Tensor:
-    """:func:`total_variation` summed per pixel, smooth at zero so that L-BFGS can follow it ``(..., C, H, W) -> ()``."""
+    """:func:`total_variation`, made smooth at zero for L-BFGS ``(..., C, H, W) -> ()``."""
     across = images[..., :, 1:] - images[..., :, :-1]
     down = images[..., 1:, :] - images[..., :-1, :]
     lengths = [(difference.square() + smooth**2).sqrt().mean() for difference in (across, down)]

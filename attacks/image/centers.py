@@ -1,7 +1,8 @@
-"""Class centres in a message, which can be inverted to images.
+"""Inversion of the class centres that a client of MpFedcon uploads.
 
-A client of MpFedcon uploads, for each class it holds, the mean projection of its samples. The centre of a class with one sample
-is that sample's projection under the weights that the client uploads with it; with more samples it is their mean.
+For each of its classes the client sends the mean projection of its samples. With one sample per class, the centre is that
+sample's projection under the weights sent along. The attacker knows these weights, and public images as a prior: it looks for the
+most probable image with that projection (feature inversion, Dosovitskiy & Brox, CVPR 2016).
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torch.func import functional_call
 
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.linear import from_picture, known_net
+from fedpriv.attacks.gradients.linear import known_net, normalise_images
 from fedpriv.attacks.labels.stated import CENTERS, CLASSES, read_label_set
 from fedpriv.attacks.optimise.lbfgs import STRONG_WOLFE
 from fedpriv.attacks.optimise.search import lbfgs
 
 FAINT = 1e-3
-"""Least standard deviation of a principal component, as a share of the largest's."""
+"""Smallest standard deviation of a principal component, as a share of the largest."""
 COMPONENTS = 500
 """Largest number of principal components."""
 Embed = Callable[[Tensor], Tensor]
@@ -32,7 +33,7 @@ def read_centers(observation: Observation) -> dict[int, Tensor]:
     """The centres ``(k,)`` by class, in ascending order.
 
     Raises:
-        Inapplicable: no centres were sent, or not their classes.
+        Inapplicable: no centres were sent, or their classes are unknown.
     """
     if CENTERS not in observation.statistics:
         raise Inapplicable("no class centres were sent")
@@ -42,9 +43,12 @@ def read_centers(observation: Observation) -> dict[int, Tensor]:
 
 
 def uploaded_body(observation: Observation) -> Embed:
-    """The net's body in evaluation mode with the uploaded weights, with which the client computed its centres.
+    """The body with the weights that the client uploaded, and used for its centres, in evaluation mode.
 
-    For a gradient, the body as it was sent to the client.
+    For a gradient: the body as it was sent to the client.
+
+    Raises:
+        Inapplicable: some of its weights are not known.
     """
     net, weights = known_net(observation)
     if observation.kind == "change":
@@ -63,57 +67,57 @@ def uploaded_body(observation: Observation) -> Embed:
 
 
 def embedding(observation: Observation, projector: nn.Module | Embed | None) -> Embed:
-    """``projector(body(x))``; the projector is the attacker's (of round 0, or an oracle's), ``None`` where features are sent."""
+    """The map ``projector(body(x))`` with the attacker's projector; ``None`` if the centres are of the body's features."""
     body = uploaded_body(observation)
     return body if projector is None else lambda x: projector(body(x))
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What the images behind ``m`` centres look like before these are seen: normally distributed, about a mean for each.
+    """A normal prior of the images of ``m`` classes.
 
     Attributes:
-        means: ``(m, C, H, W)``, of pixels in [0, 1].
-        directions: ``(p, C * H * W)``, orthogonal and each as long as the standard deviation along it; the same for all.
+        means: ``(m, C, H, W)``, pixels in [0, 1].
+        directions: ``(p, C * H * W)``, orthogonal principal components times their standard deviations, shared by all classes.
     """
 
     means: Tensor
     directions: Tensor
 
     def images(self, rows: Tensor, factors: Tensor) -> Tensor:
-        """Images ``(n, C, H, W)`` behind the centres ``rows``, of standard normal factors ``(n, p)``."""
+        """Images ``(n, C, H, W)`` of the classes ``rows`` ``(n,)`` for standard normal factors ``(n, p)``."""
         return self.means[rows] + (factors @ self.directions).reshape(-1, *self.means.shape[1:])
 
 
-def looks(public: Tensor, labels: Tensor, classes: Sequence[int]) -> Prior:
-    """From public images ``(n, C, H, W)``: the mean of each of the ``classes``, and how images differ from their class's mean.
+def fit_prior(public: Tensor, labels: Tensor, classes: Sequence[int]) -> Prior:
+    """Fit the prior to public images ``(n, C, H, W)``: the mean of each of ``classes``, and the deviations from class means.
 
-    A class without public images has the mean of all.
+    A class without public images gets the mean of all.
 
     Raises:
-        Inapplicable: no two public images of a class differ.
+        Inapplicable: there are no public images, or those of each class are all equal.
     """
     if not len(public):
         raise Inapplicable("inverting centres needs public images, and there are none")
     means = {label: public[labels == label].mean(0) for label in set(labels.tolist())}
-    differ = public - torch.stack([means[label] for label in labels.tolist()])
-    flat = differ.flatten(1) / len(public) ** 0.5
-    _, vectors = torch.linalg.eigh((flat @ flat.T).double())  # of n x n entries, where pixels may be many more
-    directions = vectors.flip(1)[:, :COMPONENTS].T.to(flat) @ flat
+    deviations = public - torch.stack([means[label] for label in labels.tolist()])
+    rows = deviations.flatten(1) / len(public) ** 0.5
+    _, vectors = torch.linalg.eigh((rows @ rows.T).double())  # (n, n): usually fewer images than pixels
+    directions = vectors.flip(1)[:, :COMPONENTS].T.to(rows) @ rows
     lengths = directions.norm(dim=1)
-    kept = lengths > FAINT * lengths.amax()
-    if not kept.any():
+    varied = lengths > FAINT * lengths.amax()
+    if not varied.any():
         raise Inapplicable("inverting centres needs to know how images of a class differ, and the public ones do not say")
     everything = public.mean(0)
-    return Prior(torch.stack([means.get(label, everything) for label in classes]), directions[kept])
+    return Prior(torch.stack([means.get(label, everything) for label in classes]), directions[varied])
 
 
 @dataclass(frozen=True)
 class CenterOptions:
     """
     Attributes:
-        slack: the length of the error of an embedding, as a share of the centre's length, that is as likely as factors of the
-            prior that are all 1. Small where the whole net is known; large where its projector is only like the client's.
+        slack: standard deviation of the embedding's error, as a share of the centre's norm. Small if the whole net is known;
+            large if the projector is a guess.
         steps: largest number of outer steps of L-BFGS, of up to 20 iterations each.
     """
 
@@ -122,11 +126,11 @@ class CenterOptions:
 
 
 @dataclass(frozen=True)
-class Inverted:
+class InvertedCenters:
     """
     Attributes:
-        images: ``(m, C, H, W)`` in [0, 1], one for each centre.
-        distance: ``(m,)`` of their embeddings to the centres, see :func:`away`.
+        images: ``(m, C, H, W)`` in [0, 1], one per centre.
+        distance: ``(m,)``, :func:`relative_distance` of their embeddings from the centres.
     """
 
     images: Tensor
@@ -135,31 +139,27 @@ class Inverted:
 
 def invert_centers(
     observation: Observation, embed: Embed, centers: Tensor, likely: Prior, options: CenterOptions | None = None
-) -> Inverted:
-    """For each centre ``(m, k)`` the most likely image with about that embedding.
-
-    Many images have the same embedding: layers are not injective, and what tells these images apart is how likely they are (as
-    for features, Dosovitskiy & Brox 2016). So the attack looks for the largest posterior density, from the prior's mean.
-    """
+) -> InvertedCenters:
+    """The maximum a posteriori image for each centre ``(m, k)``, by L-BFGS from the prior's mean."""
     options = options or CenterOptions()
     exact = Prior(likely.means.to(centers).double(), likely.directions.to(centers).double())
 
     def objective(rows: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             factors = factors.detach().requires_grad_()
-            made = embed(from_picture(observation, exact.images(rows, factors).to(centers.dtype)))
-            loss = away(made, centers[rows]).double() / options.slack**2 + factors.square().mean(1)
+            embeddings = embed(normalise_images(observation, exact.images(rows, factors).to(centers.dtype)))
+            loss = relative_distance(embeddings, centers[rows]).double() / options.slack**2 + factors.square().mean(1)
             (gradient,) = torch.autograd.grad(loss.sum(), factors)
         return loss.detach(), gradient
 
     starts = exact.directions.new_zeros(len(centers), len(exact.directions))
-    found = lbfgs(objective, starts, STRONG_WOLFE, options.steps)
+    minimum = lbfgs(objective, starts, STRONG_WOLFE, options.steps)
     with torch.no_grad():
-        images = exact.images(torch.arange(len(centers)), found.x).to(centers.dtype).clamp(0, 1)
-        return Inverted(images, away(embed(from_picture(observation, images)), centers))
+        images = exact.images(torch.arange(len(centers)), minimum.x).to(centers.dtype).clamp(0, 1)
+        return InvertedCenters(images, relative_distance(embed(normalise_images(observation, images)), centers))
 
 
-def away(embeddings: Tensor, centers: Tensor) -> Tensor:
-    """``|z - m|^2 / |m|^2`` of embeddings and centres ``(n, k)``, ``(n,)``."""
-    missed: Tensor = (embeddings - centers).square().sum(dim=1) / centers.square().sum(dim=1).clamp(min=1e-30)
-    return missed
+def relative_distance(embeddings: Tensor, centers: Tensor) -> Tensor:
+    """``|z - m|^2 / |m|^2`` ``(n,)`` for embeddings ``z`` and centres ``m`` ``(n, k)``."""
+    errors: Tensor = (embeddings - centers).square().sum(dim=1) / centers.square().sum(dim=1).clamp(min=1e-30)
+    return errors

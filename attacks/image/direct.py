@@ -1,4 +1,4 @@
-"""The image attacks other than gradient matching, as the registry needs them."""
+"""Registered image attacks other than gradient matching: row ratios, feature inversion, SPEAR and unrolled training."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from fedpriv.attacks.core.reconstruction import Empty, Inapplicable, Reconstruct
 from fedpriv.attacks.gradients.analytic import (
     AnalyticOptions,
     Candidates,
-    empty,
-    fed_layers,
-    needed_layers,
+    invertible_layers,
+    require_invertible_layers,
     row_ratios,
     single_sample,
+    why_empty,
 )
-from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified, to_picture
+from fedpriv.attacks.gradients.linear import SharedLinear, denormalise_images, is_rectified
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 from fedpriv.attacks.gradients.spear import SpearOptions, projected, unmix
 from fedpriv.attacks.image.feature_inversion import InversionOptions, invert_features
@@ -42,38 +42,38 @@ class Analytic(AnalyticOptions, ImageAttack):
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
-        The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels outside
-        the range of images. Where there are fewer candidates than samples, the rest is NaN. Of a message that states no number of
-        samples, all plausible candidates are shown.
+        The loss is the share of the layer's gradient that one sample leaves unexplained; for a batch, the share of pixels out of
+        range. If there are fewer candidates than samples, the rest is NaN. If the number of samples is unknown, all plausible
+        candidates are returned.
         """
-        return together(observations, self._one)
+        return together(observations, self._reconstruct)
 
     @staticmethod
     def harder(observation: Observation) -> str | None:
         """See :class:`fedpriv.attacks.attack.Attack`."""
-        seen = as_gradient(observation)
-        first = fed_layers(seen)[0][0].name
-        if observation.num_examples == 1 or is_rectified(seen, first):
+        gradient = as_gradient(observation)
+        first = invertible_layers(gradient)[0][0].name
+        if observation.num_examples == 1 or is_rectified(gradient, first):
             return None
         return f"no ReLU follows {first!r}, so that every image behind a message moves every neuron"
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
         """See :class:`fedpriv.attacks.attack.Attack`."""
-        return empty(observation)
+        return why_empty(observation)
 
-    def _one(self, observation: Observation) -> SingleReconstruction:
-        found = row_ratios(observation, self)[0]
-        if not found.is_image:
-            raise Inapplicable(f"the input of {found.layer!r} is features, not the image; analytic-features inverts those")
-        if why := empty(observation):
+    def _reconstruct(self, observation: Observation) -> SingleReconstruction:
+        candidates = row_ratios(observation, self)[0]
+        if not candidates.is_image:
+            raise Inapplicable(f"the input of {candidates.layer!r} is features, not the image; analytic-features inverts those")
+        if why := why_empty(observation):
             raise Empty(why)
         if observation.num_examples == 1:
-            one, loss = single_sample(observation, self.undo_decay)[0]
-            return SingleReconstruction(one.values, torch.tensor([-1]), [loss], (loss,))
+            single, loss = single_sample(observation, self.undo_decay)[0]
+            return SingleReconstruction(single.values, torch.tensor([-1]), [loss], (loss,))
         n = observation.num_examples
-        images = found.values[found.plausible] if n is None else _first(found, n)
-        loss = float(1 - found.in_range[: len(images)].mean()) if len(found.values) and len(images) else 1.0
+        images = candidates.values[candidates.plausible] if n is None else _first(candidates, n)
+        loss = float(1 - candidates.in_range[: len(images)].mean()) if len(candidates.values) and len(images) else 1.0
         return SingleReconstruction(images, torch.full((len(images),), -1), [loss], (loss,))
 
 
@@ -89,23 +89,23 @@ class AnalyticFeatures(InversionOptions, ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return together(observations, lambda observation: self._one(observation, seed))
+        return together(observations, lambda observation: self._reconstruct(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
         """See :class:`fedpriv.attacks.attack.Attack`."""
         if observation.num_examples not in (1, None):
             raise Inapplicable("the features of a batch are mixtures: analytic-features is for one sample")
-        needed_layers(observation)
+        require_invertible_layers(observation)
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
         """See :class:`fedpriv.attacks.attack.Attack`."""
-        return empty(observation)
+        return why_empty(observation)
 
-    def _one(self, observation: Observation, seed: int) -> SingleReconstruction:
+    def _reconstruct(self, observation: Observation, seed: int) -> SingleReconstruction:
         self.check(observation)
-        if why := empty(observation):
+        if why := why_empty(observation):
             raise Empty(why)
         image, loss, curve = invert_features(observation, self, seed)
         return SingleReconstruction(image, torch.tensor([-1]), [*curve, loss], (loss,))
@@ -125,49 +125,51 @@ class Spear(SpearOptions, ImageAttack):
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`.
 
-        The loss is the share of neurons and samples at which an image and its column of the gradient disagree; 0 where the images
-        are certain. Where fewer are found than there are samples, the rest is NaN.
+        The loss is the share of neurons and samples at which an image and its column of the gradient disagree. If fewer images
+        are found than there are samples, the rest is NaN.
         """
-        return together(observations, lambda observation: self._one(observation, seed))
+        return together(observations, lambda observation: self._reconstruct(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
         """See :class:`fedpriv.attacks.attack.Attack`."""
         layer, error = Spear._layer(observation)
-        if not empty(observation):  # another message may hold something
+        if not why_empty(observation):  # else another message may reveal something
             projected(layer, SpearOptions.most, error)
 
     @staticmethod
     def empty(observation: Observation) -> str | None:
         """See :class:`fedpriv.attacks.attack.Attack`."""
-        return empty(observation)
+        return why_empty(observation)
 
     @staticmethod
     def _layer(observation: Observation) -> tuple[SharedLinear, float]:
         """The first linear layer with its gradient, and the standard deviation of an entry's error."""
-        seen = as_gradient(observation)
-        first, fed = needed_layers(seen)[0]
+        gradient = as_gradient(observation)
+        first, kind = require_invertible_layers(gradient)[0]
         name = f"{first.name}.weight"
-        if not fed.is_image:
+        if not kind.is_image:
             raise Inapplicable(f"the input of {first.name!r} is features, not the image")
-        if name not in seen.weights or f"{first.name}.bias" not in seen.weights:
+        if name not in gradient.weights or f"{first.name}.bias" not in gradient.weights:
             raise Inapplicable(f"the weights of {first.name!r} at which the client began are not known")
-        if not is_rectified(seen, first.name):
+        if not is_rectified(gradient, first.name):
             raise Inapplicable(f"no ReLU follows {first.name!r}, so no entry of the gradient at its output is zero")
         if first.kept is not None:
             raise Inapplicable(f"entries of {first.name!r} were not sent, so the gradient's rank does not show the samples")
-        return first, (seen.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2) ** 0.5
+        return first, (gradient.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2) ** 0.5
 
-    def _one(self, observation: Observation, seed: int) -> SingleReconstruction:
+    def _reconstruct(self, observation: Observation, seed: int) -> SingleReconstruction:
         layer, error = self._layer(observation)
-        if why := empty(observation):
+        if why := why_empty(observation):
             raise Empty(why)
         weight, bias = (observation.weights[f"{layer.name}.{kind}"] for kind in ("weight", "bias"))
-        found = unmix(layer, weight, bias, self, error, seed)
-        n = observation.num_examples or found.rank
-        images = found.inputs.reshape(-1, *observation.input_shape).to(layer.weight)
-        images = torch.cat([to_picture(observation, images), images.new_full((n, *observation.input_shape), torch.nan)])[:n]
-        loss = 1 - float(found.agreement[:n].sum()) / n
+        recovered = unmix(layer, weight, bias, self, error, seed)
+        n = observation.num_examples or recovered.rank
+        images = recovered.inputs.reshape(-1, *observation.input_shape).to(layer.weight)
+        images = torch.cat([denormalise_images(observation, images), images.new_full((n, *observation.input_shape), torch.nan)])[
+            :n
+        ]
+        loss = 1 - float(recovered.agreement[:n].sum()) / n
         return SingleReconstruction(images, torch.full((n,), -1), [loss], (loss,))
 
 
@@ -183,7 +185,7 @@ class Unrolled(UnrolledOptions, ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return together(observations, lambda observation: self._one(observation, seed))
+        return together(observations, lambda observation: self._reconstruct(observation, seed))
 
     @staticmethod
     def check(observation: Observation) -> None:
@@ -191,12 +193,12 @@ class Unrolled(UnrolledOptions, ImageAttack):
         if observation.kind == "gradient":
             raise Inapplicable("the unrolled attack needs a weight change; for a gradient there is gradient matching")
 
-    def _one(self, observation: Observation, seed: int) -> SingleReconstruction:
-        found = unroll(observation, self, seed=seed)
-        return SingleReconstruction(found.images, found.labels.argmax(dim=1), list(found.curve), found.losses)
+    def _reconstruct(self, observation: Observation, seed: int) -> SingleReconstruction:
+        recovered = unroll(observation, self, seed=seed)
+        return SingleReconstruction(recovered.images, recovered.labels.argmax(dim=1), list(recovered.curve), recovered.losses)
 
 
-def _first(found: Candidates, n: int) -> Tensor:
-    images = found.values.new_full((n, *found.values.shape[1:]), torch.nan)
-    images[: len(found.values)] = found.values[:n]
+def _first(candidates: Candidates, n: int) -> Tensor:
+    images = candidates.values.new_full((n, *candidates.values.shape[1:]), torch.nan)
+    images[: len(candidates.values)] = candidates.values[:n]
     return images

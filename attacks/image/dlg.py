@@ -1,4 +1,10 @@
-"""Deep Leakage from Gradients (Zhu et al. 2019) and improved DLG (Zhao et al. 2020): as published, and in a robust form."""
+"""Deep Leakage from Gradients (DLG, Zhu et al. 2019) and improved DLG (iDLG, Zhao et al. 2020): as published, and robust.
+
+The attacker knows the net, its weights and the client's cross-entropy. DLG minimises ``|dL(x, y)/dW - g|^2`` over a dummy image
+``x`` and soft labels ``y`` by L-BFGS. iDLG first reads the label off the last layer: for one sample only the true class's logit
+has a negative gradient, ``p_c - 1``. The robust forms keep the image in [0, 1] by a sigmoid, use a strong-Wolfe line search, and
+restart failed starts.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +20,23 @@ from fedpriv.attacks.core.altered import UNALTERED
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
+from fedpriv.attacks.gradients.batching import vmap_or_loop
 from fedpriv.attacks.gradients.distances import Distance, per_layer, relative, squared
-from fedpriv.attacks.gradients.each import for_each
-from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels, gradients_by_labels
+from fedpriv.attacks.gradients.matching import (
+    Case,
+    Data,
+    Objective,
+    batched_gradient_from_labels,
+    build_case,
+    gradient_from_labels,
+)
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE, LbfgsOptions
-from fedpriv.attacks.optimise.search import STALLED, Best, Found, Starts, lbfgs, search
+from fedpriv.attacks.optimise.search import STALLED, SearchResult, SolverResult, Starts, lbfgs, search
 
 FAILED = 3.0
-"""Where the gradient has errors, a start has failed above so many times the distance at the true images."""
+"""For a gradient with errors, a start has failed above this multiple of the distance expected at the true images."""
 
 
 @register("dlg-published")
@@ -31,7 +44,7 @@ FAILED = 3.0
 class PublishedDlg(ImageAttack):
     """DLG as published: image and soft labels, L-BFGS without line search, 300 steps, one start, unbounded image."""
 
-    # A third of these runs diverges, so four images can only show that the attack can succeed.
+    # A third of these runs diverge, so four images can only show that the attack can succeed.
     control: ClassVar = Setting(min_recovery=0.25)
     audit_options: ClassVar = None
     head: ClassVar = "shared"
@@ -39,7 +52,7 @@ class PublishedDlg(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return _published(case_of(as_published(observations), bounded=False), False, self.steps, seed)
+        return _published(build_case(undefended(observations), bounded=False), False, self.steps, seed)
 
 
 @register("idlg-published")
@@ -54,7 +67,7 @@ class PublishedIdlg(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return _published(case_of(as_published(observations), bounded=False), True, self.steps, seed)
+        return _published(build_case(undefended(observations), bounded=False), True, self.steps, seed)
 
 
 @register("dlg")
@@ -63,14 +76,15 @@ class Dlg(ImageAttack):
     """Robust DLG: strong-Wolfe line search, image kept in [0, 1], early stop, restart of starts that failed by their own loss.
 
     Attributes:
-        steps: outer steps per start.
-        restarts: at most so many further starts for images that failed.
-        enough: unexplained share of the gradient's squared norm at which a start is done.
-        failed: a start that ends above this share has failed.
-        give_up: (outer step, share): a start above this share at this step is replaced by a new one; not in the last restart.
-        stalled: (outer steps, share): a start ends where its loss fell by less than that share in so many steps; one that has not
-            failed, by less than a quarter.
-        normalised: every tensor counts alike (:func:`fedpriv.attacks.gradients.distances.per_layer`), instead of every entry.
+        steps: outer L-BFGS steps per start.
+        restarts: largest number of further starts for failed images.
+        enough: unexplained share of the gradient's squared norm at which a start ends.
+        failed: unexplained share above which a start has failed.
+        give_up: (outer step, share): a start above this share at this step is replaced by a new one, except in the last restart.
+        stalled: (outer steps, share): a start ends if its loss fell by less than this share in so many steps; once it has
+            succeeded, by less than a quarter.
+        history: of L-BFGS.
+        normalised: give every tensor equal weight (:func:`fedpriv.attacks.gradients.distances.per_layer`), not every entry.
     """
 
     control: ClassVar = Setting()
@@ -90,7 +104,7 @@ class Dlg(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return safe(self, case_of(observations, bounded=True), False, seed)
+        return robust_dlg(self, build_case(observations, bounded=True), False, seed)
 
 
 @register("idlg")
@@ -102,14 +116,14 @@ class Idlg(Dlg):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return safe(self, case_of(observations, bounded=True), True, seed)
+        return robust_dlg(self, build_case(observations, bounded=True), True, seed)
 
 
 def sign_rule(case: Case) -> Tensor:
     """iDLG's labels ``(N, B)``: for one sample only the true class has a negative gradient at its logit.
 
-    The gradient of the logits is that of the last bias. Without a bias it is the row sums of the last weight, as published, which
-    needs features that are not negative. For ``B`` samples the ``B`` least entries: right if all labels differ.
+    The last bias has the gradient of the logits. Without a bias, the row sums of the last weight's gradient have its sign if no
+    feature is negative. For ``B`` samples, takes the ``B`` smallest entries, which is right if all labels differ.
 
     Raises:
         Inapplicable: the last layer's gradient is not shared, or there are more samples than classes.
@@ -119,18 +133,21 @@ def sign_rule(case: Case) -> Tensor:
             f"the label rule is for labels that differ, and there are {case.samples} samples of {case.classes} classes"
         )
     last = [name for name, _ in case.net.top.named_parameters()][-1]
-    seen = case.seen.get(f"top.{last}")
-    if seen is None:
+    observed = case.observed.get(f"top.{last}")
+    if observed is None:
         raise Inapplicable("the label rule reads the last layer, and its gradient is not shared; head-free does without")
-    scores = seen if seen.ndim == 2 else seen.flatten(2).sum(2)
+    scores = observed if observed.ndim == 2 else observed.flatten(2).sum(2)
     return scores.topk(case.samples, 1, largest=False).indices
 
 
 def label_matching(case: Case, distance: Distance, labels: Tensor | None, known_top: bool = False) -> Objective:
-    """The objective with unknown images, and unknown soft labels unless given ``(N, B)``, for a net with known weights.
+    """The objective with unknown images, and unknown soft labels unless ``labels`` ``(N, B)`` are given.
+
+    Args:
+        known_top: whether gradients of ``top`` may be missing, as its weights are known.
 
     Raises:
-        Inapplicable: the weights of a layer are not known.
+        Inapplicable: the weights of ``top`` are not known, or its gradients are needed and not shared.
     """
     if not case.knows_top():
         raise Inapplicable("hidden layers have unknown weights; head-free does without them")
@@ -142,12 +159,12 @@ def label_matching(case: Case, distance: Distance, labels: Tensor | None, known_
         shapes["label"] = (case.samples, case.classes)
     else:
         data["target"] = torch.nn.functional.one_hot(labels, case.classes).to(data[next(iter(data))].dtype)
-    names = list(case.seen)
+    names = list(case.observed)
 
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         target = data["target"] if "target" in data else unknown["label"].softmax(-1)
         inputs = case.pixels.input(unknown["image"])
-        guess = gradient_by_labels(case.net, case.weights_of(data), names, inputs, target)
+        guess = gradient_from_labels(case.net, case.weights_of(data), names, inputs, target)
         return case.distance(distance, guess, unknown["image"], data)
 
     return Objective(loss, Layout(shapes), data)
@@ -155,22 +172,22 @@ def label_matching(case: Case, distance: Distance, labels: Tensor | None, known_
 
 def labels_together(case: Case, distance: Distance, labels: Tensor | None, known_top: bool = False) -> Objective:
     """:func:`label_matching`, computed for all reconstructions at once."""
-    objective, names = label_matching(case, distance, labels, known_top), list(case.seen)
+    objective, names = label_matching(case, distance, labels, known_top), list(case.observed)
 
     def apart(guess: Data, images: Tensor, data: Data) -> Tensor:
         return case.distance(distance, guess, images, data)
 
     def losses(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         targets = data["target"] if "target" in data else unknown["label"].softmax(-1)
-        guess = gradients_by_labels(case, names, data, case.pixels.input(unknown["image"]), targets)
-        found: Tensor = for_each(apart, guess, unknown["image"], data)
-        return found
+        guess = batched_gradient_from_labels(case, names, data, case.pixels.input(unknown["image"]), targets)
+        distances: Tensor = vmap_or_loop(apart, guess, unknown["image"], data)
+        return distances
 
     return replace(objective, together=losses)
 
 
-def reconstruction(case: Case, layout: Layout, best: Best, labels: Tensor | None) -> Reconstruction:
-    """Images and labels out of the best rows."""
+def reconstruction(case: Case, layout: Layout, best: SearchResult, labels: Tensor | None) -> Reconstruction:
+    """The images and labels of the best unknowns."""
     unknown = layout.unpack(best.x)
     if labels is None:
         labels = unknown["label"].argmax(-1) if "label" in unknown else torch.full((case.n, case.samples), -1)
@@ -179,17 +196,17 @@ def reconstruction(case: Case, layout: Layout, best: Best, labels: Tensor | None
 
 
 def normal(size: int) -> Callable[[torch.Generator], Tensor]:
-    """Starts from N(0, 1)."""
+    """A sampler of starts ``(size,)`` from N(0, 1)."""
     return lambda generator: torch.randn(size, generator=generator)
 
 
-def as_published(observations: Sequence[Observation]) -> list[Observation]:
-    """The messages as if they were undefended gradients, which is what the published attacks assume."""
-    return [replace(one, altered=UNALTERED) for one in observations]
+def undefended(observations: Sequence[Observation]) -> list[Observation]:
+    """The messages as if undefended, as the published attacks assume."""
+    return [replace(observation, altered=UNALTERED) for observation in observations]
 
 
-def _published(case: Case, rule: bool, steps: int, seed: int) -> Reconstruction:
-    labels = case.labels if case.labels is not None else sign_rule(case) if rule else None
+def _published(case: Case, infer_labels: bool, steps: int, seed: int) -> Reconstruction:
+    labels = case.labels if case.labels is not None else sign_rule(case) if infer_labels else None
     objective = labels_together(case, squared, labels)
     best = search(
         objective, normal(objective.layout.size), lambda o, starts: lbfgs(o, starts.points, LbfgsOptions(), steps), seed
@@ -197,20 +214,30 @@ def _published(case: Case, rule: bool, steps: int, seed: int) -> Reconstruction:
     return reconstruction(case, objective.layout, best, labels)
 
 
-def safe(options: Dlg, case: Case, rule: bool, seed: int, known_top: bool = False) -> Reconstruction:
-    labels = case.labels if case.labels is not None else sign_rule(case) if rule else None
+def robust_dlg(options: Dlg, case: Case, infer_labels: bool, seed: int, known_top: bool = False) -> Reconstruction:
+    """Robust DLG, or iDLG with ``infer_labels``; ``known_top`` as for :func:`label_matching`."""
+    labels = case.labels if case.labels is not None else sign_rule(case) if infer_labels else None
     objective = labels_together(case, per_layer if options.normalised else relative, labels, known_top)
-    how = LbfgsOptions(history=options.history, line_search=True)
+    lbfgs_options = LbfgsOptions(history=options.history, line_search=True)
 
     noise = FAILED * case.expected()
     failed = max(options.failed, noise)
 
-    def solve(objective: Objective, starts: Starts) -> Found:
+    def solve(objective: Objective, starts: Starts) -> SolverResult:
         limit = torch.where(starts.last, torch.inf, max(options.give_up[1], noise))
         give_up = (options.give_up[0], limit)
         return lbfgs(
-            objective, starts.points, how, options.steps, options.enough, give_up, options.stalled, SAFE_SCALE, starts.of, failed
+            objective,
+            starts.points,
+            lbfgs_options,
+            options.steps,
+            options.enough,
+            give_up,
+            options.stalled,
+            SAFE_SCALE,
+            starts.of,
+            failed,
         )
 
-    best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, failed, at_once=True)
+    best = search(objective, normal(objective.layout.size), solve, seed, options.restarts, failed, batch_restarts=True)
     return reconstruction(case, objective.layout, best, labels)

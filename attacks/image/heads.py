@@ -1,4 +1,9 @@
-"""Attacks that replace the hidden layers: by known weights, by random ones, or by unknowns to optimise."""
+"""Gradient matching on the shared layers with a substitute for a hidden head: known, random, or optimised weights.
+
+All match the gradients of the shared layers alone, as DLG does for a whole net. The hidden head's gradients are not needed, but
+its weights are: from this round's or the first broadcast (known-head), at random as in MpFedcon's paper (random-head), or as
+further unknowns (joint-head).
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,9 @@ from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, SplitNet, ThreatModel, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.gradients.distances import per_layer, relative, squared
-from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of, gradient_by_labels
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, build_case, gradient_from_labels
 from fedpriv.attacks.gradients.variables import Layout
-from fedpriv.attacks.image.dlg import FAILED, Dlg, as_published, labels_together, normal, reconstruction, safe
+from fedpriv.attacks.image.dlg import FAILED, Dlg, labels_together, normal, reconstruction, robust_dlg, undefended
 from fedpriv.attacks.image.head_free import adam_then_lbfgs, layer_calls
 from fedpriv.attacks.lab.nets import WIDTHS, linear_layers, uniform_
 from fedpriv.attacks.lab.setting import Setting
@@ -37,7 +42,7 @@ class KnownHead(Dlg):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        return safe(self, case_of(observations, bounded=True), False, seed, known_top=True)
+        return robust_dlg(self, build_case(observations, bounded=True), False, seed, known_top=True)
 
 
 @register("random-head")
@@ -46,8 +51,8 @@ class RandomHead(ImageAttack):
     """The naive attacker of MpFedcon's paper: DLG on the shared layers through a random head, which is wrong.
 
     Attributes:
-        assumed: number of linear layers that it assumes for the head (``at`` in the paper), widths as in the reference nets.
-        steps: the loss hardly changes after some 20 of them.
+        assumed: number of linear layers of the assumed head (``at`` in the paper), with the reference nets' widths.
+        steps: outer steps of L-BFGS; the loss hardly changes after about 20.
         published: unbounded image and no line search, as in the paper, where the image diverges; otherwise as robust DLG.
     """
 
@@ -61,16 +66,16 @@ class RandomHead(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        observations = as_published(observations) if self.published else observations
-        case = with_own_top(case_of(observations, bounded=not self.published), self.assumed, seed)
+        observations = undefended(observations) if self.published else observations
+        case = with_random_head(build_case(observations, bounded=not self.published), self.assumed, seed)
         objective = labels_together(case, squared if self.published else relative, case.labels, known_top=True)
-        how, stalled = (PUBLISHED, (0, 0.0)) if self.published else (STRONG_WOLFE, STALLED)
+        lbfgs_options, stalled = (PUBLISHED, (0, 0.0)) if self.published else (STRONG_WOLFE, STALLED)
         draw = normal(objective.layout.size)
         best = search(
             objective,
             draw,
             lambda o, starts: lbfgs(
-                o, starts.points, how, self.steps, stalled=stalled, scale=1.0 if self.published else SAFE_SCALE
+                o, starts.points, lbfgs_options, self.steps, stalled=stalled, scale=1.0 if self.published else SAFE_SCALE
             ),
             seed,
             self.restarts,
@@ -84,8 +89,8 @@ class RandomHead(ImageAttack):
 class JointHead(ImageAttack):
     """Optimises a head together with image and soft labels: with the hidden architecture, or ``assumed`` linear layers.
 
-    Every start optimises all weights of the head (100,000 for two linear layers). Three times the steps and a second start did
-    not recover more: 0 of 20 images either way.
+    All weights of the head are unknowns (100,000 for two linear layers). Three times the steps and a second start recovered no
+    more: 0 of 20 images either way.
     """
 
     control: ClassVar = Setting(masked=1, min_recovery=0)
@@ -101,25 +106,25 @@ class JointHead(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        case = case_of(observations, bounded=True)
+        case = build_case(observations, bounded=True)
         if self.assumed is not None:
-            case = with_own_top(case, self.assumed, seed)
+            case = with_random_head(case, self.assumed, seed)
         objective = joint_matching(case)
-        how = STRONG_WOLFE
+        lbfgs_options = STRONG_WOLFE
 
         def start(generator: torch.Generator) -> Tensor:
-            drawn: dict[str, Tensor] = {}
+            parts: dict[str, Tensor] = {}
             for name, shape in objective.layout.shapes.items():
                 uniform = name.startswith("top.")
-                drawn[name] = torch.rand(1, *shape, generator=generator) - 0.5 if uniform else torch.randn(
+                parts[name] = torch.rand(1, *shape, generator=generator) - 0.5 if uniform else torch.randn(
                     1, *shape, generator=generator
                 )  # fmt: skip
-            return objective.layout.pack(drawn)[0]
+            return objective.layout.pack(parts)[0]
 
         best = search(
             objective,
             start,
-            lambda o, starts: adam_then_lbfgs(o, starts.points, self.lr, self.adam_steps, how, self.steps, self.enough),
+            lambda o, starts: adam_then_lbfgs(o, starts.points, self.lr, self.adam_steps, lbfgs_options, self.steps, self.enough),
             seed,
             self.restarts,
             max(self.failed, FAILED * case.expected()),
@@ -127,22 +132,22 @@ class JointHead(ImageAttack):
         return reconstruction(case, objective.layout, best, case.labels)
 
 
-def with_own_top(case: Case, assumed: int, seed: int) -> Case:
+def with_random_head(case: Case, assumed: int, seed: int) -> Case:
     """The case with ``top`` replaced by ``assumed`` linear layers with random weights, U(-0.5, 0.5).
 
     Raises:
-        Inapplicable: nothing but ``top`` was shared, or no such head is defined.
+        Inapplicable: only ``top`` was shared, or no reference head has so many layers.
     """
     if assumed not in WIDTHS:
         raise Inapplicable(f"a head of {min(WIDTHS)} to {max(WIDTHS)} linear layers can be assumed, not {assumed}")
-    body = case.of_body()
-    if not body.seen:
+    body = case.body_only()
+    if not body.observed:
         raise Inapplicable("none of the layers before the head is shared")
-    top = nn.Sequential(*linear_layers(layer_calls(case)[1], case.classes, assumed)).to(next(iter(body.seen.values())).dtype)
+    top = nn.Sequential(*linear_layers(layer_calls(case)[1], case.classes, assumed)).to(next(iter(body.observed.values())).dtype)
     uniform_(top, torch.Generator().manual_seed(seed))
-    own = {f"top.{name}": p.detach() for name, p in top.named_parameters()}
+    head = {f"top.{name}": p.detach() for name, p in top.named_parameters()}
     net = SplitNet(case.net.body, top.eval()).requires_grad_(False)
-    return replace(body, net=net, weights=body.weights | own)
+    return replace(body, net=net, weights=body.weights | head)
 
 
 def joint_matching(case: Case) -> Objective:
@@ -151,7 +156,7 @@ def joint_matching(case: Case) -> Objective:
     Raises:
         Inapplicable: none of the layers before the head is shared.
     """
-    case = case.of_body()
+    case = case.body_only()
     shapes: dict[str, tuple[int, ...]] = {"image": (case.samples, *case.shape)}
     data = case.data()
     if case.labels is None:
@@ -159,7 +164,7 @@ def joint_matching(case: Case) -> Objective:
     else:
         data["target"] = nn.functional.one_hot(case.labels, case.classes).to(next(iter(data.values())).dtype)
     shapes |= {f"top.{name}": tuple(p.shape) for name, p in case.net.top.named_parameters()}
-    names = list(case.seen)
+    names = list(case.observed)
     if not names:
         raise Inapplicable("none of the layers before the head is shared")
     if buffers := [name for name in state_names(case.net.top) if f"top.{name}" not in shapes]:
@@ -168,7 +173,7 @@ def joint_matching(case: Case) -> Objective:
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         target = data["target"] if "target" in data else unknown["label"].softmax(-1)
         weights = case.weights_of(data) | {n: w for n, w in unknown.items() if n.startswith("top.")}
-        guess = gradient_by_labels(case.net, weights, names, case.pixels.input(unknown["image"]), target)
+        guess = gradient_from_labels(case.net, weights, names, case.pixels.input(unknown["image"]), target)
         return case.distance(per_layer, guess, unknown["image"], data)
 
     return Objective(loss, Layout(shapes), data)

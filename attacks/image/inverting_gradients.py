@@ -1,4 +1,9 @@
-"""Inverting Gradients (Geiping, Bauermeister, Dröge & Moeller 2020): cosine distance, total variation, signed Adam."""
+"""Inverting Gradients (Geiping, Bauermeister, Dröge & Moeller, NeurIPS 2020): cosine distance, total variation, signed Adam.
+
+Minimises ``1 - <g(x), g> / (|g(x)| |g|) + alpha TV(x)`` over the images ``x``, where ``g(x)`` is the gradient that they cause and
+``g`` the observed one. The attacker knows the net, its weights and the client's cross-entropy; labels are inferred first. The
+cosine ignores the gradient's norm, so clipping does not matter.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.options import optional
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.gradients.distances import NEIGHBOURS, cosine
-from fedpriv.attacks.gradients.matching import Case, Data, Objective, case_of
+from fedpriv.attacks.gradients.matching import Case, Data, Objective, build_case
 from fedpriv.attacks.gradients.variables import total_variation
 from fedpriv.attacks.image.dlg import label_matching, normal, reconstruction
 from fedpriv.attacks.image.statistics_prior import with_running_statistics
@@ -24,7 +29,7 @@ from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.optimise.search import adam, search
 
 RESOLVED = 1e-6
-"""A cosine in float32 is exact to about this."""
+"""Precision of a cosine in float32."""
 
 
 @register("inverting-gradients")
@@ -33,14 +38,13 @@ class InvertingGradients(ImageAttack):
     """Cosine distance plus total variation, signed Adam; labels by sign or count. Independent of the gradient's norm.
 
     Attributes:
-        steps: 24,000 in the paper for its largest nets; its code has 4,800 for one image.
+        steps: of signed Adam; 24,000 in the paper for its largest nets, 4,800 in the authors' code for one image.
         lr: falls to a tenth at 3/8, 5/8 and 7/8 of the steps, as in the authors' code.
-        total_variation: its weight, such as 1e-1 in the authors' demonstration on CIFAR-10; ``None``: by the number of pixels
-            behind the gradient, that of its entries, and how well they are explained so far (:func:`log_posterior`).
-        restarts: further full runs of every image; the one with the least loss is kept.
-        running_statistics: weight of the batch statistics that a message gives away
-            (:mod:`fedpriv.attacks.image.statistics_prior`), such as 1; of a message without any it does nothing. In trials on
-            a ResNet-8 it helped at the initial weights, and not at trained ones.
+        total_variation: its weight, 1e-1 in the authors' demonstration on CIFAR-10; ``None`` chooses it (:func:`log_posterior`).
+        restarts: further full runs of every image; the one with the smallest loss is kept.
+        running_statistics: weight of the batch statistics in the message, such as 1
+            (:mod:`fedpriv.attacks.image.statistics_prior`); no effect on a message without any. In trials on a ResNet-8 it helped
+            at the initial weights, but not at trained ones.
     """
 
     control: ClassVar = Setting(net="perceptron")
@@ -56,8 +60,10 @@ class InvertingGradients(ImageAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`."""
-        case = case_of(observations, bounded=True, scale_free=True)
-        labels = case.labels if case.labels is not None else torch.stack([batch_labels(one) for one in observations])
+        case = build_case(observations, bounded=True, scale_free=True)
+        labels = (
+            case.labels if case.labels is not None else torch.stack([batch_labels(observation) for observation in observations])
+        )
         matching = replace(label_matching(case, cosine, labels, known_top=True), single=True)
         if self.running_statistics:
             matching = with_running_statistics(matching, case, observations, self.running_statistics)
@@ -72,7 +78,7 @@ class InvertingGradients(ImageAttack):
             lambda o, starts: adam(o, starts.points, self.lr, self.steps, signed=True, milestones=milestones, enough=-math.inf),
             seed,
             self.restarts,
-            failed=-math.inf,  # no loss is known to be the least, so all steps and restarts are done
+            failed=-math.inf,  # the smallest possible loss is unknown, so all steps and restarts are done
         )
         return reconstruction(case, objective.layout, best, labels)
 
@@ -87,20 +93,20 @@ def with_total_variation(objective: Objective, case: Case, weight: float) -> Obj
 
 
 def log_posterior(objective: Objective, case: Case) -> Objective:
-    """The logarithm of the distance plus total variation, in a proportion that is not chosen.
+    """The log of the distance plus total variation, with a weight that needs no tuning.
 
-    No image explains a gradient exactly before the end of a search, and the kinks of ReLU or a wrong label may leave a part that
-    none explains. With Gaussian errors of unknown variance, of which the best is inserted, and the prior of
-    :func:`fedpriv.attacks.gradients.distances.unlikeliness`, the most probable images minimise
-    ``entries / 2 * log(distance) + sum |differences of neighbours| / NEIGHBOURS``. Entries that are zero, as of units that ReLU
-    leaves inactive, say nothing of the images and do not count. So the weight of the total variation beside the distance itself
-    grows with the images behind the gradient, and falls as the distance does.
+    A search matches the gradient only approximately (it has not converged, ReLU has kinks, a label may be wrong). For Gaussian
+    errors whose unknown variance is replaced by its maximum likelihood estimate, and the prior of
+    :func:`fedpriv.attacks.gradients.distances.negative_log_prior`, the maximum a posteriori images minimise
+    ``entries / 2 * log(distance) + sum |differences of neighbours| / NEIGHBOURS``. Entries that are zero, as of inactive ReLU
+    units, are not counted. So the relative weight of the total variation grows with the number of pixels and falls with the
+    distance.
 
-    Where the errors' variance is known, :func:`fedpriv.attacks.gradients.distances.misfit` has the prior already.
+    If the errors' variance is known, :func:`fedpriv.attacks.gradients.distances.matching_loss` includes the prior already.
     """
-    entries = torch.stack([(tensor != 0).flatten(1).sum(1) for tensor in case.seen.values()]).sum(0).clamp_min(1)
+    entries = torch.stack([(tensor != 0).flatten(1).sum(1) for tensor in case.observed.values()]).sum(0).clamp_min(1)
     pixels = case.samples * math.prod(case.shape)
-    weight = 2 * pixels / NEIGHBOURS / entries.to(next(iter(case.seen.values())))
+    weight = 2 * pixels / NEIGHBOURS / entries.to(next(iter(case.observed.values())))
 
     def loss(unknown: Mapping[str, Tensor], data: Data) -> Tensor:
         variation = total_variation(case.pixels.image(unknown["image"]))

@@ -1,10 +1,10 @@
-"""Learning To Invert (Wu, Chen, Guo & Weinberger, UAI 2023, arXiv:2210.10880): a net from messages to images.
+"""Learning To Invert (Wu, Chen, Guo & Weinberger, UAI 2023, arXiv:2210.10880): a net that maps messages to images.
 
-The attacker simulates the messages of public images under the observed defence, and trains a net that maps them back. What noise,
-pruning or rounding take away is filled in by what such images look like, where gradient matching has nothing to go by.
+The attacker has public images of the same kind, simulates their messages under the observed defence, and trains a net to map
+messages back to images. What noise, pruning or rounding removed, the net fills in from what such images look like.
 
-Differs from the paper: principal components in place of hashed entries, since they keep more of a message under noise; messages
-of one image alone; a small net and about a thousand images, which take seconds.
+Differs from the paper: principal components instead of hashed entries, which keep more of a message under noise; messages of one
+image only; a small net and about a thousand images, which take seconds.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, Public, ThreatModel
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, require_labels
-from fedpriv.attacks.gradients.simulated import check_simulation, simulated
+from fedpriv.attacks.gradients.simulated_messages import check_simulation, simulate_messages
 from fedpriv.attacks.lab.setting import Setting
 
 ENTRIES, PILOT = 2**16, 50
-"""Largest number of a message's entries that are used; of more, those that are largest in the messages of so many images."""
+"""Largest number of a message's entries that are used. Of larger messages, those with the largest values for :data:`PILOT`
+images."""
 FAINT = 1e-4
-"""Least share of a message's squared norm that is taken for the client's, where noise makes nearly all of it."""
+"""Smallest share of a message's squared norm that counts as signal, if noise makes up nearly all of it."""
 SPAN = 1e-10
-"""Least share of the largest component's squared norm that a component has; of less, it is rounding."""
+"""Smallest squared norm of a component as a share of the largest; smaller ones are rounding errors."""
 
 
 class Defence(NamedTuple):
-    """What messages ``(n, p)``, tensors in the order of their names, say of their transforms; the mean of what differs.
+    """The defence behind messages, flattened to ``(p,)`` in the order of their tensors' names; averages over the messages.
 
     Attributes:
         variance: of an entry's error ``(p,)``.
-        pruned: the entries of tensors that were sent in part ``(p,)``, bool.
-        kept: how many of these were sent.
-        norm: of a message, where all of it was scaled by an unknown factor; otherwise ``None``.
+        pruned: mask of the tensors that were sent in part ``(p,)``.
+        kept: the number of their entries that were sent.
+        norm: of a message if it was scaled by an unknown factor (clipping), else ``None``.
     """
 
     variance: Tensor
@@ -49,7 +50,7 @@ class Defence(NamedTuple):
     norm: float | None
 
     def applied(self, rows: Tensor) -> Tensor:
-        """Simulated messages ``(b, p)`` with the same transforms, except noise."""
+        """Apply the defence, except its noise, to simulated messages ``(b, p)``."""
         if bool(self.pruned.any()):
             sizes = rows.abs().masked_fill(~self.pruned, -1.0)
             least = sizes.topk(self.kept, dim=1).values[:, -1:]
@@ -65,12 +66,12 @@ class LearnedInversion(ImageAttack):
     """A net that learns from public images to turn messages into images; works under noise and pruning where matching fails.
 
     Attributes:
-        images: largest number of public images that it learns from.
-        components: principal components of their messages, which are the net's input.
-        width: of its two hidden layers.
-        steps: of training, by Adam.
-        batch: images per step, each with fresh noise as the defence adds it.
-        lr: falls to 0 by a cosine.
+        images: largest number of public images to learn from.
+        components: number of principal components of their messages, the net's input.
+        width: of the two hidden layers.
+        steps: of Adam.
+        batch: images per step, each with fresh noise like the defence's.
+        lr: falls to 0 by a cosine schedule.
     """
 
     control: ClassVar = Setting(kind="digits", images=40, min_recovery=0.5, threat=ThreatModel(top="initial", public=True))
@@ -100,7 +101,7 @@ class LearnedInversion(ImageAttack):
         for observation in observations:
             self.check(observation)
         raw, curve = torch.empty(n, *observations[0].input_shape), torch.empty(self.steps, n)
-        for group in alike(observations):
+        for group in group_by_download(observations):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 raw[group], losses = self._inverted([observations[i] for i in group])
@@ -116,34 +117,38 @@ class LearnedInversion(ImageAttack):
         )
 
     def _inverted(self, group: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """Images ``(n, C, H, W)`` behind messages with the same download, and the loss at each step of the net's training."""
+        """Images ``(n, C, H, W)`` behind messages with the same download, and the training loss at each step."""
         first = group[0]
         assert first.public is not None
         images, labels = first.public.images[: self.images], first.public.labels[: self.images]
-        seen = torch.cat([rows_of({name: tensor[None] for name, tensor in one.shared.items()}) for one in group])
-        defence = defence_of(group, seen)
+        messages = torch.cat(
+            [rows_of({name: tensor[None] for name, tensor in observation.shared.items()}) for observation in group]
+        )
+        defence = defence_of(group, messages)
 
-        def messages(count: int) -> Iterator[Tensor]:
-            for tensors in simulated(first, Public(images[:count], labels[:count])):
+        def simulate(count: int) -> Iterator[Tensor]:
+            for tensors in simulate_messages(first, Public(images[:count], labels[:count])):
                 yield defence.applied(rows_of(tensors))
 
-        index = torch.arange(seen.shape[1])
+        index = torch.arange(messages.shape[1])
         if len(index) > ENTRIES:
-            squares = torch.stack([part.square().sum(0) for part in messages(PILOT)]).sum(0)
+            squares = torch.stack([part.square().sum(0) for part in simulate(PILOT)]).sum(0)
             index = squares.topk(ENTRIES).indices.sort().values
-        learned = torch.cat([part[:, index] for part in messages(len(images))])
-        basis = components(learned, self.components)
+        simulated = torch.cat([part[:, index] for part in simulate(len(images))])
+        basis = components(simulated, self.components)
         deviation = (basis.square().T @ defence.variance[index]).sqrt()
-        return self._learned(learned @ basis, deviation, images, seen[:, index] @ basis, defence.norm is not None)
+        return self._train(simulated @ basis, deviation, images, messages[:, index] @ basis, defence.norm is not None)
 
-    def _learned(self, inputs: Tensor, deviation: Tensor, images: Tensor, seen: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
-        """Train on components ``(m, d)`` with fresh errors of that deviation ``(d,)``; map those that were ``seen`` to images.
+    def _train(self, inputs: Tensor, deviation: Tensor, images: Tensor, observed: Tensor, scaled: bool) -> tuple[Tensor, Tensor]:
+        """Train the net on simulated messages and apply it to the observed ones, both as components ``(..., d)``.
 
         Args:
-            scaled: the norm carries no information.
+            inputs: of the public images ``(m, C, H, W)``.
+            deviation: standard deviation of fresh noise on them ``(d,)``.
+            scaled: whether a message's norm is unknown.
         """
         wide, truth = self.width, images.flatten(1).to(inputs)
-        # Of fewer images than pixels it could learn no others than their sums, so these are what it has to find.
+        # With fewer images than pixels, the net predicts coefficients of the images' principal components.
         sums = components(truth, len(truth)) if len(truth) < truth.shape[1] else None
         if sums is not None:
             truth = truth @ sums
@@ -168,15 +173,15 @@ class LearnedInversion(ImageAttack):
             falling.step()
             losses.append(loss.detach())
         with torch.no_grad():
-            found = net(read(seen))
-            return (found if sums is None else found @ sums.T).view(-1, *images.shape[1:]), torch.stack(losses)
+            outputs = net(read(observed))
+            return (outputs if sums is None else outputs @ sums.T).view(-1, *images.shape[1:]), torch.stack(losses)
 
 
-def alike(observations: Sequence[Observation]) -> list[list[int]]:
-    """Places of observations in groups with the same download, for which one net is trained."""
+def group_by_download(observations: Sequence[Observation]) -> list[list[int]]:
+    """Group the indices of observations with the same download; one net serves each group."""
     groups: list[list[int]] = []
-    for i, one in enumerate(observations):
-        group = next((group for group in groups if _same_download(observations[group[0]], one)), None)
+    for i, observation in enumerate(observations):
+        group = next((group for group in groups if _same_download(observations[group[0]], observation)), None)
         if group is None:
             groups.append([i])
         else:
@@ -184,36 +189,38 @@ def alike(observations: Sequence[Observation]) -> list[list[int]]:
     return groups
 
 
-def _same_download(one: Observation, other: Observation) -> bool:
-    if one.shared.keys() != other.shared.keys() or one.weights.keys() != other.weights.keys():
+def _same_download(first: Observation, second: Observation) -> bool:
+    if first.shared.keys() != second.shared.keys() or first.weights.keys() != second.weights.keys():
         return False
-    return all(tensor is other.weights[name] or torch.equal(tensor, other.weights[name]) for name, tensor in one.weights.items())
+    return all(
+        tensor is second.weights[name] or torch.equal(tensor, second.weights[name]) for name, tensor in first.weights.items()
+    )
 
 
 def rows_of(tensors: Mapping[str, Tensor]) -> Tensor:
-    """Tensors ``(b, ...)`` side by side, in the order of their names ``(b, p)``."""
+    """Tensors ``(b, ...)`` flattened and concatenated in the order of their names ``(b, p)``."""
     return torch.cat([tensors[name].flatten(1) for name in sorted(tensors)], 1).float().cpu()
 
 
-def defence_of(group: Sequence[Observation], seen: Tensor) -> Defence:
-    """The transforms of messages whose rows are ``seen`` ``(n, p)``."""
+def defence_of(group: Sequence[Observation], messages: Tensor) -> Defence:
+    """Estimate the defence behind a group of messages, flattened to ``messages`` ``(n, p)``."""
     names = sorted(group[0].shared)
     sizes = torch.tensor([group[0].shared[name].numel() for name in names])
-    errors = torch.tensor([[one.altered.variance.get(name, 0.0) for name in names] for one in group])
+    errors = torch.tensor([[observation.altered.variance.get(name, 0.0) for name in names] for observation in group])
     variance = errors.mean(0).repeat_interleave(sizes)
-    parted = torch.tensor([any(name in one.altered.kept for one in group) for name in names])
-    kept = sum(int(mask.sum()) for one in group for name, mask in one.altered.kept.items() if name in names)
+    parted = torch.tensor([any(name in observation.altered.kept for observation in group) for name in names])
+    kept = sum(int(mask.sum()) for observation in group for name, mask in observation.altered.kept.items() if name in names)
     norm = None
-    if any(one.altered.rescaled for one in group):
-        squares = seen.square().sum(1).median()
+    if any(observation.altered.rescaled for observation in group):
+        squares = messages.square().sum(1).median()
         norm = float((squares - variance.sum()).clamp_min(FAINT * squares).sqrt())
     return Defence(variance, parted.repeat_interleave(sizes), max(1, round(kept / len(group))), norm)
 
 
 def components(rows: Tensor, most: int) -> Tensor:
-    """The first principal components of rows ``(m, p)``, not centred, as orthonormal columns ``(p, d)``."""
+    """The first ``most`` principal components of rows ``(m, p)``, not centred, as orthonormal columns ``(p, d)``."""
     values, vectors = torch.linalg.eigh((rows @ rows.T).double())
-    found = values > SPAN * values[-1].clamp_min(1e-30)
-    values, vectors = values[found][-most:], vectors[:, found][:, -most:]
+    kept = values > SPAN * values[-1].clamp_min(1e-30)
+    values, vectors = values[kept][-most:], vectors[:, kept][:, -most:]
     basis: Tensor = rows.T @ (vectors / values.sqrt()).to(rows)
     return basis

@@ -1,9 +1,9 @@
-"""Unrolled local training: dummy data whose simulated local run changes the weights as the client's did.
+"""Unrolled local training (Geiping et al. 2020, section 6; Dimitrov et al. 2022, "Data leakage in federated averaging").
 
-The simulation is differentiable, so the dummy images are found by matching the change, as in gradient matching for one step
-(Geiping et al. 2020, section 6; Dimitrov et al. 2022, "Data leakage in federated averaging"). Cost and memory grow with the
-number of steps, so it is for few of them. The order of the samples over the batches is a guess (consecutive, the same in every
-epoch), which is right where one batch holds all samples.
+Gradient matching for several local steps: the attacker simulates the client's SGD on dummy images, and optimises them until the
+simulated weight change agrees with the observed one. It knows the net, the client's schedule and number of samples. Which samples
+share a batch is a guess (consecutive, the same in every epoch), exact if one batch holds all of them. Cost and memory grow with
+the number of steps.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, require_labels
-from fedpriv.attacks.gradients.distances import misfit, per_layer
-from fedpriv.attacks.gradients.linear import to_picture, training_net, weight_dtype
-from fedpriv.attacks.gradients.local_run import Loss, local_run
-from fedpriv.attacks.gradients.matching import seen_alone
+from fedpriv.attacks.gradients.distances import matching_loss, per_layer
+from fedpriv.attacks.gradients.linear import denormalise_images, training_net, weight_dtype
+from fedpriv.attacks.gradients.local_update import Loss, simulate_local_update
+from fedpriv.attacks.gradients.matching import observed_gradient
 from fedpriv.attacks.gradients.variables import total_variation
 from fedpriv.attacks.inference.labels import batch_labels
 from fedpriv.attacks.optimise.lbfgs import SAFE_SCALE
@@ -33,14 +33,14 @@ class UnrolledOptions:
     """
     Attributes:
         iterations: outer L-BFGS steps.
-        restarts: at most so many further starts, while the smallest matching loss is above ``failed``.
+        restarts: largest number of further starts, while the smallest matching loss is above ``failed``.
         tv: weight of the total variation of the images.
-        infer_labels: whether the first start takes the labels that the last layer's gradient gives, where it was shared. Searched
-            together with the images, as in the other starts, they end in wrong minima for nets with convolutions.
-        train_top: whether the client's run trained the hidden layers too (FedPer) or froze them (FedRep, MpFedcon).
+        infer_labels: use the labels inferred from the last layer's gradient in the first start. Optimised together with the
+            images, as in the other starts, they end in wrong minima for nets with convolutions.
+        train_top: whether the client trained the hidden layers too (FedPer) or froze them (FedRep, MpFedcon).
         history: of L-BFGS.
         stop: matching loss at which a start ends.
-        failed: matching loss above which all starts have failed so far.
+        failed: matching loss above which a start has failed.
     """
 
     iterations: int = 100
@@ -58,10 +58,10 @@ class Recovered:
     """
     Attributes:
         images: ``(n, C, H, W)`` in [0, 1].
-        labels: ``(n, C)`` label probabilities, given or found.
+        labels: ``(n, classes)`` label probabilities, known or optimised.
         loss: matching loss of the best start: mean over tensors of the unexplained share of the change's squared norm.
         losses: of every start.
-        curve: of the best start, after every outer step.
+        curve: the best start's loss after every outer step.
     """
 
     images: Tensor
@@ -74,13 +74,13 @@ class Recovered:
 def unroll(
     observation: Observation, options: UnrolledOptions | None = None, loss: Loss = F.cross_entropy, seed: int = 0
 ) -> Recovered:
-    """Dummy images (and labels, and hidden weights) whose local run changes the shared weights as observed.
+    """Optimise dummy images until their simulated local update changes the shared weights as observed.
 
-    Labels that the observation does not give and that cannot be inferred, and hidden weights that the attacker does not know, are
-    further unknowns, with random starts.
+    Labels that are neither known nor inferred, and unknown weights of hidden layers, are optimised too, from random starts.
 
     Raises:
-        Inapplicable: the schedule or the number of samples is not known, or the client's loss used no labels.
+        Inapplicable: the schedule or the number of samples is not known, the message is a gradient, or the client's loss used no
+            labels.
     """
     options = options or UnrolledOptions()
     require_labels(observation)
@@ -100,12 +100,12 @@ def unroll(
 
 
 def _drawn(like: Tensor, generator: torch.Generator) -> Tensor:
-    """The start for a hidden tensor: weights as torch draws them, biases at 0."""
+    """Initial values of a hidden tensor: weights as torch draws them, biases 0."""
     if like.ndim <= 1:
         return torch.zeros(like.shape)
     bound = like[0].numel() ** -0.5
-    drawn: Tensor = (2 * torch.rand(like.shape, generator=generator) - 1) * bound
-    return drawn
+    weights: Tensor = (2 * torch.rand(like.shape, generator=generator) - 1) * bound
+    return weights
 
 
 def _one_start(
@@ -114,27 +114,28 @@ def _one_start(
     n, schedule = observation.num_examples, observation.schedule
     assert n is not None and schedule is not None
     device, dtype = weight_dtype(observation)
-    drawn = torch.Generator().manual_seed(seed)
-    # A sigmoid keeps the images in [0, 1]: unbounded ones diverge, which looks like protection.
-    raw = torch.randn(n, *observation.input_shape, generator=drawn, dtype=dtype).to(device).requires_grad_()
-    free = [raw]
+    generator = torch.Generator().manual_seed(seed)
+    # A sigmoid keeps the images in [0, 1]; unbounded ones diverge, which would look like protection.
+    raw = torch.randn(n, *observation.input_shape, generator=generator, dtype=dtype).to(device).requires_grad_()
+    unknowns = [raw]
     if observation.labels is not None:
         known = F.one_hot(observation.labels.to(device), observation.classes).to(dtype)
     else:
         known = None
-        label_logits = torch.randn(n, observation.classes, generator=drawn, dtype=dtype).to(device).requires_grad_()
-        free.append(label_logits)
+        label_logits = torch.randn(n, observation.classes, generator=generator, dtype=dtype).to(device).requires_grad_()
+        unknowns.append(label_logits)
     net, start = training_net(observation)
-    hidden = {name: _drawn(p, drawn).to(device, dtype) for name, p in net.named_parameters() if name not in start}
-    free += [weight.requires_grad_() for weight in hidden.values()]
+    hidden = {name: _drawn(p, generator).to(device, dtype) for name, p in net.named_parameters() if name not in start}
+    unknowns += [weight.requires_grad_() for weight in hidden.values()]
     start |= hidden
     if unknown := [name for name in state_names(net) if name not in start]:
         raise Inapplicable(f"this attack cannot optimise hidden layers with buffers ({unknown[0]})")
     sent = observation.shared
-    seen = seen_alone(observation, [name for name, _ in net.named_parameters() if name in sent])
+    observed = observed_gradient(observation, [name for name, _ in net.named_parameters() if name in sent])
     trained = [name for name, _ in net.named_parameters() if name in sent or options.train_top]
     mean, std = (
-        to_picture(observation, torch.full((observation.input_shape[0], 1, 1), v, device=device, dtype=dtype)) for v in (0, 1)
+        denormalise_images(observation, torch.full((observation.input_shape[0], 1, 1), v, device=device, dtype=dtype))
+        for v in (0, 1)
     )
     std = std - mean
 
@@ -143,11 +144,11 @@ def _one_start(
 
     def objective() -> Tensor:
         images = raw.sigmoid()
-        simulated = local_run(net, start, trained, (images - mean) / std, labels(), schedule, loss)
-        matching = misfit(per_layer, simulated, images, seen)
+        simulated = simulate_local_update(net, start, trained, (images - mean) / std, labels(), schedule, loss)
+        matching = matching_loss(per_layer, simulated, images, observed)
         return matching + options.tv * total_variation(images) if options.tv else matching
 
-    optimiser = torch.optim.LBFGS(free, lr=1, history_size=options.history, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS(unknowns, lr=1, history_size=options.history, line_search_fn="strong_wolfe")
 
     def closure() -> Tensor:
         optimiser.zero_grad()

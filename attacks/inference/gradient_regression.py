@@ -37,8 +37,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedpriv.attacks.core.observation import Observation, batch_norms, copied
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import known_net
-from fedpriv.attacks.gradients.multistep import as_gradient, decay_left_in, rounding
-from fedpriv.attacks.gradients.per_sample import Labelled, mean_gradient_of, per_sample
+from fedpriv.attacks.gradients.multistep import as_gradient, decay_before_clipping, rounding
+from fedpriv.attacks.gradients.per_sample import LabelledSamples, batch_gradient, per_sample
 from fedpriv.attacks.inference.membership import Array
 
 MEMORY = 2**29
@@ -74,8 +74,8 @@ class _Products:
 
 def gradient_regression(
     messages: Sequence[Observation],
-    candidates: Labelled,
-    public: Labelled,
+    candidates: LabelledSamples,
+    public: LabelledSamples,
     path: Sequence[Mapping[str, Tensor]],
     clip: float | None = None,
 ) -> list[Array]:
@@ -114,7 +114,7 @@ def gradient_regression(
 
 
 @torch.no_grad()
-def _normalised(message: Observation, weights: Mapping[str, Tensor], public: Labelled) -> Mapping[str, Tensor]:
+def _normalised(message: Observation, weights: Mapping[str, Tensor], public: LabelledSamples) -> Mapping[str, Tensor]:
     """The weights and buffers. Where the client normalised by its batch (BatchNorm), the running statistics are those of the
     public samples, so that the gradients of samples do not depend on each other."""
     if not batch_norms(message.net):
@@ -131,8 +131,8 @@ def _normalised(message: Observation, weights: Mapping[str, Tensor], public: Lab
 def _columns(
     net: nn.Module,
     names: Sequence[str],
-    candidates: Labelled,
-    public: Labelled,
+    candidates: LabelledSamples,
+    public: LabelledSamples,
     path: Sequence[Mapping[str, Tensor]],
     clip: float | None,
 ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
@@ -144,7 +144,7 @@ def _columns(
     classes = torch.unique(public.labels).tolist()
     entries = _entries(net, names, path[0], candidates, len(public))
     of_candidates, of_public = (_gradients(net, path[0], names, entries, part, clip) for part in (candidates, public))
-    later = [[mean_gradient_of(net, point, names, public.of_class(label)) for label in classes] for point in path[1:]]
+    later = [[batch_gradient(net, point, names, public.of_class(label)) for label in classes] for point in path[1:]]
     where = torch.searchsorted(torch.tensor(classes, device=public.labels.device), torch.cat([candidates.labels, public.labels]))
     for name in names:
         asked, own = of_candidates.pop(name).double(), of_public.pop(name).double()
@@ -154,14 +154,14 @@ def _columns(
 
 
 def _entries(
-    net: nn.Module, names: Sequence[str], weights: Mapping[str, Tensor], candidates: Labelled, others: int
+    net: nn.Module, names: Sequence[str], weights: Mapping[str, Tensor], candidates: LabelledSamples, others: int
 ) -> dict[str, Tensor | None]:
     """The positions of the entries of each tensor that are used; ``None``: all."""
     total = sum(weights[name].numel() * weights[name].element_size() for name in names)
     share = MEMORY / (total * (len(candidates) + others))
     if share >= 1:
         return dict.fromkeys(names)
-    mean = mean_gradient_of(net, weights, names, candidates)
+    mean = batch_gradient(net, weights, names, candidates)
     return {name: tensor.abs().topk(math.ceil(share * tensor.numel())).indices for name, tensor in mean.items()}
 
 
@@ -174,7 +174,7 @@ def _gradients(
     weights: Mapping[str, Tensor],
     names: Sequence[str],
     entries: Mapping[str, Tensor | None],
-    samples: Labelled,
+    samples: LabelledSamples,
     clip: float | None,
 ) -> dict[str, Tensor]:
     """Entries of the gradients of samples by name ``(n, p)``, clipped where DP-SGD clips them."""
@@ -205,7 +205,7 @@ class _Message:
 
     @classmethod
     def of(cls, message: Observation) -> _Message:
-        return cls(message, as_gradient(message), decay_left_in(message))
+        return cls(message, as_gradient(message), decay_before_clipping(message))
 
     @property
     def comparable(self) -> bool:

@@ -20,9 +20,9 @@ from fedpriv.attacks.core.observation import Observation, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import (
     SharedLinear,
-    from_picture,
     known_net,
     layer_inputs,
+    normalise_images,
     output_layer,
     training_net,
     weight_dtype,
@@ -257,7 +257,7 @@ def guessed_probability(observation: Observation, images: int = 256, seed: int =
     generator = torch.Generator().manual_seed(seed)
     if observation.text is None:
         drawn = torch.rand(images, *observation.input_shape, generator=generator).to(device, dtype)
-        inputs = from_picture(observation, drawn)
+        inputs = normalise_images(observation, drawn)
     else:
         shape = (images, min(LONG, observation.input_shape[0]))
         words = len(weights[observation.text.words]) - 1

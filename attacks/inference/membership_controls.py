@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Passes, Schedule, SplitNet, ThreatModel, blank, state_names
 from fedpriv.attacks.core.reconstruction import mounting
-from fedpriv.attacks.gradients.per_sample import Labelled
+from fedpriv.attacks.gradients.per_sample import LabelledSamples
 from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array, Mask, Use, confidence, fedmia, halves, in_every_use
@@ -149,9 +149,11 @@ def _regressed(seed: int, number: int) -> Array:
     images, labels, members, generator = _drawn(seed, number)
     _, (message,) = _trained(images, labels, members[None], seed, replace(_SCHEDULE, steps=1))
     known = torch.arange(_CLASSES).repeat(2)
-    public = Labelled({"": _normalised(torch.rand(len(known), 1, _SIDE, _SIDE, generator=generator))}, known, itemgetter(""))
+    public = LabelledSamples(
+        {"": _normalised(torch.rand(len(known), 1, _SIDE, _SIDE, generator=generator))}, known, itemgetter("")
+    )
     (scores,) = gradient_regression(
-        [message], Labelled({"": _normalised(images)}, labels, itemgetter("")), public, [message.weights]
+        [message], LabelledSamples({"": _normalised(images)}, labels, itemgetter("")), public, [message.weights]
     )
     return scores
 

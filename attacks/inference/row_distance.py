@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.analytic import AnalyticOptions, leaky_layers, quotients
+from fedpriv.attacks.gradients.analytic import AnalyticOptions, layers_with_bias, quotients
 from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.inference.membership import Array
@@ -50,7 +50,7 @@ class RowDistance:
         Raises:
             Inapplicable: there is no such layer, or layers before it are not known.
         """
-        layers = {layer.name for layer in leaky_layers(observation)}
+        layers = {layer.name for layer in layers_with_bias(observation)}
         if not layers:
             raise Inapplicable("no linear layer with a bias was shared, and the distance to its rows needs one")
         net, weights = _at_received_weights(observation)
@@ -69,7 +69,7 @@ class RowDistance:
             Inapplicable: the layer was not shared.
         """
         tensors = {name: observation.shared[name] for name in _tensors(self.layer) if name in observation.shared}
-        layers = leaky_layers(as_gradient(replace(observation, shared=tensors)))
+        layers = layers_with_bias(as_gradient(replace(observation, shared=tensors)))
         if not layers:
             raise Inapplicable(f"{self.layer} was not shared with its bias")
         rows, neurons, _ = quotients(layers[0], AnalyticOptions.weakest)

@@ -22,7 +22,7 @@ from torch import Tensor
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.batch_statistics import LayerStatistics, SampleStatistics, layer_statistics, sample_statistics
-from fedpriv.attacks.gradients.linear import from_picture
+from fedpriv.attacks.gradients.linear import normalise_images
 from fedpriv.attacks.inference.membership import Array
 
 FLOORS = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -138,7 +138,7 @@ def mean_colour(observation: Observation) -> Tensor:
     flat = torch.cat([torch.zeros(1, channels), torch.eye(channels), torch.full((1, channels), 0.5)])
     noise = torch.rand(2, *observation.input_shape, generator=torch.Generator().manual_seed(0))
     images = torch.cat([flat[..., None, None].expand(-1, *observation.input_shape), noise, noise.mean(0, keepdim=True)])
-    inputs = from_picture(observation, images.to(like))
+    inputs = normalise_images(observation, images.to(like))
     own = sample_statistics(observation, seen, lambda: iter([inputs]))
     if not own:
         raise Inapplicable("layers before the first BatchNorm whose running statistics were sent are not known")

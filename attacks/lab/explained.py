@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Schedule, in_clients_mode
-from fedpriv.attacks.gradients.linear import from_picture, weight_dtype
-from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.gradients.linear import normalise_images, weight_dtype
+from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.gradients.multistep import as_gradient, is_bias, penalties, response
 
 LEAST, LEAST_EXACT = 0.9, 0.995
@@ -143,18 +143,18 @@ def simulated(
 
     Args:
         samples: images ``(n, C, H, W)`` in [0, 1], or token ids ``(n, L)`` of a net that reads text.
-        shuffle: see :func:`fedpriv.attacks.gradients.local_run.local_run`; the others: see :func:`explained`.
+        shuffle: see :func:`fedpriv.attacks.gradients.local_update.simulate_local_update`; the others: see :func:`explained`.
     """
     schedule = _schedule(observation, len(labels))
     sign = -1.0 if observation.kind == "gradient" else 1.0
     device, dtype = weight_dtype(observation)
     is_text = observation.text is not None
-    inputs = samples.to(device) if is_text else from_picture(observation, samples.to(device, dtype))
+    inputs = samples.to(device) if is_text else normalise_images(observation, samples.to(device, dtype))
     targets = F.one_hot(labels.to(device), observation.classes).to(dtype)
     steps = replace(schedule, batch_size=min(schedule.batch_size, len(labels)))
     net = in_clients_mode(observation.net)
     # A gradient does not have the rounding of weights, which would hide what small entries show.
-    moved = local_run(
+    moved = simulate_local_update(
         net, weights, list(observation.shared), inputs, targets, steps, shuffle=shuffle, rounded=observation.kind == "change"
     )
     return {name: sign * change for name, change in moved.items()}

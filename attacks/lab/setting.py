@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, SplitNet, ThreatModel, in_clients_mode
-from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.lab.images import default_images, digits
 from fedpriv.attacks.lab.nets import observe, one_for_each, perceptron, reference_victim
 
@@ -118,7 +118,7 @@ class Setting:
     def _trained(self, observation: Observation, images: Tensor, labels: Tensor) -> Observation:
         schedule = Schedule(lr=0.1, steps=self.steps, batch_size=len(images))
         target = F.one_hot(labels, observation.classes).to(images)
-        change = local_run(
+        change = simulate_local_update(
             in_clients_mode(observation.net), observation.weights, list(observation.shared), images, target, schedule
         )
         shared = {name: tensor.detach() for name, tensor in change.items()}

@@ -22,12 +22,12 @@ from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, SingleReconstruction, together
-from fedpriv.attacks.gradients.analytic import CERTAIN, fed_layers
+from fedpriv.attacks.gradients.analytic import CERTAIN, invertible_layers
 from fedpriv.attacks.gradients.linear import output_layer
-from fedpriv.attacks.gradients.matching import case_of
+from fedpriv.attacks.gradients.matching import build_case
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.image.direct import Analytic
-from fedpriv.attacks.image.dlg import Dlg, safe
+from fedpriv.attacks.image.dlg import Dlg, robust_dlg
 from fedpriv.attacks.inference.labels import batch_labels, clipped_to
 from fedpriv.attacks.lab.setting import HALF, Setting
 from fedpriv.attacks.malicious.adapted import not_adapted
@@ -106,7 +106,7 @@ class Fishing(ImageAttack):
         alone = self.caught(observation)
         result = _read_off(alone, seed)
         if result is None:
-            result = safe(Dlg(self.steps, self.restarts), case_of([alone], bounded=True), False, seed, known_top=True)
+            result = robust_dlg(Dlg(self.steps, self.restarts), build_case([alone], bounded=True), False, seed, known_top=True)
         n, images = observation.num_examples or 1, result.raw
         rest = images.new_full((n - len(images), *observation.input_shape), torch.nan)
         assert alone.labels is not None
@@ -138,7 +138,7 @@ class Fishing(ImageAttack):
 
 def _read_off(alone: Observation, seed: int) -> Reconstruction | None:
     """The samples by the closed form; ``None`` where it cannot be run, or gives mixtures of samples, as without a ReLU."""
-    if not fed_layers(alone) or Analytic.harder(alone) is not None:
+    if not invertible_layers(alone) or Analytic.harder(alone) is not None:
         return None
     try:
         return Analytic().run([alone], seed)

@@ -24,7 +24,7 @@ from fedpriv.attacks.attack import ImageAttack, register
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction, SingleReconstruction, together
 from fedpriv.attacks.gradients.analytic import CERTAIN
-from fedpriv.attacks.gradients.linear import from_picture, known_net, to_picture, weight_dtype
+from fedpriv.attacks.gradients.linear import denormalise_images, known_net, normalise_images, weight_dtype
 from fedpriv.attacks.gradients.multistep import as_gradient, response, rounding
 from fedpriv.attacks.lab.setting import Setting
 from fedpriv.attacks.malicious.adapted import not_adapted
@@ -115,7 +115,7 @@ class Imprint(ImageAttack):
         chain, weights = chain_of(observation), observation.weights
         draw = torch.Generator().manual_seed(seed)
         rows, width = weights[f"{chain.first}.weight"].shape
-        x = from_picture(observation, public).flatten(1).double().cpu()
+        x = normalise_images(observation, public).flatten(1).double().cpu()
         direction = torch.randn(width, generator=draw, dtype=torch.float64)
         direction *= self.slope / (x @ direction).std().clamp(min=1e-12)
         edges = (x @ direction).quantile(torch.arange(rows, dtype=torch.float64) / rows)
@@ -168,7 +168,7 @@ class Imprint(ImageAttack):
         error = (2 * (seen.altered.variance.get(name, 0.0) + rounding(observation, name) ** 2)) ** 0.5
         filled = ((strength > self.weakest) & (divisor.abs() > CERTAIN * error)).nonzero()[:, 0]
         inputs = between[filled] / divisor[filled, None]
-        images = to_picture(observation, inputs.reshape(-1, *observation.input_shape))
+        images = denormalise_images(observation, inputs.reshape(-1, *observation.input_shape))
         fits = ((images >= -self.slack) & (images <= 1 + self.slack)).flatten(1).double().mean(1) >= self.in_range
         # Training moves the edges, so a sample may come out of the bins beside its own, too.
         away = (torch.searchsorted(edges, inputs @ direction) - 1 - filled).abs()

@@ -24,10 +24,10 @@ from fedpriv.attacks.core.observation import Observation, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
-from fedpriv.attacks.gradients.rank import ROUNDING, noise_of
+from fedpriv.attacks.gradients.rank import ROUNDING, noise_level
 from fedpriv.attacks.lab.setting import TextSetting
-from fedpriv.attacks.text.case import facts_of
-from fedpriv.attacks.text.gradient_span import TOGETHER, fed_to
+from fedpriv.attacks.text.case import text_facts
+from fedpriv.attacks.text.gradient_span import BATCH
 from fedpriv.attacks.text.tokens import inferred_labels
 
 ALIGNED = 0.9
@@ -83,9 +83,8 @@ class TokenImprint(TextAttack):
             f"{block.norm}.bias": torch.zeros_like(weights[f"{block.norm}.bias"]),
         }
         known = replace(observation, weights={**weights, **altered})
-        fed = fed_to(_at_rest(observation), block.first, known, public.long())
-        assert fed is not None, "block_of names a layer of the net"
-        tokens = torch.unique(fed[public != facts_of(observation).pad].double(), dim=0)
+        fed = layer_input(_at_rest(observation), block.first, known.weights, public.long())
+        tokens = torch.unique(fed[public != text_facts(observation).pad].double(), dim=0)
         direction = torch.randn(width, generator=draw, dtype=torch.float64)
         direction /= (tokens @ direction).std().clamp(min=1e-12)
         edges = (tokens @ direction).quantile(torch.arange(rows, dtype=torch.float64) / rows)
@@ -104,7 +103,7 @@ class TokenImprint(TextAttack):
         hits_by_message = [self.find(observation) for observation in observations]
         counts = torch.stack([hits.long().sum(1) for hits in hits_by_message])
         for observation, own in zip(observations, counts, strict=True):
-            special = list(facts_of(observation).special)
+            special = list(text_facts(observation).special)
             own[special] = (own[special] > 0).long() * (observation.num_examples or 1)
         notes = tuple(f"{int(hits.sum())} pairs of token and position" for hits in hits_by_message)
         labels = torch.cat([inferred_labels(observation) for observation in observations])
@@ -118,7 +117,7 @@ class TokenImprint(TextAttack):
         Raises:
             Inapplicable: the download was honest, or the layers were not sent.
         """
-        text, block, seen = facts_of(observation), block_of(observation), as_gradient(observation)
+        text, block, seen = text_facts(observation), block_of(observation), as_gradient(observation)
         rows = observation.weights[f"{block.first}.weight"].double()
         direction = rows.mean(0)
         if float(torch.cosine_similarity(rows, direction[None]).mean()) < ALIGNED:
@@ -132,12 +131,11 @@ class TokenImprint(TextAttack):
         padded = torch.cat([steps.new_zeros(self.around, steps.shape[1]), steps, steps.new_zeros(self.around, steps.shape[1])])
         near = padded.unfold(0, window, 1).transpose(1, 2)  # (m, window, d)
         values, bases = torch.linalg.svd(near, full_matrices=False)[1:]
-        noise = max(noise, noise_of(rounding(observation, name) * 2**0.5, (window, steps.shape[1])))
+        noise = max(noise, noise_level(rounding(observation, name) * 2**0.5, (window, steps.shape[1])))
         bases = bases * (values > noise)[..., None]
         net, most, hits = _at_rest(observation), observation.input_shape[0], []
-        for words in torch.split(torch.arange(len(observation.weights[text.words])), TOGETHER):
-            fed = fed_to(net, block.first, observation, words[:, None].expand(-1, most))
-            assert fed is not None, "block_of names a layer of the net"
+        for words in torch.split(torch.arange(len(observation.weights[text.words])), BATCH):
+            fed = layer_input(net, block.first, observation.weights, words[:, None].expand(-1, most))
             fed = fed.double()
             own = (torch.searchsorted(edges, fed @ direction) - 1).clamp(min=0)
             within = torch.einsum("nld,nlkd->nlk", fed, bases[own]).norm(dim=2)
@@ -158,7 +156,7 @@ def block_of(observation: Observation) -> Block:
     Raises:
         Inapplicable: the net has none of a BERT's, or adds no positions to words, or they are not sent.
     """
-    if facts_of(observation).positions is None:
+    if text_facts(observation).positions is None:
         raise Inapplicable("the net adds no position to a word, and an imprint tells words at one position from those at another")
     inner = ".attention.output.dense.weight"
     begins = next((name.removesuffix(inner) for name in observation.weights if name.endswith(inner)), None)

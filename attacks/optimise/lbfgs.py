@@ -1,6 +1,6 @@
-"""L-BFGS for many independent problems at once; for each problem the same as ``torch.optim.LBFGS``.
+"""L-BFGS (Liu & Nocedal 1989) for many independent problems at once; each behaves as under ``torch.optim.LBFGS``.
 
-Every problem has its own history, step, counters and stop flags; only the evaluations are batched.
+Every problem has its own history, step size, counters and stop flags; only the function evaluations are batched.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class LbfgsOptions:
     """The arguments of ``torch.optim.LBFGS`` with its defaults; the published attacks use them with ``lr=1``.
 
     Attributes:
-        iterations: the largest number per outer step (torch: ``max_iter``).
-        evaluations: the largest number per outer step (torch: ``max_eval``).
-        line_search: strong Wolfe, instead of steps of length ``lr``.
+        iterations: largest number per outer step (torch: ``max_iter``).
+        evaluations: largest number per outer step (torch: ``max_eval``).
+        line_search: strong Wolfe instead of steps of length ``lr``.
     """
 
     lr: float = 1.0
@@ -48,9 +48,9 @@ class BatchedLbfgs:
 
     Attributes:
         x: the current points ``(N, p)``.
-        value: the last evaluation of the function ``(N,)``; without a line search, at the point before the last move.
-        running: which may still move ``(N,)``: neither at a stationary point nor at a NaN.
-        evaluations: number of evaluations as torch counts them ``(N,)``.
+        value: the last function values ``(N,)``; without a line search, those before the last move.
+        running: which problems may still move ``(N,)``: not at a stationary point, nor at a NaN.
+        evaluations: number of evaluations ``(N,)``, as torch counts them.
     """
 
     def __init__(self, function: Function, x: Tensor, options: LbfgsOptions = PUBLISHED) -> None:
@@ -60,14 +60,14 @@ class BatchedLbfgs:
         self.running = torch.ones(n, dtype=torch.bool, device=x.device)
         self.evaluations = torch.zeros(n, dtype=torch.long, device=x.device)
         self._gradient, self._direction = torch.zeros_like(x), torch.zeros_like(x)
-        self._before = torch.zeros_like(x)  # gradient at the point before
+        self._before = torch.zeros_like(x)  # gradient at the previous point
         self._step = x.new_zeros(n)
-        self._fresh = torch.zeros(n, dtype=torch.bool, device=x.device)  # value and gradient are those of x
+        self._fresh = torch.zeros(n, dtype=torch.bool, device=x.device)  # whether value and gradient are those at x
         self._begun = torch.zeros(n, dtype=torch.bool, device=x.device)
         self._histories = [History(options.history, start) for start in x]
 
     def step(self, rows: Tensor | None = None) -> None:
-        """One outer step of the problems ``rows`` that still run (default: all): one ``torch.optim.LBFGS.step``."""
+        """One ``torch.optim.LBFGS.step`` for those of the problems ``rows`` (default: all) that still run."""
         options = self.options
         rows = torch.arange(len(self.x), device=self.x.device) if rows is None else rows
         rows = rows[self.running[rows]]
@@ -105,7 +105,7 @@ class BatchedLbfgs:
             self._fresh[rows] = True
 
     def _still(self, rows: Tensor, goes_on: Tensor) -> Tensor:
-        """The rows without those that can never move again."""
+        """The rows that go on; the others are stopped for good."""
         self.running[rows[~goes_on]] = False
         return rows[goes_on]
 
@@ -113,7 +113,7 @@ class BatchedLbfgs:
         return self._gradient[rows].abs().amax(1) <= self.options.tolerance_grad
 
     def _aim(self, rows: Tensor) -> None:
-        """Take the last move into the history; set direction and first step of the next."""
+        """Add the last move to the history; set the direction and the first step size of the next."""
         gradient = self._gradient[rows]
         begun = self._begun[rows]
         moves, changes = self._direction[rows] * self._step[rows, None], gradient - self._before[rows]
@@ -127,30 +127,30 @@ class BatchedLbfgs:
         self._begun[rows] = True
 
     def _search(self, rows: Tensor, allowed: Tensor) -> Tensor:
-        """Move the problems ``rows`` by line search; returns the number of evaluations of each ``(k,)``."""
+        """Move the problems ``rows`` by line search; returns the number of evaluations per problem ``(k,)``."""
         origin, direction = self.x[rows], self._direction[rows]
         gradient, value = self._gradient[rows], self.value[rows].tolist()
         slope = (gradient * direction).sum(1).tolist()
         longest, steps = direction.abs().amax(1).tolist(), self._step[rows].tolist()
         searches: dict[int, Search] = {}
-        asked: dict[int, float] = {}
+        pending: dict[int, float] = {}
         for i, limit in enumerate(allowed.tolist()):
             start = Trial(0.0, value[i], gradient[i], slope[i])
             searches[i] = strong_wolfe(start, steps[i], longest[i], self.options.tolerance_change, limit)
-            asked[i] = next(searches[i])
+            pending[i] = next(searches[i])
         cost = torch.zeros_like(rows)
-        while asked:
-            which = torch.tensor(list(asked), device=rows.device)
-            step = origin.new_tensor(list(asked.values()))
+        while pending:
+            which = torch.tensor(list(pending), device=rows.device)
+            step = origin.new_tensor(list(pending.values()))
             values, gradients = self.function(rows[which], origin[which] + step[:, None] * direction[which])
             slopes = (gradients * direction[which]).sum(1).tolist()
-            answers = zip(list(asked.items()), values.tolist(), gradients, slopes, strict=True)
-            for (i, at), found, gradient_there, slope_there in answers:
+            answers = zip(list(pending.items()), values.tolist(), gradients, slopes, strict=True)
+            for (i, at), value_there, gradient_there, slope_there in answers:
                 try:
-                    asked[i] = searches[i].send(Trial(at, found, gradient_there, slope_there))
+                    pending[i] = searches[i].send(Trial(at, value_there, gradient_there, slope_there))
                 except StopIteration as end:
                     chosen, cost[i] = end.value
-                    del asked[i]
+                    del pending[i]
                     row = rows[i]
                     self._step[row], self.value[row], self._gradient[row] = chosen.step, chosen.value, chosen.gradient
         self.x[rows] = origin + self._step[rows, None] * direction
@@ -161,19 +161,19 @@ class BatchedLbfgs:
 class History:
     """The last ``size`` moves ``s`` and gradient changes ``y`` of one problem in ``p`` unknowns, in a ring buffer.
 
-    One per problem: matrix-vector products of one problem at a time stay in the processor's cache, those of a batch do not.
+    Not batched: the matrix-vector products of one problem fit in the processor's cache, those of a batch do not.
     """
 
     def __init__(self, size: int, like: Tensor) -> None:
         self.size, self.learned = size, 0
         self.moves, self.changes = like.new_empty(size, len(like)), like.new_empty(size, len(like))
-        self.cross = like.new_zeros(size, size)  # move i times change j
-        self.along = like.new_zeros(size)  # move i times the gradient of the last direction
-        self.newest: int | None = None  # index of a change whose products with older moves are not known yet
+        self.cross = like.new_zeros(size, size)  # products s_i y_j
+        self.along = like.new_zeros(size)  # products s_i g with the gradient at the last direction
+        self.newest: int | None = None  # index of a change whose products with older moves are not computed yet
         self.scale = like.new_ones(())
 
     def learn(self, move: Tensor, change: Tensor) -> None:
-        """Append, except where the curvature is not positive, as torch does."""
+        """Append a move and its gradient change, if the curvature is positive, as torch does."""
         curvature = change @ move
         if not curvature > 1e-10:
             return
@@ -184,9 +184,9 @@ class History:
         self.scale = curvature / (change @ change)
 
     def direction(self, gradient: Tensor) -> Tensor:
-        """Minus the inverse Hessian times ``gradient`` ``(p,)``, that of the point where the last learned move led.
+        """Minus the approximate inverse Hessian times ``gradient`` ``(p,)``, taken at the end of the last learned move.
 
-        The two-loop recursion (Nocedal & Wright, algorithm 7.4), each loop written as the triangular system that it solves (Byrd,
+        The two-loop recursion (Nocedal & Wright, algorithm 7.4), with each loop as the triangular system that it solves (Byrd,
         Nocedal & Schnabel 1994, theorem 2.2): four matrix products instead of hundreds of vector products.
         """
         filled = min(self.learned, self.size)
@@ -195,7 +195,7 @@ class History:
         first = self.learned % self.size if self.learned > self.size else 0  # index of the oldest
         moves, changes = self.moves[:filled], self.changes[:filled]
         along = moves @ gradient
-        if (at := self.newest) is not None:  # the change is a difference of gradients, so its products are differences too
+        if (at := self.newest) is not None:  # y is a difference of gradients, so its products are differences too
             curvature = self.cross[at, at].clone()
             self.cross[:filled, at] = along - self.along[:filled]
             self.cross[at, at], self.newest = curvature, None

@@ -1,7 +1,7 @@
-"""The strong-Wolfe line search of ``torch.optim.LBFGS`` for one problem, as a generator that yields the steps to evaluate.
+"""The strong-Wolfe line search of ``torch.optim.LBFGS`` (Nocedal & Wright, algorithms 3.5 and 3.6), as a generator.
 
-A generator, so that the points of many searches can be evaluated together. Source: ``_strong_wolfe`` of torch 2.15 (from
-Schmidt's minFunc; Nocedal & Wright, algorithms 3.5 and 3.6), step for step.
+The generator yields the step to evaluate next, so that the points of many searches can be evaluated together. Follows
+``_strong_wolfe`` of torch 2.15 (from Schmidt's minFunc) step for step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ C1, C2 = 1e-4, 0.9
 
 @dataclass
 class Trial:
-    """A point ``x + step * direction``: value, gradient ``(p,)`` and the slope along the direction."""
+    """Value, gradient ``(p,)`` and slope along the direction at the point ``x + step * direction``."""
 
     step: float
     value: float
@@ -27,11 +27,11 @@ class Trial:
 
 
 Search = Generator[float, Trial, tuple[Trial, int]]
-"""Yields steps to evaluate, receives their trials, returns the chosen one and the number of evaluations."""
+"""Yields steps to evaluate, receives their trials, returns the chosen trial and the number of evaluations."""
 
 
 def strong_wolfe(start: Trial, step: float, longest: float, tolerance_change: float, max_evaluations: int) -> Search:
-    """Search along a direction whose largest entry is ``longest``, from ``start`` (step 0), trying ``step`` first."""
+    """Search from ``start`` (step 0), trying ``step`` first; ``longest`` is the direction's largest absolute entry."""
     trial = yield step
     evaluations = 1
     previous, count = start, 0
@@ -98,7 +98,7 @@ def strong_wolfe(start: Trial, step: float, longest: float, tolerance_change: fl
 
 
 def cubic_minimum(a: Trial, b: Trial, left: float, right: float) -> float:
-    """The minimum of the cubic through two trials, within ``[left, right]``; the middle where the cubic has none."""
+    """The minimum of the cubic through two trials, clipped to ``[left, right]``; the middle if the cubic has none."""
     if a.step > b.step:
         a, b = b, a
     try:

@@ -1,4 +1,4 @@
-"""Minimising many objectives: in batches of bounded size, from seeded starts, with restarts where the loss stays high."""
+"""Minimise many reconstructions' losses: in batches of bounded size, from seeded starts, with restarts of failed ones."""
 
 from __future__ import annotations
 
@@ -14,23 +14,29 @@ from fedpriv.attacks.gradients.matching import Objective
 from fedpriv.attacks.optimise.lbfgs import BatchedLbfgs, Function, LbfgsOptions
 
 MEMORY = 512 * 2**20
-"""Limit on the bytes of the histories and gradients of a batch."""
-TOGETHER = 32
+"""Limit on the bytes of a batch's histories and gradients."""
+MAX_BATCH = 32
 """Largest batch of problems; on CPU larger ones are not faster."""
 RESTARTS = 12
-"""So many restarts run as one batch, several of a problem where few problems are left: with the LeNet of DLG, an evaluation of
-four starts costs half as much again as that of one."""
+"""Number of restarts that run as one batch, several per problem if few are left: with DLG's LeNet, evaluating four starts costs
+1.5 times as much as one."""
 STALLED = (10, 0.05)
-"""(outer steps, share): an L-BFGS start whose loss fell by less than that share in so many steps is at its end. Starts that
-recover an image lose a fifth of it and more in that time; those on noise, or in a wrong minimum, next to nothing."""
+"""(outer steps, share): an L-BFGS start ends if its loss fell by less than this share in so many steps. In that time the loss of
+starts that recover an image falls by a fifth or more, that of others (noise, wrong minima) hardly at all."""
 SETTLED = 0.25
-"""The same share where a start has succeeded by its own loss: the last ones of a batch cost most, for pixels that hardly
-change."""
+"""The same share for starts that have succeeded by their own loss, whose pixels hardly change any more."""
 
 
 @dataclass
-class Found:
-    """The result of a search of ``n`` problems: points ``(n, p)``, losses ``(n,)``, curve ``(steps, n)``, steps used ``(n,)``."""
+class SolverResult:
+    """The result of minimising ``n`` problems.
+
+    Attributes:
+        x: points ``(n, p)``.
+        loss: ``(n,)``.
+        curve: losses after every recorded step ``(steps, n)``.
+        iterations: steps used ``(n,)``.
+    """
 
     x: Tensor
     loss: Tensor
@@ -40,12 +46,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Starts:
-    """Where ``n`` minimisations begin.
+    """The starting points of ``n`` minimisations.
 
     Attributes:
         points: ``(n, p)``.
-        last: which are the last of their problem, and must not be given up early ``(n,)``.
-        of: the numbers of the problems that they belong to ``(n,)``.
+        last: whether it is the last start of its problem, which must not be given up early ``(n,)``.
+        of: index of its problem ``(n,)``.
     """
 
     points: Tensor
@@ -53,7 +59,7 @@ class Starts:
     of: Tensor
 
 
-Solve = Callable[[Objective, Starts], Found]
+Solve = Callable[[Objective, Starts], SolverResult]
 Start = Callable[[torch.Generator], Tensor]
 """Draws the start of one problem ``(p,)``."""
 
@@ -69,17 +75,17 @@ def lbfgs(
     scale: float = 1.0,
     of: Tensor | None = None,
     succeeded: float = 0.0,
-) -> Found:
+) -> SolverResult:
     """L-BFGS with at most ``steps`` outer steps; a problem stops when its loss is at most ``enough``.
 
     Args:
-        give_up: ``(step, loss)``: after so many steps, problems above that loss, or those ``(n,)``, stop, since a restart costs
-            less.
-        stalled: ``(steps, share)``: problems whose loss fell by less than that share of itself in so many steps stop; see
-            :data:`STALLED`. With 0 steps none does.
+        give_up: ``(step, loss)``: problems above this loss, or losses ``(n,)``, after so many steps stop, since a restart is
+            cheaper.
+        stalled: ``(steps, share)``: problems whose loss fell by less than this share in so many steps stop (:data:`STALLED`); 0
+            steps switch this off.
         scale: factor on the loss within L-BFGS, whose tolerances are absolute.
-        of: rows of the same number ``(n,)`` are starts of the same problem, and stop when one of them is at most ``enough``.
-        succeeded: with ``stalled``, problems at most at that loss stop where it fell by less than :data:`SETTLED`.
+        of: index of the problem that each start belongs to ``(n,)``; all starts of a problem stop when one reaches ``enough``.
+        succeeded: loss from which on :data:`SETTLED` replaces the share of ``stalled``.
     """
 
     def scaled(rows: Tensor, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +97,7 @@ def lbfgs(
     curve = [x.new_zeros(0, len(x))]
     rows = torch.arange(len(x))
     limit = torch.as_tensor(give_up[1]).expand(len(x)) * scale
-    with doing() as tell:
+    with doing() as report:
         for step in range(1, steps + 1):
             done = solver.value <= enough * scale
             if of is not None:
@@ -101,37 +107,38 @@ def lbfgs(
                 rows = rows[solver.value[rows] <= limit[rows]]
             if step - 1 > stalled[0] > 0:
                 now = curve[-1][0, rows]
-                least = torch.where(now <= succeeded, max(SETTLED, stalled[1]), stalled[1])
-                rows = rows[~(now > (1 - least) * curve[-1 - stalled[0]][0, rows])]
+                threshold = torch.where(now <= succeeded, max(SETTLED, stalled[1]), stalled[1])
+                rows = rows[~(now > (1 - threshold) * curve[-1 - stalled[0]][0, rows])]
             if len(rows) == 0:
                 break
-            tell(f"step {step} of at most {steps} for {len(rows)} of {len(x)} messages")
+            report(f"step {step} of at most {steps} for {len(rows)} of {len(x)} messages")
             iterations[rows] += 1
             solver.step(rows)
             values = torch.full_like(solver.value, torch.nan)
             values[rows] = solver.value[rows] / scale
             curve.append(values[None])
     loss, _ = objective(torch.arange(len(x)), solver.x)
-    return Found(solver.x, loss, torch.cat(curve), iterations)
+    return SolverResult(solver.x, loss, torch.cat(curve), iterations)
 
 
 def adam(
     objective: Objective, x: Tensor, lr: float, steps: int, signed: bool = False, milestones: tuple[float, ...] = (),
     betas: tuple[float, float] = (0.9, 0.999), record: int = 20, enough: float = 0.0,
-) -> Found:  # fmt: skip
-    """Adam on all problems at once, which does not couple them; the point with the least loss is kept.
+) -> SolverResult:  # fmt: skip
+    """Adam on all problems at once (they do not interact); keeps each problem's point with the smallest loss.
 
     Args:
-        signed: only the sign of the gradient is used (Geiping et al. 2020).
+        signed: use only the sign of the gradient (Geiping et al. 2020).
         milestones: shares of the steps at which the learning rate falls to a tenth.
         record: number of steps between entries of the curve.
+        enough: stop when all losses are at most this, checked when an entry is recorded.
     """
     x, first, second = x.clone(), torch.zeros_like(x), torch.zeros_like(x)
     best, least = x.clone(), x.new_full((len(x),), torch.inf)
     rows, curve = torch.arange(len(x)), []
-    with doing() as tell:
+    with doing() as report:
         for step in range(1, steps + 1):
-            tell(f"step {step} of {steps}")
+            report(f"step {step} of {steps}")
             value, gradient = objective(rows, x)
             better = value < least
             best[better], least[better] = x[better], value[better]
@@ -148,12 +155,17 @@ def adam(
     value, _ = objective(rows, x)
     better = value < least
     best[better], least[better] = x[better], value[better]
-    return Found(best, least, torch.stack(curve), torch.full((len(x),), step))
+    return SolverResult(best, least, torch.stack(curve), torch.full((len(x),), step))
 
 
 @dataclass
-class Best:
-    """The result with the least loss over all starts, per problem."""
+class SearchResult:
+    """The best result over all starts, per problem; fields as of :class:`SolverResult`.
+
+    Attributes:
+        iterations: of all starts together ``(n,)``.
+        restart: the start that gave the result, from 0 ``(n,)``.
+    """
 
     x: Tensor
     loss: Tensor
@@ -164,14 +176,20 @@ class Best:
 
 
 def search(
-    objective: Objective, start: Start, solve: Solve, seed: int, restarts: int = 0, failed: float = 0.0, at_once: bool = False
-) -> Best:
-    """Solve every problem; restart, up to ``restarts`` times, those whose loss is above ``failed``.
+    objective: Objective,
+    start: Start,
+    solve: Solve,
+    seed: int,
+    restarts: int = 0,
+    failed: float = 0.0,
+    batch_restarts: bool = False,
+) -> SearchResult:
+    """Solve every problem, and restart those whose loss is above ``failed`` up to ``restarts`` times.
 
-    A start depends on ``seed``, the number of the problem and of the restart, but not on the other problems.
+    A start depends only on ``seed`` and the indices of its problem and restart.
 
     Args:
-        at_once: several restarts of a problem run as one batch (:data:`RESTARTS`), for small nets.
+        batch_restarts: run several restarts of a problem as one batch (:data:`RESTARTS`), for small nets.
     """
     began = time.process_time()
     n = objective.n
@@ -181,37 +199,39 @@ def search(
     iterations, curves = torch.zeros(n, dtype=torch.long), [example.new_zeros(0)] * n
     attempt = 0
     while attempt <= restarts:
-        wanting = (~(loss <= failed)).nonzero().flatten()
-        if len(wanting) == 0:
+        failing = (~(loss <= failed)).nonzero().flatten()
+        if len(failing) == 0:
             break
-        together = _together(objective)
-        ahead = max(1, min(RESTARTS, together) // len(wanting)) if attempt and at_once else 1
+        batch_size = _batch_size(objective)
+        ahead = max(1, min(RESTARTS, batch_size) // len(failing)) if attempt and batch_restarts else 1
         tries = torch.arange(attempt, min(attempt + ahead, restarts + 1))
         numbers = f"{attempt + 1}" if len(tries) == 1 else f"{attempt + 1} to {attempt + len(tries)}"
         pairs = zip(
-            torch.split(wanting.repeat(len(tries)), together),
-            torch.split(tries.repeat_interleave(len(wanting)), together),
+            torch.split(failing.repeat(len(tries)), batch_size),
+            torch.split(tries.repeat_interleave(len(failing)), batch_size),
             strict=True,
         )
         for rows, which in pairs:
-            draws = [torch.Generator().manual_seed(_mix(seed, *pair)) for pair in zip(rows.tolist(), which.tolist(), strict=True)]
-            points = torch.stack([start(draw) for draw in draws]).to(example.dtype)
+            generators = [
+                torch.Generator().manual_seed(_mix(seed, *pair)) for pair in zip(rows.tolist(), which.tolist(), strict=True)
+            ]
+            points = torch.stack([start(generator) for generator in generators]).to(example.dtype)
             with doing(f"start {numbers} of at most {restarts + 1}"):
-                found = solve(objective.select(rows), Starts(points, which == restarts, rows))
-            iterations.index_add_(0, rows, found.iterations)
+                result = solve(objective.select(rows), Starts(points, which == restarts, rows))
+            iterations.index_add_(0, rows, result.iterations)
             for i, row in enumerate(rows.tolist()):
-                value = found.loss[i].nan_to_num(torch.inf, torch.inf)
+                value = result.loss[i].nan_to_num(torch.inf, torch.inf)
                 if which[i] == 0 or value < loss[row]:
-                    x[row], loss[row], restart[row], curves[row] = found.x[i], value, which[i], found.curve[:, i]
+                    x[row], loss[row], restart[row], curves[row] = result.x[i], value, which[i], result.curve[:, i]
         attempt += len(tries)
     longest = max(len(curve) for curve in curves)
     padded = [torch.cat([curve, curve.new_full((longest - len(curve),), torch.nan)]) for curve in curves]
-    return Best(x, loss, torch.stack(padded, 1), iterations, restart, time.process_time() - began)
+    return SearchResult(x, loss, torch.stack(padded, 1), iterations, restart, time.process_time() - began)
 
 
-def _together(objective: Objective) -> int:
+def _batch_size(objective: Objective) -> int:
     weights = sum(tensor[0].numel() for tensor in objective.data.values())
-    return int(min(TOGETHER, max(1, MEMORY // (4 * (200 * objective.layout.size + 8 * weights)))))
+    return int(min(MAX_BATCH, max(1, MEMORY // (4 * (200 * objective.layout.size + 8 * weights)))))
 
 
 def _mix(*numbers: int) -> int:

@@ -1,4 +1,4 @@
-"""One message of a client with text, prepared for gradient matching on word embeddings."""
+"""A text client's message, prepared for gradient matching on word embeddings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fedpriv.attacks.gradients.matching import Data
 from fedpriv.attacks.gradients.multistep import as_gradient
 
 WORDS = "(words)"
-"""The key of the gradient at the word embeddings, among those of the parameters."""
+"""The key of the gradient at the embedded words, beside the parameters' names."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class TextCase:
 
     Attributes:
         net: the architecture in evaluation mode; its parameters are NaN.
-        seen: the gradients by name, including the word embedding's where it was sent.
+        observed: the gradients by name, including the word embedding's if it was sent.
         weights: all parameters of ``net``.
-        samples: ``B`` sentences; 1 where the attacker does not know.
-        altered: the effect of the message's transforms on the gradients.
+        samples: ``B`` sentences; 1 if the attacker does not know.
+        altered: the effect of the client's defences on the gradients.
     """
 
     net: nn.Module
-    seen: Data
+    observed: Data
     weights: Data
     text: TextFacts
     samples: int
@@ -49,29 +49,30 @@ class TextCase:
 
     @property
     def layers(self) -> list[str]:
-        """The observed gradients without the word embedding's, from the first layer to the last."""
-        return [name for name in self.seen if name != self.text.words]
+        """Names of the observed gradients without the word embedding's, from the first layer to the last."""
+        return [name for name in self.observed if name != self.text.words]
 
     def gradient(self, ids: Tensor, embedded: Tensor, targets: Tensor) -> Data:
-        """Gradient of the mean cross-entropy by name of :attr:`layers`, and at the embeddings ``(B, L, d)`` as ``WORDS``.
+        """Gradients of the mean cross-entropy, by names of :attr:`layers`; :data:`WORDS` is that at ``embedded``.
 
         Args:
-            ids: ``(B, L)``; only the places of padding matter, since ``embedded`` ``(B, L, d)`` replaces the words.
-            targets: distributions over the classes ``(B, C)``.
+            ids: ``(B, L)``; only the padding matters.
+            embedded: the embedded words ``(B, L, d)``, used instead of those of ``ids``.
+            targets: label probabilities ``(B, C)``.
         """
 
-        def loss(some: Data) -> Tensor:
-            with self._fed(some[WORDS]):
-                own = {name: tensor for name, tensor in some.items() if name != WORDS}
-                logits = functional_call(self.net, self.weights | own, (ids,))
+        def loss(leaves: Data) -> Tensor:
+            with self._embedding(leaves[WORDS]):
+                parameters = {name: tensor for name, tensor in leaves.items() if name != WORDS}
+                logits = functional_call(self.net, self.weights | parameters, (ids,))
             entropy: Tensor = -(targets * logits.log_softmax(-1)).sum(-1).mean()
             return entropy
 
         return dict(grad(loss)({name: self.weights[name] for name in self.layers} | {WORDS: embedded}))
 
     @contextmanager
-    def _fed(self, embedded: Tensor) -> Iterator[None]:
-        """A block in which the word embedding returns ``embedded``, and attention uses plain products with second derivatives."""
+    def _embedding(self, embedded: Tensor) -> Iterator[None]:
+        """Make the word embedding return ``embedded``, and attention use an implementation with second derivatives."""
         lookup = self.net.get_submodule(self.text.words.rpartition(".")[0])
         hook = lookup.register_forward_hook(lambda module, args, output: embedded)
         try:
@@ -81,8 +82,8 @@ class TextCase:
             hook.remove()
 
 
-def facts_of(observation: Observation) -> TextFacts:
-    """The attacker's knowledge of the encoder.
+def text_facts(observation: Observation) -> TextFacts:
+    """What the attacker knows of the text encoder.
 
     Raises:
         Inapplicable: the observation is not of text.
@@ -96,42 +97,41 @@ def text_case(observation: Observation) -> TextCase:
     """Prepare an observation for gradient matching on text.
 
     Raises:
-        Inapplicable: nothing was shared, the schedule behind a change or a weight is not known, or the net has no second
-            derivatives.
+        Inapplicable: nothing was shared, the schedule of a change or a weight is not known, or the net has no second derivatives.
     """
-    text = facts_of(observation)
+    text = text_facts(observation)
     if observation.kind == "change" and observation.schedule is None and not observation.altered.rescaled:
         raise Inapplicable("a change of the weights is a gradient only up to a factor where the schedule is not known")
-    read = as_gradient(observation)
-    shared = read.shared
+    gradient = as_gradient(observation)
+    shared = gradient.shared
     names = [name for name, _ in observation.net.named_parameters()]
     if hidden := [name for name in names if name not in observation.weights]:
         raise Inapplicable(f"the weights of {hidden[0]!r} are not known, and every gradient depends on them")
-    seen = {name: shared[name] for name in names if name in shared}
-    if not seen.keys() - {text.words}:
+    observed = {name: shared[name] for name in names if name in shared}
+    if not observed.keys() - {text.words}:
         raise Inapplicable("no layer behind the word embedding is shared: there is no gradient to match")
     case = TextCase(
         copy.deepcopy(observation.net).eval().requires_grad_(False),
-        seen,
+        observed,
         {name: observation.weights[name] for name in names},
         text,
         observation.num_examples or 1,
         observation.classes,
-        read.altered,
+        gradient.altered,
     )
     _twice_differentiable(case)
     return case
 
 
 def _twice_differentiable(case: TextCase) -> None:
-    """Compute one second derivative as a test, as :mod:`fedpriv.attacks.gradients.matching` does for images.
+    """Check that the net has second derivatives.
 
     Raises:
-        Inapplicable: an operation of the net has none; it is named.
+        Inapplicable: an operation of the net has none; the message names it.
     """
     ids = torch.full((1, 2), int(case.text.pad == 0), device=case.table.device)  # any word
     start = case.table[ids].clone().requires_grad_()
     targets = case.table.new_full((1, case.classes), 1 / case.classes)
     with differentiating_twice():
-        made = case.gradient(ids, start, targets)
-        torch.autograd.grad(torch.stack([g.square().sum() for g in made.values()]).sum(), start)
+        gradients = case.gradient(ids, start, targets)
+        torch.autograd.grad(torch.stack([g.square().sum() for g in gradients.values()]).sum(), start)

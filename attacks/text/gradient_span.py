@@ -1,9 +1,9 @@
-"""What the gradients of linear layers reveal of their inputs: the span in which these lie (DAGER, Petrov et al. 2024).
+"""The span of a linear layer's inputs, from its gradient (DAGER, Petrov et al., NeurIPS 2024).
 
-The weight gradient of a linear layer is ``sum_t signal_t input_t^T`` over the tokens. While there are fewer tokens than the
-layer has inputs and outputs, every true input lies in the span of the gradient's rows, and hardly any other vector does. The
-inputs of the first layers of a transformer depend on one token and its position, those of later ones on the whole sentence. The
-attacker can compute both: so it can test all pairs of a word and a position, and any sentence.
+The weight gradient of a linear layer is ``sum_t (dL/da_t) x_t^T`` over the tokens. With fewer tokens than its width, every
+true input lies in the span of the gradient's rows, and hardly any other vector does. In a transformer the inputs of the first
+layers depend on one token and its position, those of later layers on the whole sentence. The attacker knows the
+weights and can compute both, so it can test all pairs of word and position, and any sentence.
 """
 
 from __future__ import annotations
@@ -14,152 +14,135 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from fedpriv.attacks.core.observation import Observation, TextFacts
 from fedpriv.attacks.core.reconstruction import Inapplicable
+from fedpriv.attacks.gradients.linear import layer_input
 from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.attacks.text.case import facts_of
+from fedpriv.attacks.text.case import text_facts
 from fedpriv.attacks.text.rank import is_linear, is_transposed, stacked, tokens_in
 
-TOGETHER = 256
-"""Words, or sentences, per forward pass."""
+BATCH = 256
+"""Number of words, or sentences, per forward pass."""
 LATER = 4
-"""So many inputs of later layers are looked at: in a BERT, those of the first block's three and of the second's attention."""
+"""Number of different inputs of later layers that are tried: in BERT, three of the first block and the second's attention."""
 
 Reads = Literal["tokens", "sentences"]
-"""What a layer's input at a position depends on: the token there alone, or the sentence."""
-
-
-class _Reached(Exception):
-    """Ends a forward pass at the layer in question, since the rest of the net is not needed."""
+"""Whether a layer's input at a position depends on the token there alone, or on the whole sentence."""
 
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """The span of the gradients' rows, of linear layers with the same input.
+    """The span of the gradients' rows of linear layers with the same input.
 
     Attributes:
         net: the architecture in evaluation mode.
-        layers: such as query, key and value.
-        basis: orthonormal ``(d, r)``; of first layers, the batch holds ``r`` pairs of token and position, or more where these
-            depend on each other; of later ones, ``r`` tokens.
+        layers: their names, such as query, key and value.
+        basis: orthonormal ``(d, r)``. ``r`` is the number of independent pairs of token and position in the batch for first
+            layers, of tokens for later ones.
     """
 
     net: nn.Module
     layers: tuple[str, ...]
     basis: Tensor
 
-    def off(self, fed: Tensor) -> Tensor:
-        """Distance of inputs ``(..., d)`` from the span, relative to their norms ``(...)``, in [0, 1]."""
-        fed = fed.to(self.basis)
-        left = fed - fed @ self.basis @ self.basis.T
-        found: Tensor = (left.norm(dim=-1) / fed.norm(dim=-1).clamp_min(1e-30)).float()
-        return found
+    def distance(self, inputs: Tensor) -> Tensor:
+        """Distance ``(...)`` of vectors ``(..., d)`` from the span, as a share of their norms."""
+        inputs = inputs.to(self.basis)
+        residual = inputs - inputs @ self.basis @ self.basis.T
+        share: Tensor = (residual.norm(dim=-1) / inputs.norm(dim=-1).clamp_min(1e-30)).float()
+        return share
 
 
 def first_span(observation: Observation) -> Span:
-    """The span at the shared layers whose inputs depend on single tokens.
+    """The span at a shared layer whose inputs depend on single tokens, that of the highest rank.
 
     Raises:
-        Inapplicable: no such layer was shared, its input is not known, or the span is full: noise, rounding, or too many tokens.
+        Inapplicable: no such layer was shared, its input cannot be computed, or its rank is full (noise, rounding, or too many
+            tokens).
     """
-    found = _spans(observation, "tokens")
-    if not found:
+    spans = _spans(observation, "tokens")
+    if not spans:
         raise Inapplicable(
             "no shared layer has single tokens as inputs and a gradient below full rank (noise, rounding, or too many tokens)"
         )
-    return max(found, key=lambda span: span.basis.shape[1])
+    return max(spans, key=lambda span: span.basis.shape[1])
 
 
 def later_span(observation: Observation) -> Span | None:
-    """The span at one of the first shared layers whose inputs depend on whole sentences.
+    """The span at one of the first shared layers whose inputs depend on whole sentences; ``None`` if all have full rank.
 
-    The one of the highest rank, as the others may have lost weak tokens to rounding; then that with most inputs, as fewest false
-    ones lie in its span. ``None`` where there is none below full rank.
+    Takes the highest rank, as others may have lost tokens to rounding, then the widest input, whose span holds the fewest false
+    sentences.
     """
     return max(_spans(observation, "sentences"), key=lambda span: (span.basis.shape[1], len(span.basis)), default=None)
 
 
 @torch.no_grad()
-def off_span(observation: Observation, span: Span, length: int) -> Tensor:
-    """Distance of each word at each of ``length`` positions from the span, relative to its norm ``(V, length)``, in [0, 1]."""
-    text, words = facts_of(observation), torch.arange(len(observation.weights[facts_of(observation).words]))
-    off = sentences_off_span(observation, span, words[:, None].expand(-1, length))
-    off[text.pad] = 1
-    return off
+def word_distances(observation: Observation, span: Span, length: int) -> Tensor:
+    """Distance of each word at each of ``length`` positions from the span, relative to its norm: ``(V, length)``, in [0, 1]."""
+    text, words = text_facts(observation), torch.arange(len(observation.weights[text_facts(observation).words]))
+    distances = sentence_distances(observation, span, words[:, None].expand(-1, length))
+    distances[text.pad] = 1
+    return distances
 
 
 @torch.no_grad()
-def sentences_off_span(observation: Observation, span: Span, ids: Tensor) -> Tensor:
-    """Distance of the inputs at each place of sentences ``(n, L)``, without padding, from the span ``(n, L)``."""
-    found = []
-    for some in torch.split(ids, TOGETHER):
-        reached = fed_to(span.net, span.layers[0], observation, some)
-        assert reached is not None, "the span's layers were found by reaching them"
-        found.append(span.off(reached))
-    return torch.cat(found)
+def sentence_distances(observation: Observation, span: Span, ids: Tensor) -> Tensor:
+    """Distance ``(n, L)`` from the span at each place of sentences ``(n, L)`` without padding."""
+    distances = []
+    for batch in torch.split(ids, BATCH):
+        distances.append(span.distance(layer_input(span.net, span.layers[0], observation.weights, batch)))
+    return torch.cat(distances)
 
 
 def _spans(observation: Observation, reads: Reads) -> list[Span]:
-    """The spans below full rank of the shared layers that read tokens, or of the first few that read sentences."""
-    text = facts_of(observation)
-    if hidden := [name for name in _of_body(observation) if name not in observation.weights]:
+    """The spans below full rank, at the shared layers that read tokens or the first few that read sentences."""
+    text = text_facts(observation)
+    body = [f"body.{name}" for name, _ in observation.net.body.named_parameters()]
+    if hidden := [name for name in body if name not in observation.weights]:
         raise Inapplicable(f"the inputs of the first layers cannot be computed without the weights of {hidden[0]!r}")
-    shared, found = as_gradient(observation).shared, list[Span]()
+    shared, spans = as_gradient(observation).shared, list[Span]()
     net = copy.deepcopy(observation.net).eval()
     groups = _groups(net, observation, text, reads)
     transposed = {f"{layer}.weight": is_transposed(net.get_submodule(layer)) for group in groups for layer in group}
     by_rows = {name: shared[name].T if turned else shared[name] for name, turned in transposed.items() if name in shared}
-    sent = [(group, some) for group in groups if (some := {n: by_rows[n] for g in group if (n := f"{g}.weight") in by_rows})]
+    sent = [
+        (group, sent_gradients)
+        for group in groups
+        if (sent_gradients := {n: by_rows[n] for g in group if (n := f"{g}.weight") in by_rows})
+    ]
     for layers, gradients in sent if reads == "tokens" else sent[:LATER]:
         rows, noise = stacked(observation, gradients)
         if len(rows) > 1 and (r := tokens_in(rows, noise)):
-            found.append(Span(net, layers, torch.linalg.svd(rows.double(), full_matrices=False).Vh[:r].T))
-    return found
-
-
-def _of_body(observation: Observation) -> list[str]:
-    return [f"body.{name}" for name, _ in observation.net.body.named_parameters()]
+            spans.append(Span(net, layers, torch.linalg.svd(rows.double(), full_matrices=False).Vh[:r].T))
+    return spans
 
 
 @torch.no_grad()
 def _groups(net: nn.Module, observation: Observation, text: TextFacts, reads: Reads) -> list[tuple[str, ...]]:
-    """Linear layers whose input at a position depends on the token there alone, or also on others, grouped by equal inputs.
+    """Names of the linear layers that read tokens or sentences, grouped by equal inputs.
 
-    Found by trial inputs, so that it works for any architecture.
+    Tested with trial sentences, so it works for any architecture.
     """
     words = [word for word in range(len(observation.weights[text.words])) if word not in (text.pad, *text.special)][:2]
     ids = torch.tensor([[words[0]] * 4, [words[0], words[0], words[1], words[0]]])
-    found: list[tuple[Tensor, list[str]]] = []
+    groups: list[tuple[Tensor, list[str]]] = []
     for name, module in net.named_modules():
-        fed = fed_to(net, name, observation, ids) if is_linear(module) else None
-        if fed is None or fed.shape[:2] != ids.shape:
+        if not is_linear(module):
             continue
-        same = (fed[0] == fed[1]).all(1).tolist()
+        try:
+            inputs = layer_input(net, name, observation.weights, ids)
+        except Inapplicable:  # never called
+            continue
+        if inputs.shape[:2] != ids.shape:
+            continue
+        same = (inputs[0] == inputs[1]).all(1).tolist()
         if same[2] or (same == [True, True, False, True]) != (reads == "tokens"):
             continue
-        group = next((names for other, names in found if torch.equal(other, fed)), None)
+        group = next((names for other, names in groups if torch.equal(other, inputs)), None)
         if group is None:
-            found.append((fed, [name]))
+            groups.append((inputs, [name]))
         else:
             group.append(name)
-    return [tuple(names) for _, names in found]
-
-
-def fed_to(net: nn.Module, layer: str, observation: Observation, ids: Tensor) -> Tensor | None:
-    """The input of ``layer`` for ids ``(B, L)``; ``None`` where it is not reached."""
-    fed: list[Tensor] = []
-
-    def reached(module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        fed.append(args[0])
-        raise _Reached
-
-    hook = net.get_submodule(layer).register_forward_pre_hook(reached)
-    try:
-        functional_call(net, dict(observation.weights), (ids,))
-    except _Reached:
-        return fed[0]
-    finally:
-        hook.remove()
-    return None
+    return [tuple(names) for _, names in groups]

@@ -1,10 +1,9 @@
-"""Gradient matching over sentences: every place holds a mixture of words, which converges to one word.
+"""Gradient matching on text (TAG, Deng et al. 2021, equations 3 and 4), with a mixture of words at every place.
 
-TAG (Deng et al. 2021, "TAG: Gradient attack on transformer-based language models", equations 3 and 4) optimises an embedding for
-each place, by the L2 distance plus alpha times the L1 distance of the gradients, weighted by layer, and takes the nearest words.
-Here the embedding is a mixture of the words allowed at that place, so that knowledge of the words constrains the search and the
-gradient of the word embedding can be matched too. In the setting of the controls, on two sentences of 8 tokens, free embeddings
-found 0.7 to 1.0 of the tokens, mixtures all of them.
+TAG optimises an embedding for each place by the L2 distance plus alpha times the L1 distance of the gradients, weighted by layer,
+and takes the nearest words. Differs from the paper: the embedding is a softmax mixture of the words allowed at that place, so
+that known words constrain the search and the word embedding's gradient can be matched too. On the controls (two sentences of 8
+tokens) free embeddings recovered 0.7 to 1.0 of the tokens, mixtures all of them.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
 
-from fedpriv.attacks.gradients.distances import Seen, comparable, sum_of
+from fedpriv.attacks.gradients.distances import ObservedGradient, comparable, sum_of
 from fedpriv.attacks.gradients.matching import Data, Objective
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.optimise.search import MEMORY, adam
@@ -26,12 +25,12 @@ from fedpriv.attacks.text.case import WORDS, TextCase
 NEVER = -1e4
 """The logit of a word that is not allowed at a place."""
 BETWEEN = 50
-"""Steps of Adam between checks of the likeliest words."""
+"""Steps of Adam between checks of the most likely words."""
 ENOUGH = 1e-7
-"""Unexplained share of the gradient that rounding can cause: below it the words are right."""
+"""Unexplained share of the gradient that rounding can cause; below it the words are right."""
 LEAST_SHARE = 1e-10
-"""A tensor's squared norm counts as at least this share of the whole. Gradients that are zero in theory (those of the biases of
-keys, which softmax ignores) consist of rounding errors, of about 1e-18 in float32, and cannot be matched."""
+"""Lower limit of a tensor's squared norm as a share of the whole gradient's. Gradients that are zero in theory, such as those of
+the biases of keys, consist of rounding errors (about 1e-18 in float32) and cannot be matched."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Places:
 
     Attributes:
         words: ``(K,)`` ids of the possible words.
-        allowed: ``(B, L, K)``; no word is allowed after the end of a sentence.
+        allowed: mask ``(B, L, K)``; all zero after the end of a sentence.
     """
 
     words: Tensor
@@ -48,16 +47,16 @@ class Places:
 
     @property
     def there(self) -> Tensor:
-        """Which places are within a sentence ``(B, L)``."""
+        """Mask of the places within a sentence ``(B, L)``."""
         return self.allowed.any(2)
 
     def ids(self, chosen: Tensor, pad: int) -> Tensor:
-        """Numbers of words ``(B, L)`` as token ids, padded."""
+        """Token ids ``(B, L)``, padded, from indices into ``words`` ``(B, L)``."""
         return torch.where(self.there, self.words[chosen], pad)
 
 
 def places(case: TextCase, lengths: Sequence[int], words: Tensor) -> Places:
-    """Sentences of ``lengths`` with the special tokens where every sentence has them, and ``words`` ``(K,)`` elsewhere."""
+    """Sentences of these lengths, with special tokens at their fixed places and ``words`` ``(K,)`` elsewhere."""
     special = torch.tensor(case.text.special, dtype=torch.long)
     words = torch.cat([special, words[~torch.isin(words, torch.cat([special, torch.tensor([case.text.pad])]))]])
     allowed = torch.zeros(len(lengths), max(lengths), len(words), dtype=torch.bool)
@@ -70,59 +69,59 @@ def places(case: TextCase, lengths: Sequence[int], words: Tensor) -> Places:
 
 
 class Match:
-    """Distance of the gradient of mixtures of words ``(B, L, K)`` from the observed one, as a share: 0 where they agree.
+    """Relative distance between the gradient of mixtures of words ``(B, L, K)`` and the observed one.
 
-    The mean over the tensors of squared difference over squared norm, plus ``alpha`` times the same of absolute values. As in TAG
-    the first layers count more; weights fall linearly to one half at the last. A clipped gradient is compared at its own norm, a
-    pruned one on the entries that were sent. Noise needs no further prior, since only few words are allowed at a place.
+    The mean over the tensors of squared difference over squared norm, plus ``alpha`` times the same with absolute values. As in
+    TAG the first layers count more: weights fall linearly to one half at the last. Clipped gradients are compared at equal norm,
+    pruned ones on the entries that were sent. Noise needs no further prior, since few words are allowed at a place.
     """
 
     def __init__(self, case: TextCase, where: Places, alpha: float) -> None:
         self.case, self.where, self.alpha = case, where, alpha
         self.table = case.table[where.words]
         self.there = where.there
-        # Only the places of padding matter; the other ids are replaced.
+        # Only the padding matters; the other ids are replaced.
         any_word = case.text.special[0] if case.text.special else int(where.words[0])
         self.ids = torch.where(self.there, any_word, case.text.pad)
-        self.seen = {name: case.seen[name] for name in case.layers}
-        if case.text.words in case.seen:
-            self.seen[WORDS] = case.seen[case.text.words][where.words]
+        self.observed = {name: case.observed[name] for name in case.layers}
+        if case.text.words in case.observed:
+            self.observed[WORDS] = case.observed[case.text.words][where.words]
         kept = {name: mask.to(case.table) for name, mask in case.altered.kept.items()}
         if case.text.words in kept:
             kept[WORDS] = kept[case.text.words][where.words]
-        self.seen = {name: tensor * kept[name] if name in kept else tensor for name, tensor in self.seen.items()}
-        self.comparable = Seen(self.seen, case.altered.rescaled, kept)
-        squares = {name: tensor.square().sum() for name, tensor in self.seen.items()}
+        self.observed = {name: tensor * kept[name] if name in kept else tensor for name, tensor in self.observed.items()}
+        self.comparable = ObservedGradient(self.observed, case.altered.rescaled, kept)
+        squares = {name: tensor.square().sum() for name, tensor in self.observed.items()}
         least = LEAST_SHARE * sum_of(squares.values())
         self.squares = {name: torch.maximum(square, least) for name, square in squares.items()}
-        self.sums = {name: tensor.abs().sum().clamp_min(float(least.sqrt())) for name, tensor in self.seen.items()}
-        weights = torch.linspace(1, 0.5, len(self.seen))
-        order = [*([WORDS] if WORDS in self.seen else []), *case.layers]
+        self.sums = {name: tensor.abs().sum().clamp_min(float(least.sqrt())) for name, tensor in self.observed.items()}
+        weights = torch.linspace(1, 0.5, len(self.observed))
+        order = [*([WORDS] if WORDS in self.observed else []), *case.layers]
         self.weights = dict(zip(order, (weights / weights.sum()).tolist(), strict=True))
 
     def __call__(self, mixture: Tensor, targets: Tensor, alpha: float | None = None) -> Tensor:
-        """Mixtures ``(B, L, K)`` and labels as distributions ``(B, C)`` -> ``()``."""
+        """The distance ``()`` for mixtures ``(B, L, K)`` and label probabilities ``(B, C)``."""
         alpha = self.alpha if alpha is None else alpha
-        made = self.case.gradient(self.ids, mixture @ self.table, targets)
-        made[WORDS] = torch.einsum("blk,bld->kd", mixture, made[WORDS])
-        made = comparable(made, self.comparable)
-        return sum_of(weight * self._share(name, made[name], alpha) for name, weight in self.weights.items())
+        gradients = self.case.gradient(self.ids, mixture @ self.table, targets)
+        gradients[WORDS] = torch.einsum("blk,bld->kd", mixture, gradients[WORDS])
+        gradients = comparable(gradients, self.comparable)
+        return sum_of(weight * self._share(name, gradients[name], alpha) for name, weight in self.weights.items())
 
     def of_words(self, chosen: Tensor, targets: Tensor) -> Tensor:
-        """The squared part ``(m,)`` for ``m`` choices of words, as indices ``(m, B, L)``, and labels ``(m, B, C)``."""
+        """The squared part of the distance ``(m,)`` for choices of words ``(m, B, L)`` and label probabilities ``(m, B, C)``."""
         one_hot = F.one_hot(chosen, len(self.where.words)).to(self.table) * self.there[..., None]
-        together = max(1, MEMORY // (16 * sum(tensor.numel() for tensor in self.seen.values())))
+        chunk = max(1, MEMORY // (16 * sum(tensor.numel() for tensor in self.observed.values())))
         with torch.no_grad():
-            return vmap(lambda mixture, labels: self(mixture, labels, 0.0), chunk_size=together)(one_hot, targets)
+            return vmap(lambda mixture, labels: self(mixture, labels, 0.0), chunk_size=chunk)(one_hot, targets)
 
-    def _share(self, name: str, made: Tensor, alpha: float) -> Tensor:
-        off = made - self.seen[name]
-        share = off.square().sum() / self.squares[name]
-        return share + alpha * off.abs().sum() / self.sums[name] if alpha else share
+    def _share(self, name: str, guess: Tensor, alpha: float) -> Tensor:
+        residual = guess - self.observed[name]
+        share = residual.square().sum() / self.squares[name]
+        return share + alpha * residual.abs().sum() / self.sums[name] if alpha else share
 
 
-def unexplained(case: TextCase, ids: Tensor, labels: Tensor) -> float:
-    """The share of the gradient that sentences ``(B, L)`` with labels ``(B,)`` do not explain."""
+def unexplained_share(case: TextCase, ids: Tensor, labels: Tensor) -> float:
+    """The share of the observed gradient that sentences ``(B, L)`` with labels ``(B,)`` leave unexplained."""
     words, chosen = torch.unique(ids, return_inverse=True)
     there = ids != case.text.pad
     match = Match(case, Places(words, F.one_hot(chosen, len(words)).bool() & there[..., None]), 0.0)
@@ -132,8 +131,13 @@ def unexplained(case: TextCase, ids: Tensor, labels: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Mixed:
-    """The result of several starts: indices of words ``(starts, B, L)``, distributions over labels ``(starts, B, C)``, and the
-    unexplained share of the gradient ``(starts,)``."""
+    """The results of several starts.
+
+    Attributes:
+        chosen: indices of words ``(starts, B, L)``.
+        targets: label probabilities ``(starts, B, C)``.
+        loss: unexplained share of the gradient ``(starts,)``.
+    """
 
     chosen: Tensor
     targets: Tensor
@@ -141,11 +145,11 @@ class Mixed:
 
 
 def mix(match: Match, labels: Tensor | None, starts: int, steps: int, lr: float, seed: int) -> Mixed:
-    """Minimise by Adam from random mixtures, until the likeliest words of one start explain the gradient.
+    """Minimise by Adam from random mixtures until the most likely words of one start explain the gradient.
 
     Args:
-        labels: as distributions ``(B, C)``, where known. Every start but the first permutes them, since a gradient does not
-            determine which sentence has which label. Otherwise they are optimised too.
+        labels: probabilities ``(B, C)`` if known, else they are optimised too. Every start but the first permutes them, since the
+            gradient does not show which sentence has which label.
     """
     draw = torch.Generator().manual_seed(seed)
     allowed, samples = match.where.allowed, len(match.where.allowed)

@@ -1,9 +1,8 @@
 """How often a batch holds each of its sentences, and with which labels, from the gradient of the head.
 
-With the features ``f_s`` of the sentences, the gradient of the head's weight is ``sum_s c_s f_s^T / B``. Here ``c_s`` is the
-sum, over the ``m_s`` occurrences of a sentence, of its probabilities ``p_s`` minus the labels: ``c_s = m_s p_s - n_s``. The
-features are known, so the ``c_s`` follow by least squares; ``m_s`` is the number for which the counts of labels ``n_s`` are
-whole.
+For sentences with features ``f_s`` the gradient of the head's weight is ``sum_s c_s f_s^T / B``, where ``c_s = m_s p_s - n_s``
+for a sentence that occurs ``m_s`` times, with predicted probabilities ``p_s`` and label counts ``n_s``. The features are known,
+so ``c_s`` follows by least squares, and ``m_s`` is the number for which ``n_s`` are integers.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.text.case import TextCase
 
 WHOLE = 0.05
-"""Largest distance of a count to a whole number."""
+"""Largest distance of a label count from an integer."""
 
 
 @torch.no_grad()
 def repeated(case: TextCase, sentences: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The batch ``(B, L)``, padded, that consists of these different sentences, and its labels ``(B,)``.
+    """The padded batch ``(B, L)`` made of these different sentences, and its labels ``(B,)``.
 
     Raises:
-        Inapplicable: the net does not end in a linear layer that was sent, or no such counts explain its gradient.
+        Inapplicable: the net does not end in a linear layer that was sent, or no counts explain its gradient.
     """
     if not sentences:
         raise Inapplicable("no sentence was found")
-    if not isinstance(case.net.top, nn.Linear) or "top.weight" not in case.seen:
+    if not isinstance(case.net.top, nn.Linear) or "top.weight" not in case.observed:
         raise Inapplicable("the labels are in the gradient of a last linear layer, which was not sent")
     ids = pad_sequence(list(sentences), batch_first=True, padding_value=case.text.pad)
     fed: list[Tensor] = []
@@ -40,7 +39,7 @@ def repeated(case: TextCase, sentences: Sequence[Tensor]) -> tuple[Tensor, Tenso
         chances = functional_call(case.net, case.weights, (ids,)).softmax(-1).double()
     finally:
         hook.remove()
-    sums = case.samples * torch.linalg.lstsq(fed[0].double().T, case.seen["top.weight"].double().T).solution
+    sums = case.samples * torch.linalg.lstsq(fed[0].double().T, case.observed["top.weight"].double().T).solution
     rows, labels = list[int](), list[int]()
     for row, (chance, some) in enumerate(zip(chances, sums, strict=True)):
         for occurs in range(1, case.samples - len(sentences) + 2):

@@ -1,4 +1,4 @@
-"""Which rows of an embedding a client used: in a gradient the others are zero, in a weight change they have at most decayed."""
+"""The rows of an embedding that a client used: in a gradient all others are zero, in a weight change they only decayed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ FALSE_ALARMS = 0.1
 """Expected number of rows that noise alone raises above the limit."""
 PARALLEL = 0.1
 """A row counts as parallel to its initial weights if the residual is below this share of its norm."""
-ALIKE = 3
-"""At least so many rows that are parallel to their initial weights show what weight decay did."""
+MIN_PARALLEL = 3
+"""Smallest number of rows parallel to their initial weights that shows the effect of weight decay."""
 ROUNDING = 4.0
-"""The rounding error of a row's decay, relative to the row, is less than so many times its typical size."""
+"""Largest rounding error of a decayed row, as a multiple of the typical one."""
 NEAR = 2.0**-14
-"""Relative distance at which numbers are the same one of 16 bits."""
-MOST = 0.98
-"""Share of the entries that must lie on a grid."""
+"""Relative distance up to which numbers count as equal in 16 bits."""
+ON_GRID = 0.98
+"""Smallest share of the entries that must lie on a grid."""
 FLOAT32 = 2.0**-24
 """Largest relative error of one rounding."""
-MANY = 64
-"""Roundings of a row, where the number of steps is not known."""
+ASSUMED_STEPS = 64
+"""Number of roundings of a row, if the number of steps is not known."""
 INEXACT = 1e-3
 """Largest relative error of the computed decay of a row."""
 
@@ -39,9 +39,9 @@ class Rows:
 
     Attributes:
         used: ``(V,)``.
-        norms: ``(V,)``, of the gradient or change without weight decay.
+        norms: ``(V,)``, of the gradient, or of the change without weight decay.
         exact: whether ``used`` is certain, except for words whose gradient was lost to rounding.
-        how: how the rows were found, in a sentence.
+        how: how the rows were found, as a clause.
     """
 
     used: Tensor
@@ -51,11 +51,11 @@ class Rows:
 
 
 def used_rows(observation: Observation, name: str) -> Rows:
-    """The used rows of the embedding whose weight is ``name``, which was sent.
+    """The used rows of the embedding whose weight ``name`` was sent.
 
-    Where no row is zero, a known schedule gives the effect of weight decay on an unused row. Without one, the unused rows are
-    those that changed by a common factor. Rounding of what is sent changes unused rows too, by as much as it may. Where none of
-    this tells, most rows are assumed to be unused, and their median shows decay and noise.
+    Zero rows are unused. If there are none, a known schedule gives the effect of weight decay on an unused row; without one, the
+    unused rows are those that changed by a common factor. Rounding in transit is recognised and taken into account. Otherwise
+    most rows are assumed to be unused, and their median norm shows decay and noise.
     """
     rows = observation.shared[name].double()
     start = observation.weights.get(name) if observation.kind == "change" else None
@@ -63,20 +63,20 @@ def used_rows(observation: Observation, name: str) -> Rows:
     error = observation.altered.variance.get(name, 0.0)
     if start is not None:
         start = start.double()
-        if error and (found := _half_precision(rows, start, observation, name) or _quantised(rows, start, observation, name)):
-            return found
-    idle = norms == 0
+        if error and (rounded := _half_precision(rows, start, observation, name) or _quantised(rows, start, observation, name)):
+            return rounded
+    unused = norms == 0
     if start is not None:
-        idle &= start.norm(dim=1) > 0  # a row of zeros does not decay
-    if bool(idle.any()):
+        unused &= start.norm(dim=1) > 0  # a row of zeros does not decay
+    if bool(unused.any()):
         if name in observation.altered.kept:
             return Rows(norms > 0, norms, False, "rows of which something was sent; words whose rows are small may be missing")
         return Rows(norms > 0, norms, True, "the other rows are zero")
     if start is not None:
         ways = [partial(_beyond_decay, rows, start, observation, name), partial(_undecayed, rows, start)]
-        for way in ways if observation.schedule else reversed(ways):  # without a schedule, to compute the decay takes longer
-            if (found := way()) is not None:
-                return found
+        for way in ways if observation.schedule else reversed(ways):  # without a schedule, computing the decay is slower
+            if (rounded := way()) is not None:
+                return rounded
     # Under noise of one variance the norms of unused rows lie close to their median.
     middle = norms.median()
     spread = (norms - middle).abs().median() / NormalDist().inv_cdf(0.75)
@@ -84,8 +84,8 @@ def used_rows(observation: Observation, name: str) -> Rows:
     return Rows(norms > limit, norms, False, "an estimate: every row changed, and these stand out from the noise")
 
 
-def unexplained(observation: Observation, name: str) -> str | None:
-    """Why used rows may be missing: what moved the others is not known, and it is no noise or pruning that was declared."""
+def why_estimated(observation: Observation, name: str) -> str | None:
+    """Why the used rows are an estimate although no noise or pruning was declared, as a clause; ``None`` if they are exact."""
     altered = observation.altered
     if name not in observation.shared or name in altered.kept or altered.variance.get(name, 0.0):
         return None
@@ -95,17 +95,17 @@ def unexplained(observation: Observation, name: str) -> str | None:
 
 
 def _decay(observation: Observation, name: str, start: Tensor) -> tuple[Tensor, int]:
-    """The change ``(V, d)`` of unused rows by weight decay, as far as it is known, and the number of steps."""
+    """The change ``(V, d)`` of unused rows by weight decay, 0 if unknown, and the number of steps."""
     if observation.schedule is None:
         return torch.zeros_like(start) if observation.zero_gradient_change is None else observation.zero_gradient_change(
             start
-        ), MANY
+        ), ASSUMED_STEPS
     schedule = observation.schedule.of(name)
     return response(schedule, schedule.weight_decay).shrink * start, schedule.steps
 
 
 def _beyond_decay(rows: Tensor, start: Tensor, observation: Observation, name: str) -> Rows | None:
-    """The used rows of the change ``(V, d)``, where some others changed by no more than weight decay."""
+    """The used rows of a change ``(V, d)`` by known weight decay; ``None`` if all rows changed by more."""
     decayed, steps = _decay(observation, name, start)
     left = (rows - decayed).norm(dim=1)
     # Each step rounds every entry once, up or down.
@@ -116,15 +116,15 @@ def _beyond_decay(rows: Tensor, start: Tensor, observation: Observation, name: s
 
 
 def _undecayed(rows: Tensor, start: Tensor) -> Rows | None:
-    """The used rows of the change ``(V, d)``, where others are ``start`` times a common factor.
+    """The used rows of a change ``(V, d)`` in which all others are ``start`` times a common factor; ``None`` if there are few.
 
-    A used row is hardly ever parallel to its weights.
+    The gradient of a used row is hardly ever parallel to its weights.
     """
     length = start.norm(dim=1).clamp_min(1e-30)
     factors = (rows * start).sum(1) / length.square()
     away = (rows - factors[:, None] * start).norm(dim=1) / rows.norm(dim=1).clamp_min(1e-30)
     parallel = (away < PARALLEL) & rows.any(1)
-    if int(parallel.sum()) < ALIKE:
+    if int(parallel.sum()) < MIN_PARALLEL:
         return None
     factor = factors[parallel].median()
     left = (rows - factor * start).norm(dim=1)
@@ -134,33 +134,30 @@ def _undecayed(rows: Tensor, start: Tensor) -> Rows | None:
 
 
 def _half_precision(rows: Tensor, start: Tensor, observation: Observation, name: str) -> Rows | None:
-    """The used rows of the change ``(V, d)``, where weights were sent with 16 bits: those that round to others than unused ones.
+    """The used rows of a change ``(V, d)`` of weights sent in 16 bits: those that unused rows do not round to.
 
-    ``None``: they were not.
+    ``None`` if the weights have more than 16 bits.
     """
     sent = (start + rows).float()
     near = sent.abs() * NEAR + 1e-9
-    for dtype in (torch.bfloat16, torch.float16):  # nearly all numbers of the first are also of the second
-        if float(((sent - sent.to(dtype).float()).abs() < near).float().mean()) > MOST:
+    for dtype in (torch.bfloat16, torch.float16):  # nearly all bfloat16 numbers are also float16 numbers
+        if float(((sent - sent.to(dtype).float()).abs() < near).float().mean()) > ON_GRID:
             decayed, _ = _decay(observation, name, start)
             other = (sent - (start + decayed).float().to(dtype).float()).abs() > near
-            # Weights next to the middle of two numbers may be rounded to the other one.
-            used = other.sum(1) > max(1.0, (1 - MOST) * other.shape[1])
+            # Weights near the middle of two numbers may be rounded to the other one.
+            used = other.sum(1) > max(1.0, (1 - ON_GRID) * other.shape[1])
             return Rows(used, (rows - decayed).norm(dim=1), True, f"the others round to what unused rows do in {str(dtype)[6:]}")
     return None
 
 
 def _quantised(rows: Tensor, start: Tensor, observation: Observation, name: str) -> Rows | None:
-    """The used rows of the change ``(V, d)``, where it was sent as multiples of one number.
-
-    ``None``: it was not.
-    """
+    """The used rows of a quantised change ``(V, d)``, all multiples of one number; ``None`` if it is not."""
     step = math.sqrt(6 * observation.altered.variance[name])
     codes = rows / step
-    if float(((codes - codes.round()).abs() < 0.1).float().mean()) <= MOST:
+    if float(((codes - codes.round()).abs() < 0.1).float().mean()) <= ON_GRID:
         return None
     decayed, _ = _decay(observation, name, start)
     far = ((rows - decayed).abs() > 1.1 * step).any(1)
-    expected = decayed.abs().sum(1) / step  # of the numbers of an unused row that are not rounded to 0
+    expected = decayed.abs().sum(1) / step  # number of entries of an unused row that are not rounded to 0
     used = far | (codes.round().ne(0).sum(1) > expected + 4 * expected.sqrt() + 3)
     return Rows(used, (rows - decayed).norm(dim=1), True, "the others changed by no more than decay and rounding may do")

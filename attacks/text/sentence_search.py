@@ -1,4 +1,4 @@
-"""Common parts of the attacks that search for sentences: options, labels, one search, and combining messages."""
+"""Common parts of the attacks that search for sentences: options, labels, the search for one message, and several messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
 from fedpriv.attacks.inference.labels import batch_labels
-from fedpriv.attacks.text.case import TextCase, facts_of
+from fedpriv.attacks.text.case import TextCase, text_facts
 from fedpriv.attacks.text.mixture import Match, Places, mix
 from fedpriv.attacks.text.refine import refine
 
@@ -28,9 +28,10 @@ class SearchOptions:
 
     Attributes:
         steps: of Adam.
-        starts: run at once, with the labels in different orders; the one whose words explain the gradient best is kept.
+        starts: number of simultaneous starts, with the labels in different orders; the best is kept.
+        lr: of Adam.
         alpha: weight of the L1 distance beside the L2 distance (TAG, equation 4), both relative to the observed gradient.
-        sweeps: largest number of exchanges of words at the end (:func:`fedpriv.attacks.text.refine.refine`).
+        sweeps: largest number of word exchanges at the end (:func:`fedpriv.attacks.text.refine.refine`).
     """
 
     steps: int = 200
@@ -42,7 +43,14 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Sought:
-    """The result for one message: padded sentences ``(B, L)``, labels ``(B,)``, unexplained share of the gradient, and a note."""
+    """The result for one message.
+
+    Attributes:
+        ids: padded sentences ``(B, L)``.
+        labels: ``(B,)``.
+        loss: unexplained share of the gradient.
+        note: how the sentences were found.
+    """
 
     ids: Tensor
     labels: Tensor
@@ -51,19 +59,20 @@ class Sought:
 
 
 def seek(options: SearchOptions, case: TextCase, where: Places, labels: Tensor | None, note: str, seed: int) -> Sought:
-    """Find the words of ``where`` by mixtures from several starts, and refine the best; labels too, unless known ``(B, C)``."""
+    """Search for the words at the places ``where`` by mixtures from several starts, and refine the best.
+
+    Args:
+        labels: probabilities ``(B, C)``; ``None`` optimises them too.
+    """
     match = Match(case, where, options.alpha)
-    found = mix(match, labels, options.starts, options.steps, options.lr, seed)
-    best = int(found.loss.argmin())
-    chosen, loss = refine(match, found.chosen[best], found.targets[best], options.sweeps)
-    return Sought(where.ids(chosen, case.text.pad), found.targets[best].argmax(1), loss, note)
+    mixed = mix(match, labels, options.starts, options.steps, options.lr, seed)
+    best = int(mixed.loss.argmin())
+    chosen, loss = refine(match, mixed.chosen[best], mixed.targets[best], options.sweeps)
+    return Sought(where.ids(chosen, case.text.pad), mixed.targets[best].argmax(1), loss, note)
 
 
 def known_labels(observation: Observation) -> Tensor | None:
-    """Labels as distributions ``(B, C)``: given, or inferred from the head; ``None`` where neither is possible.
-
-    Their order is arbitrary, as is that of the sentences.
-    """
+    """Label probabilities ``(B, C)``, known or inferred from the head, in arbitrary order; ``None`` if neither is possible."""
     labels = observation.labels
     if labels is None:
         with suppress(Inapplicable):
@@ -74,16 +83,16 @@ def known_labels(observation: Observation) -> Tensor | None:
 
 
 def one_by_one(observations: Sequence[Observation], attack: Callable[[Observation], Sought]) -> TextReconstruction:
-    """Attack one message after the other, as their sentences have different lengths."""
+    """Attack the messages one by one, as their sentences have different lengths."""
     began = time.process_time()
-    found = [attack(observation) for observation in observations]
-    text = facts_of(observations[0])
+    results = [attack(observation) for observation in observations]
+    text = text_facts(observations[0])
     words = len(observations[0].weights[text.words])
     return TextReconstruction(
-        pad_sequence([row for each in found for row in each.ids], batch_first=True, padding_value=text.pad),
-        torch.stack([counts_of(each.ids, words, text.pad) for each in found]),
-        torch.cat([each.labels for each in found]),
-        torch.tensor([each.loss for each in found]),
-        tuple(each.note for each in found),
+        pad_sequence([row for result in results for row in result.ids], batch_first=True, padding_value=text.pad),
+        torch.stack([counts_of(result.ids, words, text.pad) for result in results]),
+        torch.cat([result.labels for result in results]),
+        torch.tensor([result.loss for result in results]),
+        tuple(result.note for result in results),
         time.process_time() - began,
     )

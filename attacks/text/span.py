@@ -1,13 +1,14 @@
-"""Sentences from the spans of linear layers' gradients, which need not be the embedding's (DAGER, Petrov et al. 2024).
+"""DAGER: sentences from the spans of linear layers' gradients (Petrov et al., NeurIPS 2024).
 
-The first layers show which words can be at which positions (:mod:`fedpriv.attacks.text.gradient_span`). In a batch their span
-also holds pairs that are sums of three true ones (word a at p and q, word b at p: also b at q). A later layer tells which
-sentences are made of them (:mod:`fedpriv.attacks.text.descent`), and the head's gradient how often each occurs, with which label.
-In small batches, what is not found so is sought by gradient matching.
+1. The first layers' span shows which words can be at which positions (:mod:`fedpriv.attacks.text.gradient_span`). In a batch it
+   also holds combinations of true pairs: with word a at p and q, and word b at p, also b at q.
+2. A later layer's span shows which sentences these words form (:mod:`fedpriv.attacks.text.descent`).
+3. The head's gradient shows how often each occurs, with which label (:mod:`fedpriv.attacks.text.repeats`).
+4. In small batches, gradient matching searches for the sentences that are still missing.
 
-A masked or frozen embedding does not prevent this, nor do masks of some of the layers. Noise does, rounding of the weights does
-where a small change is sent, and so do more tokens than three quarters of the layers' width
-(:data:`fedpriv.attacks.gradients.rank.MOST`), or of the sum of the adapters' ranks.
+The attacker knows all weights of the encoder. It does not need the embedding's gradient, nor those of all layers. It fails under
+noise, if rounding hides a small weight change, and if there are more tokens than three quarters of the layers' width
+(:data:`fedpriv.attacks.gradients.rank.MAX_SHARE`) or of the sum of the adapters' ranks.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.case import text_case
 from fedpriv.attacks.text.descent import Whole, ends, whole_sentences
-from fedpriv.attacks.text.gradient_span import first_span, later_span, off_span
-from fedpriv.attacks.text.mixture import Places, unexplained
+from fedpriv.attacks.text.gradient_span import first_span, later_span, word_distances
+from fedpriv.attacks.text.mixture import Places, unexplained_share
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.repeats import repeated
 from fedpriv.attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
@@ -43,9 +44,9 @@ class SpanAttack(SearchOptions, TextAttack):
     """Sentences from the spans of the first linear layers' gradients (DAGER), exact also in batches.
 
     Attributes:
-        tolerance: largest relative distance from a span at which a token, or a sentence, counts as found.
+        tolerance: largest relative distance of a true token, or sentence, from a span.
         budget: largest number of sentences that are tested.
-        matched: in batches of at most so many sentences, those that are not found are sought by gradient matching.
+        matched: largest batch in which gradient matching searches for missing sentences.
     """
 
     control: ClassVar = TextSetting()
@@ -62,43 +63,43 @@ class SpanAttack(SearchOptions, TextAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
-        return one_by_one(observations, lambda observation: self._one(observation, seed))
+        return one_by_one(observations, lambda observation: self._reconstruct(observation, seed))
 
-    def _one(self, observation: Observation, seed: int) -> Sought:
+    def _reconstruct(self, observation: Observation, seed: int) -> Sought:
         case, first, later = text_case(observation), first_span(observation), later_span(observation)
-        # The vectors of one sentence's tokens are independent, so it has at most as many as the span has dimensions.
+        # A sentence's token vectors are independent, so it has at most as many tokens as the span has dimensions.
         most = min(longest(observation) or observation.input_shape[0], first.basis.shape[1])
-        hits = off_span(observation, first, most) <= self.tolerance
+        hits = word_distances(observation, first, most) <= self.tolerance
         _check(hits, case.text)
         rank = first.basis.shape[1]
         note = f"{int(hits.sum())} pairs of token and position in the span of {first.layers[0]!r}, whose rank is {rank}"
         whole = Whole((), ())
         if later is not None:
             whole = whole_sentences(observation, later, hits, case.samples, self.tolerance, self.budget, seed)
-            note += f"; {len(whole.found)} sentences in that of {later.layers[0]!r}, whose rank is {later.basis.shape[1]}"
+            note += f"; {len(whole.sentences)} sentences in that of {later.layers[0]!r}, whose rank is {later.basis.shape[1]}"
         with suppress(Inapplicable):
-            ids, labels = repeated(case, whole.found)
-            return Sought(ids, labels, unexplained(case, ids, labels), note)
+            ids, labels = repeated(case, whole.sentences)
+            return Sought(ids, labels, unexplained_share(case, ids, labels), note)
         if case.samples <= self.matched:
-            places = _places(hits, case.text, case.samples, total_tokens(observation), whole.found)
+            places = _places(hits, case.text, case.samples, total_tokens(observation), whole.sentences)
             return seek(self, case, places, known_labels(observation), note, seed)
-        if not whole.found:
+        if not whole.sentences:
             why = (
                 "a later layer's gradient is of full rank or missing" if later is None else "no sentence tested lies in the span"
             )
             raise Inapplicable(f"{why}, and {case.samples} sentences are too many for gradient matching (at most {self.matched})")
-        # Descents that ended elsewhere stand for sentences that were not found, as they share words with them.
-        rows = [*whole.found, *whole.others][: case.samples]
+        # Fill up with failed descents, which share words with the missing sentences.
+        rows = [*whole.sentences, *whole.others][: case.samples]
         rows += [rows[0].new_tensor(case.text.special)] * (case.samples - len(rows))
         ids = pad_sequence(rows, batch_first=True, padding_value=case.text.pad)
         return Sought(ids, torch.full((case.samples,), -1), torch.nan, note)
 
 
 def _check(hits: Tensor, text: TextFacts) -> None:
-    """Check that the pairs ``(V, L)`` in the span can form a sentence.
+    """Check that the pairs of word and position ``(V, L)`` in the span can form a sentence.
 
     Raises:
-        Inapplicable: they form none: the first position has no token, or none has the closing one.
+        Inapplicable: no word is possible at the first position, or the closing token at none.
     """
     if not bool(hits[:, 0].any()):
         raise Inapplicable("no token lies in the span at the first position: the message is not one gradient of this net")
@@ -107,7 +108,7 @@ def _check(hits: Tensor, text: TextFacts) -> None:
 
 
 def _places(hits: Tensor, text: TextFacts, samples: int, total: int | None, known: Sequence[Tensor]) -> Places:
-    """The words allowed at each place by the pairs ``(V, L)`` that were found; those of ``known`` sentences are fixed."""
+    """The words allowed at each place by the pairs ``(V, L)`` in the span; ``known`` sentences are fixed."""
     closing = text.last
     left = None if total is None else total - sum(map(len, known))
     unknown = _lengths(ends(hits, text), samples - len(known), left) if len(known) < samples else []
@@ -124,7 +125,7 @@ def _places(hits: Tensor, text: TextFacts, samples: int, total: int | None, know
 
 
 def _lengths(ends: list[int], samples: int, total: int | None) -> list[int]:
-    """A length for each sentence out of ``ends``: each used at least once if possible, and with the right total if one fits."""
+    """A length for each sentence out of ``ends``: each used once if possible, and adding up to ``total`` if possible."""
     if len(ends) >= samples:
         return sorted(ends)[-samples:]
     rest = combinations_with_replacement(ends, samples - len(ends))

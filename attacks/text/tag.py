@@ -1,4 +1,9 @@
-"""TAG on text (Deng et al. 2021), with what else a message reveals: its tokens, their number, and its labels."""
+"""TAG: gradient matching on text (Deng et al. 2021), restricted by the tokens, lengths and labels that the message reveals.
+
+The attacker knows all weights of the encoder. It infers the batch's tokens from the word embedding's gradient
+(:mod:`fedpriv.attacks.text.tokens`), lengths from position rows and ranks (:mod:`fedpriv.attacks.text.rank`) and labels from the
+head, then optimises the words at each place (:mod:`fedpriv.attacks.text.mixture`).
+"""
 
 from __future__ import annotations
 
@@ -27,10 +32,9 @@ class Tag(SearchOptions, TextAttack):
     """Gradient matching over sentences, restricted to the tokens that the gradient of the word embedding reveals.
 
     Attributes:
-        known_tokens: ``False`` searches among all words although the word embedding was sent.
-        length: tokens per sentence, special ones included, where the message does not reveal it; 0 tries all from 3 to the
-            maximum, with a search for each.
-        probe: steps of Adam of the search for a length.
+        known_tokens: restrict the search to the tokens that the word embedding reveals.
+        length: tokens per sentence, including special ones, if the message does not reveal it; 0 tries all lengths.
+        probe: steps of Adam for each length tried.
     """
 
     control: ClassVar = TextSetting()
@@ -54,9 +58,9 @@ class Tag(SearchOptions, TextAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
-        return one_by_one(observations, lambda observation: self._one(observation, seed))
+        return one_by_one(observations, lambda observation: self._reconstruct(observation, seed))
 
-    def _one(self, observation: Observation, seed: int) -> Sought:
+    def _reconstruct(self, observation: Observation, seed: int) -> Sought:
         case, labels = text_case(observation), known_labels(observation)
         words, note = _words(observation, case) if self.known_tokens else (torch.arange(len(case.table)), "among all words")
         known = lengths(observation)
@@ -77,7 +81,7 @@ class Tag(SearchOptions, TextAttack):
 
 
 def _words(observation: Observation, case: TextCase) -> tuple[Tensor, str]:
-    """The possible ids, those that the word embedding reveals or all, and a note on them."""
+    """The possible token ids, and a note on how they were found."""
     if case.text.words in observation.shared:
         tokens = find_tokens(observation)
         ids = tokens.present.nonzero().flatten()

@@ -1,7 +1,6 @@
-"""The tokens of a client's batch, from the gradient of the word embedding.
+"""The tokens of a client's batch, from the gradient of the word embedding (Melis et al., S&P 2019, section 4.1).
 
-The row of a word is the sum of the gradients at its occurrences, and zero if it does not occur (Melis et al. 2019, "Exploiting
-unintended feature leakage", section 4.1). The order of the tokens is not in it.
+The gradient's row of a word is the sum over its occurrences, and zero if it does not occur. It does not show the order of tokens.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class Tokens:
 
     Attributes:
         present: ``(V,)``; never true for padding.
-        counts: ``(V,)`` estimates, at least 1 where ``present``; see :func:`estimated_counts`.
+        counts: ``(V,)``, estimates, at least 1 where ``present`` (:func:`estimated_counts`).
         exact: whether ``present`` is certain (:class:`fedpriv.attacks.text.rows.Rows`).
-        how: how the tokens were found, in a sentence.
+        how: how the tokens were found, as a clause.
     """
 
     present: Tensor
@@ -46,13 +45,13 @@ def find_tokens(observation: Observation) -> Tokens:
     """The tokens of a message.
 
     Raises:
-        Inapplicable: the word embedding was not sent; the message says what else is revealed.
+        Inapplicable: the word embedding was not sent (the error lists what the message reveals instead), or its gradient is zero.
     """
     if observation.text is None:
         raise Inapplicable("tokens are found in the gradient of a word embedding, and the net has other inputs")
     text = observation.text
     if text.words not in observation.shared:
-        raise Inapplicable(f"the word embedding was not sent: {what_is_left(observation)}")
+        raise Inapplicable(f"the word embedding was not sent: {remaining_leakage(observation)}")
     rows = used_rows(observation, text.words)
     if rows.exact and not bool(rows.used.any()) and not observation.altered.variance.get(text.words):
         raise Inapplicable("the gradient of the word embedding is zero, which shows no word: every sentence has some")
@@ -65,30 +64,29 @@ def find_tokens(observation: Observation) -> Tokens:
 
 
 def estimated_counts(norms: Tensor, present: Tensor, text: TextFacts, sentences: int | None) -> Tensor:
-    """How often each word occurs ``(V,)``, from its row's norm ``(V,)`` relative to that of the closing token.
+    """Estimate how often each word occurs ``(V,)``, from the norm of its row ``(V,)`` relative to the closing token's.
 
-    A special token, such as the closing one, occurs once in every sentence. Within one sentence the gradients at two positions
-    are nearly parallel, so norms add; between sentences they are nearly orthogonal, so squares add. Hence ``norm / closing`` for
-    one sentence and ``n (norm / closing)^2`` for n. On banking questions through a random BERT the overlap with the true counts
-    (sum of the smaller over sum of the larger) was 1.0, 0.85, 0.78 and 0.73 for 1, 4, 16 and 64 sentences; counting every word
-    once has 0.97, 0.77, 0.53 and 0.31. Where the number of sentences is not known, or there is no special token, every word
-    counts once.
+    The closing token occurs once per sentence. Within a sentence the gradients at two positions are nearly parallel, so norms
+    add; between sentences they are nearly orthogonal, so squares add. Hence ``norm / closing`` for one sentence and
+    ``n (norm / closing)^2`` for n. On Banking77 with a random BERT the overlap with the true counts (sum of minima over sum of
+    maxima) was 1.0, 0.85, 0.78 and 0.73 for 1, 4, 16 and 64 sentences; counting every word once gives 0.97, 0.77, 0.53 and 0.31.
+    Without a closing token, or if the number of sentences is unknown, every word counts once.
     """
     counts = present.long()
     closing = text.special[-1] if text.special else None
     if closing is not None and sentences is not None and bool(present[closing]):
         ratio = norms / norms[closing]
-        found = (ratio if sentences == 1 else sentences * ratio.square()).round().long()
-        counts = torch.where(present, found.clamp(min=1), 0)
+        estimate = (ratio if sentences == 1 else sentences * ratio.square()).round().long()
+        counts = torch.where(present, estimate.clamp(min=1), 0)
         counts[list(text.special)] = sentences * present[list(text.special)].long()
     return counts
 
 
 def fitted_counts(counts: Tensor, norms: Tensor, text: TextFacts, total: int) -> Tensor:
-    """Estimated counts ``(V,)`` adjusted to sum to a known ``total``, special tokens included; unchanged if that is impossible.
+    """Adjust estimated counts ``(V,)`` to sum to a known ``total``, including special tokens; unchanged if that is impossible.
 
-    Every word gets one; the rest goes to words whose share of the squared norms ``(V,)`` suggests more. In a pretrained encoder
-    the closing token's row is small, and estimates relative to it alone are several times too large.
+    Every word gets one; the rest is distributed in proportion to the squared norms ``(V,)``. In a pretrained encoder the closing
+    token's row is small, and estimates relative to it are several times too large.
     """
     words = counts > 0
     words[list(text.special)] = False
@@ -104,8 +102,8 @@ def fitted_counts(counts: Tensor, norms: Tensor, text: TextFacts, total: int) ->
     return torch.where(words, 1 + more, counts)
 
 
-def what_is_left(observation: Observation) -> str:
-    """What a message reveals without its word embedding, in a sentence."""
+def remaining_leakage(observation: Observation) -> str:
+    """What a message reveals without its word embedding, as a clause."""
     left = []
     if most := longest(observation):
         left.append(f"the longest sentence has {most} tokens (from the position embedding)")
@@ -129,19 +127,20 @@ class TokenSet(TextAttack):
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`. Labels are inferred from the head where it was sent."""
         began = time.process_time()
-        found = [find_tokens(observation) for observation in observations]
+        results = [find_tokens(observation) for observation in observations]
         labels = [inferred_labels(observation) for observation in observations]
         return TextReconstruction(
             None,
-            torch.stack([each.counts for each in found]),
+            torch.stack([tokens.counts for tokens in results]),
             torch.cat(labels),
-            torch.full((len(found),), torch.nan),
-            tuple(each.how for each in found),
+            torch.full((len(results),), torch.nan),
+            tuple(tokens.how for tokens in results),
             time.process_time() - began,
         )
 
 
 def inferred_labels(observation: Observation) -> Tensor:
+    """Labels ``(B,)`` inferred from the head; -1 if that is impossible."""
     try:
         return batch_labels(observation)
     except Inapplicable:

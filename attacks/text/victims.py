@@ -1,4 +1,4 @@
-"""The reference victim of attacks on text: a small random BERT, random sentences, and one gradient step on them."""
+"""The reference client of text attacks: a small random BERT, random sentences, and one gradient on them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import pad_sequence
 from fedpriv.attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
 
 PAD, FIRST, LAST = 0, 1, 2
-"""Ids of the reference victim; words follow."""
+"""Special token ids of the reference client; words follow."""
 
 
 class MeanPooled(nn.Module):
-    """A transformer on token ids ``(B, L)`` and the mean of its outputs without padding ``(B, d)``."""
+    """A transformer on token ids ``(B, L)``, followed by the mean of its outputs ``(B, d)`` without padding."""
 
     def __init__(self, transformer: nn.Module, pad: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class MeanPooled(nn.Module):
 
 @dataclass(frozen=True)
 class Size:
-    """The size of the reference victim; small, so that a control takes seconds."""
+    """The size of the reference client's net; small, so that a control takes seconds."""
 
     words: int = 200
     width: int = 48
@@ -47,7 +47,7 @@ SMALL = Size()
 
 
 def small_bert(seed: int, size: Size = SMALL) -> SplitNet:
-    """A BERT with random weights for ids below ``size.words``, and a linear layer to the classes; in evaluation mode."""
+    """A random BERT for ids below ``size.words``, and a linear layer to the classes, in evaluation mode."""
     from transformers import BertConfig, BertModel
 
     config = BertConfig(
@@ -72,11 +72,11 @@ def facts(size: Size = SMALL) -> TextFacts:
 
 
 def sentences(lengths: Sequence[int], seed: int, size: Size = SMALL) -> Tensor:
-    """Random sentences, padded: ``(n, L)``; ``lengths`` count the two special tokens."""
-    draw = torch.Generator().manual_seed(seed)
+    """Random padded sentences ``(n, L)``; ``lengths`` include the two special tokens."""
+    generator = torch.Generator().manual_seed(seed)
     rows = []
     for length in lengths:
-        words = torch.randint(LAST + 1, size.words, (length - 2,), generator=draw)
+        words = torch.randint(LAST + 1, size.words, (length - 2,), generator=generator)
         rows.append(torch.cat([torch.tensor([FIRST]), words, torch.tensor([LAST])]))
     return pad_sequence(rows, batch_first=True, padding_value=PAD)
 
@@ -84,9 +84,9 @@ def sentences(lengths: Sequence[int], seed: int, size: Size = SMALL) -> Tensor:
 def observe_text(
     net: SplitNet, ids: Tensor, labels: Tensor, text: TextFacts | None = None, threat: ThreatModel | None = None
 ) -> Observation:
-    """The observation of one gradient step on sentences ``(n, L)`` with labels ``(n,)``.
+    """The observation of a gradient on sentences ``(n, L)`` with labels ``(n,)``.
 
-    Shared are the gradients of parameters with ``requires_grad``; the weights of frozen ones are known too, as they were sent.
+    The gradients of parameters with ``requires_grad`` are shared, and all weights are known.
     """
     parameters = dict(net.named_parameters())
     learn = {name: p for name, p in parameters.items() if p.requires_grad}
@@ -95,7 +95,7 @@ def observe_text(
     weights = {name: p.detach().clone() for name, p in parameters.items()}
     threat, text = threat or ThreatModel(), text or facts()
     classes = int(net(ids[:1]).shape[1])
-    found = Observation(
+    observation = Observation(
         shared, "gradient", weights, blank(net), (text.length,), classes, threat, num_examples=len(ids), text=text
     )
-    return replace(found, labels=labels.clone()) if threat.labels else found
+    return replace(observation, labels=labels.clone()) if threat.labels else observation

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.attack import image_attack, text_attack
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
-from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.lab.attempts import attempt
 from fedpriv.attacks.lab.image_controls import alteration
 from fedpriv.attacks.lab.nets import observe, perceptron
@@ -149,7 +149,7 @@ def after_epochs(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
             one = observe(rectified(config["width"], SEED + i), images, labels)
             schedule = Schedule(lr=config["lr"], steps=epochs * -(-n // size), batch_size=size)
             target = F.one_hot(labels, 10).float()
-            change = local_run(one.net, one.weights, list(one.shared), images, target, schedule)
+            change = simulate_local_update(one.net, one.weights, list(one.shared), images, target, schedule)
             observed.append(replace(one, kind="change", shared={k: t.detach() for k, t in change.items()}, schedule=schedule))
         images, labels = (torch.cat(parts) for parts in zip(*truth, strict=True))
         says = {"net": f"MLP 64-{config['width']}-64-10", "size": 8, "batch": n, "steps": schedule.steps}

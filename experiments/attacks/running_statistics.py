@@ -19,7 +19,7 @@ from torch import Tensor
 import fedpriv
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.linear import from_picture
+from fedpriv.attacks.gradients.linear import normalise_images
 from fedpriv.attacks.inference.running_statistics import mean_colour, shares_of_batches
 from fedpriv.attacks.scoring.operating_points import area
 from fedpriv.audit.evidence.messages import Evidence
@@ -92,7 +92,7 @@ def _attacked(evidence: Evidence, round: int, client: int, candidates: int) -> d
 
 
 def _parts(seen: Observation, images: Tensor) -> Iterator[Tensor]:
-    return (from_picture(seen, part) for part in images.split(CHUNK))
+    return (normalise_images(seen, part) for part in images.split(CHUNK))
 
 
 def render(rows: list[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.analytic import row_ratios, single_sample
-from fedpriv.attacks.gradients.linear import SharedLinear, fed_by_one
+from fedpriv.attacks.gradients.linear import SharedLinear, single_sample_input
 from fedpriv.attacks.lab.attempts import attempt
 from fedpriv.attacks.lab.nets import one_for_each
 from fedpriv.attacks.lab.trial import Attacker
@@ -100,10 +100,10 @@ def test_all_entries_together_withstand_noise_better_than_least_squares_on_the_b
     error = 0.3 * float(torch.outer(out, inputs).std())
     weight = torch.outer(out, inputs) + error * torch.randn(300, 64, generator=draw)
     bias = out + error * torch.randn(300, generator=draw)
-    found = fed_by_one(SharedLinear("first", weight, bias, error=error))
+    found = single_sample_input(SharedLinear("first", weight, bias, error=error))
     by_bias = bias @ weight / (bias.square().sum() - 300 * error**2)
     assert (found - inputs).norm() < 0.9 * (by_bias - inputs).norm()
-    exact = fed_by_one(SharedLinear("first", torch.outer(out, inputs), out))
+    exact = single_sample_input(SharedLinear("first", torch.outer(out, inputs), out))
     torch.testing.assert_close(exact, inputs)
 
 

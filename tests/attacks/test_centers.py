@@ -8,7 +8,7 @@ from torch import nn
 
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.image.centers import Prior, embedding, invert_centers, looks, read_centers, uploaded_body
+from fedpriv.attacks.image.centers import Prior, embedding, fit_prior, invert_centers, read_centers, uploaded_body
 from fedpriv.attacks.labels.stated import read_label_set
 from tests.attacks.client import CLASSES, SHAPE, change, observe, pictures
 
@@ -111,7 +111,7 @@ def test_fewer_entries_than_pixels_need_to_know_what_images_look_like() -> None:
     embed = embedding(observation, None)
     errors = {
         name: float((invert_centers(observation, embed, centers, likely).images - images).square().mean())
-        for name, likely in {"public": looks(public, labels, [0, 1]), "grey": grey(2)}.items()
+        for name, likely in {"public": fit_prior(public, labels, [0, 1]), "grey": grey(2)}.items()
     }
     copies = (public[:, None] - images).square().mean(dim=(2, 3, 4)).amin(0)
     assert errors["public"] < 0.002 < copies.min() and errors["grey"] > 5 * errors["public"]
@@ -120,12 +120,12 @@ def test_fewer_entries_than_pixels_need_to_know_what_images_look_like() -> None:
 def test_public_images_that_say_nothing_are_refused() -> None:
     for public in (torch.rand(0, *SHAPE), torch.rand(3, *SHAPE)):
         with pytest.raises(Inapplicable, match="public"):
-            looks(public, torch.arange(len(public)), [0])
+            fit_prior(public, torch.arange(len(public)), [0])
 
 
 def test_a_class_without_public_images_looks_like_all() -> None:
     public = torch.rand(6, *SHAPE)
-    likely = looks(public, torch.tensor([0, 0, 0, 2, 2, 2]), [2, 1])
+    likely = fit_prior(public, torch.tensor([0, 0, 0, 2, 2, 2]), [2, 1])
     torch.testing.assert_close(likely.means, torch.stack([public[3:].mean(0), public.mean(0)]))
     away_from_class = public - torch.stack([public[:3].mean(0)] * 3 + [public[3:].mean(0)] * 3)
     covariance = away_from_class.flatten(1).T @ away_from_class.flatten(1) / 6

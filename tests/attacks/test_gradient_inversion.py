@@ -13,8 +13,8 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.distances import squared
-from fedpriv.attacks.gradients.matching import case_of
-from fedpriv.attacks.gradients.projection import convolution_signal, determined
+from fedpriv.attacks.gradients.matching import build_case
+from fedpriv.attacks.gradients.projection import convolution_signal, is_overdetermined
 from fedpriv.attacks.image.dlg import Dlg, Idlg, PublishedDlg, PublishedIdlg, label_matching, sign_rule
 from fedpriv.attacks.image.head_free import HeadFree
 from fedpriv.attacks.image.heads import JointHead, KnownHead, RandomHead
@@ -46,7 +46,7 @@ def test_the_published_attack_is_the_plain_one_for_each_image(improved: bool) ->
     images = images.double()
     net = reference_victim(0).double()
     observations = [observe(net, images[i : i + 1], labels[i : i + 1]) for i in range(2)]
-    case = case_of(observations, bounded=False)
+    case = build_case(observations, bounded=False)
     objective = label_matching(case, squared, sign_rule(case) if improved else None)
     start = torch.randn(2, objective.layout.size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     ours = BatchedLbfgs(objective, start)
@@ -68,7 +68,7 @@ def test_the_sign_rule_finds_every_label(bias: bool) -> None:
         net = observations[0].net
         net = SplitNet(net.body, nn.Sequential(nn.Linear(48, 10, bias=False)))
         observations = [replace(o, net=net) for o in observations]
-    assert sign_rule(case_of(observations, bounded=True)).flatten().tolist() == labels.tolist()
+    assert sign_rule(build_case(observations, bounded=True)).flatten().tolist() == labels.tolist()
 
 
 @pytest.mark.parametrize("attack", quick_first([Idlg(steps=6), Dlg(steps=6)]))
@@ -102,10 +102,10 @@ def test_images_do_not_depend_on_what_else_is_attacked() -> None:
 def test_nets_with_different_weights_are_attacked_together() -> None:
     images, labels = default_images(2)
     observations = [observe(reference_victim(i), images[i : i + 1], labels[i : i + 1]) for i in range(2)]
-    case = case_of(observations, bounded=True)
+    case = build_case(observations, bounded=True)
     assert case.stacked and not case.weights
     assert sign_rule(case).flatten().tolist() == labels.tolist()
-    single = label_matching(case_of(observations[1:], bounded=True), squared, labels[1:, None])
+    single = label_matching(build_case(observations[1:], bounded=True), squared, labels[1:, None])
     both = label_matching(case, squared, labels[:, None])
     point = torch.randn(2, single.layout.size)
     value, gradient = both(torch.arange(2), point)
@@ -266,7 +266,7 @@ def test_the_signal_behind_a_convolution_is_exact_given_its_input() -> None:
     signal = torch.randn_like(out)
     weight, bias = torch.autograd.grad((out * signal).sum(), [layer.weight, layer.bias])
     torch.testing.assert_close(convolution_signal(layer, inputs, weight, bias), signal, rtol=1e-3, atol=1e-3)
-    assert determined(layer, 64) and not determined(layer, 75) and not determined(nn.Linear(100, 3), 1)
+    assert is_overdetermined(layer, 64) and not is_overdetermined(layer, 75) and not is_overdetermined(nn.Linear(100, 3), 1)
 
 
 def test_head_free_recovers_an_image_with_the_whole_head_hidden() -> None:

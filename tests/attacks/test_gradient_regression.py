@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel, blank
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.per_sample import Labelled, per_sample
+from fedpriv.attacks.gradients.per_sample import LabelledSamples, per_sample
 from fedpriv.attacks.inference import gradient_regression as module
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 
@@ -32,18 +32,18 @@ def net(seed: int = 0) -> SplitNet:
     return SplitNet(nn.Sequential(nn.Linear(INPUTS, 30), nn.GELU()), nn.Linear(30, CLASSES)).eval()
 
 
-def samples(number: int, seed: int) -> Labelled:
+def samples(number: int, seed: int) -> LabelledSamples:
     draw = torch.Generator().manual_seed(seed)
     labels = torch.arange(number) % CLASSES
     inputs = torch.randn(number, INPUTS, generator=draw) + 0.5 * labels[:, None]
-    return Labelled({"": inputs}, labels, itemgetter(""))
+    return LabelledSamples({"": inputs}, labels, itemgetter(""))
 
 
 CANDIDATES, PUBLIC = samples(2 * N, 1), samples(N, 2)
 MEMBERS = np.arange(2 * N) % 4 < 2
 
 
-def trained(victim: SplitNet, data: Labelled, steps: int = 1, times: int = 1, **schedule: Any) -> Observation:
+def trained(victim: SplitNet, data: LabelledSamples, steps: int = 1, times: int = 1, **schedule: Any) -> Observation:
     """The message of plain SGD on the data, in ``steps`` batches; the first sample is in its batch so many times."""
     plan = Schedule(lr=0.1, steps=steps, batch_size=len(data) // steps, **schedule)
     before = {name: tensor.detach().clone() for name, tensor in victim.state_dict().items()}
@@ -64,9 +64,9 @@ def trained(victim: SplitNet, data: Labelled, steps: int = 1, times: int = 1, **
     )
 
 
-def chosen(which: np.ndarray) -> Labelled:
+def chosen(which: np.ndarray) -> LabelledSamples:
     positions = torch.from_numpy(np.flatnonzero(which))
-    return Labelled({"": CANDIDATES.inputs[""][positions]}, CANDIDATES.labels[positions], itemgetter(""))
+    return LabelledSamples({"": CANDIDATES.inputs[""][positions]}, CANDIDATES.labels[positions], itemgetter(""))
 
 
 def of(message: Observation, **options: float) -> np.ndarray:
@@ -74,7 +74,7 @@ def of(message: Observation, **options: float) -> np.ndarray:
     return scores
 
 
-def gradients(data: Labelled) -> np.ndarray:
+def gradients(data: LabelledSamples) -> np.ndarray:
     """Per-sample gradients ``(n, p)``, one backward pass a sample."""
     victim, rows = net(), []
     for x, label in zip(data.inputs[""], data.labels, strict=True):

@@ -15,7 +15,7 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.text_reconstruction import counts_of
 from fedpriv.attacks.text.rank import longest
-from fedpriv.attacks.text.rows import unexplained
+from fedpriv.attacks.text.rows import why_estimated
 from fedpriv.attacks.text.tokens import find_tokens
 from fedpriv.attacks.text.victims import PAD, SMALL
 from fedpriv.audit.evidence.local_steps import idle_of
@@ -55,7 +55,7 @@ def test_after_adams_steps_with_weight_decay(optimizer: Any, lengths: list[int],
     seen, true = stepped(lengths, train, steps=4)
     found = find_tokens(seen)
     assert torch.equal(found.present, true) and found.exact
-    assert unexplained(seen, TEXT.words) is None
+    assert why_estimated(seen, TEXT.words) is None
 
 
 def test_where_it_is_not_known_what_moved_the_rows_a_failure_is_no_evidence() -> None:
@@ -63,9 +63,9 @@ def test_where_it_is_not_known_what_moved_the_rows_a_failure_is_no_evidence() ->
     seen, true = stepped([8, 6], train, steps=4)
     seen = replace(seen, zero_gradient_change=None)
     assert not bool((find_tokens(seen).present & true).any())
-    assert "estimate" in str(unexplained(seen, TEXT.words))
+    assert "estimate" in str(why_estimated(seen, TEXT.words))
     declared = replace(seen, altered=Altered(variance={TEXT.words: 1e-6}))
-    assert unexplained(declared, TEXT.words) is None, "noise that was declared is a defence"
+    assert why_estimated(declared, TEXT.words) is None, "noise that was declared is a defence"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -88,14 +88,14 @@ def test_a_weight_may_be_any_number_from_0_or_none() -> None:
 def test_one_message_is_searched_without_vmap_and_several_are_with(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other attacks always are: their numbers stay as they were."""
     asked = list[int]()
-    batched = matching.for_each
+    batched = matching.vmap_or_loop
 
     def counted(function: Callable[..., Any], points: Tensor, data: Any) -> Any:
         asked.append(len(points))
         return batched(function, points, data)
 
     alone = InvertingGradients(steps=3).run([message(2)])
-    monkeypatch.setattr(matching, "for_each", counted)
+    monkeypatch.setattr(matching, "vmap_or_loop", counted)
     InvertingGradients(steps=1).run([message(2)])
     assert asked == []
     pair = InvertingGradients(steps=3).run([message(2)] * 2)

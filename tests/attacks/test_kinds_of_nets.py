@@ -15,7 +15,7 @@ from fedpriv.attacks.api.user_net import cut
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import mounting
 from fedpriv.attacks.gradients.analytic import single_sample
-from fedpriv.attacks.gradients.matching import case_of
+from fedpriv.attacks.gradients.matching import build_case
 from fedpriv.attacks.image.head_free import signal_matching
 from fedpriv.attacks.lab.images import default_images
 
@@ -161,7 +161,7 @@ def test_the_bias_of_a_layer_that_is_fed_several_vectors_is_not_the_signal_at_it
     """It is the sum of the signals, so that matching with it would fail without a reason that anybody sees."""
     torch.manual_seed(0)
     with mounting():
-        sums, bias = (signal_matching(case_of([message(net, hidden=True)], bounded=True)) for net in (Attends(), Branches()))
+        sums, bias = (signal_matching(build_case([message(net, hidden=True)], bounded=True)) for net in (Attends(), Branches()))
     assert "signal" in sums.layout.shapes and "signal" not in bias.layout.shapes
 
 
@@ -194,7 +194,7 @@ def test_a_layer_around_which_a_path_leads_gives_no_closed_form(kind: str, befor
     """The signal at its output is that of one path. A layer before, through which all paths lead, gives one."""
     torch.manual_seed(0)
     with mounting():
-        objective = signal_matching(case_of([message(Around(kind, before), hidden=True)], bounded=True))
+        objective = signal_matching(build_case([message(Around(kind, before), hidden=True)], bounded=True))
     assert ("signal" in objective.layout.shapes) == (not before)
     if before:
         losses = [objective(torch.tensor([0]), image.clamp(1e-4, 1 - 1e-4).logit().reshape(1, -1))[0] for image in IMAGES[:2]]
@@ -215,5 +215,5 @@ def test_the_signal_behind_a_residual_convolution_is_an_unknown() -> None:
 
     torch.manual_seed(0)
     with mounting():
-        plain, adds = (signal_matching(case_of([message(Adds(one), hidden=True)], bounded=True)) for one in (False, True))
+        plain, adds = (signal_matching(build_case([message(Adds(one), hidden=True)], bounded=True)) for one in (False, True))
     assert "signal" in adds.layout.shapes and "signal" not in plain.layout.shapes

@@ -10,7 +10,7 @@ import torch
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.gradients.distances import relative
-from fedpriv.attacks.gradients.matching import case_of
+from fedpriv.attacks.gradients.matching import build_case
 from fedpriv.attacks.image.dlg import Dlg, Idlg, label_matching, labels_together
 from fedpriv.attacks.lab.attempts import observations
 from fedpriv.attacks.lab.images import default_images
@@ -42,7 +42,7 @@ def of(setting: Setting) -> list[Observation]:
 )
 def test_losses_and_gradients_are_those_of_one_after_another(messages: Callable[[], list[Observation]], known_top: bool) -> None:
     """Without ``vmap``."""
-    case = case_of([in_double(one) for one in messages()], bounded=True)
+    case = build_case([in_double(one) for one in messages()], bounded=True)
     case.net.double()
     torch.manual_seed(0)
     one, many = (matching(case, relative, None, known_top) for matching in (label_matching, labels_together))

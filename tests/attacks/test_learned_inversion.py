@@ -14,8 +14,8 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable, Reconstruction
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.gradients.simulated import simulated
-from fedpriv.attacks.image.learned_inversion import Defence, LearnedInversion, alike, components, defence_of, rows_of
+from fedpriv.attacks.gradients.simulated_messages import simulate_messages
+from fedpriv.attacks.image.learned_inversion import Defence, LearnedInversion, components, defence_of, group_by_download, rows_of
 from fedpriv.attacks.lab.attempts import ImageAttempt, attempt, joined, suited
 from fedpriv.attacks.lab.image_controls import negative_control, positive_control
 from fedpriv.attacks.lab.images import digits
@@ -45,7 +45,7 @@ def messages(one: Setting, seed: int = 0) -> tuple[Tensor, Tensor, list[Observat
 def test_what_is_simulated_for_the_true_image_is_the_message(more: dict[str, object]) -> None:
     images, labels, seen = messages(setting(**more))
     made: dict[str, list[Tensor]] = {name: [] for name in seen[0].shared}
-    for part in simulated(seen[0], Public(images, labels)):
+    for part in simulate_messages(seen[0], Public(images, labels)):
         for name, tensor in part.items():
             made[name].append(tensor)
     assert set(made) == set(seen[0].shared)
@@ -83,7 +83,7 @@ def test_components_are_those_of_a_singular_value_decomposition() -> None:
 def test_messages_of_one_download_are_learned_together() -> None:
     _, _, seen = messages(setting())
     other = replace(seen[1], weights={name: tensor + 1 for name, tensor in seen[1].weights.items()})
-    assert alike([seen[0], other, seen[2]]) == [[0, 2], [1]]
+    assert group_by_download([seen[0], other, seen[2]]) == [[0, 2], [1]]
 
 
 def test_nothing_but_what_is_granted_counts() -> None:

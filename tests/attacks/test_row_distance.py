@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.inference.row_distance import RowDistance
 from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.scoring.operating_points import area
@@ -72,7 +72,7 @@ def test_weight_decay_and_momentum_are_undone() -> None:
     seen = one_step(1, candidates)
     schedule = Schedule(lr=0.1, steps=3, momentum=0.9, weight_decay=0.5)
     target = torch.eye(10)[:1]
-    change = local_run(seen.net, seen.weights, list(seen.shared), candidates[:1], target, schedule)
+    change = simulate_local_update(seen.net, seen.weights, list(seen.shared), candidates[:1], target, schedule)
     message = replace(seen, kind="change", shared={name: one.detach() for name, one in change.items()}, schedule=schedule)
     rows = RowDistance.of(message, [candidates])
     assert rows(message)[0] > -0.02

@@ -10,7 +10,7 @@ from fedpriv.attacks.gradients.matching import Objective
 from fedpriv.attacks.gradients.variables import Layout
 from fedpriv.attacks.optimise import search as module
 from fedpriv.attacks.optimise.lbfgs import STRONG_WOLFE, LbfgsOptions
-from fedpriv.attacks.optimise.search import Best, Found, Starts, lbfgs, search
+from fedpriv.attacks.optimise.search import SearchResult, SolverResult, Starts, lbfgs, search
 
 N, P = 7, 4
 
@@ -25,7 +25,7 @@ def start(draw: torch.Generator) -> Tensor:
     return torch.randn(P, generator=draw)
 
 
-def solve(objective: Objective, starts: Starts) -> Found:
+def solve(objective: Objective, starts: Starts) -> SolverResult:
     return lbfgs(objective, starts.points, STRONG_WOLFE, steps=3)
 
 
@@ -33,7 +33,7 @@ def test_a_batch_that_does_not_fit_is_split_and_nothing_else_changes(monkeypatch
     whole = search(bowls(), start, solve, seed=1)
     sizes = []
 
-    def noted(objective: Objective, starts: Starts) -> Found:
+    def noted(objective: Objective, starts: Starts) -> SolverResult:
         sizes.append(len(starts.points))
         return solve(objective, starts)
 
@@ -56,13 +56,15 @@ def test_only_what_failed_is_started_again_and_the_best_is_kept() -> None:
     last_starts: list[bool] = []
     objective = Objective(lambda x, data: x["x"].sum(), Layout({"x": (1,)}), {"number": torch.arange(3.0)})
 
-    def made_up(part: Objective, starts: Starts) -> Found:
+    def made_up(part: Objective, starts: Starts) -> SolverResult:
         attempt, rows = len(calls), part.data["number"].long()
         calls.append(len(rows))
         last_starts.append(bool(starts.last.all()))
         assert torch.equal(starts.of, rows) and starts.last.any() == starts.last.all()
         loss = torch.tensor(losses[attempt])[rows]
-        return Found(torch.full_like(starts.points, float(attempt)), loss, loss[None], torch.ones(len(rows), dtype=torch.long))
+        return SolverResult(
+            torch.full_like(starts.points, float(attempt)), loss, loss[None], torch.ones(len(rows), dtype=torch.long)
+        )
 
     best = search(objective, lambda draw: torch.zeros(1), made_up, seed=0, restarts=2, failed=0.1)
     assert calls == [3, 2, 2] and last_starts == [False, False, True]
@@ -76,16 +78,16 @@ def test_restarts_of_few_problems_run_as_one_batch_from_the_same_starts() -> Non
     losses = torch.tensor([[0.5, 0.0, 3.0], [0.7, 9.0, 0.05], [0.2, 9.0, 2.0], [0.4, 9.0, torch.nan]])
     objective = Objective(lambda x, data: x["x"].sum(), Layout({"x": (1,)}), {"number": torch.arange(3.0)})
 
-    def run(at_once: bool) -> tuple[Best, list[Starts]]:
+    def run(at_once: bool) -> tuple[SearchResult, list[Starts]]:
         calls: list[Starts] = []
 
-        def made_up(part: Objective, starts: Starts) -> Found:
+        def made_up(part: Objective, starts: Starts) -> SolverResult:
             assert torch.equal(part.data["number"].long(), starts.of)
             first = sum(int((call.of == 0).sum()) for call in calls)
             attempts = [first + int((starts.of[:i] == of).sum()) for i, of in enumerate(starts.of)]
             calls.append(starts)
             loss = losses[attempts, starts.of]
-            return Found(starts.points, loss, loss[None], torch.ones(len(loss), dtype=torch.long))
+            return SolverResult(starts.points, loss, loss[None], torch.ones(len(loss), dtype=torch.long))
 
         return search(objective, lambda draw: torch.randn(1, generator=draw), made_up, 0, 3, 0.1, at_once), calls
 
@@ -110,10 +112,10 @@ def test_starts_of_a_problem_end_with_the_first_that_is_done() -> None:
 def test_a_start_depends_on_seed_problem_and_attempt_alone() -> None:
     seen: list[Tensor] = []
 
-    def noted(objective: Objective, starts: Starts) -> Found:
+    def noted(objective: Objective, starts: Starts) -> SolverResult:
         x = starts.points
         seen.append(x)
-        return Found(x, torch.ones(len(x), dtype=x.dtype), x[:, 0][None], torch.ones(len(x), dtype=torch.long))
+        return SolverResult(x, torch.ones(len(x), dtype=x.dtype), x[:, 0][None], torch.ones(len(x), dtype=torch.long))
 
     search(bowls(), start, noted, seed=1, restarts=1)
     search(bowls(), start, noted, seed=2)

@@ -13,7 +13,7 @@ from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import SharedLinear, is_rectified
-from fedpriv.attacks.gradients.rank import noise_of, rank
+from fedpriv.attacks.gradients.rank import noise_level, rank
 from fedpriv.attacks.gradients.spear import SpearOptions, unmix
 from fedpriv.attacks.image.direct import Spear
 from fedpriv.attacks.scoring.scores import match, mse
@@ -127,7 +127,7 @@ def test_rank_under_errors_of_a_known_size() -> None:
     draw = torch.Generator().manual_seed(0)
     low = torch.randn(60, 5, generator=draw) @ torch.randn(5, 40, generator=draw)
     noisy = low + 1e-3 * torch.randn(60, 40, generator=draw)
-    assert rank(noisy) is None and rank(noisy, noise_of(1e-3, noisy.shape)) == 5
+    assert rank(noisy) is None and rank(noisy, noise_level(1e-3, noisy.shape)) == 5
 
 
 def test_whether_a_relu_follows_is_seen_with_batchnorm_before() -> None:

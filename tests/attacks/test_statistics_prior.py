@@ -13,7 +13,7 @@ from fedpriv.attacks.core.observation import Observation, in_clients_mode
 from fedpriv.attacks.gradients.batch_statistics import layer_statistics
 from fedpriv.attacks.image import statistics_prior
 from fedpriv.attacks.image.inverting_gradients import InvertingGradients
-from fedpriv.attacks.image.statistics_prior import misfit
+from fedpriv.attacks.image.statistics_prior import statistics_distance
 from tests.attacks.test_running_statistics import images, message, net, normalised
 
 
@@ -24,7 +24,7 @@ def read(sent: Observation) -> dict[str, dict[str, Tensor]]:
 
 
 def apart(sent: Observation, pictures: Tensor) -> float:
-    return float(misfit(in_clients_mode(sent.net), dict(sent.weights), normalised(pictures), read(sent)))
+    return float(statistics_distance(in_clients_mode(sent.net), dict(sent.weights), normalised(pictures), read(sent)))
 
 
 def test_it_is_zero_at_the_true_images_alone() -> None:
@@ -54,18 +54,18 @@ def test_what_is_drowned_in_noise_or_was_not_sent_does_not_count() -> None:
     sent = message(net(), images(4))
     blind = {what: {name: torch.full_like(t, torch.inf) for name, t in of.items()} for what, of in read(sent).items()}
     seen = read(sent) | {what: blind[what] for what in ("mean_error", "variance_error")}
-    assert float(misfit(in_clients_mode(sent.net), dict(sent.weights), normalised(images(4, seed=1)), seen)) == 0
+    assert float(statistics_distance(in_clients_mode(sent.net), dict(sent.weights), normalised(images(4, seed=1)), seen)) == 0
 
 
 def test_an_attack_asks_it_where_the_message_has_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[int]()
-    made = statistics_prior.misfit
+    made = statistics_prior.statistics_distance
 
     def counted(*given: object) -> Tensor:
         asked.append(1)
         return made(*given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(statistics_prior, "misfit", counted)
+    monkeypatch.setattr(statistics_prior, "statistics_distance", counted)
     sent = replace(message(net(), images(2)), labels=torch.arange(2))
     few = InvertingGradients(steps=2, running_statistics=1.0)
     with_them = few.run([sent])

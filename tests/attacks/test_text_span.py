@@ -13,7 +13,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.rank import rank
 from fedpriv.attacks.scoring.text_scores import TextScores, score_text
 from fedpriv.attacks.text.descent import _reordered, whole_sentences
-from fedpriv.attacks.text.gradient_span import first_span, later_span, off_span
+from fedpriv.attacks.text.gradient_span import first_span, later_span, word_distances
 from fedpriv.attacks.text.rank import CLEAR, lengths, longest, total_tokens
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.victims import PAD, Size, facts, observe_text, sentences, small_bert
@@ -40,7 +40,7 @@ def test_true_pairs_lie_in_the_span_and_none_that_is_not_made_of_them(sizes: lis
     hidden = without(observation, HIDDEN)
     span = first_span(hidden)
     assert {layer.rpartition(".")[2] for layer in span.layers} == {"query", "key", "value"}
-    off = off_span(hidden, span, max(sizes))
+    off = word_distances(hidden, span, max(sizes))
     true = torch.zeros_like(off, dtype=torch.bool)
     for row in ids:
         true[row[row != PAD], torch.arange(int((row != PAD).sum()))] = True
@@ -91,9 +91,9 @@ def test_no_sentence_lies_in_a_random_span() -> None:
     assert later is not None
     torch.manual_seed(0)
     random = replace(later, basis=torch.linalg.qr(torch.randn_like(later.basis))[0])
-    hits = off_span(observation, first, 8) <= 0.01
-    assert not whole_sentences(observation, random, hits, 6, 0.01, 5_000, 0).found
-    assert len(whole_sentences(observation, later, hits, 6, 0.01, 5_000, 0).found) == 6
+    hits = word_distances(observation, first, 8) <= 0.01
+    assert not whole_sentences(observation, random, hits, 6, 0.01, 5_000, 0).sentences
+    assert len(whole_sentences(observation, later, hits, 6, 0.01, 5_000, 0).sentences) == 6
 
 
 def test_neighbours_have_two_words_swapped_or_one_moved_as_far_as_their_places_allow() -> None:
@@ -112,8 +112,8 @@ def test_where_no_order_is_told_no_sentence_counts_as_found() -> None:
     observation = observe_text(net, ids, labels, facts(WIDE))
     first, later = first_span(observation), later_span(observation)
     assert later is not None
-    hits = off_span(observation, first, 7) <= 0.01
-    assert not whole_sentences(observation, later, hits, 1, 0.01, 5_000, 0).found
+    hits = word_distances(observation, first, 7) <= 0.01
+    assert not whole_sentences(observation, later, hits, 1, 0.01, 5_000, 0).sentences
 
 
 def test_adapters_with_more_ranks_than_tokens_give_them_away() -> None:
@@ -130,7 +130,7 @@ def test_the_rounding_of_a_change_is_known(lr: float) -> None:
     observation, ids, _ = trained([8], Schedule(lr=lr))
     span = first_span(without(observation, HIDDEN))
     assert span.basis.shape[1] == total_tokens(observation) == 8
-    assert float(off_span(observation, span, 8)[ids[0], torch.arange(8)].max()) < 0.01
+    assert float(word_distances(observation, span, 8)[ids[0], torch.arange(8)].max()) < 0.01
 
 
 def test_the_rounding_of_a_small_change_ends_it() -> None:

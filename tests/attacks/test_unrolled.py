@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Schedule
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.gradients.local_update import simulate_local_update
 from fedpriv.attacks.image.unrolled import UnrolledOptions, unroll
 from tests.attacks.client import CLASSES, change, linear_net, mlp, observe, pictures
 from tests.marks import quick_first
@@ -21,7 +21,7 @@ def test_the_simulation_is_torchs_sgd(momentum: float, decay: float) -> None:
     schedule = Schedule(lr=0.1, steps=5, batch_size=2, momentum=momentum, weight_decay=decay, weight_decay_bias=decay / 2)
     net, x, y = mlp(), pictures(3), torch.tensor([0, 4, 1])
     start = {name: p.detach() for name, p in net.named_parameters()}
-    simulated = local_run(net, start, list(start), x, F.one_hot(y, CLASSES).double(), schedule)
+    simulated = simulate_local_update(net, start, list(start), x, F.one_hot(y, CLASSES).double(), schedule)
     for name, sent in change(net, x, y, schedule).items():
         torch.testing.assert_close(simulated[name], sent, rtol=1e-9, atol=1e-12)
 

@@ -36,7 +36,7 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> No
             monkeypatch.setattr(kind, "max_batch", 1000)
     passed = tuple(Control(name, True, f"{name}: as it must be", 0.1) for name in ("positive", "negative"))
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: passed)
-    monkeypatch.setattr("fedpriv.attacks.gradients.spear.TOGETHER", 4)
+    monkeypatch.setattr("fedpriv.attacks.gradients.spear.BATCH", 4)
     monkeypatch.setattr("fedpriv.audit.images.reconstructions.SINGLES", 2)
     one_step = CenterOptions(steps=1)
     few_steps = lambda *asked: invert_centers(*asked[:4], one_step)  # noqa: E731

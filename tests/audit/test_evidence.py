@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.gradients.linear import training_net
-from fedpriv.attacks.gradients.matching import gradient_by_labels
+from fedpriv.attacks.gradients.matching import gradient_from_labels
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.explained import explained
 from fedpriv.audit.evidence.attacker_view import cut
@@ -47,7 +47,7 @@ def test_the_client_s_mode_is_that_of_its_messages(tmp_path: Path) -> None:
     def gradient(seen_by: Observation) -> dict[str, Tensor]:
         victim, weights = training_net(seen_by)
         targets = F.one_hot(truth.labels, observation.classes).float()
-        return gradient_by_labels(victim, weights, list(seen), (images - mean) / std, targets)
+        return gradient_from_labels(victim, weights, list(seen), (images - mean) / std, targets)
 
     by_batch, by_running = (gradient(found.attacker.observation(message, ThreatModel(), training=mode)) for mode in (True, False))
     for name, tensor in seen.items():

@@ -17,7 +17,7 @@ from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.lab.trial import Attacker
-from fedpriv.attacks.text.gradient_span import first_span, off_span
+from fedpriv.attacks.text.gradient_span import first_span, word_distances
 from fedpriv.attacks.text.rank import total_tokens
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.audit.text.attempts import TextAttempt, attempt_text
@@ -142,7 +142,7 @@ def test_gpt2s_linear_layers_have_their_weights_transposed(tmp_path: Path) -> No
         length = int(ids.ne(target.facts.pad).sum())
         span = first_span(observation)
         assert span.basis.shape == (48, length) and total_tokens(observation) == length
-        assert float(off_span(observation, span, length)[ids[:length], torch.arange(length)].max()) < 1e-2
+        assert float(word_distances(observation, span, length)[ids[:length], torch.arange(length)].max()) < 1e-2
 
 
 @pytest.mark.slow

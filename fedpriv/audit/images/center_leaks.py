@@ -11,16 +11,16 @@ from torch.func import functional_call
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.linear import from_picture
+from fedpriv.attacks.gradients.linear import normalise_images
 from fedpriv.attacks.image.centers import (
     CenterOptions,
     Embed,
-    Inverted,
-    away,
+    InvertedCenters,
     embedding,
+    fit_prior,
     invert_centers,
-    looks,
     read_centers,
+    relative_distance,
 )
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, counts, mse, threshold_above, under, wilson
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -49,8 +49,8 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[Cente
     try:
         sent = read_centers(observation)
         present, centers = list(sent), torch.stack(list(sent.values()))
-        embed, likely = embedding(observation, _projector(observation)), looks(public, labels, present)
-        far = float(away(_embedded(observation, embed, likely.means), centers).median().sqrt())
+        embed, likely = embedding(observation, _projector(observation)), fit_prior(public, labels, present)
+        far = float(relative_distance(_embedded(observation, embed, likely.means), centers).median().sqrt())
         options = [CenterOptions(slack=far), CenterOptions()]  # of equals the first, which is never far from a guess
         tried = [invert_centers(observation, embed, centers, likely, one) for one in options]
     except Inapplicable:
@@ -73,22 +73,22 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[Cente
         success=by_threshold(recovered),
         copies={f"{limit:g}": count for limit, count in guessed.items()},
         counted=CountedRate(counted, f"{limit or RECOVERED:g}"),
-        distance_of_truth=_finite(away(true, centers).median()),
+        distance_of_truth=_finite(relative_distance(true, centers).median()),
         distance_found=_finite(made.distance.median()),
     )
     return outcome, {"class mean": means, "from the centre": made.images, "public class mean": likely.means}
 
 
-Held = tuple[Inverted, dict[float, Rate], float | None]
+Held = tuple[InvertedCenters, dict[float, Rate], float | None]
 """Images from centres; by threshold, how many are that near to one of the client's; the threshold at which guesses are fewer."""
 
 
-def _held(made: Inverted, own: Sequence[Tensor], guessed: Mapping[float, int]) -> Held:
+def _held(made: InvertedCenters, own: Sequence[Tensor], guessed: Mapping[float, int]) -> Held:
     recovered = under(torch.stack([_least(image[None], images) for image, images in zip(made.images, own, strict=True)]))
     return made, recovered, threshold_above(counts(recovered), guessed)
 
 
-def _merit(made: Inverted, recovered: Mapping[float, Rate], limit: float | None) -> tuple[int, int]:
+def _merit(made: InvertedCenters, recovered: Mapping[float, Rate], limit: float | None) -> tuple[int, int]:
     return (0 if limit is None else recovered[limit].successes, recovered[RECOVERED].successes)
 
 
@@ -104,7 +104,7 @@ def _as_uploaded(evidence: Evidence, message: Message) -> Observation:
 
 def _embedded(observation: Observation, embed: Embed, images: Tensor) -> Tensor:
     with torch.no_grad():
-        return torch.cat([embed(from_picture(observation, some)) for some in torch.split(images, TOGETHER)])
+        return torch.cat([embed(normalise_images(observation, some)) for some in torch.split(images, TOGETHER)])
 
 
 def _finite(value: Tensor) -> float | None:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.observation import Observation, SplitNet
-from fedpriv.attacks.gradients.analytic import leaky_layers
-from fedpriv.attacks.gradients.linear import fed_by_one
+from fedpriv.attacks.gradients.analytic import layers_with_bias
+from fedpriv.attacks.gradients.linear import single_sample_input
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.errors import UsageError
@@ -136,8 +136,8 @@ def _text_features(evidence: Evidence, message: Message, seen: Observation) -> T
         return MANY
     linear = (name for name, module in seen.net.named_modules() if isinstance(module, nn.Linear))
     first = next(name for name in linear if not name.startswith(_FUSION))
-    layer = next((layer for layer in leaky_layers(as_gradient(seen)) if layer.name == first), None)
-    return NO_BIAS if layer is None else fed_by_one(layer)[None, WIDTH:]
+    layer = next((layer for layer in layers_with_bias(as_gradient(seen)) if layer.name == first), None)
+    return NO_BIAS if layer is None else single_sample_input(layer)[None, WIDTH:]
 
 
 def _above(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fedpriv.attacks.core.observation import ThreatModel
-from fedpriv.attacks.gradients.per_sample import Labelled
+from fedpriv.attacks.gradients.per_sample import LabelledSamples
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array
 from fedpriv.audit.evidence.messages import Evidence, Message
@@ -67,5 +67,5 @@ def over_rounds(
     return scores, control
 
 
-def _labelled(split: Split) -> Labelled:
-    return Labelled(tensors(split.inputs), split.labels, of_tensors)
+def _labelled(split: Split) -> LabelledSamples:
+    return LabelledSamples(tensors(split.inputs), split.labels, of_tensors)

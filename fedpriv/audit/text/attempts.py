@@ -34,9 +34,9 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.attacks.scoring.text_scores import TextScores, match_sentences, score_text
 from fedpriv.attacks.text.case import text_case
 from fedpriv.attacks.text.controls import sized_control
-from fedpriv.attacks.text.mixture import unexplained
+from fedpriv.attacks.text.mixture import unexplained_share
 from fedpriv.attacks.text.rank import longest, total_tokens
-from fedpriv.attacks.text.rows import unexplained as unexplained_rows
+from fedpriv.attacks.text.rows import why_estimated
 from fedpriv.audit.results import PartialLeakage
 from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
@@ -154,7 +154,7 @@ def _unlike(attacker: Attacker[TextAttack], target: TextTarget, observation: Obs
     """What keeps attacks that match one gradient from finding sentences: a clause each. Of others, why words may be missing among
     those that the word embedding names."""
     if not (attacker.attack.finds_order or attacker.attack.is_malicious()):
-        why = None if observation.text is None else unexplained_rows(observation, observation.text.words)
+        why = None if observation.text is None else why_estimated(observation, observation.text.words)
         return [why] if why else []
     found, schedule = list(observation.control_differences), observation.schedule
     if observation.kind == "change" and (schedule is None or schedule.steps > 1):
@@ -176,7 +176,7 @@ def _astray(
     left = float(made.loss)
     if not left > COMPUTED:  # nor where it minimises nothing
         return []
-    of_truth = unexplained(text_case(observation), ids, labels)
+    of_truth = unexplained_share(text_case(observation), ids, labels)
     if left <= of_truth + COMPUTED:
         return []
     return [

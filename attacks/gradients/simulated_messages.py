@@ -1,4 +1,4 @@
-"""The messages that other images would have caused: the client's step or local steps, simulated from the observed download."""
+"""Simulated messages: what the client would have sent for other images, from the weights that it was sent."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, Public, Schedule, state_names
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.attacks.gradients.each import for_each
-from fedpriv.attacks.gradients.linear import from_picture, training_net, weight_dtype
-from fedpriv.attacks.gradients.local_run import local_run
+from fedpriv.attacks.gradients.batching import vmap_or_loop
+from fedpriv.attacks.gradients.linear import normalise_images, training_net, weight_dtype
+from fedpriv.attacks.gradients.local_update import simulate_local_update
 
-AT_ONCE, ENTRIES = 50, 2**22
-"""Largest number of images whose messages are computed together, and of the entries of these messages."""
+MAX_BATCH, MAX_ENTRIES = 50, 2**22
+"""Largest number of images per batch, and of entries in their messages together."""
 
 
 def check_simulation(observation: Observation) -> None:
-    """Check that the attacker knows all that a simulation of the client needs.
+    """Check that the attacker knows what a simulation of the client needs.
 
     Raises:
-        Inapplicable: weights of the net, or the schedule of local steps, are not known.
+        Inapplicable: some weights of the net, or the schedule of a weight change, are not known.
     """
     if unknown := [name for name in state_names(observation.net) if name not in observation.weights]:
         raise Inapplicable(f"simulating the client needs all of its net, and these weights are not known: {', '.join(unknown)}")
@@ -30,10 +30,10 @@ def check_simulation(observation: Observation) -> None:
         raise Inapplicable("simulating the client needs its schedule, which is not known")
 
 
-def simulated(observation: Observation, public: Public) -> Iterator[dict[str, Tensor]]:
-    """``shared`` of clients that hold one of the public images each, before any transform: by name ``(b, ...)``, in parts.
+def simulate_messages(observation: Observation, public: Public) -> Iterator[dict[str, Tensor]]:
+    """Messages of clients that hold one public image each, without any defence: batches of tensors by name ``(b, ...)``.
 
-    Layers that are not shared keep their weights, as in :class:`fedpriv.attacks.image.unrolled.Unrolled`.
+    Layers that are not shared keep their weights, as in :class:`fedpriv.attacks.image.direct.Unrolled`.
 
     Raises:
         Inapplicable: see :func:`check_simulation`.
@@ -47,13 +47,13 @@ def simulated(observation: Observation, public: Public) -> Iterator[dict[str, Te
     trained = [name for name, _ in net.named_parameters() if name in observation.shared]
 
     def message(image: Tensor, label: Tensor) -> dict[str, Tensor]:
-        moved = local_run(net, known, trained, image[None], label[None], schedule)
-        return {name: sign * moved[name] for name in trained}
+        change = simulate_local_update(net, known, trained, image[None], label[None], schedule)
+        return {name: sign * change[name] for name in trained}
 
-    inputs = from_picture(observation, public.images.to(device, dtype))
+    inputs = normalise_images(observation, public.images.to(device, dtype))
     labels = F.one_hot(public.labels.to(device), observation.classes).to(dtype)
     entries = sum(tensor.numel() for tensor in observation.shared.values())
-    size = max(1, min(AT_ONCE, ENTRIES // entries))
-    for some, own in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):
-        found: dict[str, Tensor] = for_each(message, some, own)
-        yield {name: tensor.detach() for name, tensor in found.items()}
+    size = max(1, min(MAX_BATCH, MAX_ENTRIES // entries))
+    for batch, targets in zip(torch.split(inputs, size), torch.split(labels, size), strict=True):
+        messages: dict[str, Tensor] = vmap_or_loop(message, batch, targets)
+        yield {name: tensor.detach() for name, tensor in messages.items()}
