@@ -23,6 +23,7 @@ from fedpriv.attacks.attack import TextAttack, register
 from fedpriv.attacks.core.observation import Observation, SplitNet
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
+from fedpriv.attacks.gradients.linear import layer_input
 from fedpriv.attacks.gradients.multistep import as_gradient, rounding
 from fedpriv.attacks.gradients.rank import ROUNDING, noise_level
 from fedpriv.attacks.lab.setting import TextSetting
