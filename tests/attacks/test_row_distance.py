@@ -35,15 +35,15 @@ def test_the_one_sample_of_a_step_lies_on_a_row() -> None:
 
 
 def test_members_of_a_batch_are_told_and_no_label_is_needed() -> None:
-    found, members = [], np.arange(16) < 8
+    result, members = [], np.arange(16) < 8
     for seed in range(4):
         candidates = images(16, seed)
         message = one_step(8, candidates)
-        found.append(RowDistance.of(message, [candidates])(message))
-    assert area(np.concatenate(found), np.tile(members, 4)).low > 0.6
+        result.append(RowDistance.of(message, [candidates])(message))
+    assert area(np.concatenate(result), np.tile(members, 4)).low > 0.6
 
 
-def test_a_layer_above_others_is_fed_what_these_make_at_the_received_weights() -> None:
+def test_the_input_of_a_later_layer_is_at_the_received_weights() -> None:
     candidates = images(5)
     net = reference_victim(0, layers=2)
     message = one_step(1, candidates, net)
@@ -62,8 +62,8 @@ def test_a_pruned_row_is_compared_where_it_was_sent() -> None:
     kept = {name: tensor.abs() >= tensor.abs().quantile(0.7) for name, tensor in message.shared.items()}
     pruned = replace(message, shared={name: tensor * kept[name] for name, tensor in message.shared.items()})
     rows = RowDistance.of(message, [candidates])
-    told = rows(replace(pruned, altered=Altered(kept=kept)))
-    assert told[0] == pytest.approx(0, abs=1e-4) and (told[1:] < -0.1).all()
+    text = rows(replace(pruned, altered=Altered(kept=kept)))
+    assert text[0] == pytest.approx(0, abs=1e-4) and (text[1:] < -0.1).all()
     assert rows(pruned)[0] < -0.1  # what was not sent, taken for zeros
 
 
@@ -73,7 +73,7 @@ def test_weight_decay_and_momentum_are_undone() -> None:
     schedule = Schedule(lr=0.1, steps=3, momentum=0.9, weight_decay=0.5)
     target = torch.eye(10)[:1]
     change = local_run(seen.net, seen.weights, list(seen.shared), candidates[:1], target, schedule)
-    message = replace(seen, kind="change", shared={name: one.detach() for name, one in change.items()}, schedule=schedule)
+    message = replace(seen, kind="change", shared={name: tensor.detach() for name, tensor in change.items()}, schedule=schedule)
     rows = RowDistance.of(message, [candidates])
     assert rows(message)[0] > -0.02
     assert rows(replace(message, schedule=replace(schedule, weight_decay=0.0)))[0] < -0.05
@@ -85,7 +85,7 @@ def test_where_it_cannot_be_mounted_it_says_why() -> None:
     with pytest.raises(Inapplicable, match="no linear layer with a bias was shared"):
         RowDistance.of(convolutions, [candidates])
     deep = one_step(3, candidates, reference_victim(0, layers=2))
-    weights = {name: one for name, one in deep.weights.items() if name != "body.0.weight"}
+    weights = {name: weight for name, weight in deep.weights.items() if name != "body.0.weight"}
     with pytest.raises(Inapplicable, match=r"layers before .* are not known"):
         RowDistance.of(replace(deep, weights=weights), [candidates])
     whole = one_step(3, candidates)
@@ -96,7 +96,7 @@ def test_where_it_cannot_be_mounted_it_says_why() -> None:
 def test_where_no_bias_moved_all_candidates_are_alike() -> None:
     candidates = images(3)
     message = one_step(3, candidates)
-    still = replace(message, shared={name: torch.zeros_like(one) for name, one in message.shared.items()})
+    still = replace(message, shared={name: torch.zeros_like(tensor) for name, tensor in message.shared.items()})
     np.testing.assert_allclose(RowDistance.of(message, [candidates])(still), -1)
 
 
@@ -111,7 +111,7 @@ def test_layers_that_are_fed_tokens_are_passed_over() -> None:
             return out
 
     net = SplitNet(PerToken(), nn.Linear(3, 2))
-    weights = {name: one.detach() for name, one in net.named_parameters()}
+    weights = {name: tensor.detach() for name, tensor in net.named_parameters()}
     seen = Observation(weights, "gradient", weights, net, (5, 4), 2, ThreatModel())
     assert RowDistance.of(seen, [torch.rand(6, 5, 4)]).layer == "body.all"
     with pytest.raises(Inapplicable, match="one input vector per sample"):
@@ -120,7 +120,7 @@ def test_layers_that_are_fed_tokens_are_passed_over() -> None:
 
 def test_batch_norm_normalises_by_the_batch_as_in_training() -> None:
     net = SplitNet(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(12), nn.Linear(12, 6), nn.ReLU()), nn.Linear(6, 2))
-    weights = {name: one.detach() for name, one in net.named_parameters()}
+    weights = {name: tensor.detach() for name, tensor in net.named_parameters()}
     seen = Observation(weights, "gradient", weights, net, (3, 2, 2), 2, ThreatModel())
     fed = RowDistance.of(seen, [5 + 3 * torch.rand(40, 3, 2, 2)]).fed
     assert torch.allclose(fed.mean(0), torch.zeros(12).double(), atol=1e-5)
