@@ -368,7 +368,7 @@ def given(default: object, value: object) -> object:
 RIGHT = [(1, 3, 3), (1.0, 3, 3.0), (True, False, False), (None, 3, 3), (None, None, None), ("a", "b", "b")]
 
 
-@pytest.mark.parametrize(("default", "value", "made"), [*RIGHT, ((1, 0.5), [2, 1], (2, 1.0))])
+@pytest.mark.parametrize(("default", "value", "output"), [*RIGHT, ((1, 0.5), [2, 1], (2, 1.0))])
 def test_options_of_the_right_kind(default: object, value: object, output: object) -> None:
     result = given(default, value)
     assert result == output and type(result) is type(output)
