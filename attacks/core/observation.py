@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 import torch
@@ -98,8 +98,7 @@ class ThreatModel:
             "num_examples": ("knows the number of samples", "does not know the number of samples"),
             "schedule": ("knows the client's schedule", "does not know the client's schedule"),
         }
-        named = {f.name for f in fields(self)} - {"top", "download", "public"}
-        rest = [yes if getattr(self, name) else no for name, (yes, no) in others.items() if name in named]
+        rest = [yes if getattr(self, name) else no for name, (yes, no) in others.items()]
         sees = "sees the payload, the architecture and the weights that were sent to the client"
         given = ["is given the means and standard deviations by which images are normalised"] if images else []
         malice = ["is malicious: it altered the weights that it sent to the client"] if self.download == "altered" else []

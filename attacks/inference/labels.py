@@ -28,7 +28,7 @@ from fedpriv.attacks.gradients.linear import (
     weight_dtype,
 )
 from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.attacks.labels.class_shares import class_shares, likely_change, way_of, with_bias
+from fedpriv.attacks.labels.class_shares import class_shares, likely_change, path_of, with_bias
 
 LONG = 16
 """Number of words of a random text."""
@@ -147,10 +147,10 @@ def embedding_counts(observation: Observation, mean_probability: Tensor | None =
     gradient = with_bias(rows, bias)
     of_bias = torch.zeros_like(gradient)
     of_bias[:, -1] = 1
-    way = way_of(observation, layer)
+    path = path_of(observation, layer)
     if seen.altered.rescaled:  # the factor is that of the predictions at the start
-        way = replace(way, until=0.0)
-    shares = class_shares(way, gradient, of_bias, lambda t: embeddings, torch.arange(len(bias)), sums_to_one=True)
+        path = replace(path, until=0.0)
+    shares = class_shares(path, gradient, of_bias, lambda t: embeddings, torch.arange(len(bias)), sums_to_one=True)
     return to_counts(shares, _examples(observation))
 
 
@@ -167,7 +167,7 @@ def public_counts(observation: Observation, samples: Samples) -> Tensor:
     seen = as_gradient(observation)
     layer = output_layer(seen)
     of = features(observation, layer, samples.inputs)
-    way, gradient = way_of(observation, layer), with_bias(layer.weight, layer.bias)
+    path, gradient = path_of(observation, layer), with_bias(layer.weight, layer.bias)
     variances = [seen.altered.variance.get(f"{layer.name}.{kind}", 0.0) for kind in ("weight", "bias")]
     used = torch.ones_like(gradient) if layer.kept is None else with_bias(layer.kept, torch.ones(len(gradient)))
     kept = seen.altered.kept.get(f"{layer.name}.bias")
@@ -177,7 +177,7 @@ def public_counts(observation: Observation, samples: Samples) -> Tensor:
     outside = torch.ones(layer.weight.shape[1] + 1, dtype=torch.bool)
     outside[largest], outside[-1] = False, False
     used[:, outside] = 0
-    shares = class_shares(way, gradient, used, of, samples.labels.cpu(), not seen.altered.rescaled)
+    shares = class_shares(path, gradient, used, of, samples.labels.cpu(), not seen.altered.rescaled)
     return to_counts(shares, _examples(observation))
 
 

@@ -227,13 +227,12 @@ def joined(attempts: Sequence[ImageAttempt], labels: Tensor) -> ImageAttempt:
     raw = torch.cat([part.raw for part in attempts if part.raw is not None])
     true = torch.cat([part.true for part in attempts if part.true is not None])
     whole = Reconstruction(
-        raw=torch.cat([part.raw for part in parts]),
-        labels=torch.cat([part.labels for part in parts]),
-        loss=torch.cat([part.loss for part in parts]),
         curve=pad_sequence([curve for part in parts for curve in part.curve.T], padding_value=torch.nan),
-        iterations=torch.cat([part.iterations for part in parts]),
-        restart=torch.cat([part.restart for part in parts]),
         cpu_seconds=sum(part.cpu_seconds for part in parts),
+        **{
+            name: torch.cat([getattr(part, name) for part in parts])
+            for name in ("raw", "labels", "loss", "iterations", "restart")
+        },
     )
     copies = [part.copy_successes for part in attempts if part.copy_successes is not None]
     return replace(

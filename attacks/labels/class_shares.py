@@ -1,14 +1,14 @@
-"""The shares of the classes among a client's samples, by least squares on the gradient of the last layer.
+"""The share of each class among a client's samples, by least squares on the gradient of the last layer.
 
 For one sample of label y with features h and prediction p, the gradient of that layer's weight and bias is
 ``(p - e_y) (h, 1)^T``. That of a client is the mean over its samples. With ``G_c``, the mean gradient of samples of class c, it
 is about ``sum_c s_c G_c``, and the shares ``s_c`` solve a least-squares problem with shares that are not negative. ``G_c`` is
 computed from features of each class: those of public samples, or those that the message gives away (Ma et al. 2023).
 
-A change of several steps is a sum of gradients at the weights on the way. The attacker knows both ends of that way, and takes
-the mean of ``G_c`` over the line between them. Where gradients are short, steps are short, and more of them lie there: a point of
-the line counts in inverse proportion to the length of the gradient along the line. That length follows from the shares, so both
-are computed in turn, a few times.
+A change of several steps is a sum of gradients at the weights on the client's path. The attacker knows both ends of the path, and
+takes the mean of ``G_c`` over the line between them. Where gradients are short, so are steps, and more of them lie there: a point
+of the line has a weight in inverse proportion to the length of the gradient along the line. That length follows from the shares,
+so both are computed in turn, a few times.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from fedpriv.attacks.gradients.multistep import response
 BOOLE = ((0.0, 7 / 90), (0.25, 32 / 90), (0.5, 12 / 90), (0.75, 32 / 90), (1.0, 7 / 90))
 """Points of the unit interval and their weights (Boole's rule)."""
 PASSES = 4
-"""So often the shares are computed, with the lengths of the gradients by the shares before."""
+"""How often the shares are computed, each time with the gradient lengths of the previous shares."""
 SHORTEST = 0.05
-"""A gradient on the way counts as no shorter than this share of the longest one."""
+"""Smallest length of a gradient on the path, as a share of the longest."""
 HARD = 10.0
-"""The weight of the equation that shares sum to 1, which is exact, relative to the others."""
+"""The weight of the exact equation that shares sum to 1, relative to the others."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """The last layer between the first and the last step of a client: ``begin + t * change``, ``t`` from 0 to ``until``.
+class Path:
+    """The path of the last layer from a client's first step to its last: ``begin + t * change``, ``t`` from 0 to ``until``.
 
     Attributes:
-        begin, change: ``(C, d + 1)`` weight, and the bias as the last column.
-        until: where the last gradient was computed; 0 for a gradient, and for one step.
+        begin, change: ``(C, d + 1)``, of the weight, and of the bias as the last column.
+        until: the place of the last step's gradient; 0 for a gradient, and for one step.
     """
 
     begin: Tensor
@@ -49,27 +49,27 @@ class Way:
     until: float
 
     def points(self) -> list[tuple[float, float]]:
-        """Points of the way and their weights in an integral over it."""
+        """Points ``t`` of the path and their weights in an integral over it."""
         return [(t * self.until, weight) for t, weight in BOOLE] if self.until else [(0.0, 1.0)]
 
 
 def likely_change(observation: Observation) -> dict[str, Tensor]:
     """The client's change of the weights, by name; none for a gradient.
 
-    Under noise of known variance it is shrunk towards zero as the estimator of James and Stein does, so that noise that is
-    longer than the change does not count as a way that the client went.
+    Under noise of known variance it is shrunk towards zero, as by the James-Stein estimator, so that noise that is longer than
+    the change is not taken for the client's path.
     """
     if observation.kind == "gradient":
         return {}
-    found = {}
+    change = {}
     for name, tensor in observation.shared.items():
         noise = observation.altered.variance.get(name, 0.0) * tensor.numel()
-        found[name] = tensor * max(0.0, 1 - noise / max(float(tensor.double().square().sum()), 1e-300))
-    return found
+        change[name] = tensor * max(0.0, 1 - noise / max(float(tensor.double().square().sum()), 1e-300))
+    return change
 
 
-def way_of(observation: Observation, layer: SharedLinear) -> Way:
-    """The way of the last layer.
+def path_of(observation: Observation, layer: SharedLinear) -> Path:
+    """The path of the last layer.
 
     Raises:
         Inapplicable: its weights at the client's start are not known.
@@ -80,7 +80,7 @@ def way_of(observation: Observation, layer: SharedLinear) -> Way:
         raise Inapplicable("counting labels by features needs the weights of the last layer")
     change = likely_change(observation)
     moved = [change.get(f"{layer.name}.{kind}") for kind in ("weight", "bias")]
-    return Way(
+    return Path(
         with_bias(begin, offset),
         with_bias(torch.zeros_like(begin) if moved[0] is None else moved[0], moved[1]),
         _until(observation),
@@ -88,7 +88,7 @@ def way_of(observation: Observation, layer: SharedLinear) -> Way:
 
 
 def _until(observation: Observation) -> float:
-    """The place of the last step's gradient on the way, as if all were alike; 1 where the number of steps is not known."""
+    """The place of the last step's gradient on the path if all steps are alike; 1 where their number is not known."""
     if observation.kind == "gradient":
         return 0.0
     schedule = observation.schedule
@@ -98,31 +98,31 @@ def _until(observation: Observation) -> float:
 
 
 def with_bias(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """``(C, d)`` and ``(C,)`` -> ``(C, d + 1)`` on the processor, in double precision; zeros for a bias that is not there."""
+    """Append the bias ``(C,)`` (default: zeros) to the weight ``(C, d)`` as a column: ``(C, d + 1)``, double, on the CPU."""
     column = torch.zeros(len(weight)) if bias is None else bias
     return torch.cat([weight.double().cpu(), column.double().cpu()[:, None]], dim=1)
 
 
 def class_shares(
-    way: Way, gradient: Tensor, weights: Tensor, features: Callable[[float], Tensor], labels: Tensor, sums_to_one: bool
+    path: Path, gradient: Tensor, weights: Tensor, features: Callable[[float], Tensor], labels: Tensor, sums_to_one: bool
 ) -> Tensor:
-    """The shares of the classes ``(C,)``, 0 for those of which there are no features.
+    """The shares of the classes ``(C,)``; 0 for classes without features.
 
     Args:
-        gradient: ``(C, d + 1)`` the client's mean gradient, the bias as the last column.
-        weights: ``(C, d + 1)`` of the equations; 0 for entries that are not used.
-        features: a place on the way -> ``(m, d)`` inputs of the layer.
-        labels: ``(m,)`` the classes that they stand for.
-        sums_to_one: whether the gradient is the client's own, and not up to an unknown factor.
+        gradient: the client's mean gradient ``(C, d + 1)``, the bias as the last column.
+        weights: of the equations ``(C, d + 1)``; 0 for entries that are not used.
+        features: the layer's inputs ``(m, d)`` as a function of the place on the path.
+        labels: the classes of these inputs ``(m,)``.
+        sums_to_one: ``False`` where the gradient is known only up to a factor.
     """
-    classes, points = len(gradient), way.points()
+    classes, points = len(gradient), path.points()
     held = [(labels == c).nonzero().flatten() for c in range(classes)]
     there = torch.tensor([len(rows) > 0 for rows in held])
     inputs, errors = list[Tensor](), list[Tensor]()
     for t, _ in points:
         h = features(t)
         inputs.append(torch.cat([h, h.new_ones(len(h), 1)], dim=1))
-        logits = inputs[-1] @ (way.begin + t * way.change).T
+        logits = inputs[-1] @ (path.begin + t * path.change).T
         errors.append(logits.softmax(dim=1).nan_to_num(1 / classes) - torch.eye(classes, dtype=h.dtype)[labels])
     target = gradient * weights
     integral = torch.tensor([weight for _, weight in points], dtype=torch.float64)
@@ -142,13 +142,13 @@ def class_shares(
 
 
 def _mean(place: Tensor, errors: Sequence[Tensor], inputs: Sequence[Tensor], rows: Tensor) -> Tensor:
-    """The mean gradient ``(C, d + 1)`` of some samples over the way."""
+    """The mean gradient ``(C, d + 1)`` of some samples over the path."""
     parts = [weight * (error[rows].T @ h[rows]) for weight, error, h in zip(place, errors, inputs, strict=True)]
     return torch.stack(parts).sum(0) / len(rows)
 
 
 def _solved(system: Tensor, target: Tensor, sums_to_one: bool) -> Tensor:
-    """Shares that are not negative and give the target by least squares: ``(n, C)`` and ``(n,)`` -> ``(C,)``.
+    """Solve ``system`` ``(n, C)`` for the ``target`` ``(n,)`` by least squares with shares ``(C,)`` that are not negative.
 
     With ``sums_to_one``, they sum to 1 nearly exactly.
     """

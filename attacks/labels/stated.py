@@ -1,7 +1,7 @@
-"""What a message says of its classes in clear.
+"""The classes that a message states in clear.
 
-A client of MpFedcon lists the classes that it holds beside their centres. That is a finding about the protocol, not an attack,
-and it holds where the centres themselves are held back.
+A client of MpFedcon sends a list of its classes with their centres. That is a property of the protocol, not an attack, and it
+also holds where the centres are held back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ CENTERS, CLASSES, COUNTS = "statistic.centers", "statistic.classes", "statistic.
 
 @dataclass(frozen=True)
 class LabelSet:
-    """
+    """A client's label set.
+
     Attributes:
         present: ``(C,)`` bool.
         counts: ``(C,)`` samples of each class, where they were sent.
@@ -30,13 +31,13 @@ class LabelSet:
 
 
 def read_label_set(observation: Observation) -> LabelSet:
-    """The client's label set, which the message states: in a list of its classes, with or without their centres.
+    """The client's label set, from the list of classes in its message.
 
-    Without such a list, a dense table of centres ``(C, k)`` states it as well, as rows of absent classes are zero; so do counts
-    of all classes ``(C,)``.
+    Without such a list, counts of all classes ``(C,)`` show it, or a dense table of centres ``(C, k)``, whose rows are zero for
+    absent classes.
 
     Raises:
-        Inapplicable: neither was sent.
+        Inapplicable: none of these was sent.
     """
     sent, present = observation.statistics, torch.zeros(observation.classes, dtype=torch.bool)
     if CLASSES in sent:

@@ -1,4 +1,4 @@
-"""Baselines without a gradient: an attack that scores no better has found nothing. All ``(n, C, H, W)``."""
+"""Baselines without a message: an attack that scores no better has found nothing. All ``(n, C, H, W)``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def grey(true: Tensor) -> Tensor:
 
 
 def flat(true: Tensor) -> Tensor:
-    """Each image's mean colour, which no attacker knows: the best constant image, a bound for images without contrast."""
+    """Each image's mean colour, which no attacker knows: the best constant image."""
     return true.mean((2, 3), keepdim=True).expand_as(true).clone()
 
 
@@ -22,17 +22,17 @@ def mean_image(true: Tensor, reference: Tensor) -> Tensor:
 
 
 def class_mean(true: Tensor, labels: Tensor, reference: Tensor, reference_labels: Tensor) -> Tensor:
-    """For each image the mean of the reference images of its class; of all of them where the class has none."""
-    found = mean_image(true, reference)
+    """The mean of the reference images of each image's class; of all of them where the class has none."""
+    means = mean_image(true, reference)
     for label in torch.unique(labels):
         members = reference[reference_labels == label]
         if len(members):
-            found[labels == label] = members.mean(0)
-    return found
+            means[labels == label] = members.mean(0)
+    return means
 
 
 def nearest(true: Tensor, reference: Tensor, chunk: int = 256) -> Tensor:
-    """For each image the nearest reference image: the best score of copying, as it is chosen by the true image."""
+    """The nearest reference image of each image: the best score of copying, as the true image chooses it."""
     flat = reference.flatten(1)
     index = torch.cat([torch.cdist(part.flatten(1), flat).argmin(1) for part in torch.split(true, chunk)])
     return reference[index]
@@ -41,10 +41,10 @@ def nearest(true: Tensor, reference: Tensor, chunk: int = 256) -> Tensor:
 def baselines(
     true: Tensor, labels: Tensor | None = None, reference: Tensor | None = None, reference_labels: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """All baselines for which the arguments suffice, by name."""
-    found = {"grey image": grey(true), "own mean colour": flat(true)}
+    """All baselines that the arguments allow, by name."""
+    images = {"grey image": grey(true), "own mean colour": flat(true)}
     if reference is not None and len(reference):
-        found |= {"mean image": mean_image(true, reference), "nearest public": nearest(true, reference)}
+        images |= {"mean image": mean_image(true, reference), "nearest public": nearest(true, reference)}
         if labels is not None and reference_labels is not None:
-            found["class mean"] = class_mean(true, labels, reference, reference_labels)
-    return found
+            images["class mean"] = class_mean(true, labels, reference, reference_labels)
+    return images

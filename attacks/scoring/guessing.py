@@ -1,4 +1,4 @@
-"""What an attacker who ignores the messages would find of the clients' sets of classes."""
+"""How often an attacker who ignores the messages guesses the clients' sets of classes."""
 
 from __future__ import annotations
 

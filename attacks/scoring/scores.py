@@ -1,4 +1,4 @@
-"""Scores of reconstructed images. Images are ``(n, C, H, W)`` in [0, 1]; reconstructions are clipped before scoring."""
+"""Scores of reconstructed images ``raw`` against the ``true`` ones, both ``(n, C, H, W)``; ``raw`` is clipped to [0, 1] first."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ RECOVERED = THRESHOLDS[0]
 Threshold = TypeVar("Threshold")
 
 
-def mse(made: Tensor, true: Tensor) -> Tensor:
-    """Mean squared error per image ``(n,)``, clipped."""
-    return (_clipped(made) - true).square().flatten(1).mean(1)
+def mse(raw: Tensor, true: Tensor) -> Tensor:
+    """Mean squared error per image ``(n,)``."""
+    return (_clipped(raw) - true).square().flatten(1).mean(1)
 
 
-def missing(made: Tensor) -> Tensor:
-    """Whether an image stands for one that the attack did not find ``(n,)``: all of it is NaN."""
-    return made.isnan().flatten(1).all(1)
+def missing(raw: Tensor) -> Tensor:
+    """Which images the attack did not find ``(n,)``: all their pixels are NaN."""
+    return raw.isnan().flatten(1).all(1)
 
 
-def errors(made: Tensor, true: Tensor) -> Tensor:
-    """:func:`mse`, but infinite for what was not found: its grey is no recovery, whatever the image."""
-    return mse(made, true).masked_fill(missing(made), torch.inf)
+def errors(raw: Tensor, true: Tensor) -> Tensor:
+    """:func:`mse`, but infinite for images that were not found, whose grey is no recovery."""
+    return mse(raw, true).masked_fill(missing(raw), torch.inf)
 
 
-def psnr(made: Tensor, true: Tensor) -> Tensor:
+def psnr(raw: Tensor, true: Tensor) -> Tensor:
     """Peak signal-to-noise ratio in dB ``(n,)``, peak 1; infinite where the images are equal."""
-    return -10 * mse(made, true).log10()
+    return -10 * mse(raw, true).log10()
 
 
-def ssim(made: Tensor, true: Tensor, window: int = 11, sigma: float = 1.5) -> Tensor:
+def ssim(raw: Tensor, true: Tensor, window: int = 11, sigma: float = 1.5) -> Tensor:
     """Structural similarity per image ``(n,)``: mean over channels and places of the Gaussian window within the image.
 
     Wang, Bovik, Sheikh & Simoncelli 2004: 11x11 window, sigma 1.5, K1 = 0.01, K2 = 0.03, here per channel in colour. In images
     smaller than the window, the window is as large as they allow.
     """
-    made, channels = _clipped(made).double(), made.shape[1]
+    raw, channels = _clipped(raw).double(), raw.shape[1]
     true = true.double()
-    window = min(window, *(side - 1 + side % 2 for side in made.shape[2:]))
+    window = min(window, *(side - 1 + side % 2 for side in raw.shape[2:]))
     line = torch.exp(-((torch.arange(window) - window // 2).double() ** 2) / (2 * sigma**2))
     kernel = torch.outer(line, line).div(line.sum() ** 2).expand(channels, 1, -1, -1)
 
     def blur(images: Tensor) -> Tensor:
         return F.conv2d(images, kernel, groups=channels)
 
-    a, b = blur(made), blur(true)
-    variance_a, variance_b, covariance = blur(made**2) - a**2, blur(true**2) - b**2, blur(made * true) - a * b
+    a, b = blur(raw), blur(true)
+    variance_a, variance_b, covariance = blur(raw**2) - a**2, blur(true**2) - b**2, blur(raw * true) - a * b
     c1, c2 = 0.01**2, 0.03**2
     similarity = (2 * a * b + c1) * (2 * covariance + c2) / ((a**2 + b**2 + c1) * (variance_a + variance_b + c2))
     return similarity.flatten(1).mean(1)
@@ -68,7 +68,7 @@ def ssim(made: Tensor, true: Tensor, window: int = 11, sigma: float = 1.5) -> Te
 
 @dataclass(frozen=True)
 class Rate:
-    """A share of ``n`` with its 95 % Wilson interval."""
+    """A number of successes among ``n``, with the 95 % Wilson interval of their share."""
 
     successes: int
     n: int
@@ -77,6 +77,7 @@ class Rate:
 
     @property
     def share(self) -> float:
+        """The share of successes."""
         return self.successes / self.n
 
 
@@ -100,21 +101,21 @@ def under(errors: Tensor) -> dict[float, Rate]:
 
 
 def counts(rates: Mapping[Threshold, Rate]) -> dict[Threshold, int]:
-    """Threshold -> number of images."""
+    """The number of images for each threshold."""
     return {limit: rate.successes for limit, rate in rates.items()}
 
 
-def threshold_above(recovered: Mapping[Threshold, int], copies: Mapping[Threshold, int]) -> Threshold | None:
-    """The loosest threshold at which more images were recovered than copies of the nearest public image would count for.
+def threshold_above(recovered: Mapping[Threshold, int], baseline: Mapping[Threshold, int]) -> Threshold | None:
+    """The loosest threshold at which more images were recovered than by the baseline, such as copies of public images.
 
-    Images of one kind can be so alike that copies of public ones count for many at a loose threshold. What an attack really
-    reads shows at a strict one, where copies count for none.
+    Images of one kind can be so alike that copies of public images recover many at a loose threshold. At a strict threshold they
+    recover none.
 
     Args:
-        recovered: threshold -> number of images, the loosest first.
-        copies: the same for copies; a threshold that it lacks is left out.
+        recovered: number of images by threshold, the loosest first.
+        baseline: the same for the baseline; thresholds that it lacks are left out.
     """
-    return next((limit for limit, count in recovered.items() if count > copies.get(limit, count)), None)
+    return next((limit for limit, count in recovered.items() if count > baseline.get(limit, count)), None)
 
 
 @dataclass(frozen=True)
@@ -122,9 +123,9 @@ class Scores:
     """Scores of ``n`` images.
 
     Attributes:
-        recovered: by threshold of the mean squared error, how many lie below; none of those that the attack did not find.
+        recovered: how many images lie below each threshold of the mean squared error; images that were not found do not.
         labels: how many labels are right; ``None`` where the attack guesses none.
-        lpips, feature_distance: ``(n,)``; ``None`` where it cannot be computed, and ``..._missing`` says why.
+        lpips, feature_distance: ``(n,)``; ``None`` where they cannot be computed, and ``..._missing`` says why.
     """
 
     mse: Tensor
@@ -138,36 +139,37 @@ class Scores:
     feature_distance_missing: str | None = None
 
 
-def score(made: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Tensor | None = None) -> Scores:
-    """All scores; images of a batch must be brought into order by :func:`match` first."""
+def score(raw: Tensor, true: Tensor, guessed: Tensor | None = None, labels: Tensor | None = None) -> Scores:
+    """All scores; images of one message must first be put in order (:func:`match`)."""
     right = None
     if guessed is not None and labels is not None and bool((guessed >= 0).any()):
         right = wilson(int((guessed == labels).sum()), len(true))
-    perceived = (*_where_possible(lpips, made, true), *_where_possible(feature_distance, made, true))
-    return Scores(mse(made, true), psnr(made, true), ssim(made, true), under(errors(made, true)), right, *perceived)
+    perceived = (*_where_possible(lpips, raw, true), *_where_possible(feature_distance, raw, true))
+    return Scores(mse(raw, true), psnr(raw, true), ssim(raw, true), under(errors(raw, true)), right, *perceived)
 
 
 def _where_possible(
-    distance: Callable[[Tensor, Tensor], Tensor], made: Tensor, true: Tensor
+    distance: Callable[[Tensor, Tensor], Tensor], raw: Tensor, true: Tensor
 ) -> tuple[Tensor, None] | tuple[None, str]:
-    """A perceptual distance, or what is missing for it."""
+    """A perceptual distance ``(n,)`` and ``None``, or ``None`` and what is missing for it."""
     try:
-        return distance(_clipped(made), true), None
+        return distance(_clipped(raw), true), None
     except Missing as reason:
         return None, str(reason)
 
 
-def match(made: Tensor, true: Tensor) -> Tensor:
-    """For images of one batch, whose order a gradient does not determine: the index in ``made`` for each of ``true`` ``(n,)``.
+def match(raw: Tensor, true: Tensor) -> Tensor:
+    """Match the images of one message, whose order a gradient does not determine: the index in ``raw`` for each of ``true``
+    ``(n,)``.
 
-    The assignment has as many images as possible below the largest of :data:`THRESHOLDS`, among these as many as possible below
-    the next, and then the least sum of errors. The sum alone would give an exact hit away for less error among lost images.
+    The assignment has as many images as possible below the largest of :data:`THRESHOLDS`, then as many as possible below the
+    next, and then the least sum of errors. The sum alone would trade an exact hit for less error among lost images.
 
     Args:
-        true: ``(n, C, H, W)``, or with views ``(n, V, C, H, W)`` of which the one with the least error counts.
+        true: ``(n, C, H, W)``, or with views ``(n, V, C, H, W)`` of which the nearest counts.
     """
-    views = true if true.ndim > made.ndim else true[:, None]
-    rows, pairs = _clipped(made).flatten(1)[None], None
+    views = true if true.ndim > raw.ndim else true[:, None]
+    rows, pairs = _clipped(raw).flatten(1)[None], None
     for view in views.unbind(1):
         error = (rows - view.flatten(1)[:, None]).square().mean(2)
         pairs = error if pairs is None else torch.minimum(pairs, error)
@@ -175,20 +177,20 @@ def match(made: Tensor, true: Tensor) -> Tensor:
     cost = pairs.double() / len(pairs)
     weight = 2.0  # one miss weighs more than all that is less important: errors are at most 1
     for threshold in reversed(THRESHOLDS):
-        cost += weight * ((pairs >= threshold) | missing(made))
+        cost += weight * ((pairs >= threshold) | missing(raw))
         weight *= 2 * len(pairs)
     return torch.as_tensor(linear_sum_assignment(cost.cpu().numpy())[1])
 
 
-def closest(made: Tensor, views: Tensor) -> Tensor:
-    """For each reconstruction ``(n, C, H, W)`` the nearest of its image's views ``(n, V, C, H, W)``."""
-    error = torch.stack([mse(made, view) for view in views.unbind(1)], 1)
+def closest(raw: Tensor, views: Tensor) -> Tensor:
+    """The nearest of each image's views ``(n, V, C, H, W)`` to its reconstruction ``(n, C, H, W)``."""
+    error = torch.stack([mse(raw, view) for view in views.unbind(1)], 1)
     return views[torch.arange(len(views)), error.argmin(1)]
 
 
-def match_batches(made: Tensor, true: Tensor, size: int) -> Tensor:
-    """:func:`match` within every consecutive ``size`` images: positions in ``made`` ``(n,)``."""
-    batches = zip(torch.split(made, size), torch.split(true, size), strict=True)
+def match_batches(raw: Tensor, true: Tensor, size: int) -> Tensor:
+    """:func:`match` within each ``size`` consecutive images: indices in ``raw`` ``(n,)``."""
+    batches = zip(torch.split(raw, size), torch.split(true, size), strict=True)
     return torch.cat([match(m, t) + i * size for i, (m, t) in enumerate(batches)])
 
 

@@ -1,5 +1,8 @@
-"""Scores of reconstructed text, on token ids and without those that are no words: special ones, which every sentence has, and the
-one for what the vocabulary lacks, which tells nothing. A sentence that is exact has the latter at its places, too."""
+"""Scores of reconstructed text, on the token ids of words.
+
+Special tokens, which every sentence has, do not count, nor does the token for words that the vocabulary lacks. An exact sentence
+must have the latter in its places, though.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,11 @@ class TextScores:
 
     Attributes:
         precision, recall: of the set of tokens of each message ``(N,)``; precision is NaN where the attack found none.
-        multiset_precision, multiset_recall: the same where a token counts as often as it occurs ``(N,)``.
+        multiset_precision, multiset_recall: the same with tokens counted as often as they occur ``(N,)``.
         rouge: ROUGE-L of each sentence ``(n,)``; ``None`` where the attack finds no order.
-        exact: number of sentences that are right in every token; ``None`` likewise.
-        labels: how many are right; ``None`` where the attack guesses none.
-        named: how many of the words that it named are right, over all messages.
+        exact: how many sentences are right in every token; ``None`` where the attack finds no order.
+        labels: how many labels are right; ``None`` where the attack guesses none.
+        named: how many of the words that the attack found are right, over all messages; ``None`` where it found none.
     """
 
     precision: Tensor
@@ -40,49 +43,49 @@ class TextScores:
     named: Rate | None
 
 
-def score_text(found: TextReconstruction, true: Tensor, labels: Tensor, text: TextFacts) -> TextScores:
+def score_text(result: TextReconstruction, true: Tensor, labels: Tensor, text: TextFacts) -> TextScores:
     """All scores of a reconstruction of messages whose sentences were ``true`` ``(n, L)`` with ``labels`` ``(n,)``.
 
     A gradient does not determine the order of the sentences in a message. They are matched first (:func:`match_sentences`); where
     no order of tokens was found, labels are compared as multisets.
     """
-    messages = len(found.counts)
+    messages = len(result.counts)
     size = len(true) // messages
-    truth = torch.stack([counts_of(part, found.counts.shape[1], text.pad) for part in torch.split(true, size)])
-    made, truth = _without(found.counts, text), _without(truth, text)
-    hits, sets = torch.minimum(made, truth).sum(1), ((made > 0) & (truth > 0)).sum(1)
+    truth = torch.stack([counts_of(part, result.counts.shape[1], text.pad) for part in torch.split(true, size)])
+    counts, truth = _without(result.counts, text), _without(truth, text)
+    hits, sets = torch.minimum(counts, truth).sum(1), ((counts > 0) & (truth > 0)).sum(1)
     rouge, exact, right = None, None, None
-    if found.ids is not None:
-        made_ids, made_labels = match_sentences(found, true, text)
-        found = replace(found, labels=made_labels)
-        pairs = list(zip(plain(made_ids, text), plain(true, text), strict=True))
+    if result.ids is not None:
+        ids, labels_in_order = match_sentences(result, true, text)
+        result = replace(result, labels=labels_in_order)
+        pairs = list(zip(plain(ids, text), plain(true, text), strict=True))
         rouge = torch.tensor([rouge_l(words_of(a, text), words_of(b, text)) for a, b in pairs])
-        # To find nothing in a text without words is no success.
+        # An empty result for a text without words is no success.
         exact = wilson(sum(a == b and bool(words_of(b, text)) for a, b in pairs), len(pairs))
-    if bool((found.labels >= 0).any()):
-        right = wilson(_right_labels(found.labels, labels, size, ordered=found.ids is not None), len(labels))
+    if bool((result.labels >= 0).any()):
+        right = wilson(_right_labels(result.labels, labels, size, ordered=result.ids is not None), len(labels))
     return TextScores(
-        sets / (made > 0).sum(1),
+        sets / (counts > 0).sum(1),
         sets / (truth > 0).sum(1).clamp(min=1),
-        hits / made.sum(1),
+        hits / counts.sum(1),
         hits / truth.sum(1).clamp(min=1),
         rouge,
         exact,
         right,
-        wilson(int(sets.sum()), named) if (named := int((made > 0).sum())) else None,
+        wilson(int(sets.sum()), named) if (named := int((counts > 0).sum())) else None,
     )
 
 
-def rouge_l(made: Sequence[int], true: Sequence[int]) -> float:
+def rouge_l(words: Sequence[int], true: Sequence[int]) -> float:
     """ROUGE-L (Lin 2004): the F measure of the longest common subsequence, 1 for equal sentences."""
-    if not made or not true:
-        return float(list(made) == list(true))
+    if not words or not true:
+        return float(list(words) == list(true))
     row = [0] * (len(true) + 1)
-    for a in made:
+    for a in words:
         diagonal = 0  # the entry to the upper left
         for j, b in enumerate(true, 1):
             diagonal, row[j] = row[j], diagonal + 1 if a == b else max(row[j], row[j - 1])
-    return 2 * row[-1] / (len(made) + len(true))
+    return 2 * row[-1] / (len(words) + len(true))
 
 
 def plain(ids: Tensor, text: TextFacts) -> list[list[int]]:
@@ -96,23 +99,23 @@ def words_of(sentence: Sequence[int], text: TextFacts) -> list[int]:
     return [token for token in sentence if token not in text.no_words]
 
 
-def match_sentences(found: TextReconstruction, true: Tensor, text: TextFacts) -> tuple[Tensor, Tensor]:
+def match_sentences(result: TextReconstruction, true: Tensor, text: TextFacts) -> tuple[Tensor, Tensor]:
     """Ids and labels in the order of ``true``, within each message: with as many exact sentences as possible, and among these
     assignments the one with the greatest sum of ROUGE-L.
 
     Raises:
-        ValueError: the attack finds no order of tokens, or another number of sentences.
+        ValueError: the attack found no order of tokens, or another number of sentences.
     """
-    if found.ids is None or len(found.ids) != len(true):
-        raise ValueError("sentences can be matched only where the attack found as many, with an order of tokens")
-    size, order = len(true) // len(found.counts), []
-    made, there = plain(found.ids, text), plain(true, text)
+    if result.ids is None or len(result.ids) != len(true):
+        raise ValueError("sentences can be matched only where the attack result as many, with an order of tokens")
+    size, order = len(true) // len(result.counts), []
+    rows, there = plain(result.ids, text), plain(true, text)
     for begin in range(0, len(true), size):
         within = range(begin, begin + size)
-        # An exact sentence weighs more than the likeness of all others.
-        worth = torch.tensor([[rouge_l(made[i], there[j]) + size * (made[i] == there[j]) for i in within] for j in within])
+        # An exact sentence has more weight than the similarity of all others.
+        worth = torch.tensor([[rouge_l(rows[i], there[j]) + size * (rows[i] == there[j]) for i in within] for j in within])
         order += [begin + int(i) for i in linear_sum_assignment(worth.numpy(), maximize=True)[1]]
-    return found.ids[order], found.labels[order]
+    return result.ids[order], result.labels[order]
 
 
 def random_text(
@@ -120,12 +123,12 @@ def random_text(
 ) -> TextReconstruction:
     """The baseline: sentences as long as the true ones ``(n, L)``, of words drawn by ``frequency`` ``(V,)`` (default: uniform).
 
-    Knowing the lengths makes the baseline stronger, which is the safe side.
+    That it knows the lengths makes the baseline stronger, and so errs on the safe side.
     """
     weight = word_weights(torch.ones(words) if frequency is None else frequency, text)
-    draw = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
     lengths = [max(1, len(words_of(row, text))) for row in plain(true, text)]
-    rows = [weight.multinomial(length, replacement=True, generator=draw) for length in lengths]
+    rows = [weight.multinomial(length, replacement=True, generator=generator) for length in lengths]
     ids = pad_sequence(rows, batch_first=True, padding_value=text.pad)
     counts = torch.stack([counts_of(part, words, text.pad) for part in torch.split(ids, len(true) // messages)])
     nothing = torch.full((len(true),), -1)
@@ -133,7 +136,7 @@ def random_text(
 
 
 def word_weights(frequency: Tensor, text: TextFacts) -> Tensor:
-    """How often to draw each word, by its frequency ``(V,)``, and never what is no word; uniform where no word occurs."""
+    """The weights for drawing words, by their frequency ``(V,)``: 0 for ids that are no words, uniform where no word occurs."""
     weight = frequency.double().clone()
     weight[text.no_words] = 0
     if not bool(weight.any()):
@@ -148,10 +151,10 @@ def _without(counts: Tensor, text: TextFacts) -> Tensor:
     return counts
 
 
-def _right_labels(made: Tensor, true: Tensor, size: int, ordered: bool) -> int:
+def _right_labels(guessed: Tensor, true: Tensor, size: int, ordered: bool) -> int:
     if ordered:
-        return int((made == true).sum())
+        return int((guessed == true).sum())
     right = 0
-    for a, b in zip(torch.split(made, size), torch.split(true, size), strict=True):
+    for a, b in zip(torch.split(guessed, size), torch.split(true, size), strict=True):
         right += (Counter(a.tolist()) & Counter(b.tolist())).total()
     return right

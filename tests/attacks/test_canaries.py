@@ -86,7 +86,7 @@ def test_what_ideal_canaries_show_of_a_claim_that_is_tight(claim: float, count: 
 
 
 @pytest.mark.parametrize(("number", "claim", "count"), quick_first([(50, 2, 60), (150, 1, 100), (100, 2, 200), (50, 8, 1000)]))
-def test_a_bound_exceeds_a_tight_claim_in_one_draw_of_twenty_at_most(number: int, claim: float, count: int) -> None:
+def test_bounds_exceed_a_tight_claim_in_a_twentieth_of_draws(number: int, claim: float, count: int) -> None:
     above = (draws(mu_of(claim, DELTA), count, number, claim) > claim).mean(axis=0)
     assert (above <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / number)).all(), dict(zip(NAMES, above, strict=True))
 

@@ -47,7 +47,7 @@ def scored(of_members: bool) -> tuple[Area, Area]:
     return area(np.concatenate(scores), every, 0.999), area(np.concatenate(cosines), every, 0.999)
 
 
-def test_members_of_a_mean_of_few_are_told_better_than_by_the_cosine() -> None:
+def test_trace_beats_the_cosine_for_means_of_few() -> None:
     found, cosine = scored(of_members=True)
     assert found.low > 0.8 and found.low > cosine.high
 

@@ -48,7 +48,7 @@ def test_gaussian_mechanism(bound: Bound) -> None:
 
 
 @BOTH
-def test_scores_that_say_nothing_bound_nothing_however_many_thresholds_are_tried(bound: Bound) -> None:
+def test_random_scores_give_no_bound_with_many_thresholds(bound: Bound) -> None:
     found = [bound(np.random.default_rng(seed).normal(size=400), MEMBERS, seed=seed).epsilon for seed in range(80)]
     assert np.mean(np.array(found) > 0) <= 0.1
     assert bound(np.zeros(400), MEMBERS).epsilon == 0

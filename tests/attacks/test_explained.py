@@ -128,7 +128,7 @@ def test_noise_is_held_against_a_message_of_an_unknown_rate() -> None:
     assert explained(loud, seen.weights, IMAGES, LABELS) is None, "most of it is noise"
 
 
-def test_of_a_clipped_message_that_is_mostly_noise_hardly_any_cosine_is_a_doubt() -> None:
+def test_hardly_any_cosine_of_a_noisy_clipped_message_is_a_doubt() -> None:
     """What is left of its length without the noise's is far from the signal's. With less noise, another message is told."""
     seen = sent()
     norm = float(torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm())
@@ -144,7 +144,7 @@ def _clipped(seen: Observation) -> Agreement | None:
     return explained(replace(seen, altered=replace(seen.altered, rescaled=True)), seen.weights, IMAGES, LABELS)
 
 
-def test_the_simulated_step_of_an_unknown_schedule_has_not_the_length_of_a_gradient() -> None:
+def test_the_step_of_an_unknown_schedule_is_not_a_gradient() -> None:
     """A control with such steps would also pass for attacks that take a change for a gradient."""
     seen = sent()
     made = simulated(of_unknown_rate(seen, 0.01), seen.weights, IMAGES, LABELS)
@@ -158,7 +158,7 @@ def of_unknown_rate(seen: Observation, lr: float) -> Observation:
     return replace(seen, kind="change", shared=shared, altered=replace(seen.altered, variance=variance))
 
 
-def test_where_the_simulation_is_exact_a_small_difference_is_a_doubt() -> None:
+def test_a_small_difference_from_an_exact_simulation_is_a_doubt() -> None:
     """A loss with weights of classes, or a correction as SCAFFOLD's, leaves the cosine at 0.98, where gradient matching fails."""
     seen, draw = sent(), torch.Generator().manual_seed(0)
     norm = torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm()

@@ -37,15 +37,15 @@ class StandIn(nn.Module):
 @pytest.fixture
 def net(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     torch.manual_seed(0)
-    made = StandIn()
+    output = StandIn()
     monkeypatch.setattr(module, "find_spec", lambda name: object())
-    monkeypatch.setattr(module, "_net", lambda: made)
-    return made
+    monkeypatch.setattr(module, "_net", lambda: output)
+    return output
 
 
 def test_by_its_definition(net: StandIn) -> None:
     """One minus the cosine of each place's features, by another formula."""
-    made, true = torch.rand(2, 3, 64, 64), torch.rand(2, 3, 64, 64)
+    output, true = torch.rand(2, 3, 64, 64), torch.rand(2, 3, 64, 64)
 
     def stages(x: Tensor) -> list[Tensor]:
         seen = []
@@ -54,9 +54,9 @@ def test_by_its_definition(net: StandIn) -> None:
             seen.append(x)
         return [seen[number] for number in STAGES]
 
-    pairs = zip(stages((255 * made - 127) / 128), stages((255 * true - 127) / 128), strict=True)
+    pairs = zip(stages((255 * output - 127) / 128), stages((255 * true - 127) / 128), strict=True)
     expected = torch.stack([(1 - F.cosine_similarity(a, b)).mean((1, 2)) for a, b in pairs]).mean(0)
-    torch.testing.assert_close(feature_distance(made, true), expected)
+    torch.testing.assert_close(feature_distance(output, true), expected)
     assert not any(block._forward_hooks for block in net._blocks)
 
 
@@ -75,8 +75,8 @@ def test_without_the_packages_it_names_them(monkeypatch: pytest.MonkeyPatch) -> 
         feature_distance(images, images)
     with pytest.raises(Missing, match="grey or RGB images, not 2 channels"):
         feature_distance(images.expand(-1, 2, -1, -1), images.expand(-1, 2, -1, -1))
-    found = score(images, images)
-    assert found.feature_distance is None and "extra perceptual" in str(found.feature_distance_missing)
+    result = score(images, images)
+    assert result.feature_distance is None and "extra perceptual" in str(result.feature_distance_missing)
 
 
 def digits() -> Tensor:
@@ -107,6 +107,6 @@ def test_it_grows_with_the_damage(images: Tensor) -> None:
 @installed
 def test_the_score_has_it() -> None:
     images = digits()[:2]
-    found = score(images + 0.1, images)
-    assert found.feature_distance is not None and found.feature_distance_missing is None
-    torch.testing.assert_close(found.feature_distance, feature_distance((images + 0.1).clamp(0, 1), images))
+    result = score(images + 0.1, images)
+    assert result.feature_distance is not None and result.feature_distance_missing is None
+    torch.testing.assert_close(result.feature_distance, feature_distance((images + 0.1).clamp(0, 1), images))

@@ -36,9 +36,9 @@ def answered(attack: Fishing, steps: int = 0) -> tuple[Observation, Tensor]:
 @pytest.mark.parametrize("steps", [0, 1])
 def test_the_rarest_class_is_caught(steps: int) -> None:
     message, images = answered(Fishing(), steps)
-    found = Fishing().run([message])
-    assert found.labels.tolist() == [2] + [-1] * 9
-    assert float(mse(found.images[:1], images[8:9])) < 1e-12 and bool((found.images[1:] == 0.5).all())
+    result = Fishing().run([message])
+    assert result.labels.tolist() == [2] + [-1] * 9
+    assert float(mse(result.images[:1], images[8:9])) < 1e-12 and bool((result.images[1:] == 0.5).all())
 
 
 def test_the_gradient_is_that_of_the_class_alone() -> None:
@@ -59,14 +59,14 @@ def test_it_says_where_it_cannot_be_mounted() -> None:
     stepped, _ = answered(Fishing())
     stepped = replace(stepped, kind="change", schedule=Schedule(lr=0.1, steps=3))
     hidden = replace(message, shared={name: t for name, t in message.shared.items() if name.startswith("body")})
-    for one, why in (
+    for message, why in (
         (honest, "more than one class"),
         (empty, "0 samples of class 4"),
         (stepped, "one local step; the client takes 3"),
         (hidden, "last layer"),
     ):
         with pytest.raises(Inapplicable, match=why):
-            Fishing().run([one])
+            Fishing().run([message])
     with pytest.raises(Inapplicable, match="3 samples of class 0, not 1 to 2"):
         Fishing(most=2).run([many])
 
@@ -94,14 +94,14 @@ def test_no_count_is_stated_that_was_not_measured() -> None:
     name = next(name for name in message.shared if name.startswith("top.") and name.endswith("bias"))
     loud, pruned = Altered(variance={name: 1.0}), Altered(kept={name: torch.zeros(5, dtype=torch.bool)})
     halved = {n: 0.45 * t for n, t in message.shared.items()}
-    for one, why in (
+    for unclear, why in (
         (replace(message, altered=loud), "it cannot be told how many"),
         (replace(message, shared=halved), "it cannot be told how many"),
         (replace(message, altered=pruned), "were not sent"),
         (replace(message, kind="change", schedule=None), "schedule is not known"),
     ):
         with pytest.raises(Inapplicable, match=why):
-            Fishing().run([one])
+            Fishing().run([unclear])
 
 
 def test_mixtures_of_several_samples_are_not_taken_for_images() -> None:
@@ -109,12 +109,12 @@ def test_mixtures_of_several_samples_are_not_taken_for_images() -> None:
     images, labels, victim = pictures(4), torch.tensor([2, 2, 0, 1]), mlp(act=nn.Tanh)
     honest = observe(victim, gradient(victim, images, labels), num_examples=4)
     victim.load_state_dict(Fishing(target=2).alter(honest, pictures(5, 1)), strict=False)
-    found = Fishing(target=2).run([observe(victim, gradient(victim, images, labels), num_examples=4)]).raw
-    assert (errors(found[match(found, images)], images) < 1e-4).tolist() == [True, True, False, False]
+    result = Fishing(target=2).run([observe(victim, gradient(victim, images, labels), num_examples=4)]).raw
+    assert (errors(result[match(result, images)], images) < 1e-4).tolist() == [True, True, False, False]
 
 
 def test_any_class_can_be_named() -> None:
-    assert [taken(Fishing, {"target": one})["target"] for one in (-1, 0, 3)] == [-1, 0, 3]
+    assert [taken(Fishing, {"target": target})["target"] for target in (-1, 0, 3)] == [-1, 0, 3]
     with pytest.raises(TypeError, match="from -1"):
         taken(Fishing, {"target": -2})
 
@@ -132,8 +132,8 @@ def test_the_positive_control_counts_what_is_aimed_at(at_once: int, of: int, mon
         return Reconstruction(raw, torch.full((4,), -1), *torch.zeros(4, 1))
 
     monkeypatch.setattr(Fishing, "run", run)
-    found = positive_control(Fishing(), setting)
-    assert f"1 of the {of} undefended images" in found.sentence and found.passed == (of <= 2)
+    result = positive_control(Fishing(), setting)
+    assert f"1 of the {of} undefended images" in result.sentence and result.passed == (of <= 2)
 
 
 def test_the_negative_control() -> None:
@@ -145,5 +145,5 @@ def test_the_positive_control() -> None:
     """DLG on what is caught; the quick ones read it off."""
     setting = Fishing.control
     assert setting is not None
-    found = positive_control(Fishing(), replace(setting, side=8))
-    assert found.passed, found.sentence
+    result = positive_control(Fishing(), replace(setting, side=8))
+    assert result.passed, result.sentence

@@ -49,7 +49,10 @@ def trained(victim: SplitNet, data: LabelledSamples, steps: int = 1, times: int 
     before = {name: tensor.detach().clone() for name, tensor in victim.state_dict().items()}
     own = net()
     own.load_state_dict(before)
-    decays = [{"params": [one], "weight_decay": plan.weight_decay if one.ndim > 1 else 0.0} for one in own.parameters()]
+    decays = [
+        {"params": [parameter], "weight_decay": plan.weight_decay if parameter.ndim > 1 else 0.0}
+        for parameter in own.parameters()
+    ]
     optimiser = torch.optim.SGD(decays, lr=plan.lr, momentum=plan.momentum)
     for batch in torch.split(torch.arange(len(data)), len(data) // steps):
         if times > 1:
@@ -79,16 +82,16 @@ def gradients(data: LabelledSamples) -> np.ndarray:
     victim, rows = net(), []
     for x, label in zip(data.inputs[""], data.labels, strict=True):
         loss = F.cross_entropy(victim(x[None]), label[None])
-        rows.append(torch.cat([one.flatten() for one in torch.autograd.grad(loss, list(victim.parameters()))]).numpy())
+        rows.append(torch.cat([gradient.flatten() for gradient in torch.autograd.grad(loss, list(victim.parameters()))]).numpy())
     return np.stack(rows).astype(np.float64)
 
 
-def test_gradients_of_every_sample_are_those_of_one_backward_pass_each() -> None:
+def test_per_sample_gradients_equal_single_backward_passes() -> None:
     names = [name for name, _ in net().named_parameters()]
     parts = list(per_sample(net(), net().state_dict(), names, CANDIDATES, memory=40_000))
     assert len(parts) > 1, "not more at once than fit into the memory"
-    found = torch.cat([torch.cat([part[name] for name in names], 1) for part in parts])
-    np.testing.assert_allclose(found.numpy(), gradients(CANDIDATES), atol=1e-6)
+    result = torch.cat([torch.cat([part[name] for name in names], 1) for part in parts])
+    np.testing.assert_allclose(result.numpy(), gradients(CANDIDATES), atol=1e-6)
 
 
 @pytest.mark.parametrize("schedule", [{}, {"weight_decay": 0.1, "momentum": 0.5}])
@@ -96,7 +99,7 @@ def test_one_step_is_solved_exactly(schedule: dict[str, Any]) -> None:
     """The order is that of the coefficients of least squares, which are 1 / N for members and 0 for others."""
     message = trained(net(), chosen(MEMBERS), 1, 1, **schedule)
     decay, start = 0.1 * schedule.get("weight_decay", 0.0), net().state_dict()
-    decayed = {name: one + decay * start[name] * (one.ndim > 1) for name, one in message.shared.items()}
+    decayed = {name: tensor + decay * start[name] * (tensor.ndim > 1) for name, tensor in message.shared.items()}
     flat = np.concatenate([decayed[name].numpy().ravel() for name, _ in net().named_parameters()]) / -0.1
     coefficients = np.linalg.lstsq(gradients(CANDIDATES).T, flat, rcond=None)[0]
     np.testing.assert_allclose(coefficients, MEMBERS / N, atol=1e-3)
@@ -104,7 +107,7 @@ def test_one_step_is_solved_exactly(schedule: dict[str, Any]) -> None:
     assert scores[MEMBERS].min() > 0 > scores[~MEMBERS].max()
 
 
-def test_a_sample_that_was_trained_on_twice_has_the_largest_score_for_its_gradient() -> None:
+def test_a_sample_that_is_used_twice_has_the_largest_score() -> None:
     once, twice = (of(trained(net(), chosen(MEMBERS), times=times)) for times in (1, 2))
     first = np.flatnonzero(MEMBERS)[0]
     assert twice[first] > 2 * once[first] > 0
@@ -126,8 +129,8 @@ def noisy(message: Observation, name: str, variance: float, seed: int) -> Observ
 def test_a_tensor_with_noise_counts_less_than_the_others() -> None:
     """Without the noise of the first layer's weight, all is exact; an attack that does not know of it finds less."""
     messages = [noisy(trained(net(), chosen(MEMBERS)), "body.0.weight", 1e-2, seed) for seed in range(4)]
-    known = np.mean([roc_auc_score(MEMBERS, of(one)) for one in messages])
-    unknown = np.mean([roc_auc_score(MEMBERS, of(replace(one, altered=Altered()))) for one in messages])
+    known = np.mean([roc_auc_score(MEMBERS, of(message)) for message in messages])
+    unknown = np.mean([roc_auc_score(MEMBERS, of(replace(message, altered=Altered()))) for message in messages])
     assert known > 0.95 and known > unknown + 0.1
 
 
@@ -151,11 +154,11 @@ def test_what_was_not_sent_does_not_count() -> None:
 
 def test_a_head_that_is_like_the_clients_stands_in_for_it() -> None:
     message = trained(net(), chosen(MEMBERS))
-    body = replace(message, shared={name: one for name, one in message.shared.items() if name.startswith("body.")})
+    body = replace(message, shared={name: tensor for name, tensor in message.shared.items() if name.startswith("body.")})
     draw = torch.Generator().manual_seed(3)
     like: dict[str, Tensor] = {
-        name: one + 0.02 * torch.randn(one.shape, generator=draw) if name.startswith("top.") else one
-        for name, one in net().state_dict().items()
+        name: tensor + 0.02 * torch.randn(tensor.shape, generator=draw) if name.startswith("top.") else tensor
+        for name, tensor in net().state_dict().items()
     }
     (scores,) = gradient_regression([body], CANDIDATES, PUBLIC, [like])
     assert roc_auc_score(MEMBERS, scores) > 0.9
@@ -169,13 +172,13 @@ def test_a_clipped_message_is_read_up_to_its_factor(factor: float) -> None:
     assert roc_auc_score(MEMBERS, scores) > 0.99
 
 
-def test_gradients_that_dp_sgd_clipped_are_regressed_on_clipped_ones() -> None:
+def test_dp_sgd_gradients_are_regressed_on_clipped_ones() -> None:
     clip, rows = 0.5, gradients(chosen(MEMBERS))
     mean = (rows * np.minimum(1, clip / np.linalg.norm(rows, axis=1))[:, None]).mean(0)
     shared, start = {}, 0
-    for name, one in net().named_parameters():
-        shared[name] = torch.from_numpy(-0.1 * mean[start : start + one.numel()]).float().reshape(one.shape)
-        start += one.numel()
+    for name, tensor in net().named_parameters():
+        shared[name] = torch.from_numpy(-0.1 * mean[start : start + tensor.numel()]).float().reshape(tensor.shape)
+        start += tensor.numel()
     message = replace(trained(net(), chosen(MEMBERS)), shared=shared)
     scores = of(message, clip=clip)
     assert scores[MEMBERS].min() > 0 > scores[~MEMBERS].max()
@@ -187,11 +190,11 @@ class Normalised(nn.Module):
         self.first, self.norm = nn.Linear(INPUTS, 30), nn.BatchNorm1d(30)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = F.gelu(self.norm(self.first(x)))
-        return found
+        result: Tensor = F.gelu(self.norm(self.first(x)))
+        return result
 
 
-def test_a_batch_that_was_normalised_is_read_by_the_statistics_of_public_samples() -> None:
+def test_batch_statistics_are_those_of_public_samples() -> None:
     """The received running statistics are those of a net that saw no sample, and mislead."""
     torch.manual_seed(0)
     victim, members = SplitNet(Normalised(), nn.Linear(30, CLASSES)).train(), chosen(MEMBERS)
@@ -201,7 +204,7 @@ def test_a_batch_that_was_normalised_is_read_by_the_statistics_of_public_samples
     message = Observation(
         gradient, "gradient", start, blank(victim), (INPUTS,), CLASSES, ThreatModel(), num_examples=N, schedule=Schedule(lr=1.0)
     )
-    asked, own = (replace(one, inputs={"": 3 * one.inputs[""]}) for one in (CANDIDATES, samples(8 * N, 2)))
+    asked, own = (replace(own, inputs={"": 3 * own.inputs[""]}) for own in (CANDIDATES, samples(8 * N, 2)))
     (scores,) = gradient_regression([message], asked, own, [start])
     evaluated = replace(message, net=copy.deepcopy(message.net).eval())
     (misled,) = gradient_regression([evaluated], asked, own, [start])
@@ -214,7 +217,7 @@ def test_several_steps_are_told_apart_to_first_order() -> None:
     assert roc_auc_score(MEMBERS, scores) > 0.9
 
 
-def test_of_a_net_that_does_not_fit_into_memory_some_entries_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_entries_are_enough_for_a_net_beyond_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     message = trained(net(), chosen(MEMBERS))
     monkeypatch.setattr(module, "MEMORY", 4 * 3 * N * 200)  # of 723 entries
     scores = of(message)
@@ -229,8 +232,8 @@ def test_further_messages_change_nothing() -> None:
     kept["body.0.weight"][0] = False
     pruned = replace(message, altered=Altered(kept=kept))
     both = gradient_regression([message, pruned, trained(net(), PUBLIC)], CANDIDATES, PUBLIC, [net().state_dict()])
-    for found, one in zip(both, [message, pruned], strict=False):
-        np.testing.assert_allclose(found, of(one))
+    for result, sent in zip(both, [message, pruned], strict=False):
+        np.testing.assert_allclose(result, of(sent))
 
 
 def test_what_it_cannot_read_is_refused() -> None:

@@ -39,16 +39,16 @@ def test_no_attack_needs_a_value_that_it_is_not_granted(name: str, setting: str)
     kind = image_attack(name)
     options = {f.name: QUICK[f.name] for f in fields(kind) if f.name in QUICK}  # type: ignore[arg-type]
     try:
-        found = kind(**options).run([observation], 0)
+        result = kind(**options).run([observation], 0)
     except Inapplicable:
         return
-    assert bool(found.raw.isfinite().all()) or name.endswith("published")
+    assert bool(result.raw.isfinite().all()) or name.endswith("published")
     # The same whatever the net's own values are: nothing but the granted weights counts.
     filled = blank(observation.net)
     for tensor in filled.state_dict().values():
         tensor.fill_(0.1)
     again = kind(**options).run([replace(observation, net=filled)], 0)
-    torch.testing.assert_close(again.raw, found.raw, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(again.raw, result.raw, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_blank_net_has_no_running_statistics_either() -> None:

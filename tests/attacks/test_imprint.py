@@ -47,8 +47,8 @@ def answered(
 
 
 def recovered(message: Observation, images: Tensor, attack: Imprint = ATTACK, below: float = 1e-2) -> int:
-    found = attack.run([message]).images
-    return int((mse(found[match_batches(found, images, len(images))], images) < below).sum())
+    result = attack.run([message]).images
+    return int((mse(result[match_batches(result, images, len(images))], images) < below).sum())
 
 
 def test_controls() -> None:
@@ -89,28 +89,28 @@ def test_a_message_without_images_recovers_none_that_are_grey() -> None:
     message, images = answered()
     silent = replace(message, shared={name: torch.zeros_like(tensor) for name, tensor in message.shared.items()})
     grey = 0.5 + 0.1 * (images - 0.5)
-    made = attempt(Attacker(ATTACK, ThreatModel()), [silent], grey, torch.arange(12) % 5, 0)
-    assert made.recovered is not None and made.recovered.successes == 0
-    assert made.images is not None and bool((made.images == 0.5).all()) and made.scores is not None
-    assert float(made.scores.mse.max()) < 1e-2
+    output = attempt(Attacker(ATTACK, ThreatModel()), [silent], grey, torch.arange(12) % 5, 0)
+    assert output.recovered is not None and output.recovered.successes == 0
+    assert output.images is not None and bool((output.images == 0.5).all()) and output.scores is not None
+    assert float(output.scores.mse.max()) < 1e-2
 
 
 def test_messages_are_attacked_together() -> None:
-    (one, images), (other, _) = answered(), answered(attack=replace(ATTACK, slope=0.1))
-    both = ATTACK.run([one, other])
-    assert len(both.images) == 2 * len(images) and torch.equal(both.images[:12], ATTACK.run([one]).images)
+    (message, images), (other, _) = answered(), answered(attack=replace(ATTACK, slope=0.1))
+    both = ATTACK.run([message, other])
+    assert len(both.images) == 2 * len(images) and torch.equal(both.images[:12], ATTACK.run([message]).images)
 
 
 @pytest.mark.parametrize("schedule", [None, Schedule(lr=0.01, steps=5, batch_size=12)])
-def test_messages_that_state_no_number_are_scored_by_what_matches(schedule: Schedule | None) -> None:
+def test_messages_without_a_number_are_scored_by_matches(schedule: Schedule | None) -> None:
     """Uploads with differential privacy for clients do not: every candidate is shown once, and those that match no image are
     counted in none."""
     message, images = answered(schedule)
     messages, images = [replace(message, num_examples=None)] * 2, torch.cat([images] * 2)
-    found = attempt(Attacker(ATTACK, ThreatModel()), messages, images, torch.arange(24) % 5, 0)
-    assert found.reconstruction is not None and found.raw is not None and found.recovered is not None
-    assert found.raw.shape == images.shape and found.recovered.successes >= 16
-    rows = found.reconstruction.raw.chunk(2)[0]
+    result = attempt(Attacker(ATTACK, ThreatModel()), messages, images, torch.arange(24) % 5, 0)
+    assert result.reconstruction is not None and result.raw is not None and result.recovered is not None
+    assert result.raw.shape == images.shape and result.recovered.successes >= 16
+    rows = result.reconstruction.raw.chunk(2)[0]
     assert len(rows) < 24 and torch.pdist(rows.flatten(1)).square().min() > ATTACK.same * 36, "each once"
     noise = {name: torch.randn_like(tensor) for name, tensor in message.shared.items()}
     nothing = attempt(Attacker(ATTACK, ThreatModel()), [replace(messages[0], shared=noise)], images[:12], torch.arange(12) % 5, 0)
@@ -161,17 +161,17 @@ def test_a_layer_that_is_not_sent_is_in_the_way() -> None:
         ({"num_examples": 101}, "200 rows for 101 images"),
     ],
 )
-def test_a_failure_is_no_evidence_where_other_constants_may_succeed(known: dict[str, Any], why: str) -> None:
+def test_failing_with_unadapted_constants_is_no_evidence(known: dict[str, Any], why: str) -> None:
     message, images = answered(n=1)
     assert Imprint.harder(message) is None
-    made = attempt(Attacker(ATTACK, ThreatModel()), [replace(message, **known)], images, torch.tensor([0]), 0)
-    assert made.reconstruction is not None and any(why in reason.text for reason in made.reasons), made
+    output = attempt(Attacker(ATTACK, ThreatModel()), [replace(message, **known)], images, torch.tensor([0]), 0)
+    assert output.reconstruction is not None and any(why in reason.text for reason in output.reasons), output
 
 
 def test_a_first_layer_that_is_not_sent_whole_is_in_the_way() -> None:
     message, _ = answered()
     pruned = replace(message, altered=Altered(kept={"body.1.weight": torch.eye(200, 36, dtype=torch.bool)}))
-    for refuses in (Imprint.check, lambda one: ATTACK.run([one])):
+    for refuses in (Imprint.check, lambda message: ATTACK.run([message])):
         with pytest.raises(Inapplicable, match=r"entries of 'body\.1' were not sent"):
             refuses(pruned)
 
@@ -206,4 +206,4 @@ def test_dark_images_are_not_taken_for_one() -> None:
 def test_no_audit_of_an_honest_server_uses_it() -> None:
     malicious = {name for name, kind in image_attacks().items() if kind.is_malicious()}
     assert "imprint" in malicious and ATTACK.is_malicious()
-    assert not malicious & {one.name for hidden in (0, 1) for one in suited(hidden)}
+    assert not malicious & {attacker.name for hidden in (0, 1) for attacker in suited(hidden)}

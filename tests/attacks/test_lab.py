@@ -102,9 +102,9 @@ def test_an_attack_gets_the_messages_and_nothing_else(name: str, masked: int, re
     threat = ThreatModel(top="initial" if name == "known-head" else "unknown")
     images, labels, seen = truth_and_messages(threat, masked)
     request.getfixturevalue("no_data")
-    made = attempt(Attacker(Watched(short(name)), threat), seen, images, labels, 0)
+    output = attempt(Attacker(Watched(short(name)), threat), seen, images, labels, 0)
     assert Sealed.opened
-    assert made.inapplicable or (made.scores is not None and len(made.scores.mse) == 2)
+    assert output.inapplicable or (output.scores is not None and len(output.scores.mse) == 2)
 
 
 def test_who_peeps_is_caught() -> None:
@@ -121,20 +121,25 @@ def test_who_peeps_is_caught() -> None:
 @pytest.mark.parametrize("masked", [0, 2])
 def test_a_message_holds_neither_image_nor_label(masked: int) -> None:
     images, labels = default_images(2)
-    for one in observations(images, labels, ThreatModel(), masked, 10, seed=0):
-        kept = [*one.shared.values(), *one.weights.values(), *one.net.state_dict().values(), *one.statistics.values()]
+    for observation in observations(images, labels, ThreatModel(), masked, 10, seed=0):
+        kept = [
+            *observation.shared.values(),
+            *observation.weights.values(),
+            *observation.net.state_dict().values(),
+            *observation.statistics.values(),
+        ]
         own = {images.untyped_storage().data_ptr(), labels.untyped_storage().data_ptr()}
         assert not own & {tensor.untyped_storage().data_ptr() for tensor in kept}
-        assert one.labels is None
-        hidden = [name for name in (*one.shared, *one.weights) if name.startswith("top.")]
+        assert observation.labels is None
+        hidden = [name for name in (*observation.shared, *observation.weights) if name.startswith("top.")]
         assert bool(hidden) == (masked == 0), "what is masked is absent"
 
 
 def test_images_of_any_size_can_be_attacked() -> None:
     images, labels = torch.rand(2, 1, 8, 12), torch.tensor([0, 2])
     seen = observations(images, labels, ThreatModel(), 0, 3, seed=0)
-    made = attempt(Attacker(short("idlg"), ThreatModel()), seen, images, labels, 0)
-    assert made.images is not None and made.images.shape == images.shape
+    output = attempt(Attacker(short("idlg"), ThreatModel()), seen, images, labels, 0)
+    assert output.images is not None and output.images.shape == images.shape
 
 
 def test_without_a_mask_an_attack_stands_for_itself() -> None:
@@ -145,18 +150,18 @@ def test_without_a_mask_an_attack_stands_for_itself() -> None:
 
 
 def test_with_a_mask_every_attacker_that_can_be_tried_is() -> None:
-    found = {one.name: one for one in attackers("idlg-published", 2, {"steps": 7, "closed_form": False})}
+    result = {attacker.name: attacker for attacker in attackers("idlg-published", 2, {"steps": 7, "closed_form": False})}
     optimising = ["analytic-features", "head-free", "joint-head", "known-head", "learned-inversion", "random-head", "unrolled"]
-    assert list(found) == ["analytic", "spear", *optimising], "what is quick comes first"
-    naive, known, joint, free = (found[name] for name in ("random-head", "known-head", "joint-head", "head-free"))
+    assert list(result) == ["analytic", "spear", *optimising], "what is quick comes first"
+    naive, known, joint, free = (result[name] for name in ("random-head", "known-head", "joint-head", "head-free"))
     assert naive.attack.assumed == 2 and naive.attack.published and joint.attack.assumed is None
-    assert not {one.name: one for one in attackers("idlg", 2)}["random-head"].attack.published
-    assert {one.attack.steps for one in (naive, known, joint, free)} == {7} and not free.attack.closed_form
+    assert not {attacker.name: attacker for attacker in attackers("idlg", 2)}["random-head"].attack.published
+    assert {attacker.attack.steps for attacker in (naive, known, joint, free)} == {7} and not free.attack.closed_form
     assert known.threat.top == "initial" and free.threat.top == "unknown"
 
 
 def test_audits_try_what_fits_at_its_usual_budget() -> None:
-    seen, hidden = ({one.name: one for one in suited(masked)} for masked in (0, 3))
+    seen, hidden = ({attacker.name: attacker for attacker in suited(masked)} for masked in (0, 3))
     either = {"analytic", "analytic-features", "learned-inversion", "spear", "unrolled"}
     assert seen.keys() == either | {"dlg", "idlg", "inverting-gradients"}
     assert hidden.keys() & seen.keys() == either
@@ -178,14 +183,14 @@ def test_every_attack_has_controls() -> None:
     "name",
     slow_but(("analytic", "unrolled"), ["analytic", "dlg", "inverting-gradients", "known-head", "spear", "unrolled"]),
 )
-def test_as_many_images_at_once_as_an_attack_declares_are_recovered_at_its_usual_budget(name: str) -> None:
+def test_max_batch_images_are_recovered_with_audit_options(name: str) -> None:
     """On small images, and the negative controls elsewhere, for the time that they take."""
     kind = image_attack(name)
     says = kind
     assert says.control is not None and says.audit_options is not None
     small = replace(says.control, side=12 if name == "inverting-gradients" else 8, per_message=says.max_batch)
-    found = positive_control(kind(**says.audit_options), small, seed=2)
-    assert found.passed and f"{says.max_batch} behind one message" in found.sentence, found
+    result = positive_control(kind(**says.audit_options), small, seed=2)
+    assert result.passed and f"{says.max_batch} behind one message" in result.sentence, result
 
 
 @pytest.mark.parametrize("control", [positive_control, negative_control])
@@ -208,10 +213,10 @@ class Foreign(ImageAttack):
         return image_attack("analytic")().run(seen, seed)
 
 
-def test_controls_of_another_package_s_attack_and_of_equal_attacks_run_once() -> None:
+def test_controls_of_equal_attacks_of_other_packages_run_once() -> None:
     attacker = Attacker(Foreign(), ThreatModel())
     first = run_controls(attacker, 0)
-    assert [(one.name, one.passed) for one in first] == [("positive", True), ("negative", True)]
+    assert [(control.name, control.passed) for control in first] == [("positive", True), ("negative", True)]
     assert run_controls(attacker, 0) is first and attacker.attack.runs == 1
     assert run_controls(attacker, 1) is not first
 
@@ -233,8 +238,10 @@ def test_controls_are_of_what_is_attacked() -> None:
     spy = Spy()
     run_controls(Attacker(spy, ThreatModel()), 0, [message], images)
     for seen in asked:
-        assert {one.num_examples for one in seen} == {3} and {one.input_shape for one in seen} == {(3, 8, 8)}
-        assert not any(name.startswith("top.") for one in seen for name in one.shared)
+        assert {observation.num_examples for observation in seen} == {3} and {
+            observation.input_shape for observation in seen
+        } == {(3, 8, 8)}
+        assert not any(name.startswith("top.") for observation in seen for name in observation.shared)
 
 
 def test_controls_of_a_net_that_normalises_by_the_batch_do_too() -> None:
@@ -258,30 +265,30 @@ def test_controls_of_a_net_that_normalises_by_the_batch_do_too() -> None:
         assert "body.1.running_var" in message.weights and bool(batch_norms(message.net)) == training
         run_controls(Attacker(attack, ThreatModel()), seed, [message], images[:1])  # those of one seed run once
         expected = training and not isinstance(attack, ClosedForm)
-        assert {bool(batch_norms(one.net)) for one in asked} == {expected}, "a closed form does not run the net"
+        assert {bool(batch_norms(observation.net)) for observation in asked} == {expected}, "a closed form does not run the net"
 
 
 @pytest.mark.slow
 def test_who_learns_from_simulated_messages_reads_those_of_a_net_with_batch_norm() -> None:
     setting = Setting(kind="digits", threat=ThreatModel(public=True), images=10).with_batch_norm()
-    found = positive_control(image_attack("learned-inversion")(steps=300), setting)
-    assert found.passed, found.sentence
+    result = positive_control(image_attack("learned-inversion")(steps=300), setting)
+    assert result.passed, result.sentence
 
 
-def test_who_fails_a_control_is_not_run_and_who_passes_is_evidence() -> None:
+def test_an_attack_that_fails_a_control_is_not_run() -> None:
     setting = Setting(net="perceptron", images=2, side=8)
     images, labels = setting.truth(0)
     seen = setting.observations(images, labels, 0)
     undefended = Images(images, labels, lambda threat: seen)
-    made = undefended.run(Attacker(short("inverting-gradients"), ThreatModel()))
-    assert made.reconstruction is None and made.inapplicable is not None and made.inapplicable.kind == "control failed"
-    assert "not tried, as a control failed: inverting-gradients recovered 0 of 4" in str(made.inapplicable)
-    assert not made.is_evidence and made.status(False) == Status.not_run(made.inapplicable)
-    made = undefended.run(Attacker(image_attack("analytic")(), ThreatModel()))
-    assert made.is_evidence and made.scores is not None and made.scores.recovered[1e-2].successes == 2
-    made = undefended.run(Attacker(short("joint-head"), ThreatModel()))
-    assert made.reconstruction is not None and not made.is_evidence, "it has no positive control"
-    assert made.status(False) == Status("inconclusive", (NO_CONTROL,)) and made.status(True).word == "found"
+    output = undefended.run(Attacker(short("inverting-gradients"), ThreatModel()))
+    assert output.reconstruction is None and output.inapplicable is not None and output.inapplicable.kind == "control failed"
+    assert "not tried, as a control failed: inverting-gradients recovered 0 of 4" in str(output.inapplicable)
+    assert not output.is_evidence and output.status(False) == Status.not_run(output.inapplicable)
+    output = undefended.run(Attacker(image_attack("analytic")(), ThreatModel()))
+    assert output.is_evidence and output.scores is not None and output.scores.recovered[1e-2].successes == 2
+    output = undefended.run(Attacker(short("joint-head"), ThreatModel()))
+    assert output.reconstruction is not None and not output.is_evidence, "it has no positive control"
+    assert output.status(False) == Status("inconclusive", (NO_CONTROL,)) and output.status(True).word == "found"
 
 
 def test_more_images_at_once_than_a_control_reaches() -> None:
@@ -307,8 +314,8 @@ def test_an_attack_may_show_more_or_fewer_images_than_there_are(rows: int) -> No
             return Reconstruction(shown, none, torch.zeros(2), torch.zeros(1, 2), torch.ones(2), torch.zeros(2))
 
     message = replace(observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images[:2], labels[:2]), num_examples=None)
-    made = attempt(Attacker(Shows(), ThreatModel()), [message, message], images, labels, 0)
-    assert made.recovered is not None and made.recovered.successes == 2 * min(rows, 2) and made.recovered.n == 4
+    output = attempt(Attacker(Shows(), ThreatModel()), [message, message], images, labels, 0)
+    assert output.recovered is not None and output.recovered.successes == 2 * min(rows, 2) and output.recovered.n == 4
     alone = attempt(Attacker(Shows(), ThreatModel()), [message] * 2, images[::2], labels[::2], 0)
     assert alone.recovered is not None and alone.recovered.successes == (2 if rows > 0 else 0)
 
@@ -322,9 +329,9 @@ def test_a_control_whose_images_are_easier_promises_nothing() -> None:
         message = observe(reference_victim(0, 10, 1, 0, 3, 8, 8), images, classes)
         return attempt(Attacker(image_attack(name)(**options), ThreatModel()), [message], images, classes, 0)
 
-    def said(found: ImageAttempt) -> tuple[str, ...]:
-        assert all(reason.kind == "differs from controls" for reason in found.reasons)
-        return tuple(reason.text for reason in found.reasons)
+    def said(result: ImageAttempt) -> tuple[str, ...]:
+        assert all(reason.kind == "differs from controls" for reason in result.reasons)
+        return tuple(reason.text for reason in result.reasons)
 
     shared = "images behind a message share classes, and those of its control do not"
     for name, options in (("idlg", {"steps": 1, "restarts": 0}), ("inverting-gradients", {"steps": 1})):
@@ -337,14 +344,14 @@ def test_a_control_whose_images_are_easier_promises_nothing() -> None:
     assert why == "messages do not say how many images are behind them (2), and those of its control do"
     many, labels = torch.rand(130, 3, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(130) % 10
     message = observe(perceptron(0, channels=3, height=8, width=8), many, labels)
-    found = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [message], many, labels, 0)
+    result = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [message], many, labels, 0)
     mixed = "no ReLU follows 'body.1', so that every image behind a message moves every neuron"
-    assert said(found) == ("130 images are behind a message, and its control has at most 128", mixed)
+    assert said(result) == ("130 images are behind a message, and its control has at most 128", mixed)
     for activation, n, clauses in ((nn.Tanh, 4, (mixed,)), (nn.ReLU, 4, ()), (nn.Tanh, 1, ())):
         net = perceptron(0, channels=3, height=8, width=8, activation=activation)
-        found = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [observe(net, images[:n], labels[:n])], images[:n],
+        result = attempt(Attacker(image_attack("analytic")(), ThreatModel()), [observe(net, images[:n], labels[:n])], images[:n],
                         labels[:n], 0)  # fmt: skip
-        assert said(found) == clauses, activation
+        assert said(result) == clauses, activation
 
 
 @pytest.mark.usefixtures("one_iteration")
@@ -361,10 +368,10 @@ def given(default: object, value: object) -> object:
 RIGHT = [(1, 3, 3), (1.0, 3, 3.0), (True, False, False), (None, 3, 3), (None, None, None), ("a", "b", "b")]
 
 
-@pytest.mark.parametrize(("default", "value", "made"), [*RIGHT, ((1, 0.5), [2, 1], (2, 1.0))])
-def test_options_of_the_right_kind(default: object, value: object, made: object) -> None:
-    found = given(default, value)
-    assert found == made and type(found) is type(made)
+@pytest.mark.parametrize(("default", "value", "output"), [*RIGHT, ((1, 0.5), [2, 1], (2, 1.0))])
+def test_options_of_the_right_kind(default: object, value: object, output: object) -> None:
+    result = given(default, value)
+    assert result == output and type(result) is type(output)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +386,7 @@ def test_options_of_the_wrong_kind(default: object, value: object) -> None:
 def test_every_image_has_a_net_of_its_own() -> None:
     images, labels = default_images(3)
     seen = observations(images, labels, ThreatModel(), 0, 10, seed=0)
-    weights = torch.stack([one.weights["body.0.weight"].flatten() for one in seen])
+    weights = torch.stack([message.weights["body.0.weight"].flatten() for message in seen])
     assert len(weights.unique(dim=0)) == 3
     alone, other = (observations(images[:1], labels[:1], ThreatModel(), 0, 10, seed) for seed in (0, 1))
     assert torch.equal(alone[0].weights["body.0.weight"].flatten(), weights[0]), "whatever else is attacked"

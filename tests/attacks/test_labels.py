@@ -55,16 +55,16 @@ def test_the_label_of_one_sample_is_always_found(label: int) -> None:
 @pytest.mark.parametrize(("labels", "better"), [([3] * 6, 1.5), ([4, 4, 4, 6, 6, 6], 1.3), ([0, 1, 2, 3, 4, 5], 0.8)])
 def test_known_noise_is_not_taken_for_classes(labels: list[int], better: float) -> None:
     """Absent classes have bias gradients of about 0.1; noise of 0.1 makes some of them negative."""
-    found = {True: 0, False: 0}
+    result = {True: 0, False: 0}
     for seed in range(100):
         plain = message(labels, seed)
         bias = next(name for name in plain.shared if name.startswith("top.") and name.endswith("bias"))
         drawn = 0.1 * torch.randn(C, generator=torch.Generator().manual_seed(seed))
         noisy = replace(plain, shared={**plain.shared, bias: plain.shared[bias] + drawn})
-        told = replace(noisy, altered=Altered(variance={bias: 0.1**2}))
-        for knows, seen in ((False, noisy), (True, told)):
-            found[knows] += present_classes(seen).nonzero().flatten().tolist() == sorted(set(labels))
-    assert found[True] >= better * found[False]
+        text = replace(noisy, altered=Altered(variance={bias: 0.1**2}))
+        for knows, seen in ((False, noisy), (True, text)):
+            result[knows] += present_classes(seen).nonzero().flatten().tolist() == sorted(set(labels))
+    assert result[True] >= better * result[False]
 
 
 def test_random_numbers_give_labels_at_chance() -> None:
@@ -121,14 +121,14 @@ def test_an_unknown_learning_rate_does_not_hide_counts(rule: Callable[[Observati
 
 
 @pytest.mark.parametrize("rule", [bias_counts, embedding_counts])
-def test_counts_from_random_numbers_of_unknown_length_are_at_chance(rule: Callable[[Observation], Tensor]) -> None:
+def test_counts_of_unknown_schedules_on_random_numbers(rule: Callable[[Observation], Tensor]) -> None:
     scores = [count_accuracy(rule(of_unknown_schedule(noise(seed, len(LABELS)), 0.01)), truth()) for seed in range(30)]
     assert sum(scores) / len(scores) < 0.6
 
 
 def test_labels_after_a_step_of_an_unknown_rate() -> None:
-    found = batch_labels(of_unknown_schedule(message([3, 5, 7, 9]), 0.01))
-    assert found.tolist() == [3, 5, 7, 9]
+    result = batch_labels(of_unknown_schedule(message([3, 5, 7, 9]), 0.01))
+    assert result.tolist() == [3, 5, 7, 9]
 
 
 def of_unknown_schedule(seen: Observation, lr: float) -> Observation:
@@ -180,7 +180,7 @@ def of_steps(labels: Tensor, schedule: Schedule, seed: int = 0) -> Observation:
     return observe(net, sent, kind="change", schedule=schedule, classes=C, num_examples=len(labels))
 
 
-def test_counting_finds_a_class_of_one_sample_that_the_sign_of_the_bias_gradient_misses() -> None:
+def test_counts_find_a_class_that_the_sign_of_the_bias_misses() -> None:
     """A mean prediction of about a tenth is more than a share of 1/21, so the bias gradient of class 1 is positive."""
     labels = [0] * 20 + [1]
     seen = message(labels)
@@ -190,7 +190,7 @@ def test_counting_finds_a_class_of_one_sample_that_the_sign_of_the_bias_gradient
 
 
 @pytest.mark.parametrize(("lr", "steps", "momentum"), [(0.2, 24, 0.0), pytest.param(0.01, 60, 0.9, marks=pytest.mark.slow)])
-def test_counts_after_local_training_that_makes_the_net_confident(
+def test_counts_after_training_that_makes_the_net_confident(
     lr: float, steps: int, momentum: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The predictions at the start are not those of the steps; the mean over the way is."""
@@ -205,10 +205,10 @@ def test_counts_after_local_training_that_makes_the_net_confident(
     along = right()
     monkeypatch.setattr("fedpriv.attacks.labels.class_shares._until", lambda observation: 0.0)
     at_the_start = right()
-    assert min(along) >= 0.85 and all(one > other + 0.1 for one, other in zip(along, at_the_start, strict=True))
+    assert min(along) >= 0.85 and all(path > start + 0.1 for path, start in zip(along, at_the_start, strict=True))
 
 
-def test_public_samples_count_what_a_layer_without_bias_or_with_few_entries_sends() -> None:
+def test_public_counts_without_bias_or_with_few_entries() -> None:
     net, labels = mlp(classes=C), torch.tensor(LABELS)
     seen = observe(net, gradient(net, alike(labels, 0), labels), classes=C, num_examples=len(LABELS))
     bias = next(name for name in seen.shared if name.startswith("top.") and name.endswith("bias"))
@@ -235,7 +235,7 @@ def test_public_samples_count_nothing_in_random_numbers(rescaled: bool) -> None:
     assert sum(scores) / len(scores) < 0.6
 
 
-def test_noise_longer_than_the_change_is_no_way_that_the_client_went() -> None:
+def test_noise_longer_than_the_change_is_no_path() -> None:
     labels = torch.tensor(LABELS)
     schedule = Schedule(lr=0.01, steps=3, batch_size=4)
     plain = of_steps(labels, schedule)
@@ -257,8 +257,8 @@ def test_signs_of_rows_need_features_that_are_not_negative() -> None:
 
 
 def test_every_rule_says_what_it_finds_or_why_it_does_not_apply() -> None:
-    found = infer(message(LABELS), PUBLIC)
-    assert {*found.by, *found.not_applicable} == set(RULES) and list(found.not_applicable) == [STATED]
+    result = infer(message(LABELS), PUBLIC)
+    assert {*result.by, *result.not_applicable} == set(RULES) and list(result.not_applicable) == [STATED]
     hidden = message(LABELS)
     hidden = replace(hidden, shared={name: tensor for name, tensor in hidden.shared.items() if name.startswith("body")})
     assert infer(hidden, PUBLIC).not_applicable.keys() == RULES.keys()

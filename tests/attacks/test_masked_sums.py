@@ -40,20 +40,20 @@ def test_seeds_by_number() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_both_uploads_are_recovered_from_flowers_masks_and_none_from_ours(seed: int) -> None:
+def test_uploads_are_recovered_from_flowers_masks_only(seed: int) -> None:
     theirs, ours = masked_round(flower_mask, seed=seed), masked_round(our_mask, seed=seed)
     true = flower_seed(theirs.key)
-    found, nothing = unmask([theirs.pair, ours.pair], ALL_BUT_16_BITS.numbers(number_of(true)))
-    assert found is not None and found.seed == true
-    assert theirs.error(found.uploads) < 5e-5, "a step of 22 bits over the smaller weight"
+    result, nothing = unmask([theirs.pair, ours.pair], ALL_BUT_16_BITS.numbers(number_of(true)))
+    assert result is not None and result.seed == true
+    assert theirs.error(result.uploads) < 5e-5, "a step of 22 bits over the smaller weight"
     assert nothing is None
 
 
 def test_a_search_that_misses_the_seed_finds_nothing() -> None:
-    made = masked_round(flower_mask, seed=2)
-    true = number_of(flower_seed(made.key))
-    assert unmask([made.pair], range(true + 1, true + 1 + 2**16)) == [None]
-    assert unmask([made.pair], range(true, true + 1)) != [None]
+    output = masked_round(flower_mask, seed=2)
+    true = number_of(flower_seed(output.key))
+    assert unmask([output.pair], range(true + 1, true + 1 + 2**16)) == [None]
+    assert unmask([output.pair], range(true, true + 1)) != [None]
 
 
 @pytest.mark.extra("deploy")
@@ -68,7 +68,7 @@ def test_what_flowers_own_clients_send_is_recovered() -> None:
         return messages[client] - np.asarray(twister_mask(seeds[client], len(messages[client])))
 
     pair = MaskedPair(without_private_mask(1), without_private_mask(0), LEVELS, CLIP)
-    (found,) = unmask([pair], ALL_BUT_16_BITS.numbers(number_of(shared)))
-    assert found is not None
-    for recovered, true in zip(found.uploads, reversed(uploads), strict=True):
+    (result,) = unmask([pair], ALL_BUT_16_BITS.numbers(number_of(shared)))
+    assert result is not None
+    for recovered, true in zip(result.uploads, reversed(uploads), strict=True):
         assert np.abs(recovered - true).max() < 1e-4

@@ -105,7 +105,7 @@ def samples() -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.slow
-def test_a_net_that_learned_random_labels_by_heart_gives_its_members_away(samples: tuple[Tensor, Tensor]) -> None:
+def test_a_net_that_memorised_random_labels_shows_members(samples: tuple[Tensor, Tensor]) -> None:
     images, labels = samples[0][:400], samples[1][:400]
     members = np.arange(400) % 2 == 0
     observed, shadows, inside = attacked(torch.from_numpy(members), images, labels)
@@ -126,15 +126,15 @@ def test_a_net_trained_on_neither_group_tells_nothing(samples: tuple[Tensor, Ten
     draw = np.random.default_rng(0)
     groups = [draw.permutation(400) < 200 for _ in range(60)]
     for scores in (observed, lira(observed, shadows, inside), lira(observed, shadows, inside, "offline")):
-        found = [area(scores, members) for members in groups]
-        assert np.mean([one.low < 0.5 < one.high for one in found]) >= 0.88
+        result = [area(scores, members) for members in groups]
+        assert np.mean([auc.low < 0.5 < auc.high for auc in result]) >= 0.88
 
 
-def test_fedmia_is_the_z_of_each_round_over_the_root_of_their_number() -> None:
+def test_fedmia_sums_z_over_the_root_of_the_rounds() -> None:
     """By hand: one round with others at 0 and 2, one with others at 1 and 3, both with a pooled variance of 2."""
-    one, two = np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[1.0, 1.0], [3.0, 3.0]])
-    found = fedmia([np.array([3.0, 1.0]), np.array([4.0, 2.0])], [one, two])
-    np.testing.assert_allclose(found, [2 * 2 / np.sqrt(2) / np.sqrt(2), 0.0])
+    first, second = np.array([[0.0, 0.0], [2.0, 2.0]]), np.array([[1.0, 1.0], [3.0, 3.0]])
+    result = fedmia([np.array([3.0, 1.0]), np.array([4.0, 2.0])], [first, second])
+    np.testing.assert_allclose(result, [2 * 2 / np.sqrt(2) / np.sqrt(2), 0.0])
 
 
 def test_fedmia_adds_up_rounds_and_finds_nothing_without_members() -> None:

@@ -23,9 +23,9 @@ once = cache(positive_controls)
 
 @pytest.mark.parametrize("shadows", quick_first([4, 32]))
 def test_every_attack_tells_members_that_were_learned_by_heart(shadows: int) -> None:
-    found = once(shadows, seed=1)
-    assert set(found) == {(kind, use) for kind in KINDS for use in USES} | {("gradient", "alone")}
-    assert all(one.passed and "it must lie above 0.5" in one.sentence for one in found.values())
+    result = once(shadows, seed=1)
+    assert set(result) == {(kind, use) for kind in KINDS for use in USES} | {("gradient", "alone")}
+    assert all(control.passed and "it must lie above 0.5" in control.sentence for control in result.values())
 
 
 def noise(*_: object) -> Array:
@@ -61,13 +61,13 @@ BREAKS: dict[str, tuple[object, str, Callable[..., Array], set[tuple[str, str]]]
 def test_what_is_broken_fails_and_nothing_else(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     where, name, instead, expected = BREAKS[broken]
     monkeypatch.setattr(where, name, instead)
-    assert {key for key, one in positive_controls(4).items() if not one.passed} == expected
+    assert {key for key, control in positive_controls(4).items() if not control.passed} == expected
 
 
 @pytest.mark.slow
 def test_the_outcome_is_a_function_of_budget_and_seed() -> None:
     first, again = once(4, seed=1), positive_controls(4, seed=1)
-    assert [one.sentence for one in first.values()] == [one.sentence for one in again.values()]
+    assert [control.sentence for control in first.values()] == [control.sentence for control in again.values()]
 
 
 def test_the_global_random_state_is_left_as_it_was() -> None:

@@ -18,23 +18,23 @@ def gaussians(distance: float, members: int, others: int, seed: int = 0) -> tupl
 
 
 def test_two_gaussians() -> None:
-    found = operating_points(*gaussians(1.0, 20000, 20000))
-    assert found.auc.value == pytest.approx(norm.cdf(1 / np.sqrt(2)), abs=0.005)
+    result = operating_points(*gaussians(1.0, 20000, 20000))
+    assert result.auc.value == pytest.approx(norm.cdf(1 / np.sqrt(2)), abs=0.005)
     for rate in (0.01, 0.001):
-        point = found.at[rate]
+        point = result.at[rate]
         assert point is not None and point.false_alarms.share <= rate
         assert point.true_positives.share == pytest.approx(norm.sf(norm.isf(rate) - 1), rel=0.15)
-    assert found.roc[0] == (0.0, 0.0) and found.roc[-1] == (1.0, 1.0) and found.notes == ()
+    assert result.roc[0] == (0.0, 0.0) and result.roc[-1] == (1.0, 1.0) and result.notes == ()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("distance", [0.0, 1.0, 2.5])
 def test_the_interval_of_the_area_covers(distance: float) -> None:
     true, tries = norm.cdf(distance / np.sqrt(2)), 150
-    found = [area(*gaussians(distance, 20, 30, seed)) for seed in range(tries)]
-    covered = sum(one.low <= true <= one.high for one in found) / tries
+    result = [area(*gaussians(distance, 20, 30, seed)) for seed in range(tries)]
+    covered = sum(auc.low <= true <= auc.high for auc in result) / tries
     assert 0.95 - 3 * np.sqrt(0.95 * 0.05 / tries) <= covered <= 0.995
-    assert np.mean([one.low > 0.5 for one in found]) <= 0.05 or distance > 0
+    assert np.mean([auc.low > 0.5 for auc in result]) <= 0.05 or distance > 0
 
 
 def test_complete_separation_is_no_certainty() -> None:
@@ -65,24 +65,24 @@ def test_how_likely_guessing_finds_as_many_is_exact() -> None:
     assert point is not None and point.by_chance == pytest.approx(2 / 101)
     assert point.true_positives.successes == 1 and point.false_alarms.successes == 1
     draw = np.random.default_rng(0)
-    found = [operating_points(draw.normal(size=160), np.arange(160) < 60).at[0.01] for _ in range(200)]
+    result = [operating_points(draw.normal(size=160), np.arange(160) < 60).at[0.01] for _ in range(200)]
     for level in (0.02, 0.05, 0.2):
-        spread = np.sqrt(level * (1 - level) / len(found))
-        assert np.mean([one is not None and one.by_chance <= level for one in found]) <= level + 3 * spread
+        spread = np.sqrt(level * (1 - level) / len(result))
+        assert np.mean([point is not None and point.by_chance <= level for point in result]) <= level + 3 * spread
     sure = operating_points(*gaussians(2.0, 60, 100)).at[0.01]
     assert sure is not None and sure.by_chance < 1e-4
 
 
 def test_too_few_non_members_are_said_and_not_counted() -> None:
-    found = operating_points(*gaussians(5.0, 50, 50))
-    assert found.at == {0.01: None, 0.001: None}
-    assert found.notes[0] == "50 non-members do not resolve a false-positive rate of 1.0%, which needs 100"
-    assert "0.1%, which needs 1000" in found.notes[1]
-    found = operating_points(*gaussians(5.0, 50, 100))
-    assert found.at[0.01] is not None and found.at[0.001] is None and len(found.notes) == 1
+    result = operating_points(*gaussians(5.0, 50, 50))
+    assert result.at == {0.01: None, 0.001: None}
+    assert result.notes[0] == "50 non-members do not resolve a false-positive rate of 1.0%, which needs 100"
+    assert "0.1%, which needs 1000" in result.notes[1]
+    result = operating_points(*gaussians(5.0, 50, 100))
+    assert result.at[0.01] is not None and result.at[0.001] is None and len(result.notes) == 1
 
 
-def test_false_alarms_never_exceed_what_is_allowed_not_even_with_ties() -> None:
+def test_false_alarms_stay_within_the_limit_with_ties() -> None:
     members = np.arange(400) < 200
     constant = operating_points(np.zeros(400), members).at[0.01]
     assert constant is not None and constant.true_positives.successes == constant.false_alarms.successes == 0

@@ -38,8 +38,8 @@ def test_it_says_what_is_missing(hub: Path, monkeypatch: pytest.MonkeyPatch) -> 
         lpips(images, images)
     with pytest.raises(Missing, match="colour images of 32x32"):
         lpips(images[:, :1], images[:, :1])
-    found = score(images, images)
-    assert found.lpips is None and found.lpips_missing == "LPIPS needs the package torchmetrics"
+    result = score(images, images)
+    assert result.lpips is None and result.lpips_missing == "LPIPS needs the package torchmetrics"
 
 
 @pytest.mark.slow
@@ -51,11 +51,11 @@ def test_with_weights_at_hand_it_is_computed(hub: Path) -> None:
     torch.manual_seed(0)
     torch.save(alexnet(weights=None).state_dict(), hub / "checkpoints" / "alexnet-owt-7be5be79.pth")
     true = torch.rand(3, 3, 32, 32)
-    made = true.clone()
-    made[1] = (made[1] + 0.05).clamp(0, 1)
-    made[2] = 1 - made[2]
-    found = score(made, true)
-    assert found.lpips is not None and found.lpips_missing is None
-    same, near, far = found.lpips.tolist()
+    output = true.clone()
+    output[1] = (output[1] + 0.05).clamp(0, 1)
+    output[2] = 1 - output[2]
+    result = score(output, true)
+    assert result.lpips is not None and result.lpips_missing is None
+    same, near, far = result.lpips.tolist()
     assert same == 0 and 0 < near < far
-    torch.testing.assert_close(found.lpips[2:], lpips(made[2:], true[2:]))
+    torch.testing.assert_close(result.lpips[2:], lpips(output[2:], true[2:]))

@@ -103,7 +103,7 @@ def test_the_weights_of_several_batches() -> None:
     torch.testing.assert_close(seen.mean, running / (1 - 0.9**4), rtol=1e-4, atol=1e-6)
 
 
-def test_later_layers_are_known_from_what_the_message_says_of_the_earlier_ones() -> None:
+def test_inputs_of_later_layers_use_earlier_statistics() -> None:
     start, members = net(), images(6)
     sent = message(start, members)
     own = sample_statistics(sent, layer_statistics(sent), parts(members))["body.4"]
@@ -113,7 +113,7 @@ def test_later_layers_are_known_from_what_the_message_says_of_the_earlier_ones()
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_members_of_one_batch_are_named_and_of_another_clients_message_none(share: float) -> None:
+def test_members_of_a_batch_are_named_and_of_another_client_none(share: float) -> None:
     """Half of the members may be candidates alone: the others are part of the sums, too."""
     start, members, others = net(channels=32), images(10), images(90, seed=1)
     inside = int(10 * share)
@@ -165,8 +165,8 @@ def test_a_first_layer_alone_where_the_scales_stay_with_the_client() -> None:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_the_mean_colour(steps: int) -> None:
     members = images(10)
-    found = mean_colour(message(net(), members, steps))
-    torch.testing.assert_close(found.float(), members.mean((0, 2, 3)), rtol=0, atol=0.02)
+    result = mean_colour(message(net(), members, steps))
+    torch.testing.assert_close(result.float(), members.mean((0, 2, 3)), rtol=0, atol=0.02)
     assert float((torch.tensor(MEAN) - members.mean((0, 2, 3))).abs().max()) > 0.05  # what one would say without the message
 
 

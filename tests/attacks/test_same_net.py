@@ -59,7 +59,7 @@ def test_the_messages_are_undefended_ones_of_photographs() -> None:
         torch.testing.assert_close(first.shared[name], tensor)
 
 
-def test_a_mean_of_gradients_is_held_against_means_over_as_many_steps() -> None:
+def test_a_mean_of_gradients_is_compared_with_means_of_steps() -> None:
     observation, weights = seen()
     steps = Schedule(lr=0.5, steps=3, momentum=0.5)
     alone, mean = Reads(), Reads()
@@ -91,7 +91,7 @@ def test_clients_shuffle_their_images_in_every_epoch() -> None:
         torch.testing.assert_close(attack.given[0].shared[name], parameter.detach() - weights[name])
 
 
-def test_who_has_public_images_is_tried_on_some_that_it_does_not_get() -> None:
+def test_an_attack_with_public_images_is_tried_on_held_out_ones() -> None:
     observation, weights = seen()
     public = Public(torch.rand(10, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(2)), torch.arange(10).flip(0))
     attack = Reads()
@@ -109,15 +109,15 @@ def test_few_public_images_are_too_few_for_the_control() -> None:
     assert not control.passed and control.sentence == "7 public images are too few to try reads on messages of this net"
 
 
-def test_where_the_schedule_is_not_known_no_decay_is_undone_that_was_not_simulated() -> None:
+def test_no_decay_is_undone_under_an_unknown_schedule() -> None:
     observation, weights = seen()
     attack = Reads()
     change = replace(observation, kind="change", penalty=lambda start: -start)
     on_same_net(attack, change, weights, 0)
-    made = as_gradient(attack.given[0]).shared
+    output = as_gradient(attack.given[0]).shared
     on_same_net(attack, observation, weights, 0)
     for name, gradient in attack.given[0].shared.items():
-        torch.testing.assert_close(F.normalize(made[name].flatten(), dim=0), F.normalize(gradient.flatten(), dim=0))
+        torch.testing.assert_close(F.normalize(output[name].flatten(), dim=0), F.normalize(gradient.flatten(), dim=0))
 
 
 def test_a_change_is_that_of_the_clients_steps() -> None:
@@ -125,16 +125,16 @@ def test_a_change_is_that_of_the_clients_steps() -> None:
     attack = Reads()
     steps = Schedule(lr=0.1, steps=2, batch_size=1)
     on_same_net(attack, replace(observation, kind="change", schedule=replace(steps, steps=1)), weights, 0)
-    one = attack.given[0].shared
+    single = attack.given[0].shared
     on_same_net(attack, observation, weights, 0)
     for name, gradient in attack.given[0].shared.items():
-        torch.testing.assert_close(one[name], -0.1 * gradient)
+        torch.testing.assert_close(single[name], -0.1 * gradient)
     on_same_net(attack, replace(observation, kind="change", schedule=steps), weights, 0)
-    assert any(not torch.allclose(attack.given[0].shared[name], 2 * one[name], rtol=1e-3) for name in one)
+    assert any(not torch.allclose(attack.given[0].shared[name], 2 * single[name], rtol=1e-3) for name in single)
 
 
 @pytest.mark.slow
-def test_an_attack_that_succeeds_on_one_net_has_no_chance_on_another() -> None:
+def test_an_attack_can_succeed_on_one_net_and_not_on_another() -> None:
     """L-BFGS with second derivatives, which are zero in each of the pieces of a net with ReLU."""
     smooth, pieces = (on_same_net(Dlg(steps=15, restarts=0), *convolutions(kind), 0) for kind in (nn.Sigmoid, nn.ReLU))
     assert smooth.passed and not pieces.passed, (smooth.sentence, pieces.sentence)
@@ -172,5 +172,5 @@ def test_a_refusal_is_a_failure() -> None:
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 100, 80), (4, 8, 8)])
 def test_photographs_have_the_shape_of_the_nets_input(shape: tuple[int, ...]) -> None:
-    made = photographs(2, shape, 0)
-    assert made.shape == (2, *shape) and float(made.min()) >= 0 and float(made.max()) <= 1 and float(made.std()) > 0.05
+    output = photographs(2, shape, 0)
+    assert output.shape == (2, *shape) and float(output.min()) >= 0 and float(output.max()) <= 1 and float(output.std()) > 0.05

@@ -43,7 +43,7 @@ class Knows(TextAttack):
         return TextReconstruction(own if self.order else None, counts, torch.full((each,), -1), torch.zeros(1), ("",))
 
 
-def test_sentences_have_the_lengths_asked_for_and_no_special_token_within() -> None:
+def test_made_up_sentences_have_the_requested_lengths() -> None:
     frequency = torch.zeros(SMALL.words)
     frequency[[PAD, FIRST, 7, 9]] = 5
     ids = made_up([6, 4], facts(), frequency, torch.Generator().manual_seed(0))
@@ -54,7 +54,7 @@ def test_sentences_have_the_lengths_asked_for_and_no_special_token_within() -> N
 
 
 @pytest.mark.parametrize(("kind", "schedule"), [("gradient", None), ("change", Schedule(lr=0.5, momentum=0.5))])
-def test_the_messages_are_undefended_ones_of_the_same_tensors_and_schedule(kind: str, schedule: Schedule | None) -> None:
+def test_messages_are_undefended_with_the_same_tensors(kind: str, schedule: Schedule | None) -> None:
     observation, _, _ = message([7])
     shared = {name: tensor + 1 for name, tensor in observation.shared.items() if "word_embeddings" not in name}
     defended = replace(
@@ -75,7 +75,7 @@ def test_the_messages_are_undefended_ones_of_the_same_tensors_and_schedule(kind:
         torch.testing.assert_close(tensor, step, **({"rtol": 1e-3, "atol": 1e-6} | exact))
 
 
-def test_it_ends_once_too_few_are_left() -> None:
+def test_the_control_ends_once_too_few_are_left() -> None:
     observation, _, _ = message([7])
     attack = Knows(0)
     control = sentences_on_same_net(attack, observation, weights_of(observation), [7], EVEN, 0)
@@ -90,7 +90,7 @@ def test_as_many_sentences_are_behind_each_message() -> None:
 
 
 @pytest.mark.parametrize(("right", "passes"), [(2, True), (1, False)])
-def test_who_finds_no_order_must_name_every_word(right: int, passes: bool) -> None:
+def test_an_attack_without_order_must_find_every_word(right: int, passes: bool) -> None:
     observation, _, _ = message([7])
     control = sentences_on_same_net(
         Knows(right, order=False), observation, weights_of(observation), [7], EVEN, 0

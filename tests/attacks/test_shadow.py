@@ -74,11 +74,11 @@ class Says(ShadowClassifier):
         object.__setattr__(self, "answers", answers)
 
     def probabilities(self, messages: Sequence[Message]) -> Array:
-        found: Array = self.answers.double().numpy()  # type: ignore[attr-defined]
-        return found
+        result: Array = self.answers.double().numpy()  # type: ignore[attr-defined]
+        return result
 
 
-def test_classes_that_no_tested_client_holds_take_nothing_from_f1() -> None:
+def test_classes_without_a_tested_client_do_not_change_f1() -> None:
     tested = sets("110000", "011000", "001100")
     report = score_shadows(Says(tested), [{}] * 3, tested)
     assert report.f1 == report.auc == report.exact == 1.0 and report.majority_f1 == 0.0

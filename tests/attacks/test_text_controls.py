@@ -40,10 +40,10 @@ class Blind(TokenSet):
     name: ClassVar[str] = "blind"
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
-        found = super().run(observations, seed)
-        counts = found.counts.clone()
+        result = super().run(observations, seed)
+        counts = result.counts.clone()
         counts[0, counts[0].nonzero().flatten()[-1]] = 0
-        return replace(found, counts=counts)
+        return replace(result, counts=counts)
 
 
 @pytest.mark.parametrize("name", slow_but({"tokens", "span"}, sorted(text_attacks())))

@@ -36,8 +36,8 @@ def answered(n: int, altered: bool = True) -> tuple[Observation, Tensor]:
 
 def test_more_tokens_than_the_layer_is_wide() -> None:
     message, true = answered(8)
-    found = ATTACK.find(without(message, "embeddings"))
-    assert int((found & true).sum()) >= 44 and not bool((found & ~true).any())  # of 49 pairs, 64 tokens
+    result = ATTACK.find(without(message, "embeddings"))
+    assert int((result & true).sum()) >= 44 and not bool((result & ~true).any())  # of 49 pairs, 64 tokens
     with pytest.raises(Inapplicable):
         SpanAttack().run([answered(8, altered=False)[0]])
 
@@ -54,19 +54,19 @@ def test_a_change_of_rounded_weights() -> None:
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.02])
-def test_that_it_finds_no_token_is_no_evidence_where_the_message_is_unlike_its_control(tolerance: float) -> None:
+def test_failing_on_messages_unlike_the_control_is_no_evidence(tolerance: float) -> None:
     schedule = Schedule(lr=0.1, steps=3)
     seen = replace(answered(1)[0], kind="change", schedule=schedule, control_differences=("the client trained with dropout",))
     target = SimpleNamespace(
         ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None,
         observe=lambda threat: iter([seen]),
     )  # fmt: skip
-    made = attempt_text(Attacker(TokenImprint(tolerance=tolerance)), target, 0)
-    said = "the client trained with dropout; it reads the change as one step of SGD, and behind the message are 3"
-    assert [one.text for one in made.reasons] == ([] if tolerance else said.split("; "))
+    output = attempt_text(Attacker(TokenImprint(tolerance=tolerance)), target, 0)
+    text = "the client trained with dropout; it reads the change as one step of SGD, and behind the message are 3"
+    assert [reason.text for reason in output.reasons] == ([] if tolerance else text.split("; "))
 
 
-def test_that_it_finds_no_token_is_no_evidence_where_it_finds_none_without_a_defence_either() -> None:
+def test_failing_on_undefended_messages_is_no_evidence() -> None:
     seen, _ = answered(1)
 
     def failed(attack: TokenImprint, sent: Observation) -> list[str]:
@@ -74,18 +74,18 @@ def test_that_it_finds_no_token_is_no_evidence_where_it_finds_none_without_a_def
             ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None, beside=None,
             observe=lambda threat: iter([sent]), started=lambda what: dict(seen.weights), frequency=torch.ones(SMALL.words),
         )  # fmt: skip
-        made = attempt_text(Attacker(attack), target, 0)
-        assert made.scores is not None and not bool(made.scores.recall.eq(1).all())
-        return [one.text for one in made.reasons]
+        output = attempt_text(Attacker(attack), target, 0)
+        assert output.scores is not None and not bool(output.scores.recall.eq(1).all())
+        return [reason.text for reason in output.reasons]
 
-    (said,) = failed(TokenImprint(tolerance=0.0), seen)
-    assert said.startswith("from undefended messages of this net, token-imprint recovers 0 of ")
+    (text,) = failed(TokenImprint(tolerance=0.0), seen)
+    assert text.startswith("from undefended messages of this net, token-imprint recovers 0 of ")
     draw = torch.Generator().manual_seed(0)
-    noisy = {name: one + one.std() * torch.randn(one.shape, generator=draw) for name, one in seen.shared.items()}
+    noisy = {name: tensor + tensor.std() * torch.randn(tensor.shape, generator=draw) for name, tensor in seen.shared.items()}
     assert not failed(ATTACK, replace(seen, shared=noisy))  # without noise it finds the words on this net
 
 
-def test_that_the_client_trained_with_dropout_is_still_seen_after_it() -> None:
+def test_alter_and_find_leave_the_net_in_training_mode() -> None:
     seen, _ = answered(1)
     seen.net.train()
     ATTACK.alter(seen, sentences([8] * 200, 5))

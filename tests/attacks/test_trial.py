@@ -64,13 +64,13 @@ class Parts(Task[ImageAttack, Reconstruction, Made]):
         EVENTS.append("controls")
         return (Control("positive", self.passes, "recovered 0 of 4", None),)
 
-    def note_part(self, attacker: Attacker[ImageAttack], number: int, part: Sequence[Observation], made: Any) -> int:
+    def note_part(self, attacker: Attacker[ImageAttack], number: int, part: Sequence[Observation], output: Any) -> int:
         return number
 
     def judge(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> Made:
         assert mounted.notes == [0, 1] and len(mounted.results) == 2
-        found = next(one for one in mounted.results if isinstance(one, Reconstruction))
-        return Made(attacker, found, controls=mounted.controls, reasons=() if mounted.reach is None else (mounted.reach,))
+        result = next(result for result in mounted.results if isinstance(result, Reconstruction))
+        return Made(attacker, result, controls=mounted.controls, reasons=() if mounted.reach is None else (mounted.reach,))
 
     def not_tried(self, attacker: Attacker[ImageAttack], reason: NotTried) -> Made:
         return Made(attacker, inapplicable=reason.reason, controls=reason.controls)
@@ -90,31 +90,31 @@ class Parts(Task[ImageAttack, Reconstruction, Made]):
         (Parts(passes=False, loss="margins"), Trial(controls=False), (), ["read", "run", "read", "run"], None),
     ],
 )
-def test_the_order_in_which_an_attack_is_held_back(
+def test_the_order_of_checks_before_an_attack(
     task: Parts, trial: Trial, refuses: Sequence[int], events: list[str], kind: str | None
 ) -> None:
     EVENTS.clear()
-    made = task.run(Attacker(Told(refuses), ThreatModel()), trial)
+    output = task.run(Attacker(Told(refuses), ThreatModel()), trial)
     assert events == EVENTS
-    assert (None if made.inapplicable is None else made.inapplicable.kind) == kind
-    assert made.is_evidence == (made.reconstruction is not None) == (kind is None)
-    assert (made.status(False) == Status("resisted")) == (kind is None)
-    assert [control.passed for control in made.controls] == ([task.passes] if "controls" in events else [])
+    assert (None if output.inapplicable is None else output.inapplicable.kind) == kind
+    assert output.is_evidence == (output.reconstruction is not None) == (kind is None)
+    assert (output.status(False) == Status("resisted")) == (kind is None)
+    assert [control.passed for control in output.controls] == ([task.passes] if "controls" in events else [])
 
 
-def test_what_is_out_of_reach_can_be_tried_all_the_same_and_is_no_evidence() -> None:
-    made = Parts(each=2).run(Attacker(Told(), ThreatModel()), Trial(in_reach=False))
-    (why,) = made.doubts
-    assert made.reconstruction is not None and why.kind == "too many samples"
+def test_an_attack_out_of_reach_can_be_run_and_is_no_evidence() -> None:
+    output = Parts(each=2).run(Attacker(Told(), ThreatModel()), Trial(in_reach=False))
+    (why,) = output.doubts
+    assert output.reconstruction is not None and why.kind == "too many samples"
     assert why.text == "2 images behind one message; it has no positive control, and is tried on up to 1"
 
 
-def test_who_fails_on_the_same_net_is_no_evidence() -> None:
-    made = Parts().run(Attacker(Told(), ThreatModel()))
-    assert add_same_net_control(made, None) is made and made.is_evidence
+def test_failing_on_the_same_net_is_no_evidence() -> None:
+    output = Parts().run(Attacker(Told(), ThreatModel()))
+    assert add_same_net_control(output, None) is output and output.is_evidence
     for passes in (True, False):
-        held = add_same_net_control(made, Control("same net", passes, "recovers 0 of 4", None))
-        assert held.is_evidence is passes and [one.name for one in held.controls] == ["positive", "same net"]
+        held = add_same_net_control(output, Control("same net", passes, "recovers 0 of 4", None))
+        assert held.is_evidence is passes and [control.name for control in held.controls] == ["positive", "same net"]
         assert held.reasons == (() if passes else (Reason("same net", "recovers 0 of 4"),))
 
 

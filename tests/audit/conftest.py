@@ -32,7 +32,7 @@ def hardly_any_steps(monkeypatch: pytest.MonkeyPatch, one_iteration: None) -> No
     for kind in image_attacks().values():
         if kind.audit_options is not None:
             usual = {option: few[option] for option in defaults_of(kind).keys() & few.keys()}
-            monkeypatch.setattr(kind, "usual", usual)
+            monkeypatch.setattr(kind, "audit_options", usual)
             monkeypatch.setattr(kind, "max_batch", 1000)
     passed = tuple(Control(name, True, f"{name}: as it must be", 0.1) for name in ("positive", "negative"))
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: passed)

@@ -68,7 +68,7 @@ def instead_of_all(monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:
             return ImageAttempt(attacker, inapplicable=over)
         return target.held_against(stand_in(attacker, target.observe(attacker.threat), target.images))
 
-    monkeypatch.setattr(Target, "tried", tried)
+    monkeypatch.setattr(Target, "run", tried)
 
 
 def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) -> StandIn:

@@ -62,8 +62,8 @@ Runs = Callable[[str], Path]
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, hardly_any_steps: None) -> None:
     monkeypatch.setattr("fedpriv.audit.text.recovery.EASIEST", 2)
-    monkeypatch.setattr(Tag, "usual", {"steps": 2, "starts": 1, "sweeps": 1})
-    monkeypatch.setattr(SpanAttack, "usual", {"steps": 2, "starts": 1, "budget": 200})
+    monkeypatch.setattr(Tag, "audit_options", {"steps": 2, "starts": 1, "sweeps": 1})
+    monkeypatch.setattr(SpanAttack, "audit_options", {"steps": 2, "starts": 1, "budget": 200})
     passed = [Control("positive", True, "named all", 0.1)]
     monkeypatch.setattr("fedpriv.audit.report.text_controls", lambda attack, seed: passed)
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: pytest.fail("no images are attacked"))
@@ -208,8 +208,8 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
 
 def test_a_gradient_beside_the_model_is_attacked_for_sentences_too(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise hides the words in the model's change, and the variate beside it names them; who looks for sentences reads it."""
-    monkeypatch.setattr(Tag, "usual", {"steps": 1, "starts": 1, "sweeps": 1, "length": 5})
-    monkeypatch.setattr(SpanAttack, "usual", {"steps": 1, "starts": 1, "budget": 10})
+    monkeypatch.setattr(Tag, "audit_options", {"steps": 1, "starts": 1, "sweeps": 1, "length": 5})
+    monkeypatch.setattr(SpanAttack, "audit_options", {"steps": 1, "starts": 1, "budget": 10})
     monkeypatch.setattr("fedpriv.audit.text.recovery.EASIEST", 1)
     evidence = Evidence(runs("scaffold"))
     read = on_single_texts(evidence, *evidence.messages()[0], 0, lambda text: None)
