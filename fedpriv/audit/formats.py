@@ -29,8 +29,8 @@ def counted(rate: Rate | None) -> str:
     return NOTHING if rate is None else f"{rate.successes} of {rate.n}"
 
 
-def interval(found: Rate | Value | Interval | None) -> str:
-    return NOTHING if found is None else span(found.low, found.high)
+def interval(measured: Rate | Value | Interval | None) -> str:
+    return NOTHING if measured is None else span(measured.low, measured.high)
 
 
 def span(low: float, high: float) -> str:
@@ -68,13 +68,6 @@ def bound(value: float | None) -> str:
         return short(value)
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
-
-
-def told(parts: Sequence[str]) -> str:
-    """What is known, as sentences where it is some, else parted by semicolons; with a full stop."""
-    if any(part.endswith(".") for part in parts):
-        return " ".join(part if part.endswith(".") else f"{part}." for part in parts)
-    return "; ".join(parts) + "."
 
 
 def at_most(share: float) -> str:

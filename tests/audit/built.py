@@ -63,7 +63,7 @@ def image(
     """An attack that recovered ``hits`` of ``n`` images; ``reasons``: why its failure is no evidence."""
     success = rates(hits, n)
     made = ImageFigures(
-        success=success, copies=copies, label_accuracy=None, mse_median=median, mse_best=median, psnr_median_db=None,
+        success=success, public_successes=copies, label_accuracy=None, mse_median=median, mse_best=median, psnr_median_db=None,
         ssim_median=0.5, lpips_median=None, lpips_missing=None, feature_distance_median=None, feature_distance_missing=None,
         cpu_seconds=1.0, images_per_cpu_second=None,
     )  # fmt: skip
@@ -159,7 +159,7 @@ def labels(exact: bool = False, client: int = 0, **changes: Any) -> LabelResult:
     """Classes 1 and 2 of ten, by a rule that names them or only the first."""
     about: dict[str, Any] = {
         "round": 1, "sender": Sender(client), "rule": "bias", "stated": False, "classes": 10, "true": (1, 2),
-        "found": (1, 2) if exact else (1,), "count_rule": None, "count_accuracy": None, "count_guess": 0.1, "rules": 1,
+        "inferred": (1, 2) if exact else (1,), "count_rule": None, "count_accuracy": None, "count_guess": 0.1, "rules": 1,
         "guess": None,
     }  # fmt: skip
     return LabelResult(**(about | changes))

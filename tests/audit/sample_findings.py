@@ -24,7 +24,7 @@ from fedpriv.audit.results import (
     CenterOutcome,
     ControlResult,
     Cost,
-    CountedRate,
+    RecoveryRate,
     Epsilon,
     ImageFigures,
     ImageOutcome,
@@ -115,10 +115,10 @@ def _undefended() -> AuditedRun:
         mse_median=0.031,
         baseline_mse_median=0.052,
         success={limit: rate(0, 2) for limit in ("0.01", "0.001", "0.0001")},
-        copies=dict.fromkeys(("0.01", "0.001", "0.0001"), 0),
-        counted=CountedRate(rate(0, 2), "0.01"),
+        public_successes=dict.fromkeys(("0.01", "0.001", "0.0001"), 0),
+        recovered=RecoveryRate(rate(0, 2), "0.01"),
         distance_of_truth=0.41,
-        distance_found=0.39,
+        distance_of_recovered=0.39,
         picture="mp-centers.png",
     )
     together = replace(_labels(None, 0), count_accuracy=0.83, messages=2, single_exact=1, single_count_accuracy=0.71)
@@ -136,7 +136,7 @@ def _undefended() -> AuditedRun:
             _labels(1, 0),
             _labels(1, 7, true=(0, 9)),
             replace(
-                _labels(15, 0, rule="bias gradient"), found=(1, 7), stated=False, count_accuracy=0.44, note="after 40 local steps"
+                _labels(15, 0, rule="bias gradient"), inferred=(1, 7), stated=False, count_accuracy=0.44, note="after 40 local steps"
             ),
         ),
         label_rules=(
@@ -307,7 +307,7 @@ def _attempt(
     """``halving``: steps in which the loss halves; ``None`` for an attacker without steps."""
     figures = ImageFigures(
         success={limit: rate(count, n) for limit, count in zip(("0.01", "0.001", "0.0001"), successes, strict=True)},
-        copies=None,
+        public_successes=None,
         label_accuracy=labels,
         mse_median=error,
         mse_best=error / 30,
@@ -333,7 +333,7 @@ def _labels(round: int | None, client: int, true: tuple[int, ...] = (1, 4), rule
         stated=True,
         classes=10,
         true=true,
-        found=true,
+        inferred=true,
         count_rule=None,
         count_accuracy=None,
         count_guess=0.2,

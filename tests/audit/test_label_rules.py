@@ -77,7 +77,7 @@ def test_classes_that_a_message_names_are_stated_and_those_without_a_rule_are_no
     named, silent = Labels(1, 0, Sender(0), both, true), Labels(1, 1, Sender(1), {}, true, {STATED: "none sent", SIGN: "no bias"})
     told, unknown = findings_of([named, silent]).labels
     assert told.stated and told.exact and told.rules == 2 and told.note is None
-    assert not unknown.stated and unknown.rule is None and unknown.found == () and unknown.note == "none sent; no bias"
+    assert not unknown.stated and unknown.rule is None and unknown.inferred == () and unknown.note == "none sent; no bias"
 
 
 def test_intervals_and_guessing_account_for_the_number_of_rules() -> None:
@@ -91,7 +91,7 @@ def test_intervals_and_guessing_account_for_the_number_of_rules() -> None:
         stated=False,
         classes=2,
         true=(0,),
-        found=(0,),
+        inferred=(0,),
         count_rule=None,
         count_accuracy=None,
         count_guess=0.5,
@@ -99,7 +99,7 @@ def test_intervals_and_guessing_account_for_the_number_of_rules() -> None:
         guess=0.35,
     )
     certain = [replace(one, sender=Sender(client)) for client in range(4)]
-    found = [*certain[:3], replace(certain[3], found=(1,))]
+    found = [*certain[:3], replace(certain[3], inferred=(1,))]
     # By guessing three or more of four: 4 * 0.35^3 * 0.65 + 0.35^4 = 0.126; four of four: 0.015.
     assert share_by_rule(certain) == 1.0 and share_by_rule(found) == 0.0, "all of four would be more than guessing"
     by_five = [replace(row, rules=5) for row in certain]
@@ -124,7 +124,7 @@ def test_counts_find_the_classes_of_fedsgd_that_the_sign_misses(fedsgd: Path) ->
     assert best is not None and by_sign is not None and best.successes >= 7 > by_sign.successes and best.n == 10
     for row, client in zip(found.labels, range(10), strict=True):
         held = tuple(sorted(set(evidence.labels(client).tolist())))
-        assert row.true == held and row.exact == (row.found == held)
+        assert row.true == held and row.exact == (row.inferred == held)
     assert sum(one.exact for one in found.labels) == best.successes
     assert sum(one.count_accuracy or 0.0 for one in found.labels) / 10 >= 0.95
     assert all(one.count_guess < 0.8 for one in found.labels)
@@ -154,7 +154,7 @@ def test_an_update_of_a_batch_with_each_class_three_times(public: bool, monkeypa
     own = (torch.rand(40, 1, 8, 8), torch.arange(10).repeat(4)) if public else None
     report = fedpriv.audit_update(net, gradient, (images, labels), public=own)
     (found,) = report.runs[0].labels
-    assert found.exact and found.found == tuple(range(10)) and (found.count_accuracy or 0.0) >= 0.9
+    assert found.exact and found.inferred == tuple(range(10)) and (found.count_accuracy or 0.0) >= 0.9
     assert found.count_guess == 1.0, "equal counts are right by chance"
     rows = {one.rule: one for one in report.runs[0].label_rules}
     assert (rows["last layer: least squares on public samples"].exact is not None) == public

@@ -144,7 +144,7 @@ def test_rounds_outvote_a_message_that_is_wrong() -> None:
         labels(3, [0, 1], None),
     ]
     several, sets = labels_over_rounds(messages)
-    assert (several.sender, several.messages, several.found, several.exact) == (Sender(0), 4, (0, 1), True)
+    assert (several.sender, several.messages, several.inferred, several.exact) == (Sender(0), 4, (0, 1), True)
     assert several.round is None
     # the means 6, 3.25 and 0.75, of which the last is not in the set
     assert several.count_accuracy == 1.0 and several.single_exact == 2

@@ -193,7 +193,7 @@ def test_what_was_not_measured_is_said_in_words(page: Page) -> None:
 
 FIGURES = {
     "worst_tenth", "accuracy_difference", "bytes_up_ratio", "label_accuracy", "psnr_median_db", "feature_distance_median",
-    "count_accuracy", "single_count_accuracy", "single_exact", "epsilon_lower", "distance_of_truth", "distance_found",
+    "count_accuracy", "single_count_accuracy", "single_exact", "epsilon_lower", "distance_of_truth", "distance_of_recovered",
 }  # fmt: skip
 
 

@@ -183,7 +183,7 @@ def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:
         assert said.exact and said.count_accuracy is not None and 0 < said.count_accuracy <= 1
     hidden = Evidence(runs("masked"))
     (said,) = findings_of([labels_of(hidden, *hidden.messages()[0])]).labels
-    assert said.found == () and not said.exact and said.rule is None
+    assert said.inferred == () and not said.exact and said.rule is None
 
 
 @pytest.mark.slow
