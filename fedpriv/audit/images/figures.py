@@ -30,7 +30,7 @@ def figures(attempt: ImageAttempt) -> ImageFigures | None:
     middle, exact = found.curve.nanmedian(dim=1).values.tolist(), bool(scores.psnr.median().isinf())
     return ImageFigures(
         success=by_threshold(scores.recovered),
-        copies=None if attempt.copies is None else {f"{limit:g}": count for limit, count in attempt.copies.items()},
+        public_successes=None if attempt.copies is None else {f"{limit:g}": count for limit, count in attempt.copies.items()},
         label_accuracy=None if scores.labels is None else scores.labels.share,
         mse_median=float(scores.mse.median()),
         mse_best=float(scores.mse.min()),
