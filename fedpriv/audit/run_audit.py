@@ -27,7 +27,7 @@ from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.judge import images, texts
-from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
+from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, spent
 from fedpriv.audit.results import (
@@ -226,7 +226,7 @@ def _of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, prog
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
     statistics, unaltered = listed(evidence), exposed(evidence)
     progress("labels")
-    labels = findings_of([labels_of(evidence, round, client) for round, client in evidence.messages()])
+    labels = label_findings([infer_labels(evidence, round, client) for round, client in evidence.messages()])
     first, shadows = evidence.store.rounds()[0], None
     if options.label_shadows:
         progress(f"labels: {options.label_shadows} shadow clients")

@@ -24,7 +24,6 @@ from fedpriv.audit.results import (
     CenterOutcome,
     ControlResult,
     Cost,
-    RecoveryRate,
     Epsilon,
     ImageFigures,
     ImageOutcome,
@@ -35,6 +34,7 @@ from fedpriv.audit.results import (
     LabelRule,
     MembershipOutcome,
     ProbeResult,
+    RecoveryRate,
     RoundTraffic,
     Schema,
     Sender,
@@ -136,7 +136,11 @@ def _undefended() -> AuditedRun:
             _labels(1, 0),
             _labels(1, 7, true=(0, 9)),
             replace(
-                _labels(15, 0, rule="bias gradient"), inferred=(1, 7), stated=False, count_accuracy=0.44, note="after 40 local steps"
+                _labels(15, 0, rule="bias gradient"),
+                inferred=(1, 7),
+                stated=False,
+                count_accuracy=0.44,
+                note="after 40 local steps",
             ),
         ),
         label_rules=(

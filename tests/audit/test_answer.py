@@ -273,7 +273,9 @@ def test_classes_from_all_messages_of_a_client_are_a_finding() -> None:
 
 def by_rule(*exact: bool, guess: float, stated: bool = False) -> AuditedRun:
     """Nothing else was found; a message of each client, whose set of classes was found or not."""
-    made = (labels(hit, client, true=(1,), inferred=(1,) if hit else (), classes=2, guess=guess) for client, hit in enumerate(exact))
+    made = (
+        labels(hit, client, true=(1,), inferred=(1,) if hit else (), classes=2, guess=guess) for client, hit in enumerate(exact)
+    )
     return harmless(labels=tuple(replace(one, stated=stated) for one in made))
 
 

@@ -19,7 +19,7 @@ from fedpriv.audit import sentences
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.judge.classes import rate_of_rules, share_by_rule
 from fedpriv.audit.judge.metrics import metrics
-from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of
+from fedpriv.audit.membership.label_leaks import Labels, infer_labels, label_findings
 from fedpriv.audit.results import LabelResult, Sender
 from tests.simulation.small import play
 
@@ -57,7 +57,7 @@ def test_the_best_rule_is_that_over_all_messages_and_not_the_best_of_each() -> N
         ),
         Labels(1, 3, Sender(3), {SIGN: shown([0, 1])}, true, {EMBEDDINGS: "no bias", public: "no bias"}),
     ]
-    found = findings_of(messages)
+    found = label_findings(messages)
     assert [one.rule for one in found.labels] == [EMBEDDINGS] * 3 + [SIGN], "where the best does not apply, the next"
     assert [one.exact for one in found.labels] == [True, True, False, True]
     assert [one.count_rule for one in found.labels] == [public] * 3 + [None]
@@ -75,7 +75,7 @@ def test_the_best_rule_is_that_over_all_messages_and_not_the_best_of_each() -> N
 def test_classes_that_a_message_names_are_stated_and_those_without_a_rule_are_not_known() -> None:
     true, both = torch.tensor([3, 1, 0]), {STATED: shown([0, 1]), f"variate, {SIGN}": shown([0, 1])}
     named, silent = Labels(1, 0, Sender(0), both, true), Labels(1, 1, Sender(1), {}, true, {STATED: "none sent", SIGN: "no bias"})
-    told, unknown = findings_of([named, silent]).labels
+    told, unknown = label_findings([named, silent]).labels
     assert told.stated and told.exact and told.rules == 2 and told.note is None
     assert not unknown.stated and unknown.rule is None and unknown.inferred == () and unknown.note == "none sent; no bias"
 
@@ -117,7 +117,7 @@ def fedsgd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_counts_find_the_classes_of_fedsgd_that_the_sign_misses(fedsgd: Path) -> None:
     """Ten clients of skewed classes: a class of few samples has a positive bias gradient, and its count is found all the same."""
     evidence = Evidence(fedsgd)
-    found = findings_of([labels_of(evidence, *message) for message in evidence.messages()])
+    found = label_findings([infer_labels(evidence, *message) for message in evidence.messages()])
     rows = {one.rule: one for one in found.rules}
     assert rows.keys() == RULES.keys() and rows[STATED].exact is None
     best, by_sign = next(one for one in found.rules if one.best).exact, rows[SIGN].exact

@@ -20,9 +20,9 @@ from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership import other_clients
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import FEDMIA, ROWS, membership
-from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of, labels_over_rounds
+from fedpriv.audit.membership.label_leaks import Labels, infer_labels, label_findings, labels_over_rounds
 from fedpriv.audit.membership.member_scores import REGRESSIONS
-from fedpriv.audit.membership.one_client import of_client
+from fedpriv.audit.membership.one_client import attack_client
 from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
 from fedpriv.audit.results import Sender
 from tests.simulation.small import play
@@ -62,7 +62,7 @@ def test_the_servers_own_updates_are_computed_once(kept: Evidence, monkeypatch: 
         return real(own, round, parts)
 
     monkeypatch.setattr(OwnUpdates, "_trained", counted)
-    found = of_client(kept, 2, 0, shadows=4, seed=0)
+    found = attack_client(kept, 2, 0, shadows=4, seed=0)
     assert {REGRESSIONS, f"{FEDMIA}, row distance"} <= found.scores.keys()
     assert sorted(rounds) == [1, 2]
 
@@ -103,7 +103,7 @@ def test_without_two_other_clients_it_is_not_tried(kept: Evidence, monkeypatch: 
 
 def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's own local updates, that saw no candidate, are replaced by the client's messages, which saw them."""
-    real = other_clients._seen
+    real = other_clients._scores
     shown: list[Any] = []
 
     def seen(evidence: Evidence, messages: Any, own: Any, pool: Any) -> Any:
@@ -111,7 +111,7 @@ def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkey
         mine = len(shown) % 3 == 2  # the client's message, the own local update, the others'
         return real(evidence, shown[-2] if mine else messages, own, pool)
 
-    monkeypatch.setattr(other_clients, "_seen", seen)
+    monkeypatch.setattr(other_clients, "_scores", seen)
     found = membership(kept, 2, [0], shadows=4)
     reason = found.not_tried[f"{FEDMIA}, {ROWS}"]
     assert reason.text.startswith("its negative control failed: an upload of a client trained on none of the candidates")
@@ -153,10 +153,10 @@ def test_rounds_outvote_a_message_that_is_wrong() -> None:
 
 
 def test_labels_of_a_run_over_rounds(kept: Evidence) -> None:
-    single = [labels_of(kept, round, client) for round, client in kept.messages()]
+    single = [infer_labels(kept, round, client) for round, client in kept.messages()]
     found = labels_over_rounds(single)
     assert [(one.sender, one.messages) for one in found] == [(Sender(client), 2) for client in range(4)]
-    true = {one.sender: one.true for one in findings_of(single).labels}
+    true = {one.sender: one.true for one in label_findings(single).labels}
     assert all(one.true == true[one.sender] and one.count_accuracy for one in found)
 
 

@@ -116,7 +116,10 @@ def test_how_many_batches_they_are_of(tmp_path: Path, overrides: dict[str, Any],
 def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: Evidence) -> None:
     found = mean_colours(undefended)
     assert not isinstance(found, Reason) and [(one.round, one.sender.client) for one in found] == undefended.messages()
-    ((read,), (true,)), mean = (found[0].estimate, found[0].true), float(undefended.truth(undefended.messages()[0][1]).images.mean())
+    ((read,), (true,)), mean = (
+        (found[0].estimate, found[0].true),
+        float(undefended.truth(undefended.messages()[0][1]).images.mean()),
+    )
     assert true == pytest.approx(mean) and found[0].error == pytest.approx(abs(read - mean))
     assert median(one.error for one in found) < 0.05  # the border, which is padded, is darker
 

@@ -1,4 +1,4 @@
-"""What a run's canaries show of the epsilon that it spent, beside the epsilon that its ledger claims."""
+"""Lower bounds of a run's epsilon from its canaries, beside the epsilon that its ledger claims."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def measured(folder: RunFolder, statement: Mapping[str, Any] | None) -> Canaries
     """
     if statement is None or not folder.config_as_data().privacy.canaries:
         return None
-    found = load_tensors(folder.canaries_file)
-    scores, used = found["scores"].numpy(), found["used"].numpy()
+    stored = load_tensors(folder.canaries_file)
+    scores, used = stored["scores"].numpy(), stored["used"].numpy()
     claim, delta = statement["epsilon"], statement["delta"]
     bounds = canary_bounds(scores, used, claim, delta)
     return Canaries(len(used), int(used.sum()), claim, delta, bounds[0].confidence, bounds)

@@ -24,7 +24,8 @@ _ABOUT = {
 def epsilon_bounds(
     federation: Federation, round: int, clients: Sequence[int], scores: Sequence[Array], members: Mask, seed: int
 ) -> EpsilonBounds:
-    """
+    """Bound the epsilon of the clients' local updates in a round.
+
     Args:
         scores: one or several sets of scores ``(n,)``, chosen in advance. The best of several bounds is taken, each at a
             confidence at which all of them hold simultaneously (Bonferroni).

@@ -70,7 +70,7 @@ class LabelFindings:
     over_rounds: tuple[LabelResult, ...]
 
 
-def findings_of(messages: Sequence[Labels]) -> LabelFindings:
+def label_findings(messages: Sequence[Labels]) -> LabelFindings:
     """What messages reveal of their senders' labels.
 
     The best rule is the one that is exact for most messages, and the best rule for counts the one that is right for most samples;
@@ -197,7 +197,7 @@ def _together(own: Sequence[Labels]) -> Labels:
     return replace(own[0], by=by, not_applicable={}, limit=None)
 
 
-def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
+def infer_labels(evidence: Evidence, round: int, client: int) -> Labels:
     """Infer the client's labels from its message, by every rule of :mod:`fedpriv.attacks.api.label_rules` that applies.
 
     Statistics that are gradients are read as well. The attacker's own samples are of the test split.
