@@ -14,9 +14,9 @@ from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.results import (
-    RecoveryRate,
     Interval,
     MembershipOutcome,
+    RecoveryRate,
     Sender,
     TargetKind,
     TextFigures,
