@@ -187,7 +187,7 @@ def audit_update(
     progress = Progress(say or (lambda text: None), budget)
     with with_threads(1):  # as in fedpriv attack
         attacked = on_target(target, 1, Sender(0), seed, progress)
-    progress.note()
+    progress.end_step()
     pictures = {"update.png": grid(rows)} if (rows := attacked.pictures()) else {}
     payload = update if isinstance(update, Payload | Sealed) else None
     inferred = label_findings([_labels(seen, labels, net.classes, own_samples)])
