@@ -1,4 +1,4 @@
-"""Number formats of the audit's pages. A figure that was not measured is a dash."""
+"""Number formats of the audit's pages; a figure that was not measured is a dash."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def size(count: float | None) -> str:
 
 
 def power(value: float | None) -> str:
-    """Errors, in scientific notation."""
+    """An error in scientific notation."""
     return NOTHING if value is None else f"{value:.1e}"
 
 
@@ -63,7 +63,7 @@ def short(value: float | None) -> str:
 
 
 def bound(value: float | None) -> str:
-    """An upper bound, such as an epsilon, with three significant digits: rounded up, so that it is one as printed, too."""
+    """An upper bound, such as an epsilon, rounded up to three significant digits, so that it is a bound as printed."""
     if value is None or not math.isfinite(value) or value <= 0:
         return short(value)
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
