@@ -31,7 +31,7 @@ from dataclasses import replace
 from fedpriv.audit import sentences
 from fedpriv.audit.judge import classes, images, members, texts
 from fedpriv.audit.judge.known import samples_not_known
-from fedpriv.audit.judge.metrics import metrics
+from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.results import Answer, AuditedRun, Outcome, Part, TargetKind
 
 WORDS = (

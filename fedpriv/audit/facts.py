@@ -10,7 +10,7 @@ from typing import Any
 from fedpriv.audit import formats
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.traffic import conditions, crossed, has_batch_norm, knowledge
-from fedpriv.audit.membership.canaries import measured
+from fedpriv.audit.membership.epsilon import measured
 from fedpriv.audit.results import AuditedRun, Cost, Epsilon, EpsilonBounds, ProbeResult, SignalToNoise
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance

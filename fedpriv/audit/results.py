@@ -722,7 +722,7 @@ class AuditedRun:
         not_run: parts of the audit that were left out, and why.
         comparison: attacks on sums beside those on single uploads; ``None``: the run has no secure aggregation.
         seconds: step -> CPU seconds.
-        metrics: the leakage in numbers, by name (:mod:`fedpriv.audit.judge.metrics`).
+        metrics: the leakage in numbers, by name (:mod:`fedpriv.audit.judge.measures`).
     """
 
     name: str

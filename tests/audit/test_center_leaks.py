@@ -12,8 +12,7 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.answer import SAMPLES, WORDS, answer
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.center_leaks import inverted_centers
-from fedpriv.audit.judge.measures import MEASURES
-from fedpriv.audit.judge.metrics import metrics
+from fedpriv.audit.judge.measures import MEASURES, metrics
 from fedpriv.audit.results import CenterOutcome, RecoveryRate
 from tests.audit.sample_findings import findings
 from tests.simulation.small import play

@@ -18,7 +18,7 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit import sentences
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.judge.classes import rate_of_rules, share_by_rule
-from fedpriv.audit.judge.metrics import metrics
+from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.membership.label_leaks import Labels, infer_labels, label_findings
 from fedpriv.audit.results import LabelResult, Sender
 from tests.simulation.small import play

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.judge.metrics import metrics
+from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.membership.inference import ROWS, Membership, membership
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings
 from fedpriv.audit.report import _compared

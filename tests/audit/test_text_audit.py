@@ -28,8 +28,7 @@ from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.judge import images as judge_images
 from fedpriv.audit.judge import texts as judge_texts
 from fedpriv.audit.judge.known import samples_not_known
-from fedpriv.audit.judge.measures import MEASURES
-from fedpriv.audit.judge.metrics import metrics
+from fedpriv.audit.judge.measures import MEASURES, metrics
 from fedpriv.audit.results import AuditedRun, Cost, Statistic, TextFigures, TextOutcome, TextTargetResult, from_json
 from fedpriv.audit.text.attempts import TextAttempt, _unlike, attempt_text
 from fedpriv.audit.text.recovery import on_single_texts

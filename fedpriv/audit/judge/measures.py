@@ -1,9 +1,9 @@
-"""The measures of a run's leakage that conditions are on, and why each may be larger than what was found."""
+"""A run's leakage in numbers: the measures that conditions are on, why each may be larger, and all metrics for tables of runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedpriv.attacks.scoring.scores import Rate
@@ -87,7 +87,7 @@ def words(run: AuditedRun) -> float | None:
 
 def membership_auc(run: AuditedRun) -> float | None:
     """The largest area of a membership attack, or 1 minus that of an attack that significantly orders members last."""
-    return None if (most := members.largest_area(run.membership)) is None else most.auc
+    return None if (most := members.largest_area(run.membership)) is None else most[0]
 
 
 def membership_tpr(run: AuditedRun) -> float | None:
@@ -186,3 +186,29 @@ MEASURES: Mapping[str, Measure] = {
     "labels": Measure(labels, _labels_open),
 }
 """By name; conditions, frontiers and MLflow read them from here."""
+
+
+def metrics(run: AuditedRun) -> dict[str, float]:
+    """By name: recovery rates by kind of target, rates of right classes, and every measure, without those that are not known."""
+    values: dict[str, float | None] = {}
+    for what in ("message", "single image"):
+        if (most := images.best_of(run, what)) is not None:
+            values[f"recovered_from_{what.replace(' ', '_')}"] = most.rate.share
+    # That class centres gave no image away is no evidence.
+    centers = [center.recovered.rate.share for center in run.centers if images.gives_away(center)]
+    values["recovered_from_centers"] = max(centers, default=None)
+    for kind in ("message", "single text"):
+        if (attack := texts.best_of(run, kind)) is not None:
+            place, exact = kind.replace(" ", "_"), texts.most_exact(run.texts, kind)
+            values[f"token_recall_from_{place}"] = attack.figures.recall
+            values[f"token_precision_from_{place}"] = attack.figures.precision
+            values[f"exact_texts_from_{place}"] = None if exact is None else exact.share
+    values["labels_exact"] = _mean([result.exact for result in classes.by_rule(run.labels)])
+    values["label_counts"] = _mean([result.count_accuracy for result in run.labels if result.count_accuracy is not None])
+    values["labels_exact_by_shadows"] = None if run.shadow_labels is None else run.shadow_labels.report.exact
+    values |= {name: measure.value(run) for name, measure in MEASURES.items()}
+    return {key: float(value) for key, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

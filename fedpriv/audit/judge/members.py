@@ -29,16 +29,6 @@ class Separation:
 
 
 @dataclass(frozen=True)
-class LargestArea:
-    """The largest area of a membership attack; ``reversed``: 1 minus that of an attack that gives members lower scores."""
-
-    outcome: MembershipOutcome
-    auc: float
-    together: Interval
-    reversed: bool
-
-
-@dataclass(frozen=True)
 class FewFalseAlarms:
     """Members identified at a low false-positive rate, more than by guessing."""
 
@@ -68,16 +58,15 @@ def reversed_attack(attacks: Sequence[MembershipOutcome]) -> Separation | None:
     return min(below, key=lambda attack: (attack.together.high, attack.auc), default=None)
 
 
-def largest_area(attacks: Sequence[MembershipOutcome]) -> LargestArea | None:
-    """The largest area, of scores as they are or, of a :func:`reversed_attack`, in reverse."""
+def largest_area(attacks: Sequence[MembershipOutcome]) -> tuple[float, Interval, bool] | None:
+    """The largest area with its simultaneous interval, and whether it is that of a :func:`reversed_attack`, read in reverse."""
     most = max(ran(attacks), key=lambda attack: attack.auc, default=None)
     if most is None:
         return None
     turned = reversed_attack(attacks)
     if turned is None or most.auc >= 1 - turned.auc:
-        return LargestArea(most.outcome, most.auc, most.together, reversed=False)
-    span = Interval(1 - turned.together.high, 1 - turned.together.low, turned.together.of)
-    return LargestArea(turned.outcome, 1 - turned.auc, span, reversed=True)
+        return most.auc, most.together, False
+    return 1 - turned.auc, Interval(1 - turned.together.high, 1 - turned.together.low, turned.together.of), True
 
 
 def tells(attacks: Sequence[MembershipOutcome]) -> bool:

@@ -130,9 +130,10 @@ def _in_short(number: int, run: AuditedRun) -> Iterator[Content]:
     yield _labels_found(run) or unmeasured
     known = (Styled("reconstructed samples are known members", "small"),) if run.known_members else ()
     area: Inline = unmeasured
-    if member := members.largest_area(run.membership):
-        span = f"{plain(member.together.low)} to {plain(member.together.high)}, best of {member.together.of}"
-        area = Measured(plain(member.auc), about=f"{span}{', scores read in reverse' if member.reversed else ''}")
+    if largest := members.largest_area(run.membership):
+        auc, together, is_reversed = largest
+        span = f"{plain(together.low)} to {plain(together.high)}, best of {together.of}"
+        area = Measured(plain(auc), about=f"{span}{', scores read in reverse' if is_reversed else ''}")
     yield (area, *known)
     if (epsilon := run.epsilon) is None:
         yield Styled("no bound", "nothing")
