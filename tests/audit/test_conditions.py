@@ -47,22 +47,22 @@ EVERY_CLASS = labels(true=tuple(range(10)))
 
 def run(**changes: Any) -> AuditedRun:
     """A run of which everything was measured."""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "images": (images(image("analytic", 13)),),
         "membership": (member(0.57, 0.5, 0.65, asked=200), member(0.76, 0.7, 0.82, "loss threshold", asked=200)),
         "labels": (labels(exact=True), labels()),
         "epsilon": epsilon(7.9, 3.1),
     }
-    return built.run(**(found | changes))
+    return built.run(**(fields | changes))
 
 
-def met(one: AuditedRun, condition: str) -> str:
-    return first_met([one], conditions(condition)) or ""
+def met(audited: AuditedRun, condition: str) -> str:
+    return first_met([audited], conditions(condition)) or ""
 
 
-def holds(one: AuditedRun, condition: str) -> bool:
+def holds(audited: AuditedRun, condition: str) -> bool:
     (target,) = conditions(condition)
-    return target.holds(one)
+    return target.holds(audited)
 
 
 def share_of_labels(**changes: Any) -> float | None:
@@ -82,10 +82,10 @@ def test_classes_by_any_way_count_and_no_way_is_not_known() -> None:
 
 
 def test_classes_that_guessing_would_find_do_not_count() -> None:
-    found = tuple(labels(client < 6, client, guess=0.5) for client in range(10))
-    assert share_of_labels(labels=found) == 0.0
-    assert share_of_labels(labels=tuple(replace(one, guess=0.05) for one in found)) == 0.6
-    assert share_of_labels(labels=found[:3]) == 1.0, "too few to exclude guessing, and none found otherwise"
+    result = tuple(labels(client < 6, client, guess=0.5) for client in range(10))
+    assert share_of_labels(labels=result) == 0.0
+    assert share_of_labels(labels=tuple(replace(item, guess=0.05) for item in result)) == 0.6
+    assert share_of_labels(labels=result[:3]) == 1.0, "too few to exclude guessing, and none found otherwise"
 
 
 def test_clients_of_more_classes_than_simulated_ones_are_not_known_to_be_safe() -> None:
@@ -142,8 +142,8 @@ def test_the_first_condition_that_holds_is_named(condition: str, why: str | None
 
 def test_without_differential_privacy_or_where_canaries_contradict_it_epsilon_is_infinite() -> None:
     contradicted = run(epsilon=epsilon(7.9, 8.4))
-    for one in (run(epsilon=None), contradicted):
-        assert met(one, "epsilon>1e9") and not holds(one, "epsilon<=8")
+    for item in (run(epsilon=None), contradicted):
+        assert met(item, "epsilon>1e9") and not holds(item, "epsilon<=8")
     assert met(contradicted, "epsilon_excess>0") == "a run: epsilon_excess is 0.5 (epsilon_excess>0)"
 
 
@@ -170,8 +170,8 @@ def test_few_recovered_where_a_failure_is_no_evidence_are_no_bound() -> None:
     some = image("analytic", 13, 72, ALTERED)
     augmented, (target,) = run(images=(images(some),)), conditions("recovered<=0.5")
     assert target.value(augmented) == pytest.approx(13 / 72) and not target.holds(augmented)
-    said = "recovered is not known, as a failure is no evidence: the client trained on altered copies (recovered>0.5)"
-    assert said in met(augmented, "recovered>0.5")
+    reason = "recovered is not known, as a failure is no evidence: the client trained on altered copies (recovered>0.5)"
+    assert reason in met(augmented, "recovered>0.5")
     assert met(augmented, "recovered>0.1") == "a run: recovered is 0.181 (recovered>0.1)"
     assert target.holds(run(images=(images(some, image()),))), "another attack's failure is evidence"
 
@@ -184,10 +184,10 @@ def test_labels_beside_a_classifier_that_was_cut_are_not_known() -> None:
 
 def test_members_found_at_a_low_false_positive_rate_have_a_measure() -> None:
     """Of 1,000 members and 1,000 others, with a single other above the threshold."""
-    one = member(asked=1000)
-    assert one.points is not None
-    found = [replace(one, points=replace(one.points, at={0.001: point(hits, 1000, 0.5)})) for hits in (7, 120)]
-    many = run(membership=tuple(found))
+    item = member(asked=1000)
+    assert item.points is not None
+    result = [replace(item, points=replace(item.points, at={0.001: point(hits, 1000, 0.5)})) for hits in (7, 120)]
+    many = run(membership=tuple(result))
     assert met(many, "membership_tpr>0.1") == "a run: membership_tpr is 0.12 (membership_tpr>0.1)"
     assert not met(many, "membership_tpr>0.2")
     assert holds(many, "membership_tpr<=0.2") and not holds(many, "membership_tpr<0.12")
@@ -251,8 +251,8 @@ def test_what_is_not_known_never_passes(measure: str, key: str) -> None:
 @pytest.mark.parametrize("without", [None, epsilon(7.9)])
 @pytest.mark.parametrize("measure", ["epsilon_measured", "epsilon_excess"])
 def test_without_canaries_no_epsilon_is_measured(without: Epsilon | None, measure: str) -> None:
-    said = f"a run: {measure} is not known, as the run has no canaries (fedpriv train --canaries) ({measure}>0)"
-    assert met(run(epsilon=without), f"{measure}>0") == said
+    text = f"a run: {measure} is not known, as the run has no canaries (fedpriv train --canaries) ({measure}>0)"
+    assert met(run(epsilon=without), f"{measure}>0") == text
 
 
 def test_an_attack_whose_controls_do_not_cover_it_is_not_known() -> None:
@@ -272,13 +272,13 @@ def test_an_unknown_measure_is_refused() -> None:
 
 @pytest.mark.parametrize(("condition", "code"), [("recovered>0", 3), ("recovered>0.9", 0), ("recovered", 2)])
 def test_the_command_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, condition: str, code: int) -> None:
-    one = run(verdict=("A sentence.",), answer=Answer("Nothing was found", 7, "None was.", change="A change."))
-    found = Audit(created="", seconds=1.0, fedpriv="", command="", options={}, controls=(), runs=(one,))
+    audited = run(verdict=("A sentence.",), answer=Answer("Nothing was found", 7, "None was.", change="A change."))
+    result = Audit(created="", seconds=1.0, fedpriv="", command="", options={}, controls=(), runs=(audited,))
     written: list[Path] = []
     command = sys.modules["fedpriv.cli.audit"]  # the package's name is its command
     monkeypatch.setattr(command, "run_folders", lambda *of: [tmp_path])
     monkeypatch.setattr(command, "send", lambda *of: None)
-    monkeypatch.setattr(report, "audit", lambda *of: Audited(found, {}))
+    monkeypatch.setattr(report, "audit", lambda *of: Audited(result, {}))
     monkeypatch.setattr(report, "write", lambda audited, place: written.append(place))
     ended = CliRunner().invoke(main, ["audit", "a-run", "--fail-if", condition])
     assert ended.exit_code == code
@@ -301,17 +301,19 @@ def test_what_was_not_attacked_of_pairs_is_not_known() -> None:
     ]
     for change, what in missing:
         assert not holds(replace(both, **change), "recovered<=0")
-        said = met(replace(both, **change), "recovered>0")
-        assert said == f"a run: recovered is not known, as no attack whose failure is evidence shows whether {what} (recovered>0)"
+        reason = met(replace(both, **change), "recovered>0")
+        assert (
+            reason == f"a run: recovered is not known, as no attack whose failure is evidence shows whether {what} (recovered>0)"
+        )
 
 
 def test_of_several_messages_the_most_exact_sentences_are_recorded() -> None:
     """Not those of the message of which most words were found."""
     read = texts(text("span", wilson(0, 4), recall=0.95, precision=1.0, rouge_l=0.0))
-    found = texts(text("span", wilson(2, 4), recall=0.6, precision=1.0, rouge_l=0.0))
-    best = of_texts.best_of(run(texts=(read, found)), "message")
+    spans = texts(text("span", wilson(2, 4), recall=0.6, precision=1.0, rouge_l=0.0))
+    best = of_texts.best_of(run(texts=(read, spans)), "message")
     assert best is not None and best.figures.recall == 0.95
-    assert of_texts.most_exact((read, found), "message") == wilson(2, 4)
+    assert of_texts.most_exact((read, spans), "message") == wilson(2, 4)
     unlike = texts(text("span", wilson(0, 4), because("dropout"), recall=0.95, precision=1.0))
     assert of_texts.best_of(run(texts=(unlike,)), "message") is not None
     assert of_texts.most_exact((unlike,), "message") is None, "their failure is no evidence"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.formats import NOTHING, bound, counted, interval, listed, percent, plain, power, short
@@ -93,13 +93,7 @@ def _images(run: AuditedRun, target: ImageTarget) -> Section:
     }
     missing = dict.fromkeys(why for figures in run_figures if (why := figures.feature_distance_missing) is not None)
     attempts: list[Block] = [
-        _attempts(
-            target.outcomes,
-            names,
-            [None if outcome.figures is None else cells(outcome.figures) for outcome in target.outcomes],
-            guesses,
-            None if best is None else best.outcome,
-        ),
+        _attempts(target.outcomes, names, cells, guesses, None if best is None else best.outcome),
         *(Paragraph(f"Not measured: {why}.") for why in missing),
         *([] if target.baselines else [nothing("No baseline was scored.")]),
         Bullets(_knowledge(target.outcomes), lead=f"{words.KNOWN}:"),
@@ -137,8 +131,7 @@ def _texts(target: TextTargetResult) -> Section:
 
     names = ["#tokens found", "#precision", "#tokens found, with counts", "#precision, with counts", "#ROUGE-L"]
     names += ["%exact sentences", "%labels right"]
-    tried = [None if outcome.figures is None else cells(outcome.figures) for outcome in target.outcomes]
-    blocks: list[Block] = [_attempts(target.outcomes, names, tried, {"random words": cells(target.baseline)})]
+    blocks: list[Block] = [_attempts(target.outcomes, names, cells, {"random words": cells(target.baseline)})]
     if best := texts.best(target):
         some = "~some of the true texts" if target.kind == "message" else "~true"
         shown = "~recovered" if best.figures.rouge_l is not None else "~tokens found, in alphabetical order"
@@ -160,30 +153,30 @@ def _of_target(target: ImageTarget | TextTargetResult, blocks: Sequence[Block]) 
 def _attempts(
     outcomes: Sequence[ImageOutcome | TextOutcome],
     names: Sequence[str],
-    tried: Sequence[Cells | None],
+    cells: Callable[[Any], Cells],
     guesses: Mapping[str, Cells],
     best: object = None,
 ) -> Table:
     """Every attempt and every guess.
 
     Args:
-        names: the columns of the measures, which depend on the modality.
-        tried: the measures of each outcome; ``None``: it was not run.
+        names: the columns of the measures; ``cells``: the measures of an outcome's figures. Both depend on the modality.
         guesses: name -> measures.
         best: an outcome to point out.
     """
     rows = [] if outcomes else [Row((Styled("No attacker was tried.", "nothing"),))]
-    for outcome, cells in zip(outcomes, tried, strict=True):
+    for outcome in outcomes:
         partial = outcome.partial_leakage if isinstance(outcome, TextOutcome) else None
-        if outcome.figures is None or cells is None:
+        if outcome.figures is None:
             rows.append(Row((outcome.attack, f"no attempt: {outcome.status.why}{f'; {partial.sentence}' if partial else ''}")))
             continue
         budget = outcome.budget
         if isinstance(outcome, TextOutcome) and not outcome.status.is_evidence:
             budget = f"{budget or NOTHING}; a failure is no evidence: {outcome.status.why}"
         name = (outcome.attack, " ", Styled("best of this kind", "pill")) if outcome is best else outcome.attack
-        rows.append(Row((name, *cells, budget, short(outcome.figures.cpu_seconds)), "best" if outcome is best else ""))
-    rows += [Row((f"{name} (guess)", *cells, None, None), "guess") for name, cells in guesses.items()]
+        measures = (*cells(outcome.figures), budget, short(outcome.figures.cpu_seconds))
+        rows.append(Row((name, *measures), "best" if outcome is best else ""))
+    rows += [Row((f"{name} (guess)", *measures, None, None), "guess") for name, measures in guesses.items()]
     return Table("Every attempt", ("attacker", *names, "~budget", "#CPU s"), rows)
 
 
