@@ -124,7 +124,7 @@ def _nothing(run: AuditedRun) -> Answer:
     what = "Reconstruction of samples"
     if messages and not any(map(images.is_known, messages)):  # the single ones, which are easier, decide
         what += " of clients with one sample each (of the messages themselves it is not known)"
-    tried = f"{what}, membership inference: none succeeded, and each that counts had recovered its positive control."
+    tried = f"{what} and membership inference: no attack succeeded, and each conclusive one passed its positive control."
     without_control = classes.could_find_classes(run.shadow_labels) or classes.lacking(run.labels)
     return _finding(NOTHING, f"{tried} Nor did the inference of classes, which has no control." if without_control else tried)
 

@@ -136,12 +136,12 @@ def _compared(best: Recovery) -> str:
     guesses, short = (
         ("flat images of the right colour", "guesses") if of_flat else ("copies of the nearest public image", "copies")
     )
-    text = f"; {guesses} would count for {guessed} of them"
+    text = f"; {guesses} would recover {guessed} of them"
     if closer is None:
         return text
     fewer = judge_images.guesses(baselines, closer.figures)[closer.limit]
     return (
-        f"{text}; {closer.rate.successes} by {closer.outcome.attack} with MSE < {closer.limit}, where {short} would count for "
+        f"{text}; {closer.rate.successes} by {closer.outcome.attack} with MSE < {closer.limit}, where {short} would recover "
         f"{fewer or 'none'}"
     )
 
@@ -156,7 +156,7 @@ def _left_out(target: ImageTarget) -> str:
     attacks = list(judge_images.ran(target))
     clauses = [
         f"{outcome.attack} recovered {figures.success[LIMIT].successes}, which are not counted, as copies of the nearest "
-        f"public image would count for {(figures.public_successes or {})[LIMIT]}"
+        f"public image would recover {(figures.public_successes or {})[LIMIT]}"
         for outcome, figures in attacks
         if figures.success[LIMIT].successes and not judge_images.recovered(figures).rate.successes
     ]
@@ -184,7 +184,7 @@ def centers(outcome: CenterOutcome) -> str:
     rate, limit = outcome.recovered.rate, outcome.recovered.limit
     return (
         f"{rate.successes} of {rate.n} class centres in {outcome.sender.message_of(outcome.round)} gave a training image away "
-        f"(MSE < {limit}, where guesses would count for {outcome.public_successes[limit] or 'none'})."
+        f"(MSE < {limit}, where guesses would recover {outcome.public_successes[limit] or 'none'})."
     )
 
 
@@ -260,7 +260,7 @@ def labels(results: Sequence[LabelResult]) -> list[str]:
     if not results:
         return []
     if all(result.rule is None for result in results):
-        return [f"No rule applies that infers a client's classes from these {len(results)} messages."]
+        return [f"No rule for classes applies to these {len(results)} messages."]
     ways = "; ".join(sorted({result.rule or "no rule applies" for result in results}))
     whose = "a client's classes" if results[0].sender.client is not None else "the classes behind a sum"
     tried = max(result.rules for result in results)
@@ -399,8 +399,8 @@ def contradiction(lower: CanaryBound, claim: float) -> str:
     """The sentence on a lower bound that exceeds the claim."""
     return (
         f"By {lower.name} the canaries show an epsilon of at least {lower.epsilon:.3g}, above the {claim:.3g} of the privacy "
-        "accountant: noise or clipping is not what it assumes. If both are, one of four bounds exceeds a tight epsilon in up to "
-        "one run of five."
+        "accountant: noise or clipping is not what it assumes. Where both are, one of the four bounds still exceeds a tight "
+        "epsilon in up to one run of five."
     )
 
 

@@ -83,7 +83,7 @@ def images(*outcomes: ImageOutcome, kind: TargetKind = "message", **changes: Any
 
 
 def baseline(hits: int | Sequence[int], n: int = 72) -> Baseline:
-    """A guess that would count for so many images."""
+    """A guess that recovers so many images."""
     return Baseline(0.1, rates(hits, n))
 
 

@@ -344,9 +344,9 @@ def test_flat_images_are_no_recovery() -> None:
     run = compared(own_mean_colour=baseline((13, 13, 13)))
     assert words(run) != "Samples were recovered"
     assert "13 of 72 training images were reconstructed" in verdict(run)[0]
-    assert "; flat images of the right colour would count for 13 of them" in verdict(run)[0]
+    assert "; flat images of the right colour would recover 13 of them" in verdict(run)[0]
     run = compared(own_mean_colour=baseline((13, 1, 13)))
-    assert words(run) == "Samples were recovered" and "where guesses would count for 1" in verdict(run)[0]
+    assert words(run) == "Samples were recovered" and "where guesses would recover 1" in verdict(run)[0]
 
 
 @pytest.mark.parametrize("kind", ["message", "single image"])
@@ -368,8 +368,8 @@ def test_images_that_copies_come_near_to_are_recovered_where_an_attack_comes_clo
     answered = answer(compared(image("analytic", (7, 3, 0)), nearest_public=baseline((20, 0, 0))))
     assert answered.words == "Samples were recovered"
     assert "7 of 72 training images" in answered.sentence
-    text = "copies of the nearest public image would count for 20 of them; 3 by analytic with MSE < 0.001, where copies would "
-    assert text + "count for none)" in answered.sentence
+    text = "copies of the nearest public image would recover 20 of them; 3 by analytic with MSE < 0.001, where copies would "
+    assert text + "recover none)" in answered.sentence
     assert words(compared(image("analytic", (7, 3, 0)), nearest_public=baseline((20, 3, 0)))) != "Samples were recovered"
 
 
@@ -389,7 +389,7 @@ def test_canaries_above_the_ledger_come_first() -> None:
     assert (answered.words, answered.sentence) == (
         "Claimed epsilon contradicted",
         "By one run the canaries show an epsilon of at least 6, above the 2 of the privacy accountant: noise or clipping is not "
-        "what it assumes. If both are, one of four bounds exceeds a tight epsilon in up to one run of five.",
+        "what it assumes. Where both are, one of the four bounds still exceeds a tight epsilon in up to one run of five.",
     )
     assert verdict(run)[-2:] == [
         "Lower bounds of epsilon from 1,000 canaries, 500 of them used, at delta 1e-05 and 95 % confidence: one run 6, assuming "
@@ -582,7 +582,7 @@ def test_a_statistic_that_the_audit_does_not_know_is_not_nothing() -> None:
 
 def test_too_few_clients_for_simulated_ones_are_said() -> None:
     answered = answer(harmless(shadow_labels=shadows(2, 2, 0.5, 0.25)))
-    assert answered.sentence.endswith("each that counts had recovered its positive control.")
+    assert answered.sentence.endswith("each conclusive one passed its positive control.")
     assert any(clause.startswith("inference of classes by shadow clients (with so few clients") for clause in answered.not_tried)
     enough = answer(harmless(shadow_labels=shadows(3, 0, 0.1, 1.0)))
     assert "Nor did the inference of classes, which has no control." in enough.sentence

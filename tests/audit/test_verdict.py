@@ -79,7 +79,7 @@ def test_every_rate_of_the_easiest_case_has_its_interval() -> None:
 
 def test_the_best_attacker_is_named_beside_what_copying_reaches() -> None:
     text = said_of(image("dlg", 2, 50), image("analytic", 9, 50), baselines={"nearest public": baseline(1, 50)})
-    assert text.startswith("9 of 50 training images") and "by analytic" in text and "would count for 1 of them" in text
+    assert text.startswith("9 of 50 training images") and "by analytic" in text and "would recover 1 of them" in text
 
 
 def test_an_attack_that_could_not_be_mounted_is_no_defence() -> None:
