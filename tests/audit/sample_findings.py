@@ -6,6 +6,7 @@ import io
 import math
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -288,7 +289,7 @@ def _attack(title: str, kind: TargetKind, samples: int, outcomes: list[ImageOutc
     guesses = {"grey image": 0.18, "mean image": 0.074, "nearest public": 0.021}
     near = {name: rate(samples // 12 if name == "nearest public" else 0, samples) for name in guesses}
     baselines = {name: Baseline(error, {"0.01": near[name]}) for name, error in guesses.items()}
-    about = {"title": title, "round": 1, "sender": Sender(0), "samples": samples, "picture": picture}
+    about: dict[str, Any] = {"title": title, "round": 1, "sender": Sender(0), "samples": samples, "picture": picture}
     return built.images(*outcomes, kind=kind, baselines=baselines, **about)
 
 

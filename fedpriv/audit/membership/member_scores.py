@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -69,7 +69,7 @@ class Statistic:
 
 
 @contextmanager
-def noting(not_tried: dict[str, Reason], attack: str) -> Iterator[None]:
+def noting(not_tried: dict[str, Reason], attack: str) -> Generator[None]:
     """Note that an attack does not apply, where the block says so by :class:`Inapplicable`."""
     try:
         yield
