@@ -24,7 +24,7 @@ from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS
 from fedpriv.audit import sentences
 from fedpriv.audit.images.target import crops, samples
-from fedpriv.audit.judge.images import best, counted
+from fedpriv.audit.judge.images import best, recovered
 from fedpriv.audit.results import ImageOutcome, ImageTarget
 from tests.audit.built import image, images
 
@@ -181,7 +181,7 @@ def test_the_verdict_names_copies() -> None:
 
     def hits(one: ImageOutcome) -> int:
         assert one.figures is not None
-        return counted(one.figures).rate.successes
+        return recovered(one.figures).rate.successes
 
     def case(*outcomes: ImageOutcome) -> ImageTarget:
         return images(*outcomes, kind="single image")

@@ -137,7 +137,7 @@ def words(run: AuditedRun) -> str:
     return answer(run).words
 
 
-def test_each_rule_in_update() -> None:
+def test_rules_apply_in_order_worst_first() -> None:
     run = undefended()
     assert words(run) == "Samples were recovered"
     run = without_images(run, "message")
@@ -186,7 +186,7 @@ def read(kind: TargetKind, chance: float) -> dict[str, Any]:
         ("single text", 0.4, "Single samples leak"),
     ],
 )
-def test_words_are_a_finding_wherever_they_are_far_more_than_chance(kind: TargetKind, chance: float, expected: str) -> None:
+def test_named_words_count_where_far_beyond_chance(kind: TargetKind, chance: float, expected: str) -> None:
     answered = answer(harmless(**read(kind, chance)))
     assert answered.words == expected
     if expected != "Nothing was found":
@@ -233,7 +233,7 @@ def test_sentences_that_no_attack_could_have_found_are_not_known() -> None:
     assert "tag found" in " ".join(verdict(read(words_by_tag)))
 
 
-def test_membership_is_not_known_where_not_even_a_perfect_attack_could_show_it() -> None:
+def test_membership_is_not_known_with_too_few_candidates() -> None:
     answered = answer(harmless(membership=(member(asked=3), member(asked=3))))
     assert answered.words == "Leakage not known" and "members can be identified" in answered.sentence
 
@@ -245,13 +245,13 @@ def test_membership_is_not_known_where_a_round_was_not_attacked() -> None:
     assert answered.words == "Leakage not known" and "members can be identified" in answered.sentence
 
 
-def test_membership_is_not_known_where_simulated_clients_are_unlike_the_real_ones() -> None:
+def test_membership_is_not_known_where_shadows_differ_from_clients() -> None:
     answered = answer(harmless(membership_limit="in round 30 the gradients had a term"))
     assert answered.words == "Leakage not known"
     assert "whether members can be identified (in round 30 the gradients had a term): no attack" in answered.sentence
 
 
-def test_class_centres_as_evidence_of_membership_are_named_where_they_were_not_tried() -> None:
+def test_untried_membership_attack_on_class_centres_is_listed() -> None:
     run, line = undefended(), "membership inference from class centres"
     assert line in answer(run).not_tried
     refused = no_member("class centres", "a centre is 3 numbers, and a projection 128", 30, "class centre")
@@ -262,7 +262,7 @@ def test_class_centres_as_evidence_of_membership_are_named_where_they_were_not_t
     assert line not in answer(replace(run, statistics=())).not_tried
 
 
-def test_an_inference_that_no_attack_made_is_not_said_to_have_failed() -> None:
+def test_inference_that_was_not_tried_is_no_failure() -> None:
     assert "inference of classes" in answer(harmless()).sentence
     run, text = harmless(shadow_labels=None), "inference of classes by shadow clients (none were simulated)"
     assert "classes" not in answer(run).sentence
@@ -292,7 +292,7 @@ def test_classes_that_guessing_would_find_are_no_finding() -> None:
     assert answered.sentence.endswith("always guessing the most common set would be right for 50% of the clients that lack one.")
 
 
-def test_classes_of_too_few_clients_to_exclude_guessing_are_not_known() -> None:
+def test_classes_of_too_few_clients_are_not_known() -> None:
     few = answer(by_rule(True, True, True, guess=0.5))
     assert few.words == "Leakage not known" and "guessing could have found as many" in few.sentence
     assert words(by_rule(True, True, True, guess=0.05)) == "Classes were inferred"
@@ -350,7 +350,7 @@ def test_flat_images_are_no_recovery() -> None:
 
 
 @pytest.mark.parametrize("kind", ["message", "single image"])
-def test_as_many_as_guesses_count_for_show_nothing_where_no_failure_is_evidence(kind: TargetKind) -> None:
+def test_as_many_images_as_guesses_recover_are_not_known(kind: TargetKind) -> None:
     """Neither that images can be recovered, nor that they cannot."""
     run = unknown(unknown(harmless(), "single image"), kind, hits=1)
     public = {target.kind: {"nearest public": baseline((2, 2, 2), target.samples)} for target in run.images}
@@ -363,7 +363,7 @@ def test_as_many_as_guesses_count_for_show_nothing_where_no_failure_is_evidence(
     assert words(run) == "Nothing was found"
 
 
-def test_images_that_copies_come_near_to_are_recovered_where_an_attack_comes_closer() -> None:
+def test_images_count_at_a_threshold_that_copies_miss() -> None:
     """Some images are so alike that copies of public ones count for more at a loose threshold than what an attack really read."""
     answered = answer(compared(image("analytic", (7, 3, 0)), nearest_public=baseline((20, 0, 0))))
     assert answered.words == "Samples were recovered"
@@ -486,7 +486,7 @@ def with_classes() -> AuditedRun:
         (with_classes(), "labels<=0.5"),
     ],
 )
-def test_the_target_that_is_suggested_is_not_met_by_the_run_itself(run: AuditedRun, target: str) -> None:
+def test_suggested_target_is_not_met_by_the_run(run: AuditedRun, target: str) -> None:
     assert answer(run).level not in (NOT_KNOWN, NOTHING)
     options = asked(run)
     assert options["--target"] == target
@@ -496,7 +496,7 @@ def test_the_target_that_is_suggested_is_not_met_by_the_run_itself(run: AuditedR
     assert searched == (condition.measure in BY_REPLAY), "other measures need real runs, so values are listed"
 
 
-def test_no_target_is_suggested_that_does_not_show_what_was_found() -> None:
+def test_no_target_is_suggested_that_misses_the_finding() -> None:
     """Members that are found at a low false-positive rate alone need not show in the area."""
     run = with_members(member(0.51, 0.4, 0.6, few=point(20, 72, 1e-9)))
     sentence, command = changes(replace(run, answer=answer(run)), [])
@@ -558,7 +558,7 @@ def test_no_change_where_nothing_was_found_or_known(level: int, word: str) -> No
     assert word in sentence and command is None
 
 
-def test_what_was_tried_over_several_rounds_is_not_said_to_be_missing() -> None:
+def test_attacks_over_several_rounds_are_not_listed_as_untried() -> None:
     run = undefended()
     assert "reconstruction of samples from messages of several rounds together" in answer(run).not_tried
     run = replace(run, labels_over_rounds=())
@@ -588,7 +588,7 @@ def test_too_few_clients_for_simulated_ones_are_said() -> None:
     assert "Nor did the inference of classes, which has no control." in enough.sentence
 
 
-def test_simulated_clients_of_fewer_classes_show_nothing_by_failing() -> None:
+def test_shadows_with_fewer_classes_are_no_evidence() -> None:
     """Of clients with five of ten classes they named none; those with as many classes named nine of ten."""
     answered = answer(harmless(shadow_labels=shadows(10, 0, 0.1, 1.0, wider=10)))
     assert "inference of classes" not in answered.sentence
@@ -606,7 +606,7 @@ def test_single_samples_that_were_not_measured_are_not_known() -> None:
     assert answered.words == "Nothing was found" and "of the messages themselves it is not known" in answered.sentence
 
 
-def test_single_samples_are_known_of_each_round_in_which_they_were_looked_at() -> None:
+def test_single_samples_must_be_known_in_each_attacked_round() -> None:
     run = harmless()
     last = replace(run.images[1], round=9)
     assert words(replace(run, images=(*run.images, last))) == "Nothing was found"
@@ -637,16 +637,14 @@ def on_variate(*reasons: Reason) -> ImageOutcome:
         ("message", on_variate(), False),  # the single ones, which are easier, decide
     ],
 )
-def test_a_gradient_beside_the_model_is_not_known_by_attacks_on_the_model(
-    kind: TargetKind, outcome: ImageOutcome, known: bool
-) -> None:
+def test_gradient_statistic_is_not_known_by_attacks_on_the_model(kind: TargetKind, outcome: ImageOutcome, known: bool) -> None:
     """Noise may be on the model alone."""
     answered = answer(beside(harmless(), kind, outcome))
     assert ("images can be recovered from variate" in answered.sentence) is not known
     assert answered.words == ("Nothing was found" if known else "Leakage not known")
 
 
-def test_a_model_that_was_not_attacked_is_not_known_by_attacks_on_a_gradient_beside_it() -> None:
+def test_model_is_not_known_by_attacks_on_a_gradient_statistic() -> None:
     of_variate, (condition,) = "images can be recovered from variate", conditions("recovered>0.5")
     sentence = answer(beside(unknown(harmless(), "single image"), "single image", on_variate())).sentence
     assert "single images can be recovered" in sentence and of_variate not in sentence
@@ -654,7 +652,7 @@ def test_a_model_that_was_not_attacked_is_not_known_by_attacks_on_a_gradient_bes
     assert condition.met(beside(harmless(), "single image", on_variate())) is None
 
 
-def test_a_gradient_beside_texts_is_not_known_by_attacks_on_the_model() -> None:
+def test_gradient_statistic_of_texts_is_not_known_by_attacks_on_the_model() -> None:
     whole = text("tag", wilson(0, 4))
 
     def of(*outcomes: Any) -> AuditedRun:

@@ -88,7 +88,7 @@ def test_classes_that_guessing_would_find_do_not_count() -> None:
     assert share_of_labels(labels=result[:3]) == 1.0, "too few to exclude guessing, and none found otherwise"
 
 
-def test_clients_of_more_classes_than_simulated_ones_are_not_known_to_be_safe() -> None:
+def test_labels_are_open_for_clients_with_more_classes_than_shadows() -> None:
     def shown(exact: int = 0, p: float = 1.0, wider: int = 0, unlearned: int = 0) -> AuditedRun:
         return run(labels=(), shadow_labels=shadows(10, exact, 0.1, p, wider, unlearned))
 
@@ -100,13 +100,13 @@ def test_clients_of_more_classes_than_simulated_ones_are_not_known_to_be_safe() 
     assert target.value(shown(9, 1e-8, wider=10)) == 0.9, "what was found counts all the same"
 
 
-def test_clients_that_began_with_something_kept_are_not_known_to_be_safe() -> None:
+def test_labels_are_open_for_clients_with_kept_state() -> None:
     assert holds(run(labels=(), shadow_labels=shadows(10, 0, 0.1, 1.0, later=5)), "labels<=0.5")
     kept = run(labels=(), shadow_labels=shadows(10, 0, 0.1, 1.0, later=6))
     assert not holds(kept, "labels<=0.5") and "as most clients began with something that they kept" in met(kept, "labels>0.5")
 
 
-def test_clients_that_hold_every_class_do_not_dilute_what_is_found_of_the_others() -> None:
+def test_clients_with_every_class_do_not_dilute_labels() -> None:
     assert share_of_labels(labels=(labels(exact=True), EVERY_CLASS, EVERY_CLASS)) == 1.0
     assert share_of_labels(labels=(EVERY_CLASS,)) == 0.0, "nothing to find"
     assert share_of_labels(labels=(), shadow_labels=shadows(3, 3, 0.1, 0.001)) == 1.0
@@ -140,7 +140,7 @@ def test_the_first_condition_that_holds_is_named(condition: str, why: str | None
     assert first_met([run()], conditions(condition)) == why
 
 
-def test_without_differential_privacy_or_where_canaries_contradict_it_epsilon_is_infinite() -> None:
+def test_epsilon_is_infinite_without_dp_or_if_contradicted() -> None:
     contradicted = run(epsilon=epsilon(7.9, 8.4))
     for item in (run(epsilon=None), contradicted):
         assert met(item, "epsilon>1e9") and not holds(item, "epsilon<=8")
@@ -166,7 +166,7 @@ def test_none_recovered_beside_what_the_budget_cut_is_not_known(cut: dict[str, A
     assert met(leaks, "recovered>0") == "a run: recovered is 0.181 (recovered>0)", "what was found stays found"
 
 
-def test_few_recovered_where_a_failure_is_no_evidence_are_no_bound() -> None:
+def test_inconclusive_recoveries_are_no_bound() -> None:
     some = image("analytic", 13, 72, ALTERED)
     augmented, (target,) = run(images=(images(some),)), conditions("recovered<=0.5")
     assert target.value(augmented) == pytest.approx(13 / 72) and not target.holds(augmented)
@@ -182,7 +182,7 @@ def test_labels_beside_a_classifier_that_was_cut_are_not_known() -> None:
     assert met(cut, "labels>0.4") == "a run: labels is 0.5 (labels>0.4)"
 
 
-def test_members_found_at_a_low_false_positive_rate_have_a_measure() -> None:
+def test_membership_tpr_is_measured_at_a_low_false_positive_rate() -> None:
     """Of 1,000 members and 1,000 others, with a single other above the threshold."""
     item = member(asked=1000)
     assert item.points is not None
@@ -205,7 +205,7 @@ def test_an_area_that_no_attack_could_have_shown_is_no_guarantee() -> None:
     assert not holds(one_round, "membership_auc<=0.6"), "each round must have enough"
 
 
-def test_a_round_in_which_membership_was_not_attacked_is_no_guarantee() -> None:
+def test_unattacked_round_leaves_membership_open() -> None:
     attacked = member(asked=30)
     cut = run(membership=(attacked, no_member("every attack", "an upload is missing", round=1, uses=None, use=None)))
     assert "membership attack was mounted on messages of round 1" in met(cut, "membership_auc>0.6")
@@ -213,7 +213,7 @@ def test_a_round_in_which_membership_was_not_attacked_is_no_guarantee() -> None:
     assert holds(run(membership=(attacked,)), "membership_auc<=0.6")
 
 
-def test_an_area_is_no_guarantee_where_simulated_clients_are_unlike_the_real_ones() -> None:
+def test_membership_is_open_where_shadows_differ_from_clients() -> None:
     unlike = run(membership=(member(),), membership_limit="in round 3 the clients' gradients had a term")
     assert not holds(unlike, "membership_auc<=0.6")
     assert "as in round 3 the clients' gradients had a term (membership_auc>0.6)" in met(unlike, "membership_auc>0.6")
@@ -227,7 +227,7 @@ def test_words_of_texts_have_a_measure() -> None:
     assert measure.value(run(texts=(texts(named, chance=1.0),))) == 0.0, "random words do as well"
 
 
-def test_sentences_that_no_attack_could_have_found_are_no_guarantee() -> None:
+def test_sentences_are_open_without_a_conclusive_attack() -> None:
     tokens, dropout = text("tokens"), because("dropout")
 
     def read(*outcomes: Any) -> AuditedRun:
@@ -307,7 +307,7 @@ def test_what_was_not_attacked_of_pairs_is_not_known() -> None:
         )
 
 
-def test_of_several_messages_the_most_exact_sentences_are_recorded() -> None:
+def test_most_exact_sentences_of_several_messages_are_recorded() -> None:
     """Not those of the message of which most words were found."""
     read = texts(text("span", wilson(0, 4), recall=0.95, precision=1.0, rouge_l=0.0))
     spans = texts(text("span", wilson(2, 4), recall=0.6, precision=1.0, rouge_l=0.0))
@@ -319,7 +319,7 @@ def test_of_several_messages_the_most_exact_sentences_are_recorded() -> None:
     assert of_texts.most_exact((unlike,), "message") is None, "their failure is no evidence"
 
 
-def test_a_rule_that_fails_is_no_evidence_without_simulated_clients() -> None:
+def test_failing_rule_leaves_labels_open_without_shadows() -> None:
     failed = run(labels=(labels(),) * 3)
     assert share_of_labels(labels=failed.labels) == 0.0 and not holds(failed, "labels<=0.5")
     assert "no classifier was trained on messages of shadow clients" in met(failed, "labels>0.5")
@@ -341,7 +341,7 @@ def test_shares_are_no_percentages(percentage: str) -> None:
         conditions(percentage)
 
 
-def test_nothing_recovered_is_not_known_where_an_attack_was_not_mounted() -> None:
+def test_zero_recovered_is_not_known_without_an_attack() -> None:
     message = images(image())
     assert known_recovered(run(images=(message,))) == 0.0
     single = images(image("analytic", 0, 72, Reason("control failed", "its control failed")), kind="single image")

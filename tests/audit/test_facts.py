@@ -15,7 +15,7 @@ from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import play
 
 
-def test_a_constant_answer_reaches_half_of_two_classes_only_where_each_client_has_its_own(tmp_path: Path) -> None:
+def test_chance_is_half_only_with_a_constant_answer_a_client(tmp_path: Path) -> None:
     """One model for all cannot know whose two classes it is asked for; a personal one has half of them for nothing."""
     reached = {}
     for method in ("fedavg", "fedper", "fedavg-ft"):

@@ -28,7 +28,7 @@ def attacked(folder: Path, method: str = "fedavg", clients: int = 1, **overrides
 
 
 @pytest.mark.slow
-def test_members_of_one_step_are_found_where_no_other_attack_finds_them(tmp_path: Path) -> None:
+def test_regression_finds_members_that_other_attacks_miss(tmp_path: Path) -> None:
     result = attacked(tmp_path / "run")
     assert result.attacks[REGRESSION].auc.value > 0.99 and REGRESSION not in result.failed_controls
     assert result.positive[REGRESSION].passed and result.controls[REGRESSION].low < 0.5 < result.controls[REGRESSION].high

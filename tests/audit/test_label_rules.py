@@ -41,7 +41,7 @@ def shown(present: list[int], counts: list[int] | None = None, classes: int = 3)
     return LabelSet(torch.tensor([c in present for c in range(classes)]), None if counts is None else torch.tensor(counts))
 
 
-def test_the_best_rule_is_that_over_all_messages_and_not_the_best_of_each() -> None:
+def test_best_rule_is_that_over_all_messages() -> None:
     """The sign is right once where the embeddings are wrong; counts come from another rule still."""
     public = "last layer: least squares on public samples"
     true = torch.tensor([3, 1, 0])
@@ -72,7 +72,7 @@ def test_the_best_rule_is_that_over_all_messages_and_not_the_best_of_each() -> N
     assert together is not None and together.of == 3 and not any(result.stated for result in results.labels)
 
 
-def test_classes_that_a_message_names_are_stated_and_those_without_a_rule_are_not_known() -> None:
+def test_named_classes_are_stated_and_others_not_known() -> None:
     true, both = torch.tensor([3, 1, 0]), {STATED: shown([0, 1]), f"variate, {SIGN}": shown([0, 1])}
     named, silent = Labels(1, 0, Sender(0), both, true), Labels(1, 1, Sender(1), {}, true, {STATED: "none sent", SIGN: "no bias"})
     results, unknown = label_findings([named, silent]).labels

@@ -112,7 +112,7 @@ ENCODER = {"name": "gaussian", "variance": 0.01}
 
 
 @pytest.mark.parametrize("transforms", [[], [ENCODER]])
-def test_centres_of_few_samples_tell_whose_they_are_whatever_hides_the_encoder(tmp_path: Path, transforms: list[object]) -> None:
+def test_centres_of_few_samples_reveal_members_under_noise(tmp_path: Path, transforms: list[object]) -> None:
     run = evidence(tmp_path / "run", "mpfedcon", **FEW_OF_A_CLASS, **{"wire.transforms": transforms})
     clients = run.store.clients(1)[:4]
     result = membership(run, 1, clients, shadows=8)
@@ -156,7 +156,7 @@ def test_centres_that_are_no_evidence_are_not_tried(tmp_path: Path, monkeypatch:
     assert not any(CENTERS in name for name in (*result.not_tried, *result.attacks))
 
 
-def test_centres_that_find_members_where_none_were_seen_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_centres_with_a_failed_negative_control_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = evidence(tmp_path / "run", "mpfedcon", **FEW_OF_A_CLASS)
     clients = run.store.clients(1)[:2]
     drawn = {len(each.members): each.members for each in (candidates(run.federation, 1, client) for client in clients)}
@@ -166,7 +166,7 @@ def test_centres_that_find_members_where_none_were_seen_are_left_out(tmp_path: P
     assert not result.failed_controls and LIRA not in result.not_tried
 
 
-def test_other_clients_are_compared_up_to_the_last_kept_round_alone(tmp_path: Path) -> None:
+def test_fedmia_is_tried_in_the_last_kept_round_alone(tmp_path: Path) -> None:
     run = evidence(tmp_path / "run", "fedavg", **{"train.local_epochs": 1, "train.rounds": 2})
     first, last = (membership(run, round, run.store.clients(round)[:1], shadows=4) for round in (1, 2))
     assert not any(FEDMIA in name for name in (*first.attacks, *first.not_tried)) and FEDMIA in last.attacks
@@ -204,7 +204,7 @@ def test_without_a_shared_linear_layer_rows_are_not_tried(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
-def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_path: Path, method: str) -> None:
+def test_shadow_with_a_clients_data_sends_its_bits(tmp_path: Path, method: str) -> None:
     """So a shadow is the run's very local update; the number of a shadow is none of the run's, and its draws are its own."""
     run = evidence(tmp_path / "run", method, **{"train.local_epochs": 1, "train.batch_size": 10})
     client, download = run.store.clients(1)[0], run.store.download(1)
@@ -218,7 +218,7 @@ def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_pa
     assert not torch.equal(other.uploaded[name], sent[name])
 
 
-def test_candidates_are_the_clients_own_and_others_that_no_client_trained_on(tmp_path: Path) -> None:
+def test_candidates_are_own_samples_and_unused_ones(tmp_path: Path) -> None:
     changes = {"train.rounds": 3, "train.local_epochs": 1, "data.partition.name": "dirichlet", "data.partition.alpha": 0.5}
     run = evidence(tmp_path / "run", "fedavg", **changes)
     data, client = run.federation.data, run.store.clients(3)[0]
@@ -259,7 +259,7 @@ def test_a_sample_counts_for_one_client_alone(tmp_path: Path) -> None:
     assert all(unused / 2 < attack.non_members == attack.members <= unused for attack in result.attacks.values())
 
 
-def test_a_sample_that_two_clients_of_a_sum_hold_is_one_candidate(tmp_path: Path) -> None:
+def test_sample_of_two_clients_of_a_sum_is_one_candidate(tmp_path: Path) -> None:
     shared = {"data.partition.name": "class_dir_min1", "data.partition.alpha": 0.5, "data.clients": 6, "train.participation": 1.0}
     play(tmp_path / "run", "fedavg", **shared, **{"wire.secure_aggregation": True, "train.rounds": 1, "train.local_epochs": 1})
     evidence_found = evidence_of(tmp_path / "run")
@@ -270,7 +270,7 @@ def test_a_sample_that_two_clients_of_a_sum_hold_is_one_candidate(tmp_path: Path
     assert len(np.unique(samples)) == len(samples)
 
 
-def test_of_clients_that_come_with_the_data_the_others_are_their_own_too(tmp_path: Path) -> None:
+def test_non_members_of_owners_are_their_own_samples(tmp_path: Path) -> None:
     """Or an attack on a hospital's images would find the hospital."""
     draw = np.random.default_rng(0)
     shades = {f"site{k}": (draw.integers(40 * k, 40 * k + 40, (60, 1, 8, 8), np.uint8), np.arange(60) % 3) for k in range(3)}
@@ -324,7 +324,7 @@ def table(inside: Mask, number: int) -> Mapping[str, Tensor]:
     return {"logits": torch.stack([2.0 * torch.from_numpy(inside) + noise, torch.zeros(40)], 1)}
 
 
-def test_the_attack_gets_statistics_and_shadows_and_no_membership() -> None:
+def test_scores_use_no_true_membership() -> None:
     members, inside = np.arange(40) < 20, halves(20, 40, seed=0)
     (scores, none), diverged = infer(
         [table(members, 99), table(np.zeros(40, dtype=bool), 98)],

@@ -73,7 +73,7 @@ def in_rounds(
     return rounds.in_rounds(evidence, sorted(result), 8, 0, Progress(lambda text: None, budget))
 
 
-def test_outcomes_are_in_the_order_of_rounds_and_say_what_they_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_are_in_order_of_rounds_with_extent(monkeypatch: pytest.MonkeyPatch) -> None:
     later = made(5, {LOSS: AT_CHANCE, LIRA: APART, FEDMIA: AT_CHANCE}, {ROWS: "no layer"})
     result = in_rounds(
         monkeypatch, {1: made(1, {LOSS: AT_CHANCE}, {ROWS: "no layer", LIRA: "one class"}), 3: "none left", 5: later}
@@ -108,7 +108,7 @@ def test_where_no_round_could_be_attacked_the_part_was_not_run(monkeypatch: pyte
     assert [(control.name, control.passed) for control in blamed.controls] == [("positive", True), ("negative", False)]
 
 
-def test_a_failure_is_no_evidence_where_samples_are_few_or_updates_had_another_term(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_no_evidence_with_few_samples_or_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
     last = made(3, {LOSS: AT_CHANCE, LIRA: -APART}, {})
     result = in_rounds(
         monkeypatch, {1: made(1, {LOSS: AT_CHANCE}, {}, few=4), 2: made(2, {LOSS: AT_CHANCE}, {}), 3: last}, corrected=(3,)
@@ -159,7 +159,5 @@ def row(round: int, attack: str, why: str | None = None) -> MembershipOutcome:
         ([row(1, "every attack", "x")], {}),
     ],
 )  # fmt: skip
-def test_what_was_not_run_is_said_once_with_the_last_kept_round_first(
-    outcomes: list[MembershipOutcome], reasons: dict[str, str]
-) -> None:
+def test_reasons_not_run_are_given_once_latest_round_first(outcomes: list[MembershipOutcome], reasons: dict[str, str]) -> None:
     assert list(not_run(outcomes).items()) == list(reasons.items())

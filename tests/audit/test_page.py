@@ -129,7 +129,7 @@ def test_every_verdict_and_every_attempt_appears(page: Page) -> None:
     assert all(control.sentence in page.text for control in (*audit.controls, *audit.runs[0].membership_controls))
 
 
-def test_markdown_says_what_the_page_says_but_for_shares_and_what_is_drawn(page: Page, markdown: str) -> None:
+def test_markdown_has_the_page_without_shares_and_drawings(page: Page, markdown: str) -> None:
     results = " ".join(unescaped(markdown).replace("**", "").replace("`", "").split())
     parts = {" ".join(part.split()) for text in page.written for part in text.split("; ")}
     left_out = {part for part in parts if part not in results and not re.fullmatch(r"\(\d+\.\d %\)", part)}
@@ -140,7 +140,7 @@ def test_markdown_says_what_the_page_says_but_for_shares_and_what_is_drawn(page:
     }
 
 
-def test_what_is_known_of_members_and_what_was_not_tried_is_shown(page: Page) -> None:
+def test_known_members_and_untried_attacks_are_shown(page: Page) -> None:
     assert "Known from reconstructions:" in page.text and "13 of 72 training images behind client 0" in page.text
     assert "Not tried: row distance, as no linear layer with a bias was shared." in page.text
     assert "Each interval is for that attack alone." in page.text
@@ -212,7 +212,7 @@ def test_any_figure_may_be_missing() -> None:
     assert "None" not in render_markdown(audit).replace("None of the 72", "")
 
 
-def test_the_feature_distance_is_a_column_or_a_line_that_says_what_it_needs() -> None:
+def test_feature_distance_is_a_column_or_a_note() -> None:
     for text in (render_html(findings(), pictures()), render_markdown(findings())):
         assert "EfficientNet-Lite0 feature distance" in text and "Not measured: " not in text
 

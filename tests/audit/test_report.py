@@ -95,7 +95,7 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
         assert ("labels_exact" in values) == (run is not masked)  # where no rule applies, nothing was measured
 
 
-def test_a_run_is_compared_with_its_undefended_one_though_another_executor_ran_the_clients() -> None:
+def test_runs_of_different_executors_are_compared() -> None:
     """DP-SGD trains client by client, where the undefended run may have trained groups; a run records which."""
     plain, defended, _ = findings().runs
     plain = replace(plain, config_yaml=config("fedavg", **{"executor.name": "vectorized", "executor.group_size": 2}).to_yaml())

@@ -48,7 +48,7 @@ def test_nothing_found_is_about_the_attacks_and_their_budgets() -> None:
     assert "each recovered its control" in text
 
 
-def test_what_attackers_without_a_positive_control_do_not_find_is_no_evidence() -> None:
+def test_failures_without_a_positive_control_are_no_evidence() -> None:
     unproven = image("joint-head", 0, 50, NO_CONTROL)
     text = said_of(image("dlg", n=50), unproven)
     assert "reconstructed by dlg within" in text and "the failure of joint-head is no evidence" in text
@@ -88,7 +88,7 @@ def test_an_attack_that_could_not_be_mounted_is_no_defence() -> None:
     assert "analytic" in said_of(LAYER, image("analytic", 3))
 
 
-def test_images_that_were_not_attacked_are_named_only_where_none_was() -> None:
+def test_unattacked_images_are_named_only_if_none_was_attacked() -> None:
     reason = {"images": because("the image encoder is frozen")}
     assert "No attack was mounted on the images" in verdict(run(not_run=reason))[0]
     assert not any("No attack was mounted on the images" in item for item in verdict(run(images(image()), not_run=reason)))
@@ -101,7 +101,7 @@ def test_membership_that_guessing_equals_is_not_called_found() -> None:
     assert text.startswith("The best of 1 membership attacks, LiRA, separates") and "0.70 to 0.90" in text
 
 
-def test_messages_on_which_nothing_was_mounted_for_the_same_reasons_have_one_sentence() -> None:
+def test_unattacked_messages_share_a_sentence_by_reason() -> None:
     refused = images(no_image("dlg", because("500 images behind one message")))
     another = images(no_image("dlg", because("no head")), round=10)
     audited = run(refused, replace(refused, round=9, sender=Sender(2)), another)
@@ -121,7 +121,7 @@ def test_the_best_attempt_is_that_with_the_largest_share() -> None:
     assert "dlg reconstructed 6 of 6" in verdict(run(target))[0]
 
 
-def test_the_best_of_several_attacks_is_held_to_what_holds_for_all() -> None:
+def test_best_attack_has_the_simultaneous_interval() -> None:
     """Its own 95 % interval lies above guessing, and the one that allows for the choice among two does not."""
     (text,) = on_members(member(0.58, 0.49, 0.67, of=2), member(0.5, 0.43, 0.57, of=2))
     assert "cannot be distinguished from guessing" in text and "0.49 to 0.67, which holds for the best of 2" in text
@@ -162,7 +162,7 @@ def test_texts_that_were_read_word_for_word_are_known_members() -> None:
     assert list(of_texts.known_members([texts(text("tokens", recall=1.0, precision=1.0))])) == []
 
 
-def test_a_few_sure_members_are_not_passed_over_for_an_area_at_chance() -> None:
+def test_few_certain_members_are_reported_despite_chance_area() -> None:
     (text,) = on_members(member(0.52, 0.43, 0.6, few=point(12, 70, 1e-4)))
     assert text.startswith(
         "At low false-positive rates, members are found: LiRA finds 17% of the members at a false-positive rate of 1%"
@@ -176,7 +176,7 @@ def test_an_attack_on_membership_that_was_not_tried_is_said() -> None:
     assert "not tried, so that their success is not known" in text and "LiRA (its control failed: AUC 0.5)" in text
 
 
-def test_a_reason_that_is_not_that_of_every_round_is_said_with_its_round() -> None:
+def test_reasons_of_single_rounds_name_their_round() -> None:
     """Of a round in which no attack counts there is one reason; where that is so of every round, it is said elsewhere."""
     refused = no_member("every attack", "an upload is missing", round=1, uses=None, use=None)
     rows, lira = (no_member("row distance", "no linear layer", round) for round in (2, 3)), no_member("LiRA", "few", 2)
