@@ -275,12 +275,12 @@ def attacked(folder: Path) -> dict[str, Any]:
 def audited(folder: Path) -> dict[str, Any]:
     """What an audit reads before it attacks, and what it says of the labels in each message."""
     from fedpriv.audit.facts import facts
-    from fedpriv.audit.membership.label_leaks import findings_of, labels_of
+    from fedpriv.audit.membership.label_leaks import infer_labels, label_findings
     from fedpriv.audit.run_audit import check
 
     evidence, summary = check(folder)
     evidence.verify()
-    labels = findings_of([labels_of(evidence, round, client) for round, client in evidence.messages()])
+    labels = label_findings([infer_labels(evidence, round, client) for round, client in evidence.messages()])
     # Of the config, what decides no number, such as where it is tracked, may be edited.
     about = replace(facts(evidence, summary), config_yaml=evidence.config.fingerprint())
     return {"facts": asdict(about), "labels": [asdict(one) for one in (*labels.labels, *labels.rules)], "seen": attacked(folder)}

@@ -25,7 +25,7 @@ import torch
 import fedpriv
 from fedpriv.attacks.inference.canaries import canary_bounds
 from fedpriv.attacks.inference.gaussian_dp import mu_of
-from fedpriv.audit.membership.canaries import measured
+from fedpriv.audit.membership.epsilon import measured
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.experiments.markdown import table
 from fedpriv.files import write_atomically

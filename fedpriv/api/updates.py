@@ -35,7 +35,7 @@ from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
 from fedpriv.audit.judge.images import known_members
-from fedpriv.audit.membership.label_leaks import Labels, findings_of
+from fedpriv.audit.membership.label_leaks import Labels, label_findings
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import Progress, check_budget
 from fedpriv.audit.public import Report
@@ -187,10 +187,10 @@ def audit_update(
     progress = Progress(say or (lambda text: None), budget)
     with with_threads(1):  # as in fedpriv attack
         attacked = on_target(target, 1, Sender(0), seed, progress)
-    progress.note()
+    progress.end_step()
     pictures = {"update.png": grid(rows)} if (rows := attacked.pictures()) else {}
     payload = update if isinstance(update, Payload | Sealed) else None
-    inferred = findings_of([_labels(seen, labels, net.classes, own_samples)])
+    inferred = label_findings([_labels(seen, labels, net.classes, own_samples)])
     targets = (attacked.described("update.png" if rows else None),)
     run = replace(
         _facts(name, model, net, message, shape, payload, seed),

@@ -2,34 +2,36 @@
 
 The first of these rules that holds gives the words:
 
-0. *Claimed epsilon contradicted*: canaries show more than the ledger claims (:mod:`fedpriv.audit.membership.canaries`).
-1. *Samples were recovered*: from a message that a client sent, an attack reconstructed training images, more of them than copies
-   of the nearest public image, or flat images, would count for at the same threshold (MSE < 0.01, 0.001 or 0.0001); or from the
-   class centres that it sent; or a sentence, word for word.
+0. *Claimed epsilon contradicted*: canaries show a larger epsilon than the privacy accountant claims.
+1. *Samples were recovered* from a message that a client sent: training images, more of them than the nearest public image or flat
+   images recover at the same threshold (MSE < 0.01, 0.001 or 0.0001); or images from class centres; or a sentence, word for word.
 2. *Words were found*: of the tokens that an attack named as a message's, at least half were in it, and far more than of random
    words (:func:`fedpriv.audit.judge.texts.naming_words`).
-3. *Members were identified*: a membership attack separates members from others, with an interval that holds for all attacks at
-   once; or it finds more of them at a low false-positive rate than guessing would.
+3. *Members were identified*: a membership attack separates members from others, by an interval that holds for all attacks at
+   once; or it identifies more of them at a low false-positive rate than guessing would.
 4. *Single samples leak*: as 1 or 2, but from clients with one sample each, which the audit simulated.
-5. *Classes were inferred*: the set of classes was found exactly from most messages of clients that do not hold every class; or
-   from all messages of a client together, for most of such clients; or by a classifier that was trained on messages of simulated
-   clients, for most of them; each for more clients than guessing would find, or read from what a message names in clear.
-6. *Leakage not known*: no attack whose failure would be evidence could be mounted on the samples, on each kind of them, on single
-   ones in one of the rounds where these were looked at, on a statistic that is a gradient, or on membership in one of the rounds
-   looked at; or most sets of classes were found, of so few clients that guessing could have found as many; or a message has a
-   statistic that the audit does not know; or the audit's budget cut all attacks on a message or on single samples.
+5. *Classes were inferred* of most clients that do not hold every class, exactly: from single messages, from all messages of a
+   client together, or by a classifier trained on messages of simulated clients. More of them than guessing would find, or read
+   in clear from a message.
+6. *Leakage not known*, where one of these holds:
+
+   * no attack whose failure is evidence was mounted on some kind of samples, on single ones in some round, on a statistic that is
+     a gradient, or on membership in some round;
+   * most sets of classes were found, of so few clients that guessing could have found as many;
+   * a message has a statistic that the audit does not know;
+   * the audit's budget cut all attacks on a message or on single samples.
 7. *Nothing was found*: all of this was tried, and none of it holds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fedpriv.audit import sentences
 from fedpriv.audit.judge import classes, images, members, texts
 from fedpriv.audit.judge.known import samples_not_known
-from fedpriv.audit.judge.metrics import metrics
+from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.results import Answer, AuditedRun, Outcome, Part, TargetKind
 
 WORDS = (
@@ -54,99 +56,81 @@ _PARTS: dict[Part, str] = {
 """How parts that were left out are named, other than by their own names."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """What an answer rests on; see :class:`fedpriv.audit.results.Answer`."""
-
-    level: int
-    sentence: str
-    picture: str | None = None
-    roc: bool = False
-
-
 def concluded(run: AuditedRun) -> AuditedRun:
-    """The run with its verdict, answer and metrics; :mod:`fedpriv.audit.page.change` adds what would change the answer, once all
-    runs are known."""
+    """The run with its verdict, answer and metrics; :mod:`fedpriv.audit.page.change` adds what would change the answer."""
     return replace(run, verdict=tuple(sentences.verdict(run)), answer=answer(run), metrics=metrics(run))
 
 
 def answer(run: AuditedRun) -> Answer:
     """The answer for a run."""
-    found = next(_findings(run), None) or _nothing(run)
-    return Answer(WORDS[found.level], found.level, found.sentence, found.picture, found.roc, tuple(_not_tried(run)))
+    return replace(next(_findings(run), None) or _nothing(run), not_tried=tuple(_not_tried(run)))
 
 
-def _findings(run: AuditedRun) -> Iterator[Finding]:
-    """Those that hold, worst first."""
+def _finding(level: int, sentence: str, picture: str | None = None, roc: bool = False) -> Answer:
+    return Answer(WORDS[level], level, sentence, picture, roc)
+
+
+def _findings(run: AuditedRun) -> Iterator[Answer]:
+    """The findings that hold, worst first."""
     if (claim := run.epsilon) is not None and claim.canaries is not None and claim.canaries.best.epsilon > claim.upper:
-        yield Finding(CONTRADICTED, sentences.contradiction(claim.canaries.best, claim.upper))
+        yield _finding(CONTRADICTED, sentences.contradiction(claim.canaries.best, claim.upper))
     yield from _images(run, SAMPLES, "message")
-    told = [one for one in run.centers if images.gives_away(one)]
-    if told:
-        most = max(told, key=lambda one: one.counted.rate.share)
-        yield Finding(SAMPLES, sentences.center(most), most.picture)
-    yield from _texts(run, SAMPLES, "message")
-    yield from _words(run, "message", WORDS_OF_TEXTS)
+    if centers := list(filter(images.gives_away, run.centers)):
+        most = max(centers, key=lambda center: center.recovered.rate.share)
+        yield _finding(SAMPLES, sentences.centers(most), most.picture)
+    yield from _texts(run, "message", SAMPLES, WORDS_OF_TEXTS)
     if members.tells(run.membership):
-        yield Finding(MEMBERS, sentences.membership(run.membership), roc=True)
+        yield _finding(MEMBERS, sentences.membership(run.membership), roc=True)
     yield from _images(run, SINGLES, "single image")
-    yield from _texts(run, SINGLES, "single text")
-    yield from _words(run, "single text", SINGLES)
+    yield from _texts(run, "single text", SINGLES, SINGLES)
     yield from _classes(run)
 
 
-def _images(run: AuditedRun, level: int, kind: TargetKind) -> Iterator[Finding]:
-    found = [
-        (most, target)
-        for target in run.images
-        if target.kind == kind and images.closer(target) is not None and (most := images.best(target)) is not None
-    ]
-    if found:
-        _, worst = max(found, key=lambda pair: pair[0].counted.rate.share)
-        yield Finding(level, sentences.images(worst), worst.picture)
+def _images(run: AuditedRun, level: int, kind: TargetKind) -> Iterator[Answer]:
+    targets = [target for target in run.images if target.kind == kind and images.beyond_baselines(target) is not None]
+    if recoveries := [most for target in targets if (most := images.best(target)) is not None]:
+        worst = max(recoveries, key=lambda recovery: recovery.rate.share).target
+        yield _finding(level, sentences.images(worst), worst.picture)
 
 
-def _texts(run: AuditedRun, level: int, kind: TargetKind) -> Iterator[Finding]:
-    for target in run.texts:
-        found = texts.best(target) if target.kind == kind else None
-        if found is not None and found.figures.exact is not None and found.figures.exact.successes:
-            yield Finding(level, sentences.texts(target, found))
+def _texts(run: AuditedRun, kind: TargetKind, level: int, level_of_words: int) -> Iterator[Answer]:
+    """Sentences that were recovered word for word, then words."""
+    targets = [target for target in run.texts if target.kind == kind]
+    for target in targets:
+        if (exact := texts.exact_sentences(target)) is not None:
+            yield _finding(level, sentences.texts(target, exact[0]))
+    for target in targets:
+        if (named := texts.naming_words(target)) is not None:
+            yield _finding(level_of_words, sentences.texts(target, named))
 
 
-def _words(run: AuditedRun, kind: TargetKind, level: int) -> Iterator[Finding]:
-    for target in run.texts:
-        if target.kind == kind and (named := texts.naming_words(target)) is not None:
-            yield Finding(level, sentences.texts(target, named))
-
-
-def _classes(run: AuditedRun) -> Iterator[Finding]:
+def _classes(run: AuditedRun) -> Iterator[Answer]:
     if classes.rule_finds_classes(run.labels):
-        yield Finding(CLASSES, sentences.labels(run.labels)[0])
+        yield _finding(CLASSES, sentences.labels(run.labels)[0])
     together = classes.lacking(run.labels_over_rounds)
     if classes.rule_finds_classes(together):
-        exact = sum(one.exact for one in together)
-        found = f"from all its kept messages together for {exact} of {len(together)} clients that do not hold every class"
-        yield Finding(CLASSES, f"The set of a client's classes was found exactly {found}.")
+        clients = f"{sum(result.exact for result in together)} of {len(together)} clients that do not hold every class"
+        sentence = f"The set of a client's classes was found exactly from all its kept messages together for {clients}."
+        yield _finding(CLASSES, sentence)
     if classes.shadows_find_classes(run.shadow_labels):
-        yield Finding(CLASSES, sentences.shadows(run.shadow_labels)[0])
+        yield _finding(CLASSES, sentences.shadows(run.shadow_labels)[0])
 
 
-def _nothing(run: AuditedRun) -> Finding:
-    missing = list(_missing(run))
-    if missing:
-        return Finding(
-            NOT_KNOWN, f"It is not known whether {' or '.join(missing)}: no attack whose failure is evidence was mounted."
-        )
-    messages = [one for one in run.images if one.kind == "message"]
+def _nothing(run: AuditedRun) -> Answer:
+    if missing := list(_missing(run)):
+        unknown = f"It is not known whether {' or '.join(missing)}: no attack whose failure is evidence was mounted."
+        return _finding(NOT_KNOWN, unknown)
+    messages = [target for target in run.images if target.kind == "message"]
     what = "Reconstruction of samples"
     if messages and not any(map(images.is_known, messages)):  # the single ones, which are easier, decide
         what += " of clients with one sample each (of the messages themselves it is not known)"
-    tried = f"{what}, membership inference: none succeeded, and each that counts had recovered its positive control."
+    tried = f"{what} and membership inference: no attack succeeded, and each conclusive one passed its positive control."
     without_control = classes.could_find_classes(run.shadow_labels) or classes.lacking(run.labels)
-    return Finding(NOTHING, f"{tried} Nor did the inference of classes, which has no control." if without_control else tried)
+    return _finding(NOTHING, f"{tried} Nor did the inference of classes, which has no control." if without_control else tried)
 
 
 def _missing(run: AuditedRun) -> Iterator[str]:
+    """What is not known."""
     yield from samples_not_known(run)
     if not any(members.ran(run.membership)) or members.not_attacked(run.membership) or members.too_few(run.membership):
         yield "members can be identified"
@@ -160,41 +144,36 @@ def _missing(run: AuditedRun) -> Iterator[str]:
 
 def _not_tried(run: AuditedRun) -> Iterator[str]:
     """Attacks that were not mounted, with reasons; and those that an audit does not have."""
-    real: list[Outcome] = [one for target in run.images if target.kind == "message" for one in target.outcomes]
-    real += [one for target in run.texts if target.kind == "message" for one in target.outcomes]
-    mounted, by_reason = {one.attack for one in real if one.status.was_run}, dict[str, list[str]]()
-    for one in real:
-        if one.attack not in mounted:
-            by_reason.setdefault(_why(one), []).append(one.attack)
+    targets = [target for target in (*run.images, *run.texts) if target.kind == "message"]
+    outcomes: list[Outcome] = [outcome for target in targets for outcome in target.outcomes]
+    mounted, by_reason = {outcome.attack for outcome in outcomes if outcome.status.was_run}, dict[str, list[str]]()
+    for outcome in outcomes:
+        if outcome.attack not in mounted:
+            by_reason.setdefault(_why(outcome), []).append(outcome.attack)
     yield from (f"{', '.join(dict.fromkeys(names))} on real messages ({reason})" for reason, names in by_reason.items())
     yield from (f"{_PARTS.get(part, part)} ({reason})" for part, reason in run.not_run.items())
     yield from (f"{name} ({reason})" for name, reason in members.not_run(run.membership).items())
-    sent = any(one.what == "centers" for one in run.statistics)
-    if sent and not any(one.uses == "class centre" for one in run.membership):
+    sent = any(statistic.what == "centers" for statistic in run.statistics)
+    if sent and not any(attack.uses == "class centre" for attack in run.membership):
         yield "membership inference from class centres"
     if sent and not run.centers and "class centres" not in run.not_run:
         yield "reconstruction from class centres"
     shadow = run.shadow_labels
     if shadow is not None and (why := classes.limit_of_shadows(shadow)) and not classes.shadows_find_classes(shadow):
         yield f"inference of classes by shadow clients ({why})"
-    if shadow is None and any(one.lacks_a_class for one in run.labels) and "shadow clients" not in run.not_run:
+    if shadow is None and any(result.lacks_a_class for result in run.labels) and "shadow clients" not in run.not_run:
         yield "inference of classes by shadow clients (none were simulated)"
-    if unread := [one.what.replace("_", " ") for one in run.statistics if not one.attacked]:
+    if unread := [statistic.what.replace("_", " ") for statistic in run.statistics if not statistic.attacked]:
         yield f"what the statistics sent with the model reveal ({', '.join(unread)})"
-    yield f"{', '.join(_of_one_round(run))} from messages of several rounds together"
+    # FedMIA that was refused is listed with its reason.
+    single_round = ["reconstruction of samples"]
+    single_round += [] if any(attack.use == "FedMIA" for attack in run.membership) else ["membership inference"]
+    single_round += [] if run.labels_over_rounds else ["inference of classes"]
+    yield f"{', '.join(single_round)} from messages of several rounds together"
     yield _PROTOCOL
 
 
-def _of_one_round(run: AuditedRun) -> Iterator[str]:
-    """What was attacked from messages of one round only; FedMIA that was refused is listed with its reason."""
-    yield "reconstruction of samples"
-    if not any(one.use == "FedMIA" for one in run.membership):
-        yield "membership inference"
-    if not run.labels_over_rounds:
-        yield "inference of classes"
-
-
-def _why(one: Outcome) -> str:
-    """Why it was not run; without the counts of one message, so that equal reasons are said once."""
+def _why(outcome: Outcome) -> str:
+    """Why it was not run; without the counts of a message, so that equal reasons are given once."""
     many = "too many samples behind a message for a budget with a positive control"
-    return "; ".join(many if reason.kind == "too many samples" else reason.text for reason in one.status.reasons)
+    return "; ".join(many if reason.kind == "too many samples" else reason.text for reason in outcome.status.reasons)

@@ -1,4 +1,4 @@
-"""Conditions on what an audit found, for pipelines: ``recovered>0.05,membership_auc>0.6,epsilon>8``."""
+"""Conditions on an audit's results, for pipelines: ``recovered>0.05,membership_auc>0.6,epsilon>8``."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ class Condition:
         return f"{self.measure}{self.compare}{self.bound:g}"
 
     def value(self, run: AuditedRun) -> float | None:
-        """Its measure in a run; ``None``: not known."""
+        """The measure in a run; ``None``: not known."""
         return MEASURES[self.measure].value(run)
 
     def allows(self, value: float) -> bool:
-        """Whether it is true of a value of its measure."""
+        """Whether a value of the measure meets the condition."""
         return _OPERATORS[self.compare](value, self.bound)
 
     def holds(self, run: AuditedRun) -> bool:
-        """Whether a run meets it as a target: what is not known does not."""
+        """Whether a run meets the condition as a target; an unknown value does not."""
         if self.compare in ("<", "<=") and self._open(run) is not None:
             return False
         return (value := self.value(run)) is not None and self.allows(value)
 
     def met(self, run: AuditedRun) -> str | None:
-        """Why a run meets it as an alarm, in a line; ``None``: it does not. What is not known counts as met."""
+        """Why a run meets the condition as an alarm, in a line; ``None``: it does not. An unknown value does."""
         value = self.value(run)
         if value is not None and self.allows(value):
             return f"{self.measure} is {value:.3g} ({self})"
@@ -64,15 +64,15 @@ class Condition:
 
 
 def conditions(text: str, option: str = "--fail-if") -> list[Condition]:
-    """Read conditions that are parted by commas.
+    """Read conditions that are separated by commas.
 
     Args:
-        option: which one they are of, for errors.
+        option: the option they are given by, for errors.
 
     Raises:
-        UsageError: one has another form, or an unknown measure.
+        UsageError: a condition has another form, or an unknown measure.
     """
-    found = []
+    wanted = []
     for part in text.split(","):
         match = _FORM.fullmatch(part)
         try:
@@ -85,10 +85,11 @@ def conditions(text: str, option: str = "--fail-if") -> list[Condition]:
             raise UnknownName(f"measure of {option}", match[1], MEASURES)
         if MEASURES[match[1]].is_share and not 0 <= bound <= 1:
             raise UsageError(f"{option} {part.strip()}: {match[1]} is a share from 0 to 1, such as 0.05 for 5 %")
-        found.append(Condition(match[1], match[2], bound))
-    return found
+        wanted.append(Condition(match[1], match[2], bound))
+    return wanted
 
 
 def first_met(runs: Sequence[AuditedRun], wanted: Sequence[Condition]) -> str | None:
-    """The first condition that holds of one of the runs, in a line with the run's name; ``None``: none does."""
-    return next((f"{run.name}: {why}" for run in runs for one in wanted if (why := one.met(run)) is not None), None)
+    """The first condition that one of the runs meets, in a line with the run's name; ``None``: none is met."""
+    reasons = ((run.name, condition.met(run)) for run in runs for condition in wanted)
+    return next((f"{name}: {why}" for name, why in reasons if why is not None), None)

@@ -1,5 +1,4 @@
-"""What a run is, what it cost, and what its privacy accountant claims; whether the cost can be judged, as a model at chance
-level cannot lose accuracy."""
+"""The facts of a run: its config, its cost, and what its privacy accountant claims."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from typing import Any
 from fedpriv.audit import formats
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.traffic import conditions, crossed, has_batch_norm, knowledge
-from fedpriv.audit.membership.canaries import measured
-from fedpriv.audit.results import AuditedRun, Canaries, Cost, Epsilon, EpsilonBounds, ProbeResult, SignalToNoise
+from fedpriv.audit.membership.epsilon import measured
+from fedpriv.audit.results import AuditedRun, Cost, Epsilon, EpsilonBounds, ProbeResult, SignalToNoise
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
@@ -20,11 +19,9 @@ from fedpriv.files import load_json
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 
-Found = Mapping[str, Any]
-
 
 def facts(evidence: Evidence, summary: Mapping[str, Any]) -> AuditedRun:
-    """The run without attacks: what it is, what it cost, what left its clients."""
+    """The run before any attack: its config, its cost, and what its clients sent."""
     config, facts, federation = evidence.config, evidence.folder.facts, evidence.federation
     transforms = evidence.store.upload(*evidence.messages()[0]).transforms
     summed = ["secure aggregation"] if evidence.summed else []
@@ -62,14 +59,14 @@ def facts(evidence: Evidence, summary: Mapping[str, Any]) -> AuditedRun:
 
 
 def _a_round(evidence: Evidence) -> int:
-    """How many clients take part in a round: of a schedule, on average."""
+    """How many clients take part in a round; the average of a schedule."""
     config, agreement = evidence.config, evidence.federation.agreement
     if config.train.selection not in ("all", "schedule"):
         return config.participants_of(len(agreement.trainable))
     return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
 
 
-def cost(evidence: Evidence, summary: Found) -> Cost:
+def cost(evidence: Evidence, summary: Mapping[str, Any]) -> Cost:
     """Accuracy, chance level, bytes and seconds of a run; the report adds the comparison with the undefended run."""
     accuracy = summary["accuracy"]
     guessed, samples = chance(evidence) if accuracy is not None else (None, 0)
@@ -79,7 +76,7 @@ def cost(evidence: Evidence, summary: Found) -> Cost:
         worst_tenth=summary["protocols"].get("worst_tenth"),
         chance=guessed,
         at_chance=guessed is not None and at_chance(accuracy, guessed, samples),
-        probes=tuple(ProbeResult(one["fraction"], one["dataset"], one["accuracy"]) for one in probes),
+        probes=tuple(ProbeResult(probe["fraction"], probe["dataset"], probe["accuracy"]) for probe in probes),
         bytes_up=summary["bytes_up"],
         bytes_down=summary["bytes_down"],
         seconds=summary["seconds"],
@@ -92,8 +89,8 @@ def chance(evidence: Evidence) -> tuple[float, int]:
     return constant_answer(federation.data, federation.method, evidence.config, len(federation.dataset.classes))
 
 
-def signal_to_noise(records: Sequence[Found]) -> tuple[SignalToNoise, ...]:
-    """Of each layer that noise was added to."""
+def signal_to_noise(records: Sequence[Mapping[str, Any]]) -> tuple[SignalToNoise, ...]:
+    """The ratio of each layer that noise was added to."""
     layers: dict[str, list[float]] = {}
     for record in records:
         for name, value in record["metrics"].items():
@@ -104,22 +101,22 @@ def signal_to_noise(records: Sequence[Found]) -> tuple[SignalToNoise, ...]:
 
 def cost_in_sentences(run: AuditedRun) -> str:
     """The cost of the defences, in sentences; no conclusion is drawn from a model at chance level."""
-    found, sentences = run.cost, []
-    if found.at_chance:
+    cost, sentences = run.cost, []
+    if cost.at_chance:
         sentences.append(
             f"The model is at chance level: within its 95 % interval, its accuracy is no better than a constant answer's "
-            f"({formats.percent(found.chance)})."
+            f"({formats.percent(cost.chance)})."
         )
-    if found.against is not None:
-        other = f"Against the undefended run {found.against}: "
-        if found.at_chance or found.against_at_chance:
-            both = "both models are" if found.at_chance and found.against_at_chance else (
-                "that model is" if found.against_at_chance else "this model is"
+    if cost.against is not None:
+        other = f"Against the undefended run {cost.against}: "
+        if cost.at_chance or cost.against_at_chance:
+            both = "both models are" if cost.at_chance and cost.against_at_chance else (
+                "that model is" if cost.against_at_chance else "this model is"
             )  # fmt: skip
             other += f"{both} at chance level, so the cost in accuracy cannot be determined; "
         else:
-            other += f"accuracy {formats.points(found.accuracy_difference)}, "
-        sentences.append(f"{other}upload {formats.plain(found.bytes_up_ratio)} times as large.")
+            other += f"accuracy {formats.points(cost.accuracy_difference)}, "
+        sentences.append(f"{other}upload {formats.plain(cost.bytes_up_ratio)} times as large.")
     elif run.defence:
         sentences.append(
             "There is no undefended run of the same method among the given ones, so the cost of the defence is not known."
@@ -132,18 +129,15 @@ def cost_in_sentences(run: AuditedRun) -> str:
 def epsilon(folder: RunFolder, summary: Mapping[str, Any], bounds: EpsilonBounds | None) -> Epsilon | None:
     """The ledger's statement beside the lower bounds of attacks and canaries; ``None``: without differential privacy."""
     statement = summary.get("privacy")
-    canaries: Canaries | None = measured(folder, statement)
     if statement is None:
         return None
-    known = filter(
-        None, (statement["adjacency"], statement["holds_if"], statement.get("randomness"))
-    )  # the last not in older runs
+    known = (statement["adjacency"], statement["holds_if"], statement.get("randomness"))
     return Epsilon(
         upper=statement["epsilon"],
         delta=statement["delta"],
         level=statement["level"],
         accountant=statement["accountant"],
         by_attack=bounds,
-        canaries=canaries,
-        statement=(*known, *(f"not covered: {one}" for one in statement["not_covered"])),
+        canaries=measured(folder, statement),
+        statement=(*filter(None, known), *(f"not covered: {part}" for part in statement["not_covered"])),
     )

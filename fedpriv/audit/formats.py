@@ -1,4 +1,4 @@
-"""Number formats of the audit's pages. A figure that was not measured is a dash."""
+"""Number formats of the audit's pages; a figure that was not measured is a dash."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def counted(rate: Rate | None) -> str:
     return NOTHING if rate is None else f"{rate.successes} of {rate.n}"
 
 
-def interval(found: Rate | Value | Interval | None) -> str:
-    return NOTHING if found is None else span(found.low, found.high)
+def interval(measured: Rate | Value | Interval | None) -> str:
+    return NOTHING if measured is None else span(measured.low, measured.high)
 
 
 def span(low: float, high: float) -> str:
@@ -49,7 +49,7 @@ def size(count: float | None) -> str:
 
 
 def power(value: float | None) -> str:
-    """Errors, in scientific notation."""
+    """An error in scientific notation."""
     return NOTHING if value is None else f"{value:.1e}"
 
 
@@ -63,18 +63,11 @@ def short(value: float | None) -> str:
 
 
 def bound(value: float | None) -> str:
-    """An upper bound, such as an epsilon, with three significant digits: rounded up, so that it is one as printed, too."""
+    """An upper bound, such as an epsilon, rounded up to three significant digits, so that it is a bound as printed."""
     if value is None or not math.isfinite(value) or value <= 0:
         return short(value)
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
-
-
-def told(parts: Sequence[str]) -> str:
-    """What is known, as sentences where it is some, else parted by semicolons; with a full stop."""
-    if any(part.endswith(".") for part in parts):
-        return " ".join(part if part.endswith(".") else f"{part}." for part in parts)
-    return "; ".join(parts) + "."
 
 
 def at_most(share: float) -> str:

@@ -1,4 +1,4 @@
-"""The audit as a function, and its report as an object: what the command and Python share."""
+"""The audit as a function that returns a report; shared by the command and by Python."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
 from fedpriv.untrusted.names import printable
 
 HEIGHT = 720
-"""Pixels of the page in a notebook."""
+"""Height in pixels of the page in a notebook."""
 
 
 class Report:
-    """What an audit found. A notebook shows it as the page.
+    """The results of an audit. A notebook shows it as the page.
 
     Attributes:
-        audit: all of it; ``audit.runs`` has a record of each run.
-        pictures: PNG bytes by the names that it gives.
+        audit: the results; ``audit.runs`` has a record of each run.
+        pictures: PNG bytes by the file names in the results.
     """
 
     def __init__(self, audited: Audited) -> None:
@@ -39,7 +39,7 @@ class Report:
 
     @property
     def runs(self) -> tuple[AuditedRun, ...]:
-        """What was found of each run."""
+        """The results of each run."""
         return self.audit.runs
 
     @property
@@ -50,7 +50,7 @@ class Report:
     @property
     def answer(self) -> str:
         """The worst of the answers."""
-        return min((run.concluded for run in self.runs), key=lambda one: one.level).words
+        return min((run.concluded for run in self.runs), key=lambda answer: answer.level).words
 
     @property
     def verdict(self) -> list[str]:
@@ -58,8 +58,10 @@ class Report:
         return [sentence for run in self.runs for sentence in run.verdict]
 
     def met(self, wanted: str) -> str | None:
-        """The first condition that holds of a run, in a sentence, such as of ``"recovered>0.05,membership_auc>0.6"``; ``None``:
-        none does. Conditions are those of ``fedpriv audit --fail-if``.
+        """The first condition that a run meets, in a sentence; ``None``: none is met.
+
+        Args:
+            wanted: as for ``fedpriv audit --fail-if``, such as ``"recovered>0.05,membership_auc>0.6"``.
 
         Raises:
             UsageError: it is no condition.
@@ -67,15 +69,15 @@ class Report:
         return first_met(self.runs, conditions(wanted))
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as JSON, as in ``audit.json``."""
+        """The results as in ``audit.json``."""
         return to_json(self.audit)
 
     def html(self) -> str:
-        """The page, which loads nothing and has no script."""
+        """The page as one HTML file, which loads nothing and has no script."""
         return render_html(self.audit, self.pictures)
 
     def markdown(self) -> str:
-        """The same without pictures."""
+        """The page in Markdown, without pictures."""
         return render_markdown(self.audit)
 
     def write(self, folder: str | os.PathLike[str]) -> None:
@@ -108,22 +110,21 @@ def audit(
     runs_dir: str | os.PathLike[str] = "runs",
     say: Callable[[str], object] | None = None,
 ) -> Report:
-    """Audit what finished runs leak, as ``fedpriv audit`` does; each run's folder gets the report, too.
+    """Audit what finished runs leak, as ``fedpriv audit`` does, and write the report into each run's folder.
 
     Args:
-        runs: a run or several, which are then compared: run objects, run folders, run ids, or unique beginnings of a folder's
-            name in ``runs_dir``.
+        runs: one or several runs, which are compared: run objects, run folders, run ids, or unique beginnings of a folder's name
+            in ``runs_dir``.
         messages: number of messages to attack in each run.
         label_shadows: shadow clients for inferring label sets; 0: none.
         membership_shadows: shadow models for each client, an even number of at least 4; 0: no membership inference.
-        singles: largest number of single-image clients that optimising attacks get, in the first and in the last of the rounds
-            whose messages are attacked.
+        singles: most single-image clients that optimising attacks get, in the first and in the last of the attacked rounds.
         seed: of the attacks.
-        budget: seconds after which no further attack of a run begins; one that has begun goes on. ``None``: no limit.
-        workers: processes. Findings do not depend on them, unless a budget cuts them. One by default, as a notebook has threads
-            that another process would not have.
-        output: a folder that gets the report as well.
-        say: called with what is being done, such as ``print``.
+        budget: seconds after which no further attack of a run begins; ``None``: no limit.
+        workers: processes. Results do not depend on them, unless a budget cuts them. One by default, as a notebook has threads
+            that a forked process would not have.
+        output: another folder for the report.
+        say: called with each step, such as ``print``.
 
     Raises:
         UsageError: one of the runs is not finished, or kept no payloads.
@@ -133,16 +134,16 @@ def audit(
     folders = [find_run(os.fspath(run), Path(runs_dir)) for run in given]
     options = AuditOptions(messages, label_shadows, membership_shadows, singles, seed, budget)
     places = [] if output is None else [Path(output)]
-    usual = asdict(AuditOptions())
-    others = [f"{name}={value!r}" for name, value in asdict(options).items() if value != usual[name]]
+    defaults = asdict(AuditOptions())
+    others = [f"{name}={value!r}" for name, value in asdict(options).items() if value != defaults[name]]
     command = f"fedpriv.audit({', '.join([str([folder.name for folder in folders]), *others])})"
-    found = audit_folders(folders, options, command, workers, places, say or (lambda text: None))
+    written = audit_folders(folders, options, command, workers, places, say or (lambda text: None))
     for folder in folders:
         try:
             sync(folder, None)
         except (TrackingError, ForeignStore) as error:
             warnings.warn(printable(f"the report is not in MLflow: {error}"), stacklevel=2)
-    return found
+    return written
 
 
 def audit_folders(
@@ -150,22 +151,21 @@ def audit_folders(
     options: AuditOptions,
     command: str,
     workers: int,
-    places: Iterable[Path],
+    places: Sequence[Path],
     say: Callable[[str], object],
 ) -> Report:
-    """Audit runs, and write the report into some places, and the folder ``audit`` of each run; errors as for :func:`audit`.
+    """Audit runs, and write the report into some places and the folder ``audit`` of each run; errors as for :func:`audit`.
 
     Args:
         command: for the record.
     """
-    places = list(places)
     for place in places:
         check_place(place, "--output names another folder")
     for folder in folders:
         check_place(folder / "audit", "the folder of a run gets the report on it")
     with usual_torch():
         torch.set_num_threads(1)
-        found = Report(report.audit(folders, options, command, workers, say))
+        result = Report(report.audit(folders, options, command, workers, say))
     for place in (*places, *(folder / "audit" for folder in folders)):
-        found.write(place)
-    return found
+        result.write(place)
+    return result

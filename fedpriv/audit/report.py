@@ -1,4 +1,4 @@
-"""The audit of several runs: side by side, compared with each other, as one page."""
+"""The audit of several runs, compared with each other on one page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -22,12 +23,12 @@ from fedpriv.attacks.text.controls import text_controls
 from fedpriv.audit.finished import UNFINISHED
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.page.render import render_html, render_markdown
-from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distinct, from_json, to_json
+from fedpriv.audit.results import Audit, AuditedRun, ControlResult, Cost, distinct, read_audit, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions, audit_run, check
 from fedpriv.audit.text.recovery import audited
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
-from fedpriv.files import write_atomically
+from fedpriv.files import Damaged, write_atomically
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
 from fedpriv.samples import Modality
@@ -51,12 +52,12 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
         FedprivError: a control of the attacks on texts failed, so that their results would mean nothing.
     """
     began, created = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    configs = []
-    for run_dir in run_dirs:  # all that an audit reads, before its controls and the first audit, which may take hours
+    modalities = set[Modality]()
+    for run_dir in run_dirs:  # read everything before the controls and the first audit, which may take hours
         evidence, _ = check(run_dir)
         evidence.verify()
-        configs.append(evidence.config)
-    controls = _text_controls({name for config in configs for name in _modalities(config)}, options.seed, say)
+        modalities |= set(_modalities(evidence.config))
+    controls = _text_controls(modalities, options.seed, say)
     parts = _in_processes(run_dirs, options, workers, say)
     runs = _compared([run for run, _ in parts])
     audit = Audit(
@@ -73,12 +74,11 @@ def audit(run_dirs: Sequence[Path], options: AuditOptions, command: str, workers
 
 def kept(run_dir: Path) -> Audited | None:
     """The audit that :func:`write` left in a run's folder; ``None``: there is none that can be read."""
-    folder = run_dir / "audit"
-    try:
-        audit = from_json(json.loads((folder / "audit.json").read_text(encoding="utf-8")))
-        return Audited(audit, {path.name: path.read_bytes() for path in (folder / "pictures").glob("*.png")})
-    except (OSError, ValueError):
-        return None
+    with suppress(OSError, Damaged):
+        if (audit := read_audit(run_dir)) is not None:
+            pictures = (run_dir / "audit" / "pictures").glob("*.png")
+            return Audited(audit, {path.name: path.read_bytes() for path in pictures})
+    return None
 
 
 def side_by_side(audits: Sequence[Audited], command: str) -> Audited:
@@ -88,24 +88,24 @@ def side_by_side(audits: Sequence[Audited], command: str) -> Audited:
         audits: at least one.
         command: the command line, for the record.
     """
-    every = [one.audit for one in audits]
+    every = [audited.audit for audited in audits]
     together = replace(
         every[-1],
         command=command,
-        seconds=round(sum(one.seconds for one in every), 1),
-        controls=distinct(control for one in every for control in one.controls),
-        runs=_compared([run for one in every for run in one.runs]),
+        seconds=round(sum(audit.seconds for audit in every), 1),
+        controls=distinct(control for audit in every for control in audit.controls),
+        runs=_compared([run for audit in every for run in audit.runs]),
     )
-    return Audited(together, {name: picture for one in audits for name, picture in one.pictures.items()})
+    return Audited(together, {name: picture for audited in audits for name, picture in audited.pictures.items()})
 
 
 def write(audited: Audited, folder: Path) -> None:
-    """Write ``audit.html``, ``audit.md``, ``audit.json`` and the pictures into a folder; what was kept to go on is dropped.
+    """Write ``audit.html``, ``audit.md``, ``audit.json`` and the pictures into a folder, and delete the unfinished results in it.
 
     Raises:
         FedprivError: it cannot be written.
     """
-    made = {
+    pages = {
         "audit.json": json.dumps(to_json(audited.audit), indent=1, allow_nan=False).encode(),
         "audit.md": render_markdown(audited.audit).encode(),
         "audit.html": render_html(audited.audit, audited.pictures).encode(),
@@ -114,7 +114,7 @@ def write(audited: Audited, folder: Path) -> None:
         (folder / "pictures").mkdir(parents=True, exist_ok=True)
         for name, picture in audited.pictures.items():
             write_atomically(folder / "pictures" / name, picture)
-        for name, content in made.items():
+        for name, content in pages.items():
             write_atomically(folder / name, content)
         shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
     except OSError as error:
@@ -128,7 +128,7 @@ def _modalities(config: RunConfig) -> tuple[Modality, ...]:
 
 def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[ControlResult]:
     """The controls of the attacks on texts, if there are texts; those of attacks on images run with the attacks."""
-    found = []
+    controls = []
     for attack in audited() if "text" in modalities else ():
         if attack.control is None:
             continue
@@ -136,13 +136,13 @@ def _text_controls(modalities: Collection[str], seed: int, say: Say) -> list[Con
         for control in text_controls(attack, seed):
             if not control.passed:
                 raise FedprivError(f"a control failed, so there can be no result: {control.sentence}")
-            found.append(ControlResult(attack.name, control.name, control.passed, control.sentence, control.cpu_seconds))
-    return found
+            controls.append(ControlResult(attack.name, **vars(control)))
+    return controls
 
 
 def _in_processes(run_dirs: Sequence[Path], options: AuditOptions, workers: int, say: Say) -> list[Part]:
     if workers <= 1 or len(run_dirs) == 1:
-        return [audit_run(one, options, lambda text, one=one: say(f"{one.name}: {text}"), workers) for one in run_dirs]  # type: ignore[misc]
+        return [audit_run(run_dir, options, _named(run_dir, say), workers) for run_dir in run_dirs]
     context = multiprocessing.get_context("spawn")
     manager = SyncManager(ctx=context)
     manager.start(die_with_parent, (os.getpid(),))
@@ -166,8 +166,12 @@ def _begin(parent: int) -> None:
     load_inherited()
 
 
+def _named(run_dir: Path, say: Say) -> Say:
+    return lambda text: say(f"{run_dir.name}: {text}")
+
+
 def _audit_with_progress(run_dir: Path, options: AuditOptions, progress: Queue[str | None]) -> Part:
-    return audit_run(run_dir, options, lambda text: progress.put(f"{run_dir.name}: {text}"))
+    return audit_run(run_dir, options, _named(run_dir, progress.put))
 
 
 def _relay(progress: Queue[str | None], say: Say) -> None:
@@ -176,19 +180,19 @@ def _relay(progress: Queue[str | None], say: Say) -> None:
 
 
 def _compared(runs: Sequence[AuditedRun]) -> tuple[AuditedRun, ...]:
-    """The runs with what their defences cost, and what the others say would change their answers."""
-    bare, found = [_without_defence(run) for run in runs], []
-    for run, own in zip(runs, bare, strict=True):
-        alike = [other for other, its in zip(runs, bare, strict=True) if other is not run and its == own]
+    """The runs with the cost of their defences, and with what would change their answers, by comparison with the others."""
+    configs, compared = [_without_defence(run) for run in runs], []
+    for run, config in zip(runs, configs, strict=True):
+        alike = [other for other, its in zip(runs, configs, strict=True) if other is not run and its == config]
         sentence, command = changes(run, alike)
         answer = replace(run.concluded, change=sentence, command=command)
-        found.append(replace(run, cost=_held_against(run, alike), answer=answer))
-    return tuple(found)
+        compared.append(replace(run, cost=_cost_beside(run, alike), answer=answer))
+    return tuple(compared)
 
 
-def _held_against(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
+def _cost_beside(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
     """The cost of the run's defences, compared with the run that differs in nothing else."""
-    other = next((one for one in alike if not one.defence), None)
+    other = next((other for other in alike if not other.defence), None)
     if not run.defence or other is None:
         return run.cost
     mine, theirs = run.cost, other.cost
@@ -202,6 +206,6 @@ def _held_against(run: AuditedRun, alike: Sequence[AuditedRun]) -> Cost:
 
 
 def _without_defence(run: AuditedRun) -> dict[str, Any]:
-    """The config of a run but for its defences, where its records are, and who ran its clients, which some defences decide."""
+    """The config of a run without its defences, the place of its records, and its executor, which some defences decide."""
     config = parse(RunConfig, plain_yaml.load(run.config_yaml), f"config of {run.name}")
     return config.model_dump(mode="json", exclude={"wire", "privacy", "run_dir", "tracking", "executor", "device", "threads"})

@@ -1,15 +1,15 @@
-"""What an audit found, as typed records: an :class:`Audit` of runs, each with the outcome of every attack on it.
+"""The results of an audit as typed records: an :class:`Audit` of runs, each with the outcome of every attack on it.
 
-The JSON form is that of these classes (:func:`to_json`, :func:`from_json`); :attr:`Audit.format` is its version.
+``audit.json`` has the form of these classes (:func:`to_json`, :func:`from_json`); :attr:`Audit.format` is its version.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.inference.canaries import CanaryBound
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 TargetKind = Literal["message", "single image", "single text"]
-"""A message that a client sent, or messages of clients with one sample each, which the audit simulated."""
+"""A message that a client sent, or messages of clients with one sample each, which the audit simulated (the easiest case)."""
 Part = Literal[
     "images", "single images", "texts", "single texts", "rows", "class centres", "shadow clients", "mean colour", "membership",
     "single uploads", "single samples", "buffers", "statistics",
 ]  # fmt: skip
-"""A part of an audit that may be left out as a whole."""
+"""A part of an audit that can be left out as a whole."""
 
 
 @dataclass(frozen=True)
 class Sender:
-    """Whose message it is: a client's, or the sum of several clients' uploads.
+    """The sender of a message: a client, or several clients whose uploads were summed.
 
     Attributes:
         client: its number; ``None``: a sum.
-        clients: how many are in the sum, of which ``trained`` had a batch to train on.
+        clients: how many are in the sum; ``trained``: how many of them had a batch to train on.
     """
 
     client: int | None
@@ -72,11 +72,7 @@ class Sender:
 
 @dataclass(frozen=True)
 class ControlResult:
-    """A control of an attack.
-
-    Attributes:
-        name: ``positive``, ``negative``, or ``same net``.
-    """
+    """A control of an attack; ``name``: ``positive``, ``negative``, or ``same net``."""
 
     attacker: str
     name: str
@@ -86,8 +82,8 @@ class ControlResult:
 
 
 def distinct(controls: Iterable[ControlResult]) -> tuple[ControlResult, ...]:
-    """The distinct controls; those that differ in their cost alone are equal."""
-    return tuple({(one.attacker, one.name, one.sentence): one for one in controls}.values())
+    """The controls without those that differ from another in their cost alone."""
+    return tuple({(control.attacker, control.name, control.sentence): control for control in controls}.values())
 
 
 @dataclass(frozen=True)
@@ -101,13 +97,13 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of one attack on one target.
+    """The outcome of one attack on one target.
 
     Attributes:
         attack: its name in tables.
         knows: what the attacker was assumed to know, in sentences.
         budget: in words; ``None``: it has none.
-        statistic: what of the message was attacked in place of the model's change; ``None``: that change.
+        statistic: the statistic of the message that was attacked; ``None``: the model's change was.
     """
 
     attack: str
@@ -117,13 +113,33 @@ class Outcome:
     statistic: str | None = None
 
 
-@dataclass(frozen=True)
-class CountedRate:
-    """How many images count as recovered.
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A message, or messages of clients with one sample each, with every attack on it."""
 
-    Attributes:
-        limit: the threshold of the mean squared error, such as ``0.01``.
-    """
+    title: str
+    kind: TargetKind
+    round: int
+    sender: Sender
+    samples: int
+    outcomes: tuple[Any, ...]
+
+    def only(self, outcomes: Iterable[Outcome]) -> Self:
+        """The target with these of its outcomes."""
+        return replace(self, outcomes=tuple(outcomes))
+
+    def part(self, statistic: str | None) -> Self:
+        """The target with the outcomes on one statistic; ``None``: those on the model's change."""
+        return self.only(outcome for outcome in self.outcomes if outcome.statistic == statistic)
+
+    def parts(self) -> list[Self]:
+        """One target for the model's change and one for each statistic: a failure on one is no evidence on another."""
+        return [self.part(statistic) for statistic in dict.fromkeys(outcome.statistic for outcome in self.outcomes)]
+
+
+@dataclass(frozen=True)
+class RecoveryRate:
+    """How many images were recovered; ``limit``: the threshold of the mean squared error, such as ``0.01``."""
 
     rate: Rate
     limit: str
@@ -131,11 +147,11 @@ class CountedRate:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFigures:
-    """What an attack made of images; thresholds of the mean squared error are keys such as ``0.01``.
+    """The figures of an attack on images; thresholds of the mean squared error are keys such as ``0.01``.
 
     Attributes:
-        success: threshold -> how many images are nearer.
-        copies: threshold -> how many copies of the nearest public image would be, where the attacker knows public images.
+        success: threshold -> rate of images with a smaller error.
+        public_successes: threshold -> how many the nearest public image would recover; ``None``: the attacker knows none.
         label_accuracy: ``None``: it guesses no labels.
         psnr_median_db: ``None``: infinite, as images are exact.
         lpips_missing, feature_distance_missing: why there is no such figure.
@@ -143,7 +159,7 @@ class ImageFigures:
     """
 
     success: Mapping[str, Rate]
-    copies: Mapping[str, int] | None
+    public_successes: Mapping[str, int] | None
     label_accuracy: float | None
     mse_median: float
     mse_best: float
@@ -160,7 +176,8 @@ class ImageFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class ImageOutcome(Outcome):
-    """
+    """An attack on images.
+
     Attributes:
         figures: ``None``: it was not run.
         cut: why it was not tried on further images.
@@ -172,27 +189,22 @@ class ImageOutcome(Outcome):
 
 @dataclass(frozen=True)
 class Baseline:
-    """A guess without the message: its errors, and how many images it would count for by threshold."""
+    """A guess made without the message; ``success``: threshold -> rate of images that it recovers."""
 
     mse_median: float
     success: Mapping[str, Rate]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageTarget:
-    """A message, or clients with one image each, with every attack on it.
+class ImageTarget(Target):
+    """Attacked images.
 
     Attributes:
-        note: a remark; for pairs, on the texts.
-        picture: name of the picture of reconstructions; ``picture_note``: what it shows.
         baselines: by name.
+        note: of image-text pairs, what the attacker knows of the texts.
+        picture: file name of the reconstructions; ``picture_note``: which ones it shows.
     """
 
-    title: str
-    kind: TargetKind
-    round: int
-    sender: Sender
-    samples: int
     outcomes: tuple[ImageOutcome, ...]
     baselines: Mapping[str, Baseline]
     note: str | None = None
@@ -200,31 +212,18 @@ class ImageTarget:
     picture_note: str | None = None
 
     @property
-    def baselines_by_count(self) -> Mapping[str, Mapping[str, int]]:
-        """Name -> threshold -> how many images it would count for."""
-        return {name: counts(one.success) for name, one in self.baselines.items()}
-
-    def only(self, outcomes: Sequence[ImageOutcome]) -> ImageTarget:
-        """The same with some of its outcomes."""
-        return replace(self, outcomes=tuple(outcomes))
-
-    def parts(self) -> list[ImageTarget]:
-        """What of its messages was attacked, apart: the model's change, and statistics. A failure on one is no evidence on
-        another."""
-        return [self.part(what) for what in dict.fromkeys(one.statistic for one in self.outcomes)]
-
-    def part(self, statistic: str | None) -> ImageTarget:
-        """The same with the outcomes on a statistic alone; ``None``: those on the model's change."""
-        return self.only([one for one in self.outcomes if one.statistic == statistic])
+    def baseline_successes(self) -> Mapping[str, Mapping[str, int]]:
+        """Baseline -> threshold -> number of images that it recovers."""
+        return {name: counts(baseline.success) for name, baseline in self.baselines.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextScoreMeans:
-    """Scores of texts: means of precision and recall over messages, of ROUGE-L over sentences; ``None``: there is no such figure.
+    """Scores of texts: means of precision and recall over messages, of ROUGE-L over sentences; ``None``: not measured.
 
     Attributes:
-        exact: sentences found word for word; ``None``: no order was found.
-        named: of the tokens that were named, how many are right.
+        exact: rate of sentences recovered word for word; ``None``: the attack finds no order.
+        named: rate of the named tokens that are right.
     """
 
     recall: float | None
@@ -239,20 +238,20 @@ class TextScoreMeans:
 
 @dataclass(frozen=True)
 class TextExample:
-    """The true sentences behind a message and those found, or the tokens found; of ``sentences``, the first few."""
+    """The first few of a message's ``sentences``, and the recovered ones, or the recovered tokens."""
 
     true: tuple[str, ...]
-    found: tuple[str, ...]
+    recovered: tuple[str, ...]
     sentences: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextFigures(TextScoreMeans):
-    """What an attack made of texts.
+    """The figures of an attack on texts.
 
     Attributes:
-        by_frequency: of as many of the most frequent public words as were named, the share that is right; ``None``: none was.
-        messages, refused: how many were attacked, and how many of these it could not be mounted on.
+        by_frequency: precision of naming as many of the most frequent public words; ``None``: the attack named no word.
+        messages, refused: how many were attacked, and on how many of these it could not be mounted.
         notes: a sentence for each message.
     """
 
@@ -271,7 +270,7 @@ class PartialLeakage:
 
     Attributes:
         labels: over all sentences.
-        longest, total: number of tokens of the longest sentence and of all together, over all messages.
+        longest, total: the number of tokens of the longest sentence, and of all together; over all messages.
     """
 
     labels: Rate
@@ -280,57 +279,44 @@ class PartialLeakage:
 
     @property
     def sentence(self) -> str:
-        """What was inferred, in words."""
-        what = {
-            "labels": self.labels, "longest sentences (in tokens)": self.longest, "total numbers of tokens": self.total,
-        }  # fmt: skip
-        parts = [f"{rate.successes} of {rate.n} {name}" for name, rate in what.items() if rate.successes]
+        """The correct inferences in words."""
+        rates = {"labels": self.labels, "longest sentences (in tokens)": self.longest, "total numbers of tokens": self.total}
+        parts = [f"{rate.successes} of {rate.n} {name}" for name, rate in rates.items() if rate.successes]
         return f"still inferred correctly: {', '.join(parts) or 'nothing'}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOutcome(Outcome):
-    """
+    """An attack on texts.
+
     Attributes:
         figures: ``None``: it was not run.
-        left: where it could not be mounted, what else the messages reveal.
+        partial_leakage: what else the messages reveal, where it could not be mounted.
     """
 
     figures: TextFigures | None = None
-    left: PartialLeakage | None = None
+    partial_leakage: PartialLeakage | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextTargetResult:
-    """A message, or clients with one text each, with every attack on it; ``baseline``: random words."""
+class TextTargetResult(Target):
+    """Attacked texts; ``baseline``: random words."""
 
-    title: str
-    kind: TargetKind
-    round: int
-    sender: Sender
-    samples: int
     outcomes: tuple[TextOutcome, ...]
     baseline: TextScoreMeans
-
-    def parts(self) -> list[TextTargetResult]:
-        """As :meth:`ImageTarget.parts`."""
-        return [self.part(what) for what in dict.fromkeys(one.statistic for one in self.outcomes)]
-
-    def part(self, statistic: str | None) -> TextTargetResult:
-        """As :meth:`ImageTarget.part`."""
-        return replace(self, outcomes=tuple(one for one in self.outcomes if one.statistic == statistic))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CenterOutcome:
-    """Images drawn from the class centres of a message. There is no control: that none is recovered is no evidence.
+    """Images recovered from the class centres of a message. There is no control, so that a failure is no evidence.
 
     Attributes:
         classes: whose centres were sent; ``samples_per_class``: how many samples of each the client has.
-        mse_median: to the mean image of the class; ``baseline_mse_median``: the same of the mean of public images.
-        success, copies: threshold -> how many were recovered, and for how many guesses would count.
-        counted: those at the loosest threshold at which they are more than guesses; none where there is no such threshold.
-        distance_of_truth, distance_found: of an embedding to the centre, as a share of its squared length; ``None``: not finite.
+        mse_median: to the mean image of the class; ``baseline_mse_median``: that of the mean of public images.
+        success: threshold -> rate of centres that gave an image away; ``public_successes``: threshold -> how many guesses would.
+        recovered: the rate at the loosest threshold at which it exceeds that of guesses; 0 where there is none.
+        distance_of_truth, distance_of_recovered: from an embedding to the centre, as a share of its squared length; ``None``:
+            not finite.
     """
 
     round: int
@@ -340,20 +326,20 @@ class CenterOutcome:
     mse_median: float
     baseline_mse_median: float
     success: Mapping[str, Rate]
-    copies: Mapping[str, int]
-    counted: CountedRate
+    public_successes: Mapping[str, int]
+    recovered: RecoveryRate
     distance_of_truth: float | None
-    distance_found: float | None
+    distance_of_recovered: float | None
     picture: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeanColour:
-    """The mean colour of a client's images by running statistics, in [0, 1] by channel; errors are means over the channels."""
+    """The mean colour of a client's images, estimated from running statistics, in [0, 1] by channel; errors are means."""
 
     round: int
     sender: Sender
-    found: tuple[float, ...]
+    estimate: tuple[float, ...]
     true: tuple[float, ...]
     error: float
     baseline_error: float
@@ -361,21 +347,21 @@ class MeanColour:
 
 @dataclass(frozen=True, kw_only=True)
 class LabelResult:
-    """The classes of a client by the best rule, from a message or from all of its messages together.
+    """The classes of a client by the best rule, from one message or from all of its messages together.
 
     Attributes:
         round: ``None``: from all messages together.
         rule: the best rule for sets that applies; ``None``: none does. ``stated``: the classes were read in clear.
-        classes: C, of the data set.
-        true, found: the classes.
-        count_rule, count_accuracy: the best rule for counts, and the share of the samples whose label it found.
-        count_guess: that share by naming all classes equally often.
-        rules: how many rules apply to some message, the best of which is looked at.
-        guess: the share of clients whose set is found by naming the same one each time; ``None``: it is not known.
+        classes: how many the data set has.
+        true, inferred: the client's classes.
+        count_rule, count_accuracy: the best rule for counts, and the share of samples with the right label by it.
+        count_guess: the share of samples with the right label by equal counts of all classes.
+        rules: how many rules apply to some message; the best of them is shown.
+        guess: the share of clients whose set is that of the best constant guess; ``None``: not known.
         note: why no rule applies.
-        limit: why it is no evidence that the classes were not found; ``None``: it is.
-        messages, single_exact, single_count_accuracy: of a client's messages together: how many, how many of them were exact on
-            their own, and their mean accuracy of counts.
+        limit: why a failure is no evidence; ``None``: it is evidence.
+        messages: how many are read together; ``single_exact``: how many of them are exact on their own;
+            ``single_count_accuracy``: their mean accuracy of counts.
     """
 
     round: int | None
@@ -384,7 +370,7 @@ class LabelResult:
     stated: bool
     classes: int
     true: tuple[int, ...]
-    found: tuple[int, ...]
+    inferred: tuple[int, ...]
     count_rule: str | None
     count_accuracy: float | None
     count_guess: float
@@ -399,11 +385,11 @@ class LabelResult:
     @property
     def exact(self) -> bool:
         """Whether the set of classes is right."""
-        return self.true == self.found
+        return self.true == self.inferred
 
     @property
     def lacks_a_class(self) -> bool:
-        """Whether the client does not hold every class; otherwise the set says nothing of it."""
+        """Whether the client lacks some class; the set of one that holds every class reveals nothing."""
         return len(self.true) < self.classes
 
 
@@ -414,9 +400,9 @@ class LabelRule:
     Attributes:
         rests_on: what it uses and assumes.
         messages: to how many it applies.
-        exact: how many sets it found; ``together``: the interval for all rules that apply. ``None``: it applies to no message.
-        count_accuracy: mean share of the samples whose label it found; ``None``: it shows no counts.
-        best, best_counts: whether it found most sets, and the labels of most samples.
+        exact: rate of right sets; ``together``: its interval for all rules at once. ``None``: it applies to no message.
+        count_accuracy: mean share of samples with the right label; ``None``: it gives no counts.
+        best, best_counts: whether it is the best rule for sets, and for counts.
         not_applicable: why it does not apply to some messages.
     """
 
@@ -433,12 +419,12 @@ class LabelRule:
 
 @dataclass(frozen=True)
 class ShadowLabels:
-    """The classes of clients by a classifier that was trained on messages of simulated clients.
+    """The classes of clients by a classifier trained on messages of simulated (shadow) clients.
 
     Attributes:
-        wider: of the clients that lack a class, those that hold more classes than any simulated one.
-        unlearned: of the others, those with a set that the classifier names of no message.
-        later: those that kept something from an earlier local update.
+        wider: how many of the clients that lack a class hold more classes than any shadow client.
+        unlearned: how many of the others have a set that the classifier never predicts.
+        later: how many kept something from an earlier local update.
     """
 
     report: ShadowReport
@@ -451,14 +437,13 @@ class ShadowLabels:
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipOutcome(Outcome):
-    """A membership attack in one round, on the kept messages of its clients.
+    """A membership attack in one round, on the kept messages of its clients (``senders``).
 
     Attributes:
-        round: ``senders``: of the clients.
-        uses: what of a message is compared, and ``use``: with what; ``None``: no attack of the round was run.
+        uses: what of a message is compared; ``use``: with what. ``None``: no attack of the round was run.
         extent: how many shadow models or rounds it used, in words.
         points: ``None``: it was not run.
-        together: the interval of the area that holds for all attacks of all rounds.
+        together: the interval of the AUC that holds for all attacks of all rounds.
         epsilon_lower: the lower bound of epsilon that it shows; ``None``: none is shown.
     """
 
@@ -473,13 +458,13 @@ class MembershipOutcome(Outcome):
 
     @property
     def name(self) -> str:
-        """With its extent."""
+        """The attack's name with its extent."""
         return f"{self.attack} ({self.extent})" if self.extent else self.attack
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownMembers:
-    """Training samples that were reconstructed from a message, and so are known members."""
+    """Training samples that were reconstructed from a message, and are therefore known members."""
 
     round: int
     sender: Sender
@@ -490,7 +475,7 @@ class KnownMembers:
 
 @dataclass(frozen=True)
 class Canaries:
-    """What a run's canaries show of its epsilon: ``bounds`` at ``delta`` and ``confidence``, of which ``lower`` is the best."""
+    """Lower bounds of a run's epsilon from its canaries, at ``delta`` and ``confidence``; ``claim``: the accountant's epsilon."""
 
     canaries: int
     used: int
@@ -510,14 +495,13 @@ class EpsilonBounds:
     """Bounds on the epsilon of the attacked clients' local updates, at ``delta``.
 
     Attributes:
-        lower: the lower bound at that confidence (one training run, many samples: Steinke et al. 2023); the best of ``each``.
-        each: the lower bound from each of the scores; they hold simultaneously.
+        lower: the largest lower bound of ``each`` (one training run, many samples: Steinke et al. 2023), at ``confidence``.
+        each: the lower bound from each set of scores; they hold simultaneously.
         lower_by_rates: from Clopper-Pearson bounds on true and false positives, as if samples were independent trials.
-        samples: number of samples behind the bounds.
-        upper_update: the accountant's epsilon of the attacked round alone, for the sample that spent most; ``None`` without
-            sample-level DP. For a sample that several clients hold, the local updates of all of them count.
-        upper_so_far: the same for the turns up to this round.
-        upper_run: the same for the whole run.
+        samples: how many are behind the bounds.
+        upper_update: the accountant's epsilon of the attacked round, for the sample that spent most; ``None``: no such DP.
+            For a sample that several clients hold, the local updates of all of them count.
+        upper_so_far: the same for the local updates up to this round; ``upper_run``: for the whole run.
         about: which bounds can be compared.
     """
 
@@ -538,7 +522,7 @@ class Epsilon:
     """The accountant's epsilon beside lower bounds.
 
     Attributes:
-        upper: at ``delta``, against a ``level`` (client or sample).
+        upper: the accountant's epsilon at ``delta``, for a ``level`` (client or sample).
         by_attack: bounds from membership attacks; ``None``: there are none.
         statement: what the accountant's epsilon holds for, in sentences.
     """
@@ -553,13 +537,13 @@ class Epsilon:
 
     @property
     def lower(self) -> float | None:
-        """The bound by attacks, where it bounds the accountant's epsilon."""
+        """The bound from membership attacks, where it can be compared with the accountant's epsilon."""
         return self.by_attack.lower if self.by_attack is not None and self.level == "sample" else None
 
 
 @dataclass(frozen=True)
 class Value:
-    """A figure of an attack with its 95 % interval; ``n``: of how many samples, or of labels messages."""
+    """A figure of an attack with its 95 % interval; ``n``: the number of samples, or of messages for labels."""
 
     value: float
     low: float
@@ -579,12 +563,12 @@ class SumComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a run cost; accuracies in [0, 1], bytes and seconds of the whole run; ``None``: not measured.
+    """What a run cost: accuracies in [0, 1], bytes and seconds of the whole run; ``None``: not measured.
 
     Attributes:
         chance: accuracy of the best constant answer; ``at_chance``: the model is no better, within its 95 % interval.
         probes: results of ``fedpriv probe``.
-        against: name of the audited run that differs in the defence alone, and has none; ``against_at_chance``,
+        against: name of the audited run without defences that is otherwise the same; ``against_at_chance``,
             ``accuracy_difference``, ``bytes_up_ratio``: compared with it.
     """
 
@@ -617,7 +601,7 @@ class TensorInfo:
 
     Attributes:
         role: the part of the net, or ``statistic``.
-        dtype: safetensors' name.
+        dtype: as safetensors names it.
         up, down, broadcast: whether it was uploaded, downloaded, sent in round 0.
     """
 
@@ -632,7 +616,7 @@ class TensorInfo:
 
     @property
     def was_sent(self) -> bool:
-        """At any time, in either direction."""
+        """Whether it was ever sent, in either direction."""
         return self.up or self.down or self.broadcast
 
 
@@ -667,13 +651,13 @@ class Wire:
 
 @dataclass(frozen=True, kw_only=True)
 class Statistic:
-    """What is sent besides the layers that give the logits.
+    """A statistic that is sent besides the layers that give the logits.
 
     Attributes:
         tensors, bytes: in a message.
         says: what it reveals of a client.
         known: whether this audit knows what it is.
-        gradient: whether it is a gradient, and attacked as one.
+        gradient: whether it is a gradient, and is attacked as one.
         otherwise: how else it is attacked; empty: it is not.
     """
 
@@ -693,7 +677,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class SignalToNoise:
-    """Signal-to-noise ratio of a layer that noise was added to, in dB over the rounds."""
+    """Signal-to-noise ratio in dB of a layer that noise was added to, over the rounds."""
 
     layer: str
     min: float
@@ -706,8 +690,8 @@ class Answer:
     """The answer for a run.
 
     Attributes:
-        level: its place in :data:`fedpriv.audit.judge.WORDS`, worst first.
-        sentence: the finding behind it. ``picture``: name of one that shows it. ``roc``: the membership curves show it.
+        level: its place in :data:`fedpriv.audit.answer.WORDS`, worst first.
+        sentence: the finding behind it; ``picture``: file name of one that shows it; ``roc``: the membership curves show it.
         not_tried: attacks that were not mounted, and why.
         change, command: what would change the answer, and the command that searches for it.
     """
@@ -727,18 +711,18 @@ class AuditedRun:
     """One audited run, or one update of a training loop.
 
     Attributes:
-        is_update: it is one update; what only a run says is empty.
+        is_update: it is one update; what only a run has is empty.
         modalities: of its samples; empty: rows of a table.
         participants: clients in a round.
         defence: transforms, secure aggregation and differential privacy, as they are named.
         server_knows, outsider_knows, conditions: in sentences; ``batch_norm``: whether the net normalises by the batch.
         exposed: kinds of statistics that are sent unaltered although a defence alters the model.
-        membership: an outcome for each attack and round that was looked at, also of those that were not run.
-        membership_limit: why it is no evidence that members were not found; ``None``: it is.
+        membership: an outcome for each attack and round, also of those that were not run.
+        membership_limit: why a failure to identify members is no evidence; ``None``: it is evidence.
         not_run: parts of the audit that were left out, and why.
         comparison: attacks on sums beside those on single uploads; ``None``: the run has no secure aggregation.
         seconds: step -> CPU seconds.
-        metrics: the leakage in numbers, by name (:mod:`fedpriv.audit.judge.metrics`).
+        metrics: the leakage in numbers, by name (:mod:`fedpriv.audit.judge.measures`).
     """
 
     name: str
@@ -807,7 +791,7 @@ class Audit:
         seconds: of wall time.
         command: as it was typed.
         options: of the audit, by name.
-        controls: of the attacks on samples, each once.
+        controls: of the attacks on samples, without repetitions.
     """
 
     created: str
@@ -842,8 +826,8 @@ def from_json(data: object) -> Audit:
     return _form().validate_python(data, strict=False)
 
 
-def audit_of(run_dir: Path) -> tuple[AuditedRun, Mapping[str, int | float | None]] | None:
-    """What an audit found in a run, and the audit's options; ``None``: it was not audited.
+def read_audit(run_dir: Path) -> Audit | None:
+    """The audit in a run's folder; ``None``: the run was not audited.
 
     Raises:
         Damaged: the report is not what this version of fedpriv writes.
@@ -852,9 +836,14 @@ def audit_of(run_dir: Path) -> tuple[AuditedRun, Mapping[str, int | float | None
     if not path.exists():
         return None
     try:
-        audit = from_json(load_json(path))
+        return from_json(load_json(path))
     except ValueError as error:
         raise Damaged(f"{path} is not what fedpriv writes; `fedpriv audit` writes it anew") from error
+
+
+def audit_of(run_dir: Path) -> tuple[AuditedRun, Mapping[str, int | float | None]] | None:
+    """A run's results and the options of its audit; ``None``: it was not audited. Raises as :func:`read_audit`."""
+    if (audit := read_audit(run_dir)) is None:
+        return None
     run_id = read_run(run_dir).get("run_id")
-    found = next((one for one in audit.runs if one.run_id == run_id), None)
-    return None if found is None else (found, audit.options)
+    return next(((run, audit.options) for run in audit.runs if run.run_id == run_id), None)

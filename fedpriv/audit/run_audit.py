@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import Base64Bytes, TypeAdapter
 
 from fedpriv.attacks.core.status import Reason
-from fedpriv.audit import duration
 from fedpriv.audit.answer import concluded
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.evidence.single_images import NotSimulated
@@ -27,9 +26,9 @@ from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.judge import images, texts
-from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
+from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
-from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, spent
+from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, keep_moments, last_moments, spent
 from fedpriv.audit.results import (
     Audit,
     AuditedRun,
@@ -151,7 +150,7 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
     evidence, summary = check(run_dir)
     kind, unfinished = _kind(evidence, options, workers), run_dir / "audit" / UNFINISHED
     goes_on = unfinished.exists()
-    progress = Progress(say, options.budget, Finished(unfinished), duration.of_last(kind))
+    progress = Progress(say, options.budget, Finished(unfinished), last_moments(kind))
     if goes_on:
         say("continuing an audit that was interrupted")
     progress("what left the clients")
@@ -159,9 +158,9 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
     run = replace(found.run, epsilon=epsilon(evidence.folder, summary, found.bounds))
     if evidence.summed:
         run = _beside_uploads(run, run_dir, options, progress)
-    progress.note(found.times, found.moments)
+    progress.add_parts(found.times, found.moments)
     if not goes_on and progress.spent() is None:
-        duration.keep(kind, progress.moments | {END: progress.so_far()})
+        keep_moments(kind, progress.moments | {END: progress.so_far()})
     run = replace(run, seconds={step: round(seconds, 1) for step, seconds in progress.times.items()})
     return concluded(run), found.pictures
 
@@ -194,7 +193,7 @@ def _attacked(run: AuditedRun, evidence: Evidence, options: AuditOptions, progre
 
 def _of_samples(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Found:
     """Reconstruction of images and texts."""
-    progress.again("samples")
+    progress.begin_part("samples")
     name, pictures, not_run = evidence.folder.path.name, dict[str, bytes](), dict[Part, Reason]()
     read = on_texts(evidence, options, not_run, progress) if "text" in evidence.modalities else []
     targets, controls = list[ImageTarget](), list[ControlResult]()
@@ -207,7 +206,7 @@ def _of_samples(run: AuditedRun, evidence: Evidence, options: AuditOptions, prog
         controls += attacked.controls()
     if not evidence.modalities:
         not_run["rows"] = ROWS
-    progress.note()
+    progress.end_step()
     run = replace(run, images=tuple(targets), texts=tuple(read), controls=distinct(controls), not_run=not_run)
     return _Found(run, pictures, progress.times, progress.moments)
 
@@ -222,11 +221,11 @@ def _finished_of_clients(run: AuditedRun, evidence: Evidence, options: AuditOpti
 
 def _of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress) -> _Found:
     """What a client holds: its classes, class centres, and whether given samples are among its own."""
-    progress.again("clients")
+    progress.begin_part("clients")
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
     statistics, unaltered = listed(evidence), exposed(evidence)
     progress("labels")
-    labels = findings_of([labels_of(evidence, round, client) for round, client in evidence.messages()])
+    labels = label_findings([infer_labels(evidence, round, client) for round, client in evidence.messages()])
     first, shadows = evidence.store.rounds()[0], None
     if options.label_shadows:
         progress(f"labels: {options.label_shadows} shadow clients")
@@ -251,7 +250,7 @@ def _of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, prog
     members = in_rounds(evidence, earlier, options.membership_shadows, options.seed, progress)
     if members.refused is not None:
         not_run["membership"] = members.refused
-    progress.note()
+    progress.end_step()
     run = replace(
         run,
         statistics=statistics,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import median
+from statistics import mean, median
 
 from fedpriv.attacks.inference.canaries import CanaryBound
 from fedpriv.attacks.scoring.scores import Rate
@@ -11,7 +11,8 @@ from fedpriv.audit.formats import at_most, bound
 from fedpriv.audit.judge import classes, members
 from fedpriv.audit.judge import images as judge_images
 from fedpriv.audit.judge import texts as judge_texts
-from fedpriv.audit.judge.images import LIMIT, BestImages
+from fedpriv.audit.judge.images import LIMIT, Recovery
+from fedpriv.audit.judge.members import Separation
 from fedpriv.audit.judge.texts import BestTexts
 from fedpriv.audit.results import (
     AuditedRun,
@@ -34,11 +35,11 @@ def verdict(run: AuditedRun) -> list[str]:
     """The sentences on one run."""
     left_out: tuple[Part, ...] = () if run.images else ("images", "rows")
     return [
-        *_messages([one for one in run.images if one.kind == "message"]),
-        *(images(one) for one in run.images if one.kind == "single image"),
-        *(texts(one, judge_texts.best(one) or judge_texts.naming_words(one)) for one in run.texts),
+        *_messages([target for target in run.images if target.kind == "message"]),
+        *(images(target) for target in run.images if target.kind == "single image"),
+        *(texts(target, judge_texts.best(target) or judge_texts.naming_words(target)) for target in run.texts),
         *(_not_attacked(part, str(run.not_run[part])) for part in left_out if part in run.not_run),
-        *(center(one) for one in run.centers if judge_images.gives_away(one)),
+        *(centers(outcome) for outcome in run.centers if judge_images.gives_away(outcome)),
         *_mean_colour(run.mean_colours),
         *_exposed(run.exposed),
         *labels(run.labels),
@@ -61,14 +62,14 @@ def images(target: ImageTarget) -> str:
 
 
 def _messages(targets: Sequence[ImageTarget]) -> Iterator[str]:
-    """A sentence for each message; one for those on which no attack was mounted for the same reasons."""
+    """A sentence for each message; a single one for those on which no attack was mounted for the same reasons."""
     unknown: dict[str, list[ImageTarget]] = {}
-    for one in targets:
-        if judge_images.best(one) is None:
-            unknown.setdefault(f"{_not_mounted(one)}: {_reasons(one)}", []).append(one)
-    for one in targets:
-        alike = next((found for found in unknown.values() if one in found), [one])
-        if alike[0] is one:
+    for target in targets:
+        if judge_images.best(target) is None:
+            unknown.setdefault(f"{_not_mounted(target)}: {_reasons(target)}", []).append(target)
+    for target in targets:
+        alike = next((group for group in unknown.values() if target in group), [target])
+        if alike[0] is target:
             yield _message(alike)
 
 
@@ -77,46 +78,45 @@ def _message(alike: Sequence[ImageTarget]) -> str:
     Args:
         alike: a message; and others on which no attack was mounted either, for the same reasons.
     """
-    target = alike[0]
-    found, where = judge_images.best(target), target.sender.message_of(target.round)
-    if found is None:
-        *before, last = (one.sender.message_of(one.round) for one in alike)
-        where = f"{', '.join(before)} and {last}" if before else last
-        reveals = "they reveal" if before else "it reveals"
-        return f"{_not_mounted(target)} on {where}, so what {reveals} is not known ({_reasons(target)})."
-    hit, limit = found.counted.rate, found.counted.limit
-    if hit.successes == 0:
-        by = ", ".join(one.attack for one, _ in judge_images.ran(target) if one.status.is_evidence)
+    target, where = alike[0], [target.sender.message_of(target.round) for target in alike]
+    if (best := judge_images.best(target)) is None:
+        *before, last = where
+        listed, reveals = (f"{', '.join(before)} and {last}", "they reveal") if before else (last, "it reveals")
+        return f"{_not_mounted(target)} on {listed}, so what {reveals} is not known ({_reasons(target)})."
+    rate = best.rate
+    if rate.successes == 0:
+        by = ", ".join(outcome.attack for outcome, _ in judge_images.ran(target) if outcome.status.is_evidence)
         return (
-            f"None of the {hit.n} training images behind {where} was reconstructed by {by} within their "
-            f"budgets (MSE < {LIMIT}; 95 % interval up to {at_most(hit.high)}; each recovered its control){_left_out(target)}."
+            f"None of the {rate.n} training images behind {where[0]} was reconstructed by {by} within their "
+            f"budgets (MSE < {LIMIT}; 95 % interval up to {at_most(rate.high)}; each recovered its control){_left_out(target)}."
         )
     return (
-        f"{hit.successes} of {hit.n} training images were reconstructed from {where} by {found.outcome.attack} "
-        f"(MSE < {limit}; {_span(hit)}{_compared(found)}){_more(target)}."
+        f"{rate.successes} of {rate.n} training images were reconstructed from {where[0]} by {best.outcome.attack} "
+        f"(MSE < {best.limit}; {_span(rate)}{_compared(best)}){_more(target)}."
     )
 
 
 def _easiest(target: ImageTarget) -> str:
-    found = judge_images.best(target)
     case = f"clients that hold a single image (simulated by the audit, defences included; round {target.round})"
-    if found is None:
+    if (best := judge_images.best(target)) is None:
         return f"{_not_mounted(target)} on {case}, so what they reveal is not known ({_reasons(target)})."
-    hit, limit = found.counted.rate, found.counted.limit
-    looked = "the interval is for the number of images tried, which depends on the results"
-    if hit.successes:
-        span = f"{_span(hit)}; {looked}"
-        if _knows_public(found) or target.baselines_by_count.get(judge_images.FLAT, {}).get(limit):
-            span += _compared(found)
-        of = f"{hit.successes} of {hit.n} (MSE < {limit}; {span})"
-        return f"From {case}, {found.outcome.attack} reconstructed {of}{_more(target)}."
-    none = [
-        (one.attack, judge_images.counted(figures).rate) for one, figures in judge_images.ran(target) if one.status.is_evidence
+    rate, limit = best.rate, best.limit
+    stopping = "for the number of images tried, which depends on the results"
+    if rate.successes:
+        span = f"{_span(rate)}; the interval is {stopping}"
+        if best.figures.public_successes is not None or target.baseline_successes.get(judge_images.FLAT, {}).get(limit):
+            span += _compared(best)
+        of = f"{rate.successes} of {rate.n} (MSE < {limit}; {span})"
+        return f"From {case}, {best.outcome.attack} reconstructed {of}{_more(target)}."
+    failures = [
+        (outcome.attack, judge_images.recovered(figures).rate)
+        for outcome, figures in judge_images.ran(target)
+        if outcome.status.is_evidence
     ]
-    results = ", ".join(f"0 of {rate.n} by {name} (up to {at_most(rate.high)} is not excluded)" for name, rate in none)
+    results = ", ".join(f"0 of {rate.n} by {name} (up to {at_most(rate.high)} is not excluded)" for name, rate in failures)
     return (
         f"From {case}, no image was reconstructed within these budgets (MSE < {LIMIT}): {results}; each recovered its control; "
-        f"95 % intervals, {looked.removeprefix('the interval is ')}{_left_out(target)}."
+        f"95 % intervals, {stopping}{_left_out(target)}."
     )
 
 
@@ -125,28 +125,23 @@ def _more(target: ImageTarget) -> str:
     return "" if why is None else f"; it may be more, as a failure is no evidence: {why}"
 
 
-def _knows_public(found: BestImages) -> bool:
-    return found.outcome.figures is not None and found.outcome.figures.copies is not None
-
-
-def _compared(found: BestImages) -> str:
-    """What guesses would count for, and where that is as much, what they would not count for."""
-    figures, limit, baselines = found.outcome.figures, found.counted.limit, found.target.baselines_by_count
-    assert figures is not None
-    public = figures.copies if figures.copies is not None else baselines.get(judge_images.PUBLIC)
+def _compared(best: Recovery) -> str:
+    """What guesses recover, and where that is as much, the recovery at a threshold at which they recover fewer."""
+    figures, limit, baselines = best.figures, best.limit, best.target.baseline_successes
+    public = figures.public_successes if figures.public_successes is not None else baselines.get(judge_images.PUBLIC)
     of_flat = baselines.get(judge_images.FLAT, {}).get(limit, 0) > (public or {}).get(limit, 0)
     if public is None and not of_flat:
         return ""
-    copies, closer = judge_images.beside_guesses(found.target, figures)
+    guessed, closer = judge_images.beside_guesses(best.target, figures)
     guesses, short = (
         ("flat images of the right colour", "guesses") if of_flat else ("copies of the nearest public image", "copies")
     )
-    text = f"; {guesses} would count for {copies} of them"
+    text = f"; {guesses} would recover {guessed} of them"
     if closer is None:
         return text
     fewer = judge_images.guesses(baselines, closer.figures)[closer.limit]
     return (
-        f"{text}; {closer.rate.successes} by {closer.outcome.attack} with MSE < {closer.limit}, where {short} would count for "
+        f"{text}; {closer.rate.successes} by {closer.outcome.attack} with MSE < {closer.limit}, where {short} would recover "
         f"{fewer or 'none'}"
     )
 
@@ -158,58 +153,60 @@ def _not_mounted(target: ImageTarget) -> str:
 
 def _left_out(target: ImageTarget) -> str:
     """A clause on the attackers whose failure is no evidence, and on those that were not tried."""
-    made = list(judge_images.ran(target))
-    others = ", ".join(one.attack for one, _ in made if not one.status.is_evidence)
-    untried = ", ".join(one.attack for one in target.outcomes if not one.status.was_run)
-    failed = f"; the failure of {others} is no evidence" if others else ""
-    short = "".join(f"; {one.attack} was tried on no more images ({one.cut})" for one, _ in made if one.cut is not None)
-    copies = "".join(
-        f"; {one.attack} recovered {figures.success[LIMIT].successes}, which are not counted, as copies of the nearest "
-        f"public image would count for {(figures.copies or {})[LIMIT]}"
-        for one, figures in made
-        if figures.success[LIMIT].successes and not judge_images.counted(figures).rate.successes
-    )
-    return copies + failed + short + (f"; not tried: {untried}" if untried else "")
+    attacks = list(judge_images.ran(target))
+    clauses = [
+        f"{outcome.attack} recovered {figures.success[LIMIT].successes}, which are not counted, as copies of the nearest "
+        f"public image would recover {(figures.public_successes or {})[LIMIT]}"
+        for outcome, figures in attacks
+        if figures.success[LIMIT].successes and not judge_images.recovered(figures).rate.successes
+    ]
+    if others := [outcome.attack for outcome, _ in attacks if not outcome.status.is_evidence]:
+        clauses.append(f"the failure of {', '.join(others)} is no evidence")
+    clauses += [
+        f"{outcome.attack} was tried on no more images ({outcome.cut})" for outcome, _ in attacks if outcome.cut is not None
+    ]
+    if untried := [outcome.attack for outcome in target.outcomes if not outcome.status.was_run]:
+        clauses.append(f"not tried: {', '.join(untried)}")
+    return "".join(f"; {clause}" for clause in clauses)
 
 
 def _reasons(target: ImageTarget) -> str:
     """Why no attack is evidence: each reason with its attackers."""
-    why: dict[str, list[str]] = {}
-    for one in target.outcomes:
-        reason = f"recovered none, which is no evidence: {one.status.why}" if one.status.was_run else one.status.why
-        why.setdefault(reason, []).append(one.attack)
-    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in why.items())
+    attacks: dict[str, list[str]] = {}
+    for outcome in target.outcomes:
+        failed = "recovered none, which is no evidence: " if outcome.status.was_run else ""
+        attacks.setdefault(f"{failed}{outcome.status.why}", []).append(outcome.attack)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in attacks.items())
 
 
-def center(one: CenterOutcome) -> str:
+def centers(outcome: CenterOutcome) -> str:
     """The sentence on class centres that gave images away."""
-    hit, limit = one.counted.rate, one.counted.limit
+    rate, limit = outcome.recovered.rate, outcome.recovered.limit
     return (
-        f"{hit.successes} of {hit.n} class centres in {one.sender.message_of(one.round)} gave a training image away "
-        f"(MSE < {limit}, where guesses would count for {one.copies[limit] or 'none'})."
+        f"{rate.successes} of {rate.n} class centres in {outcome.sender.message_of(outcome.round)} gave a training image away "
+        f"(MSE < {limit}, where guesses would recover {outcome.public_successes[limit] or 'none'})."
     )
 
 
 # Texts
 
 
-def texts(target: TextTargetResult, found: BestTexts | None) -> str:
+def texts(target: TextTargetResult, attack: BestTexts | None) -> str:
     """The sentence on an attack on a target; ``None``: on why there is none."""
     whose = " whose failure is evidence" if any(judge_texts.ran(target)) else ""
     if target.kind == "message":
         where = f"{target.sender.message_of(target.round)}, {target.samples} training texts behind it"
-        if found is None:
+        if attack is None:
             return f"No attack on texts{whose} was mounted on {where}: {_text_reasons(target)}."
-        result = f"{found.outcome.attack} found from {where}: "
+        result = f"{attack.outcome.attack} found from {where}: "
     else:
         case = f"From clients that hold a single text (simulated by the audit, defences included; round {target.round})"
-        if found is None:
+        if attack is None:
             return f"{case}, no result: no attack on texts{whose} could be mounted ({_text_reasons(target)})."
-        result = f"{case}, {found.outcome.attack} found "
-    result += f"{_named(found.figures)} (random words: {_named(target.baseline)})"
+        result = f"{case}, {attack.outcome.attack} found "
+    result += f"{_named(attack.figures)} (random words: {_named(target.baseline)}); {_exact(attack.figures.exact)}"
     why = judge_texts.sentences_not_known(target)
-    open_still = f"; that no sentence was found is no evidence: {why}" if why else ""
-    return f"{result}; {_exact(found.figures.exact)}{open_still}."
+    return f"{result}; that no sentence was found is no evidence: {why}." if why else f"{result}."
 
 
 def _named(scores: TextScoreMeans) -> str:
@@ -225,10 +222,10 @@ def _exact(exact: Rate | None) -> str:
 
 
 def _text_reasons(target: TextTargetResult) -> str:
-    """Why no attack counts, and what the message was found to reveal."""
-    reasons = (f"{one.attack}: {one.status.why}" if one.status.was_run else one.status.why for one in target.outcomes)
-    left = next((one.left.sentence for one in target.outcomes if one.left is not None), None)
-    return "; ".join([*dict.fromkeys(reasons), *([left] if left else [])])
+    """Why no attack counts, and what else the message reveals."""
+    reasons = [f"{outcome.attack}: " * outcome.status.was_run + outcome.status.why for outcome in target.outcomes]
+    partial = [outcome.partial_leakage.sentence for outcome in target.outcomes if outcome.partial_leakage is not None]
+    return "; ".join([*dict.fromkeys(reasons), *partial[:1]])
 
 
 # Statistics
@@ -238,7 +235,7 @@ def _mean_colour(colours: Sequence[MeanColour]) -> list[str]:
     """The sentence on the mean colour of clients' images; none where no message was read."""
     if not colours:
         return []
-    error, guess = median(one.error for one in colours), median(one.baseline_error for one in colours)
+    error, guess = median(colour.error for colour in colours), median(colour.baseline_error for colour in colours)
     what = "is" if error < guess else "is not"
     return [
         f"The mean colour of a client's images {what} known better from BatchNorm's running statistics than from the data set: "
@@ -262,44 +259,42 @@ def labels(results: Sequence[LabelResult]) -> list[str]:
     """The sentences on the classes of clients, and on the counts of their samples; none without messages."""
     if not results:
         return []
-    ways = sorted({one.rule or "no rule applies" for one in results})
-    if all(one.rule is None for one in results):
-        return [f"No rule applies that infers a client's classes from these {len(results)} messages."]
+    if all(result.rule is None for result in results):
+        return [f"No rule for classes applies to these {len(results)} messages."]
+    ways = "; ".join(sorted({result.rule or "no rule applies" for result in results}))
     whose = "a client's classes" if results[0].sender.client is not None else "the classes behind a sum"
-    tried = max(one.rules for one in results)
-    rate = classes.rate_of_rules(sum(one.exact for one in results), len(results), tried)
-    found = f"The set of {whose} was found exactly from {rate.successes} of {len(results)} messages"
+    tried = max(result.rules for result in results)
+    rate = classes.rate_of_rules(sum(result.exact for result in results), len(results), tried)
+    exact = f"The set of {whose} was found exactly from {rate.successes} of {len(results)} messages"
     best = f"the best of {tried} rules, 95 % interval for all of them" if tried > 1 else "95 % interval"
-    details = f"{'; '.join(ways)}; {best} {rate.low:.0%} to {rate.high:.0%}"
-    guesses = [one.guess for one in classes.lacking(results) if one.guess is not None]
+    guesses = [result.guess for result in classes.lacking(results) if result.guess is not None]
     constant = "always guessing the most common set would be right for"
     chance = f"; {constant} {max(guesses):.0%} of the clients that lack one" if guesses else ""
-    return [f"{found} ({details}){chance}.", *_counts(results)]
+    return [f"{exact} ({ways}; {best} {rate.low:.0%} to {rate.high:.0%}){chance}.", *_counts(results)]
 
 
 def _counts(results: Sequence[LabelResult]) -> list[str]:
-    """The sentence on the counts of a client's samples by class; none where no rule shows them."""
-    counted = [one for one in results if one.count_rule is not None]
+    """The sentence on the counts of a client's samples by class; none where no rule gives them."""
+    counted = [result for result in results if result.count_rule is not None]
     if not counted:
         return []
-    right = sum(one.count_accuracy or 0.0 for one in counted) / len(counted)
-    by_guess = sum(one.count_guess for one in counted) / len(counted)
-    ways = "; ".join(sorted({one.count_rule for one in counted if one.count_rule is not None}))
+    right, guessed = mean(result.count_accuracy or 0.0 for result in counted), mean(result.count_guess for result in counted)
+    ways = "; ".join(sorted({str(result.count_rule) for result in counted}))
     return [
         f"Labels of single samples, as counts by class, were right for {right:.0%} of the samples ({ways}; mean of "
-        f"{len(counted)} messages); equal counts of all classes would be right for {by_guess:.0%}."
+        f"{len(counted)} messages); equal counts of all classes would be right for {guessed:.0%}."
     ]
 
 
 def shadows(shadow: ShadowLabels | None) -> list[str]:
-    """The sentence on the classes that simulated clients showed; none where there were none, or no client lacks a class."""
+    """The sentence on the classes inferred by shadow clients; none where there were none, or no client lacks a class."""
     if shadow is None or not shadow.report.lacking:
         return []
     report = shadow.report
-    found = f"identified exactly the classes of {report.lacking_exact} of {report.lacking} clients that do not hold all"
     return [
-        f"A classifier trained on messages of {shadow.shadows} shadow clients {found} (round {shadow.round}); "
-        f"the most common set is right for {report.guess:.0%} of such clients."
+        f"A classifier trained on messages of {shadow.shadows} shadow clients identified exactly the classes of "
+        f"{report.lacking_exact} of {report.lacking} clients that do not hold all (round {shadow.round}); the most common set is "
+        f"right for {report.guess:.0%} of such clients."
     ]
 
 
@@ -316,10 +311,10 @@ def _membership(run: AuditedRun) -> Iterator[str]:
         yield f"Membership attacks that were not tried, so that their success is not known: {reasons}."
 
 
-def known_members(one: KnownMembers) -> str:
+def known_members(known: KnownMembers) -> str:
     """How many samples behind a message are known members, and by which attack: a clause."""
-    of = f"{one.rate.successes} of {one.rate.n} training {one.what}"
-    return f"{of} behind {one.sender.message_of(one.round)}, by {one.attack}"
+    of = f"{known.rate.successes} of {known.rate.n} training {known.what}"
+    return f"{of} behind {known.sender.message_of(known.round)}, by {known.attack}"
 
 
 def membership(attacks: Sequence[MembershipOutcome], besides: bool = False) -> str:
@@ -331,44 +326,46 @@ def membership(attacks: Sequence[MembershipOutcome], besides: bool = False) -> s
     """
     best, count = members.best(attacks), sum(1 for _ in members.ran(attacks))
     assert best is not None
-    held = f", which holds for the best of {count}" if count > 1 else ""
-    area = f"AUC {best.auc:.2f}, 95 % interval {best.together.low:.2f} to {best.together.high:.2f}{held}; 0.5 is guessing"
-    asked = f"{best.points.members} members and {best.points.non_members} non-members"
+    holds = f", which holds for the best of {count}" if count > 1 else ""
+    area = f"AUC {best.auc:.2f}, 95 % interval {best.together.low:.2f} to {best.together.high:.2f}{holds}; 0.5 is guessing"
     few, name = _few_false_alarms(attacks), _in_round(best.outcome, attacks)
     if best.together.low <= 0.5 and (turned := members.reversed_attack(attacks)) is not None:
-        span = f"{turned.together.low:.2f} to {turned.together.high:.2f}"
         return (
             f"Of {count} membership attacks, {_in_round(turned.outcome, attacks)} gives members lower scores than non-members, "
-            f"on {turned.points.members} members and {turned.points.non_members} non-members (AUC {turned.auc:.2f}, 95 % "
-            f"interval {span}{held}): read in the opposite order, these scores tell them apart."
+            f"on {_candidates(turned)} (AUC {turned.auc:.2f}, 95 % interval {turned.together.low:.2f} to "
+            f"{turned.together.high:.2f}{holds}): read in the opposite order, these scores tell them apart."
         )
+    candidates = _candidates(best)
     if best.together.low > 0.5:
-        tells = f"The best of {count} membership attacks, {name}, separates members from non-members"
-        return f"{tells}, on {asked} ({area}){f'; {few}' if few else ''}."
+        separates = f"The best of {count} membership attacks, {name}, separates members from non-members, on {candidates}"
+        return f"{separates} ({area}){f'; {few}' if few else ''}."
     if besides and not few:
         return (
             "Membership attacks, which score given samples, showed nothing beyond that "
-            f"(the best of {count}, {name}, on {asked}: {area})."
+            f"(the best of {count}, {name}, on {candidates}: {area})."
         )
-    cannot = f"the best of {count} membership attacks, {name}, cannot be distinguished from guessing on {asked} ({area})"
+    cannot = f"the best of {count} membership attacks, {name}, cannot be distinguished from guessing on {candidates} ({area})"
     if few:
         return f"At low false-positive rates, members are found: {few}. Over all thresholds, {cannot}."
     return f"Membership: {cannot}{'; with so few, not even a perfect attack could' if members.too_few(attacks) else ''}."
 
 
+def _candidates(attack: Separation) -> str:
+    return f"{attack.points.members} members and {attack.points.non_members} non-members"
+
+
 def _few_false_alarms(attacks: Sequence[MembershipOutcome]) -> str | None:
-    """The members found at a low false-positive rate, if guessing would hardly find as many."""
+    """The members identified at a low false-positive rate, if guessing would hardly identify as many."""
     if (few := members.few_false_alarms(attacks)) is None:
         return None
-    rate = few.point.true_positives
-    found = f"{rate.share:.0%} of the members at a false-positive rate of {100 * few.false_positive_rate:g}%"
-    return f"{_in_round(few.outcome, attacks)} finds {found} (95 % interval {rate.low:.0%} to {rate.high:.0%})"
+    rate, at = few.point.true_positives, f"at a false-positive rate of {100 * few.false_positive_rate:g}%"
+    return f"{_in_round(few.outcome, attacks)} finds {rate.share:.0%} of the members {at} ({_span(rate)})"
 
 
-def _in_round(one: MembershipOutcome, attacks: Sequence[MembershipOutcome]) -> str:
-    """An attack, with its round where several were attacked."""
+def _in_round(attack: MembershipOutcome, attacks: Sequence[MembershipOutcome]) -> str:
+    """The name of an attack, with its round where several were attacked."""
     several = len({other.outcome.round for other in members.ran(attacks)}) > 1
-    return f"{one.name}, round {one.round}" if several else one.name
+    return f"{attack.name}, round {attack.round}" if several else attack.name
 
 
 # Epsilon
@@ -388,13 +385,13 @@ def epsilon_notes(epsilon: Epsilon) -> list[str]:
     return [*epsilon.statement, *by_attack, *([] if epsilon.canaries is None else canaries(epsilon.canaries))]
 
 
-def canaries(found: Canaries) -> list[str]:
-    """The lower bounds that a run's canaries show; where they contradict the claim, a sentence more."""
-    bounds = "; ".join(f"{one.name} {one.epsilon:.3g}, assuming {one.assumes}" for one in found.bounds)
+def canaries(measured: Canaries) -> list[str]:
+    """The lower bounds that a run's canaries show; where they contradict the claim, a second sentence."""
+    bounds = "; ".join(f"{bound.name} {bound.epsilon:.3g}, assuming {bound.assumes}" for bound in measured.bounds)
     return [
-        f"Lower bounds of epsilon from {found.canaries:,} canaries, {found.used:,} of them used, at delta {found.delta:g} and "
-        f"{100 * found.confidence:g} % confidence: {bounds}.",
-        *([contradiction(found.best, found.claim)] if found.best.epsilon > found.claim else []),
+        f"Lower bounds of epsilon from {measured.canaries:,} canaries, {measured.used:,} of them used, at delta "
+        f"{measured.delta:g} and {100 * measured.confidence:g} % confidence: {bounds}.",
+        *([contradiction(measured.best, measured.claim)] if measured.best.epsilon > measured.claim else []),
     ]
 
 
@@ -402,8 +399,8 @@ def contradiction(lower: CanaryBound, claim: float) -> str:
     """The sentence on a lower bound that exceeds the claim."""
     return (
         f"By {lower.name} the canaries show an epsilon of at least {lower.epsilon:.3g}, above the {claim:.3g} of the privacy "
-        "accountant: noise or clipping is not what it assumes. If both are, one of four bounds exceeds a tight epsilon in up to "
-        "one run of five."
+        "accountant: noise or clipping is not what it assumes. Where both are, one of the four bounds still exceeds a tight "
+        "epsilon in up to one run of five."
     )
 
 

@@ -127,6 +127,6 @@ def _measured(outcome: Any) -> Canaries | None:
     """What the run's canaries show, if it has some."""
     if not outcome.folder.canaries_file.exists():
         return None
-    from fedpriv.audit.membership.canaries import measured
+    from fedpriv.audit.membership.epsilon import measured
 
     return measured(outcome.folder, outcome.summary.get("privacy"))

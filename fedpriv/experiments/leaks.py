@@ -82,8 +82,8 @@ def _of_images(target: ImageTarget) -> dict[str, Any]:
     """A message, or the clients with one image each, and how many of its images the best attack recovered."""
     if (most := images.best(target)) is None:
         return _target(target, None, None)
-    beside = _beside(target, most.outcome) if most.counted.rate.successes else {}
-    return _target(target, most.outcome, most.counted.rate) | beside
+    beside = _beside(target, most.outcome) if most.rate.successes else {}
+    return _target(target, most.outcome, most.rate) | beside
 
 
 def _of_texts(target: TextTargetResult) -> dict[str, Any]:

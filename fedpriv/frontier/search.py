@@ -20,7 +20,7 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.evidence.statistics import listed
 from fedpriv.audit.evidence.views import recorded
-from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
+from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
 from fedpriv.audit.results import AuditedRun, Cost, Part
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
 from fedpriv.config import RunConfig
@@ -103,7 +103,7 @@ def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str],
     not_run: dict[Part, Reason] = {}  # the audit of the real run says it
     images = on_images(evidence, options, not_run, say) if "image" in evidence.modalities else []
     texts = on_texts(evidence, options, not_run, say) if "text" in evidence.modalities else []
-    labels = [labels_of(evidence, round, client) for round, client in evidence.messages()[: options.messages]]
+    labels = [infer_labels(evidence, round, client) for round, client in evidence.messages()[: options.messages]]
     shadow = None
     if "labels" in wanted and options.label_shadows:
         with suppress(FedprivError):  # it cannot be mounted, and the audit of the real run says why
@@ -123,7 +123,7 @@ def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str],
         statistics=listed(evidence),
         images=tuple(one.described(None) for one in images),
         texts=tuple(texts),
-        labels=tuple(findings_of(labels).labels),
+        labels=tuple(label_findings(labels).labels),
         shadow_labels=shadow,
     )
 

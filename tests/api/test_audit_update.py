@@ -61,7 +61,7 @@ def test_a_gradient_that_gives_its_image_away(net: nn.Module) -> None:
     report = audited(net, gradient_of(net), name="from my loop")
     assert report.answer == "Samples were recovered" and hits(report, "analytic") == 1
     (labels,) = report.runs[0].labels
-    assert labels.exact and labels.found == tuple(LABELS[:1].tolist())
+    assert labels.exact and labels.inferred == tuple(LABELS[:1].tolist())
     assert {one.attacker for one in report.audit.controls} >= {"analytic"}
     page = report.html()
     assert "Privacy audit of one update" in page and "from my loop" in page and "data:image/png" in page

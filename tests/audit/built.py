@@ -1,4 +1,4 @@
-"""Results of audits that never were: each with what a test varies of it, and defaults for the rest."""
+"""Fictitious results of audits: each with the fields that a test varies, and defaults for the rest."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def image(
 ) -> ImageOutcome:
     """An attack that recovered ``hits`` of ``n`` images; ``reasons``: why its failure is no evidence."""
     success = rates(hits, n)
-    made = ImageFigures(
-        success=success, copies=copies, label_accuracy=None, mse_median=median, mse_best=median, psnr_median_db=None,
+    result = ImageFigures(
+        success=success, public_successes=copies, label_accuracy=None, mse_median=median, mse_best=median, psnr_median_db=None,
         ssim_median=0.5, lpips_median=None, lpips_missing=None, feature_distance_median=None, feature_distance_missing=None,
         cpu_seconds=1.0, images_per_cpu_second=None,
     )  # fmt: skip
     status = Status.of(success["0.01"].successes > 0, reasons)
-    return ImageOutcome(attack=attack, status=status, statistic=statistic, figures=made, cut=cut)
+    return ImageOutcome(attack=attack, status=status, statistic=statistic, figures=result, cut=cut)
 
 
 def no_image(attack: str, reason: Reason, statistic: str | None = None) -> ImageOutcome:
@@ -83,7 +83,7 @@ def images(*outcomes: ImageOutcome, kind: TargetKind = "message", **changes: Any
 
 
 def baseline(hits: int | Sequence[int], n: int = 72) -> Baseline:
-    """A guess that would count for so many images."""
+    """A guess that recovers so many images."""
     return Baseline(0.1, rates(hits, n))
 
 
@@ -97,12 +97,12 @@ def text(
     statistic: str | None = None,
 ) -> TextOutcome:
     """An attack on texts; ``exact``: sentences that it found word for word."""
-    made = TextFigures(
+    result = TextFigures(
         **_scores(recall, precision, exact, rouge_l), by_frequency=None, messages=1, refused=0, loss_median=None, notes=(),
         examples=(), cpu_seconds=1.0,
     )  # fmt: skip
     status = Status.of(exact is not None and exact.successes > 0, reasons)
-    return TextOutcome(attack=attack, status=status, statistic=statistic, figures=made)
+    return TextOutcome(attack=attack, status=status, statistic=statistic, figures=result)
 
 
 def texts(*outcomes: TextOutcome, kind: TargetKind = "message", chance: float = 0.1, **changes: Any) -> TextTargetResult:
@@ -136,9 +136,9 @@ def member(
         few: members found at a false-positive rate of 1 %.
     """
     points = OperatingPoints(asked, asked, Area(auc, auc - 0.01, auc + 0.01), (), {0.01: few, 0.001: None}, ())
-    found = low > 0.5 or high < 0.5
+    result = low > 0.5 or high < 0.5
     return MembershipOutcome(
-        attack=attack, status=Status.of(found, ()), round=round, senders=(Sender(0),), uses=uses, use=use, points=points,
+        attack=attack, status=Status.of(result, ()), round=round, senders=(Sender(0),), uses=uses, use=use, points=points,
         together=Interval(low, high, of),
     )  # fmt: skip
 
@@ -159,7 +159,7 @@ def labels(exact: bool = False, client: int = 0, **changes: Any) -> LabelResult:
     """Classes 1 and 2 of ten, by a rule that names them or only the first."""
     about: dict[str, Any] = {
         "round": 1, "sender": Sender(client), "rule": "bias", "stated": False, "classes": 10, "true": (1, 2),
-        "found": (1, 2) if exact else (1,), "count_rule": None, "count_accuracy": None, "count_guess": 0.1, "rules": 1,
+        "inferred": (1, 2) if exact else (1,), "count_rule": None, "count_accuracy": None, "count_guess": 0.1, "rules": 1,
         "guess": None,
     }  # fmt: skip
     return LabelResult(**(about | changes))

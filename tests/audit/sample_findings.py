@@ -1,4 +1,4 @@
-"""Findings of an audit that never was."""
+"""The findings of a fictitious audit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import math
 from dataclasses import replace
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -24,9 +25,7 @@ from fedpriv.audit.results import (
     CenterOutcome,
     ControlResult,
     Cost,
-    CountedRate,
     Epsilon,
-    ImageFigures,
     ImageOutcome,
     ImageTarget,
     Interval,
@@ -35,6 +34,7 @@ from fedpriv.audit.results import (
     LabelRule,
     MembershipOutcome,
     ProbeResult,
+    RecoveryRate,
     RoundTraffic,
     Schema,
     Sender,
@@ -45,6 +45,7 @@ from fedpriv.audit.results import (
     TensorInfo,
     Wire,
 )
+from tests.audit import built
 
 __all__ = ["findings", "pictures", "rate"]
 PICTURES = ("mp-r1-c0.png", "mp-single.png", "mp-centers.png", "mp-dp-r1-c0.png")
@@ -79,7 +80,7 @@ def answered(*runs: AuditedRun) -> tuple[AuditedRun, ...]:
     judged = [concluded(run) for run in runs]
 
     def changed(run: AuditedRun) -> AuditedRun:
-        sentence, command = changes(run, [one for one in judged if one is not run])
+        sentence, command = changes(run, [item for item in judged if item is not run])
         return replace(run, answer=replace(run.concluded, change=sentence, command=command))
 
     return tuple(map(changed, judged))
@@ -115,10 +116,10 @@ def _undefended() -> AuditedRun:
         mse_median=0.031,
         baseline_mse_median=0.052,
         success={limit: rate(0, 2) for limit in ("0.01", "0.001", "0.0001")},
-        copies=dict.fromkeys(("0.01", "0.001", "0.0001"), 0),
-        counted=CountedRate(rate(0, 2), "0.01"),
+        public_successes=dict.fromkeys(("0.01", "0.001", "0.0001"), 0),
+        recovered=RecoveryRate(rate(0, 2), "0.01"),
         distance_of_truth=0.41,
-        distance_found=0.39,
+        distance_of_recovered=0.39,
         picture="mp-centers.png",
     )
     together = replace(_labels(None, 0), count_accuracy=0.83, messages=2, single_exact=1, single_count_accuracy=0.71)
@@ -136,7 +137,11 @@ def _undefended() -> AuditedRun:
             _labels(1, 0),
             _labels(1, 7, true=(0, 9)),
             replace(
-                _labels(15, 0, rule="bias gradient"), found=(1, 7), stated=False, count_accuracy=0.44, note="after 40 local steps"
+                _labels(15, 0, rule="bias gradient"),
+                inferred=(1, 7),
+                stated=False,
+                count_accuracy=0.44,
+                note="after 40 local steps",
             ),
         ),
         label_rules=(
@@ -148,7 +153,7 @@ def _undefended() -> AuditedRun:
         shadow_labels=ShadowLabels(report, round=1, shadows=60, wider=0, unlearned=0, later=0),
         centers=(centers,),
         membership=(
-            _membership("LiRA", 0.71, use="LiRA offline", extent="offline, 8 shadow local updates", found=7),
+            _membership("LiRA", 0.71, use="LiRA offline", extent="offline, 8 shadow local updates", identified=7),
             _membership("loss threshold", 0.58),
             _membership("FedMIA", 0.66, use="FedMIA", extent="3 rounds a client"),
             MembershipOutcome(attack="row distance", status=Status.not_run(absent), round=30, uses="row distance"),
@@ -204,7 +209,7 @@ def _local() -> AuditedRun:
         git_commit="0123456789abcdef",
         versions={},
         conditions=(),
-        wire=Wire(tuple(replace(one, up=False, down=False, broadcast=False) for one in run.wire.tensors)),
+        wire=Wire(tuple(replace(tensor, up=False, down=False, broadcast=False) for tensor in run.wire.tensors)),
         not_run={"membership": Reason("not available", "the local update of a shadow client diverged")},
     )
 
@@ -283,16 +288,9 @@ def _tensor(name: str, shape: tuple[int, ...]) -> TensorInfo:
 def _attack(title: str, kind: TargetKind, samples: int, outcomes: list[ImageOutcome], picture: str | None) -> ImageTarget:
     guesses = {"grey image": 0.18, "mean image": 0.074, "nearest public": 0.021}
     near = {name: rate(samples // 12 if name == "nearest public" else 0, samples) for name in guesses}
-    return ImageTarget(
-        title=title,
-        kind=kind,
-        round=1,
-        sender=Sender(0),
-        samples=samples,
-        outcomes=tuple(outcomes),
-        baselines={name: Baseline(error, {"0.01": near[name]}) for name, error in guesses.items()},
-        picture=picture,
-    )
+    baselines = {name: Baseline(error, {"0.01": near[name]}) for name, error in guesses.items()}
+    about: dict[str, Any] = {"title": title, "round": 1, "sender": Sender(0), "samples": samples, "picture": picture}
+    return built.images(*outcomes, kind=kind, baselines=baselines, **about)
 
 
 def _attempt(
@@ -305,41 +303,24 @@ def _attempt(
     halving: int | None = None,
 ) -> ImageOutcome:
     """``halving``: steps in which the loss halves; ``None`` for an attacker without steps."""
-    figures = ImageFigures(
-        success={limit: rate(count, n) for limit, count in zip(("0.01", "0.001", "0.0001"), successes, strict=True)},
-        copies=None,
+    outcome = built.image(attack, successes, n, median=error)
+    assert outcome.figures is not None
+    figures = replace(
+        outcome.figures,
         label_accuracy=labels,
-        mse_median=error,
         mse_best=error / 30,
         psnr_median_db=-10 * math.log10(error),
         ssim_median=max(0.02, 0.9 - 4 * error),
-        lpips_median=None,
-        lpips_missing=None,
         feature_distance_median=min(0.7, 4 * error),
-        feature_distance_missing=None,
         cpu_seconds=96.0,
-        images_per_cpu_second=None,
         curve=() if halving is None else tuple((step, 3.0 * (0.5 ** (step / halving) + 1e-4)) for step in range(0, 101, 4)),
     )
-    return ImageOutcome(attack=attack, status=Status.of(successes[0] > 0, ()), knows=SERVER, budget=budget, figures=figures)
+    return replace(outcome, knows=SERVER, budget=budget, figures=figures)
 
 
 def _labels(round: int | None, client: int, true: tuple[int, ...] = (1, 4), rule: str = "class centres, in clear") -> LabelResult:
-    """Found exactly, of ten classes."""
-    return LabelResult(
-        round=round,
-        sender=Sender(client),
-        rule=rule,
-        stated=True,
-        classes=10,
-        true=true,
-        found=true,
-        count_rule=None,
-        count_accuracy=None,
-        count_guess=0.2,
-        rules=1,
-        guess=None,
-    )
+    """Inferred exactly, of ten classes."""
+    return built.labels(client=client, round=round, rule=rule, stated=True, true=true, inferred=true, count_guess=0.2)
 
 
 def _label_rule(rule: str, exact: int | None) -> LabelRule:
@@ -356,13 +337,15 @@ def _label_rule(rule: str, exact: int | None) -> LabelRule:
     )
 
 
-def _membership(attack: str, auc: float, use: Use = "alone", extent: str = "", found: int | None = None) -> MembershipOutcome:
-    """``found``: how many members at a false-positive rate of 1 %."""
+def _membership(
+    attack: str, auc: float, use: Use = "alone", extent: str = "", identified: int | None = None
+) -> MembershipOutcome:
+    """``identified``: how many members at a false-positive rate of 1 %."""
     # Two normals of unit variance, as far apart as the area says.
     normal = NormalDist()
     apart = math.sqrt(2) * normal.inv_cdf(auc)
     inner = [(count / 72, normal.cdf(normal.inv_cdf(count / 72) + apart)) for count in range(1, 72)]
-    point = None if found is None else Point(rate(found, 72), rate(0, 72), by_chance=0.004)
+    point = None if identified is None else Point(rate(identified, 72), rate(0, 72), by_chance=0.004)
     return MembershipOutcome(
         attack=attack,
         status=Status.of(auc - 0.11 > 0.5, ()),

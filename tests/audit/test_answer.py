@@ -64,7 +64,7 @@ def undefended(**changes: Any) -> AuditedRun:
         image("analytic", (8, 8, 8), 8), image("idlg", (7, 7, 6), 8),
         kind="single image", round=1, sender=Sender(0), samples=8, baselines={"nearest public": baseline(0, 8)},
     )  # fmt: skip
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "images": (message, single),
         "membership": (
             member(0.71, 0.6, 0.81, "LiRA", 30, asked=72, few=point(7, 72, 0.004), of=2),
@@ -78,7 +78,7 @@ def undefended(**changes: Any) -> AuditedRun:
         "wire": sent("encoder.fc1.weight", "encoder.fc2.weight", "projector.0.weight"),
         "run_dir": "runs/mp",
     }
-    return built.run(**(found | changes))
+    return built.run(**(fields | changes))
 
 
 def sent(*names: str) -> Wire:
@@ -88,22 +88,24 @@ def sent(*names: str) -> Wire:
         return TensorInfo(name=name, role=role, dtype="F32", shape=(2, 2), bytes=16, up=up, down=up, broadcast=True)
 
     layers = ("encoder.fc1.weight", "encoder.fc2.weight", "projector.0.weight", "head.weight")
-    return Wire((*(tensor(one, one.split(".")[0], one in names) for one in layers), tensor("statistic.centers", "statistic")))
+    return Wire(
+        (*(tensor(layer, layer.split(".")[0], layer in names) for layer in layers), tensor("statistic.centers", "statistic"))
+    )
 
 
 def with_outcomes(run: AuditedRun, kind: TargetKind, change: Callable[[ImageOutcome], ImageOutcome]) -> AuditedRun:
     """With a change of the outcomes of the attacks on targets of a kind that were run."""
 
     def changed(target: ImageTarget) -> ImageTarget:
-        return target.only([change(one) if one.status.was_run else one for one in target.outcomes])
+        return target.only([change(outcome) if outcome.status.was_run else outcome for outcome in target.outcomes])
 
-    return replace(run, images=tuple(changed(one) if one.kind == kind else one for one in run.images))
+    return replace(run, images=tuple(changed(target) if target.kind == kind else target for target in run.images))
 
 
-def remade(one: ImageOutcome, hits: int | Sequence[int] = 0, *reasons: Reason) -> ImageOutcome:
+def remade(outcome: ImageOutcome, hits: int | Sequence[int] = 0, *reasons: Reason) -> ImageOutcome:
     """The same attack, which recovered so many images."""
-    assert one.figures is not None
-    return image(one.attack, hits, one.figures.success["0.01"].n, *reasons, statistic=one.statistic)
+    assert outcome.figures is not None
+    return image(outcome.attack, hits, outcome.figures.success["0.01"].n, *reasons, statistic=outcome.statistic)
 
 
 def without_images(run: AuditedRun, kind: TargetKind) -> AuditedRun:
@@ -113,12 +115,15 @@ def without_images(run: AuditedRun, kind: TargetKind) -> AuditedRun:
 
 def unknown(run: AuditedRun, kind: TargetKind, hits: int = 0) -> AuditedRun:
     """Attacks of a kind recovered none, or so many, and failures are no evidence."""
-    return with_outcomes(run, kind, lambda one: remade(one, hits, FAILED))
+    return with_outcomes(run, kind, lambda item: remade(item, hits, FAILED))
 
 
 def without_members(run: AuditedRun) -> AuditedRun:
     none = Interval(0.4, 0.6, 2)
-    attacks = (replace(one, points=replace(one.points, at={}), together=none) if one.points else one for one in run.membership)
+    attacks = (
+        replace(attack, points=replace(attack.points, at={}), together=none) if attack.points else attack
+        for attack in run.membership
+    )
     return replace(run, membership=tuple(attacks))
 
 
@@ -132,7 +137,7 @@ def words(run: AuditedRun) -> str:
     return answer(run).words
 
 
-def test_each_rule_in_update() -> None:
+def test_rules_apply_in_order_worst_first() -> None:
     run = undefended()
     assert words(run) == "Samples were recovered"
     run = without_images(run, "message")
@@ -146,11 +151,11 @@ def test_each_rule_in_update() -> None:
 
 def test_simulated_clients_that_show_the_classes_are_a_finding() -> None:
     assert words(harmless()) == "Nothing was found"
-    found = answer(harmless(shadow_labels=shadows(3, 3, 0.06, 0.06**3)))
-    assert found.words == "Classes were inferred"
+    answered = answer(harmless(shadow_labels=shadows(3, 3, 0.06, 0.06**3)))
+    assert answered.words == "Classes were inferred"
     assert (
         "identified exactly the classes of 3 of 3 clients that do not hold all (round 1); the most common set is right for 6%"
-        in found.sentence
+        in answered.sentence
     )
 
 
@@ -181,11 +186,11 @@ def read(kind: TargetKind, chance: float) -> dict[str, Any]:
         ("single text", 0.4, "Single samples leak"),
     ],
 )
-def test_words_are_a_finding_wherever_they_are_far_more_than_chance(kind: TargetKind, chance: float, expected: str) -> None:
-    found = answer(harmless(**read(kind, chance)))
-    assert found.words == expected
+def test_named_words_count_where_far_beyond_chance(kind: TargetKind, chance: float, expected: str) -> None:
+    answered = answer(harmless(**read(kind, chance)))
+    assert answered.words == expected
     if expected != "Nothing was found":
-        assert "tokens found" in found.sentence, "the attack that named most of them"
+        assert "tokens found" in answered.sentence, "the attack that named most of them"
 
 
 def test_a_sentence_word_for_word_is_a_sample() -> None:
@@ -201,9 +206,9 @@ def test_a_sentence_word_for_word_is_a_sample() -> None:
 
 
 def test_what_the_budget_cut_is_not_said_to_have_failed() -> None:
-    run = with_outcomes(harmless(), "single image", lambda one: no_image(one.attack, CUT))
-    found = answer(run)
-    assert found.words == "Leakage not known" and "images can be recovered" in found.sentence
+    run = with_outcomes(harmless(), "single image", lambda item: no_image(item.attack, CUT))
+    answered = answer(run)
+    assert answered.words == "Leakage not known" and "images can be recovered" in answered.sentence
 
 
 def test_centres_that_the_budget_cut_are_not_known() -> None:
@@ -228,64 +233,66 @@ def test_sentences_that_no_attack_could_have_found_are_not_known() -> None:
     assert "tag found" in " ".join(verdict(read(words_by_tag)))
 
 
-def test_membership_is_not_known_where_not_even_a_perfect_attack_could_show_it() -> None:
-    found = answer(harmless(membership=(member(asked=3), member(asked=3))))
-    assert found.words == "Leakage not known" and "members can be identified" in found.sentence
+def test_membership_is_not_known_with_too_few_candidates() -> None:
+    answered = answer(harmless(membership=(member(asked=3), member(asked=3))))
+    assert answered.words == "Leakage not known" and "members can be identified" in answered.sentence
 
 
 def test_membership_is_not_known_where_a_round_was_not_attacked() -> None:
     run = harmless()
     refused = no_member("every attack", "an upload is missing", round=1, uses=None, use=None)
-    found = answer(replace(run, membership=(*run.membership, refused)))
-    assert found.words == "Leakage not known" and "members can be identified" in found.sentence
+    answered = answer(replace(run, membership=(*run.membership, refused)))
+    assert answered.words == "Leakage not known" and "members can be identified" in answered.sentence
 
 
-def test_membership_is_not_known_where_simulated_clients_are_unlike_the_real_ones() -> None:
-    found = answer(harmless(membership_limit="in round 30 the gradients had a term"))
-    assert found.words == "Leakage not known"
-    assert "whether members can be identified (in round 30 the gradients had a term): no attack" in found.sentence
+def test_membership_is_not_known_where_shadows_differ_from_clients() -> None:
+    answered = answer(harmless(membership_limit="in round 30 the gradients had a term"))
+    assert answered.words == "Leakage not known"
+    assert "whether members can be identified (in round 30 the gradients had a term): no attack" in answered.sentence
 
 
-def test_class_centres_as_evidence_of_membership_are_named_where_they_were_not_tried() -> None:
+def test_untried_membership_attack_on_class_centres_is_listed() -> None:
     run, line = undefended(), "membership inference from class centres"
     assert line in answer(run).not_tried
     refused = no_member("class centres", "a centre is 3 numbers, and a projection 128", 30, "class centre")
-    said = answer(replace(run, membership=(*run.membership, refused))).not_tried
-    assert [one for one in said if "class centres" in one and "member" in one] == []
+    answered = answer(replace(run, membership=(*run.membership, refused))).not_tried
+    assert [item for item in answered if "class centres" in item and "member" in item] == []
     tried = member(attack="class centres", round=30, uses="class centre", use="alone")
     assert line not in answer(replace(run, membership=(*run.membership, tried))).not_tried
     assert line not in answer(replace(run, statistics=())).not_tried
 
 
-def test_an_inference_that_no_attack_made_is_not_said_to_have_failed() -> None:
+def test_inference_that_was_not_tried_is_no_failure() -> None:
     assert "inference of classes" in answer(harmless()).sentence
-    run, said = harmless(shadow_labels=None), "inference of classes by shadow clients (none were simulated)"
+    run, text = harmless(shadow_labels=None), "inference of classes by shadow clients (none were simulated)"
     assert "classes" not in answer(run).sentence
-    assert said in answer(run).not_tried
+    assert text in answer(run).not_tried
     without = answer(replace(run, not_run={"shadow clients": because("no data")})).not_tried
-    assert said not in without and "label shadow (no data)" in without
+    assert text not in without and "label shadow (no data)" in without
 
 
 def test_classes_from_all_messages_of_a_client_are_a_finding() -> None:
-    found = answer(harmless(labels_over_rounds=(labels(True, 1), labels(True, 2), labels(False, 3))))
-    assert found.words == "Classes were inferred" and "for 2 of 3 clients" in found.sentence
+    answered = answer(harmless(labels_over_rounds=(labels(True, 1), labels(True, 2), labels(False, 3))))
+    assert answered.words == "Classes were inferred" and "for 2 of 3 clients" in answered.sentence
 
 
 def by_rule(*exact: bool, guess: float, stated: bool = False) -> AuditedRun:
     """Nothing else was found; a message of each client, whose set of classes was found or not."""
-    made = (labels(hit, client, true=(1,), found=(1,) if hit else (), classes=2, guess=guess) for client, hit in enumerate(exact))
-    return harmless(labels=tuple(replace(one, stated=stated) for one in made))
+    result = (
+        labels(hit, client, true=(1,), inferred=(1,) if hit else (), classes=2, guess=guess) for client, hit in enumerate(exact)
+    )
+    return harmless(labels=tuple(replace(item, stated=stated) for item in result))
 
 
 def test_classes_that_guessing_would_find_are_no_finding() -> None:
     """With two classes, half of the clients that lack one hold the same set."""
     assert words(by_rule(*[True] * 6, *[False] * 4, guess=0.5)) == "Nothing was found"
-    found = answer(by_rule(*[True] * 9, False, guess=0.5))
-    assert found.words == "Classes were inferred"
-    assert found.sentence.endswith("always guessing the most common set would be right for 50% of the clients that lack one.")
+    answered = answer(by_rule(*[True] * 9, False, guess=0.5))
+    assert answered.words == "Classes were inferred"
+    assert answered.sentence.endswith("always guessing the most common set would be right for 50% of the clients that lack one.")
 
 
-def test_classes_of_too_few_clients_to_exclude_guessing_are_not_known() -> None:
+def test_classes_of_too_few_clients_are_not_known() -> None:
     few = answer(by_rule(True, True, True, guess=0.5))
     assert few.words == "Leakage not known" and "guessing could have found as many" in few.sentence
     assert words(by_rule(True, True, True, guess=0.05)) == "Classes were inferred"
@@ -297,33 +304,33 @@ def test_the_best_of_several_rules_is_held_to_what_holds_for_all() -> None:
     """Five of five are right by chance once in 32 times, and the best of two rules twice as often."""
     run = by_rule(*[True] * 5, guess=0.5)
     assert words(run) == "Classes were inferred"
-    assert words(replace(run, labels=tuple(replace(one, rules=2) for one in run.labels))) == "Leakage not known"
+    assert words(replace(run, labels=tuple(replace(result, rules=2) for result in run.labels))) == "Leakage not known"
 
 
 def test_messages_of_one_client_are_one_guess() -> None:
     run = by_rule(*[True] * 8, guess=0.5)
-    two = tuple(replace(one, sender=Sender(client % 2)) for client, one in enumerate(run.labels))
+    two = tuple(replace(item, sender=Sender(client % 2)) for client, item in enumerate(run.labels))
     assert words(replace(run, labels=two)) == "Leakage not known"
 
 
 def test_a_rule_whose_failure_is_no_evidence_leaves_classes_open() -> None:
-    found = answer(harmless(labels=(labels(limit="the message is the sum of several steps"),)))
-    assert found.words == "Leakage not known"
-    assert "classes can be inferred (the message is the sum of several steps)" in found.sentence
+    answered = answer(harmless(labels=(labels(limit="the message is the sum of several steps"),)))
+    assert answered.words == "Leakage not known"
+    assert "classes can be inferred (the message is the sum of several steps)" in answered.sentence
     assert words(harmless(labels=(labels(limit="steps", true=tuple(range(10))),))) == "Nothing was found", "nothing to infer"
 
 
 def test_the_worst_finding_has_its_picture() -> None:
-    found = answer(undefended())
-    assert found.picture == "mp-r1-c0.png"
-    assert "13 of 72" in found.sentence
+    answered = answer(undefended())
+    assert answered.picture == "mp-r1-c0.png"
+    assert "13 of 72" in answered.sentence
     members = answer(without_images(undefended(), "message"))
     assert members.roc and members.picture is None
 
 
 def compared(*outcomes: ImageOutcome, **baselines: Any) -> AuditedRun:
     """With a message, and what guesses count for in it."""
-    named = {name.replace("_", " "): one for name, one in baselines.items()}
+    named = {name.replace("_", " "): item for name, item in baselines.items()}
     target = images(*outcomes or (image("analytic", (13, 2, 1)),), baselines=named)
     return undefended(images=(target, undefended().images[1]))
 
@@ -337,71 +344,71 @@ def test_flat_images_are_no_recovery() -> None:
     run = compared(own_mean_colour=baseline((13, 13, 13)))
     assert words(run) != "Samples were recovered"
     assert "13 of 72 training images were reconstructed" in verdict(run)[0]
-    assert "; flat images of the right colour would count for 13 of them" in verdict(run)[0]
+    assert "; flat images of the right colour would recover 13 of them" in verdict(run)[0]
     run = compared(own_mean_colour=baseline((13, 1, 13)))
-    assert words(run) == "Samples were recovered" and "where guesses would count for 1" in verdict(run)[0]
+    assert words(run) == "Samples were recovered" and "where guesses would recover 1" in verdict(run)[0]
 
 
 @pytest.mark.parametrize("kind", ["message", "single image"])
-def test_as_many_as_guesses_count_for_show_nothing_where_no_failure_is_evidence(kind: TargetKind) -> None:
+def test_as_many_images_as_guesses_recover_are_not_known(kind: TargetKind) -> None:
     """Neither that images can be recovered, nor that they cannot."""
     run = unknown(unknown(harmless(), "single image"), kind, hits=1)
     public = {target.kind: {"nearest public": baseline((2, 2, 2), target.samples)} for target in run.images}
     run = replace(run, images=tuple(replace(target, baselines=public[target.kind]) for target in run.images))
-    found = answer(run)
-    assert found.words == "Leakage not known" and "images can be recovered" in found.sentence
+    answered = answer(run)
+    assert answered.words == "Leakage not known" and "images can be recovered" in answered.sentence
     evidence = Status("found")
-    run = with_outcomes(run, "message", lambda one: replace(one, status=evidence))
-    run = with_outcomes(run, "single image", lambda one: replace(one, status=evidence))
+    run = with_outcomes(run, "message", lambda item: replace(item, status=evidence))
+    run = with_outcomes(run, "single image", lambda item: replace(item, status=evidence))
     assert words(run) == "Nothing was found"
 
 
-def test_images_that_copies_come_near_to_are_recovered_where_an_attack_comes_closer() -> None:
+def test_images_count_at_a_threshold_that_copies_miss() -> None:
     """Some images are so alike that copies of public ones count for more at a loose threshold than what an attack really read."""
-    found = answer(compared(image("analytic", (7, 3, 0)), nearest_public=baseline((20, 0, 0))))
-    assert found.words == "Samples were recovered"
-    assert "7 of 72 training images" in found.sentence
-    said = "copies of the nearest public image would count for 20 of them; 3 by analytic with MSE < 0.001, where copies would "
-    assert said + "count for none)" in found.sentence
+    answered = answer(compared(image("analytic", (7, 3, 0)), nearest_public=baseline((20, 0, 0))))
+    assert answered.words == "Samples were recovered"
+    assert "7 of 72 training images" in answered.sentence
+    text = "copies of the nearest public image would recover 20 of them; 3 by analytic with MSE < 0.001, where copies would "
+    assert text + "recover none)" in answered.sentence
     assert words(compared(image("analytic", (7, 3, 0)), nearest_public=baseline((20, 3, 0)))) != "Samples were recovered"
 
 
 def test_what_could_not_be_tried_is_not_known() -> None:
     run = harmless(labels=())
-    for found, what in (
+    for item, what in (
         (answer(replace(run, membership=())), "members can be identified"),
         (answer(unknown(unknown(run, "message"), "single image")), "images can be recovered"),
     ):
-        assert found.words == "Leakage not known" and what in found.sentence
+        assert item.words == "Leakage not known" and what in item.sentence
 
 
 def test_canaries_above_the_ledger_come_first() -> None:
     assert words(undefended(epsilon=epsilon(2.0, 1.9))) == "Samples were recovered"
     run = undefended(epsilon=epsilon(2.0, 6.0))
-    found = answer(run)
-    assert (found.words, found.sentence) == (
+    answered = answer(run)
+    assert (answered.words, answered.sentence) == (
         "Claimed epsilon contradicted",
         "By one run the canaries show an epsilon of at least 6, above the 2 of the privacy accountant: noise or clipping is not "
-        "what it assumes. If both are, one of four bounds exceeds a tight epsilon in up to one run of five.",
+        "what it assumes. Where both are, one of the four bounds still exceeds a tight epsilon in up to one run of five.",
     )
     assert verdict(run)[-2:] == [
         "Lower bounds of epsilon from 1,000 canaries, 500 of them used, at delta 1e-05 and 95 % confidence: one run 6, assuming "
         "nothing.",
-        found.sentence,
+        answered.sentence,
     ]
 
 
 def test_clients_that_hold_every_class_reveal_none() -> None:
-    whole = labels(true=tuple(range(10)), found=tuple(range(10)))
+    whole = labels(true=tuple(range(10)), inferred=tuple(range(10)))
     assert words(harmless(labels=(whole,) * 3, labels_over_rounds=(whole,))) == "Nothing was found"
 
 
 def test_what_was_not_tried_is_said() -> None:
-    found = answer(undefended()).not_tried
-    assert "class centres on real messages (the message carries no counts)" in found
-    assert "row distance (no linear layer with a bias was shared)" in found
-    assert "reconstruction from class centres" in found
-    assert found[-1] == "a server that breaks the protocol, such as one that sends altered models"
+    answered = answer(undefended()).not_tried
+    assert "class centres on real messages (the message carries no counts)" in answered
+    assert "row distance (no linear layer with a bias was shared)" in answered
+    assert "reconstruction from class centres" in answered
+    assert answered[-1] == "a server that breaks the protocol, such as one that sends altered models"
 
 
 def test_equal_reasons_why_attacks_were_not_tried_are_said_once() -> None:
@@ -412,8 +419,10 @@ def test_equal_reasons_why_attacks_were_not_tried_are_said_once() -> None:
 
     texts_too = replace(text("tag"), figures=None, status=Status.not_run(many(24)))
     messages = images(no_image("dlg", many(72)), image()), images(no_image("idlg", many(40)), no_image("dlg", many(40)), image())
-    found = answer(harmless(images=messages, texts=(texts(texts_too),), not_run={"single samples": because("no run")})).not_tried
-    assert found[:2] == (
+    answered = answer(
+        harmless(images=messages, texts=(texts(texts_too),), not_run={"single samples": because("no run")})
+    ).not_tried
+    assert answered[:2] == (
         "dlg, idlg, tag on real messages (too many samples behind a message for a budget with a positive control)",
         "clients with a single sample (no run)",
     )
@@ -477,7 +486,7 @@ def with_classes() -> AuditedRun:
         (with_classes(), "labels<=0.5"),
     ],
 )
-def test_the_target_that_is_suggested_is_not_met_by_the_run_itself(run: AuditedRun, target: str) -> None:
+def test_suggested_target_is_not_met_by_the_run(run: AuditedRun, target: str) -> None:
     assert answer(run).level not in (NOT_KNOWN, NOTHING)
     options = asked(run)
     assert options["--target"] == target
@@ -487,7 +496,7 @@ def test_the_target_that_is_suggested_is_not_met_by_the_run_itself(run: AuditedR
     assert searched == (condition.measure in BY_REPLAY), "other measures need real runs, so values are listed"
 
 
-def test_no_target_is_suggested_that_does_not_show_what_was_found() -> None:
+def test_no_target_is_suggested_that_misses_the_finding() -> None:
     """Members that are found at a low false-positive rate alone need not show in the area."""
     run = with_members(member(0.51, 0.4, 0.6, few=point(20, 72, 1e-9)))
     sentence, command = changes(replace(run, answer=answer(run)), [])
@@ -506,9 +515,9 @@ def test_no_range_is_suggested_for_sums() -> None:
 
 def test_what_a_message_names_in_clear_is_left_out_of_it() -> None:
     every = asked(with_classes())["--defenses"].split()
-    assert every[0] == NO_STATISTICS and len(every) == 5 and all(one.endswith(NO_STATISTICS) for one in every)
-    for one in every:
-        Defence.read(one)
+    assert every[0] == NO_STATISTICS and len(every) == 5 and all(defence.endswith(NO_STATISTICS) for defence in every)
+    for defence in every:
+        Defence.read(defence)
 
 
 @pytest.mark.parametrize(
@@ -549,69 +558,69 @@ def test_no_change_where_nothing_was_found_or_known(level: int, word: str) -> No
     assert word in sentence and command is None
 
 
-def test_what_was_tried_over_several_rounds_is_not_said_to_be_missing() -> None:
+def test_attacks_over_several_rounds_are_not_listed_as_untried() -> None:
     run = undefended()
     assert "reconstruction of samples from messages of several rounds together" in answer(run).not_tried
     run = replace(run, labels_over_rounds=())
     line = "reconstruction of samples, inference of classes from messages of several rounds together"
     assert line in answer(run).not_tried
-    others = tuple(one for one in run.membership if one.use != "FedMIA")
-    missing = next(one for one in answer(replace(run, membership=others)).not_tried if "several rounds" in one)
+    others = tuple(attack for attack in run.membership if attack.use != "FedMIA")
+    missing = next(clause for clause in answer(replace(run, membership=others)).not_tried if "several rounds" in clause)
     assert missing.startswith("reconstruction of samples, membership inference, inference of classes")
     why = "it needs the messages of 2 other clients of a round, and 0 were kept"
-    found = answer(replace(run, membership=(*others, no_member("FedMIA", why, 30, use="FedMIA")))).not_tried
-    assert line in found and f"FedMIA ({why})" in found
+    answered = answer(replace(run, membership=(*others, no_member("FedMIA", why, 30, use="FedMIA")))).not_tried
+    assert line in answered and f"FedMIA ({why})" in answered
 
 
 def test_a_statistic_that_the_audit_does_not_know_is_not_nothing() -> None:
     odd, loss = statistic("odd", known=False), statistic("loss")
-    found = answer(harmless(statistics=(odd, loss)))
-    assert found.words == "Leakage not known" and "what was sent as odd gives samples away" in found.sentence
-    assert "what the statistics sent with the model reveal (odd, loss)" in found.not_tried
+    answered = answer(harmless(statistics=(odd, loss)))
+    assert answered.words == "Leakage not known" and "what was sent as odd gives samples away" in answered.sentence
+    assert "what the statistics sent with the model reveal (odd, loss)" in answered.not_tried
     assert words(harmless(statistics=(loss,))) == "Nothing was found"
 
 
 def test_too_few_clients_for_simulated_ones_are_said() -> None:
-    found = answer(harmless(shadow_labels=shadows(2, 2, 0.5, 0.25)))
-    assert found.sentence.endswith("each that counts had recovered its positive control.")
-    assert any(one.startswith("inference of classes by shadow clients (with so few clients") for one in found.not_tried)
+    answered = answer(harmless(shadow_labels=shadows(2, 2, 0.5, 0.25)))
+    assert answered.sentence.endswith("each conclusive one passed its positive control.")
+    assert any(clause.startswith("inference of classes by shadow clients (with so few clients") for clause in answered.not_tried)
     enough = answer(harmless(shadow_labels=shadows(3, 0, 0.1, 1.0)))
     assert "Nor did the inference of classes, which has no control." in enough.sentence
 
 
-def test_simulated_clients_of_fewer_classes_show_nothing_by_failing() -> None:
+def test_shadows_with_fewer_classes_are_no_evidence() -> None:
     """Of clients with five of ten classes they named none; those with as many classes named nine of ten."""
-    found = answer(harmless(shadow_labels=shadows(10, 0, 0.1, 1.0, wider=10)))
-    assert "inference of classes" not in found.sentence
-    said = "inference of classes by shadow clients (most clients hold more classes than the shadow clients)"
-    assert said in found.not_tried
-    found = answer(harmless(shadow_labels=shadows(10, 0, 0.1, 1.0, wider=4)))
-    assert "Nor did the inference of classes" in found.sentence and said not in found.not_tried
+    answered = answer(harmless(shadow_labels=shadows(10, 0, 0.1, 1.0, wider=10)))
+    assert "inference of classes" not in answered.sentence
+    text = "inference of classes by shadow clients (most clients hold more classes than the shadow clients)"
+    assert text in answered.not_tried
+    answered = answer(harmless(shadow_labels=shadows(10, 0, 0.1, 1.0, wider=4)))
+    assert "Nor did the inference of classes" in answered.sentence and text not in answered.not_tried
 
 
 def test_single_samples_that_were_not_measured_are_not_known() -> None:
     """They are the easiest case: what fails on a message of many says nothing of them. The reverse does."""
-    found = answer(unknown(harmless(), "single image"))
-    assert found.words == "Leakage not known" and "single images can be recovered" in found.sentence
-    found = answer(unknown(harmless(), "message"))
-    assert found.words == "Nothing was found" and "of the messages themselves it is not known" in found.sentence
+    answered = answer(unknown(harmless(), "single image"))
+    assert answered.words == "Leakage not known" and "single images can be recovered" in answered.sentence
+    answered = answer(unknown(harmless(), "message"))
+    assert answered.words == "Nothing was found" and "of the messages themselves it is not known" in answered.sentence
 
 
-def test_single_samples_are_known_of_each_round_in_which_they_were_looked_at() -> None:
+def test_single_samples_must_be_known_in_each_attacked_round() -> None:
     run = harmless()
     last = replace(run.images[1], round=9)
     assert words(replace(run, images=(*run.images, last))) == "Nothing was found"
-    failed = last.only([remade(one, 0, FAILED) for one in last.outcomes])
-    found = answer(replace(run, images=(*run.images, failed)))
-    assert "whether single images can be recovered from messages of round 9" in found.sentence
+    failed = last.only([remade(outcome, 0, FAILED) for outcome in last.outcomes])
+    answered = answer(replace(run, images=(*run.images, failed)))
+    assert "whether single images can be recovered from messages of round 9" in answered.sentence
 
 
 REFUSED = no_image("dlg on variate", because("it needs another net"), "variate")
 
 
-def beside(run: AuditedRun, kind: TargetKind, made: ImageOutcome) -> AuditedRun:
+def beside(run: AuditedRun, kind: TargetKind, outcome: ImageOutcome) -> AuditedRun:
     """With a statistic that is a gradient, and an attack on it in the messages of a kind."""
-    targets = (one.only([*one.outcomes, made]) if one.kind == kind else one for one in run.images)
+    targets = (target.only([*target.outcomes, outcome]) if target.kind == kind else target for target in run.images)
     return replace(run, statistics=(*run.statistics, statistic("variate", gradient=True)), images=tuple(targets))
 
 
@@ -620,7 +629,7 @@ def on_variate(*reasons: Reason) -> ImageOutcome:
 
 
 @pytest.mark.parametrize(
-    ("kind", "made", "known"),
+    ("kind", "outcome", "known"),
     [
         ("single image", on_variate(), True),
         ("single image", on_variate(FAILED), False),
@@ -628,16 +637,14 @@ def on_variate(*reasons: Reason) -> ImageOutcome:
         ("message", on_variate(), False),  # the single ones, which are easier, decide
     ],
 )
-def test_a_gradient_beside_the_model_is_not_known_by_attacks_on_the_model(
-    kind: TargetKind, made: ImageOutcome, known: bool
-) -> None:
+def test_gradient_statistic_is_not_known_by_attacks_on_the_model(kind: TargetKind, outcome: ImageOutcome, known: bool) -> None:
     """Noise may be on the model alone."""
-    found = answer(beside(harmless(), kind, made))
-    assert ("images can be recovered from variate" in found.sentence) is not known
-    assert found.words == ("Nothing was found" if known else "Leakage not known")
+    answered = answer(beside(harmless(), kind, outcome))
+    assert ("images can be recovered from variate" in answered.sentence) is not known
+    assert answered.words == ("Nothing was found" if known else "Leakage not known")
 
 
-def test_a_model_that_was_not_attacked_is_not_known_by_attacks_on_a_gradient_beside_it() -> None:
+def test_model_is_not_known_by_attacks_on_a_gradient_statistic() -> None:
     of_variate, (condition,) = "images can be recovered from variate", conditions("recovered>0.5")
     sentence = answer(beside(unknown(harmless(), "single image"), "single image", on_variate())).sentence
     assert "single images can be recovered" in sentence and of_variate not in sentence
@@ -645,7 +652,7 @@ def test_a_model_that_was_not_attacked_is_not_known_by_attacks_on_a_gradient_bes
     assert condition.met(beside(harmless(), "single image", on_variate())) is None
 
 
-def test_a_gradient_beside_texts_is_not_known_by_attacks_on_the_model() -> None:
+def test_gradient_statistic_of_texts_is_not_known_by_attacks_on_the_model() -> None:
     whole = text("tag", wilson(0, 4))
 
     def of(*outcomes: Any) -> AuditedRun:
@@ -658,7 +665,7 @@ def test_a_gradient_beside_texts_is_not_known_by_attacks_on_the_model() -> None:
 
 
 def test_members_that_are_ordered_last_are_identified() -> None:
-    found = answer(with_members(member(0.2, 0.14, 0.27, of=2), member(of=2)))
-    assert found.words == "Members were identified"
-    assert "gives members lower scores than non-members" in found.sentence
+    answered = answer(with_members(member(0.2, 0.14, 0.27, of=2), member(of=2)))
+    assert answered.words == "Members were identified"
+    assert "gives members lower scores than non-members" in answered.sentence
     assert words(with_members(member(0.2, 0.14, 0.51, of=2), member(of=2))) == "Nothing was found"

@@ -1,4 +1,4 @@
-"""An audit that was broken off goes on: what it has finished is not done again; and the time left of the next one."""
+"""An interrupted audit continues: what it has finished is not computed again."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Reconstruction
 from fedpriv.attacks.lab.nets import observe, perceptron
 from fedpriv.attacks.lab.trial import Attacker, mount
-from fedpriv.audit import duration, finished, report
+from fedpriv.audit import finished, report
 from fedpriv.audit.finished import UNFINISHED
-from fedpriv.audit.progress import END, Progress
 from fedpriv.audit.results import to_json
 from fedpriv.audit.run_audit import AuditOptions
 from tests.simulation.small import play
@@ -47,7 +46,7 @@ def mounted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def broken_off(run: Path, step: str) -> list[str]:
-    """Audit until a step; the lines that were said."""
+    """Audit until a step; the lines of progress."""
     lines = list[str]()
 
     def say(text: str) -> None:
@@ -62,33 +61,33 @@ def broken_off(run: Path, step: str) -> list[str]:
 
 def whole(run: Path) -> tuple[dict[str, Any], list[str]]:
     lines = list[str]()
-    made = report.audit([run], OPTIONS, "test", 1, lines.append)
-    report.write(made, run / "audit")
-    return to_json(made.audit), lines
+    audited = report.audit([run], OPTIONS, "test", 1, lines.append)
+    report.write(audited, run / "audit")
+    return to_json(audited.audit), lines
 
 
 def timeless(leaf: Any) -> Any:
     if isinstance(leaf, dict):
         return {key: timeless(value) for key, value in leaf.items() if "second" not in key and key != "created"}
-    return [timeless(one) for one in leaf] if isinstance(leaf, list) else leaf
+    return [timeless(item) for item in leaf] if isinstance(leaf, list) else leaf
 
 
 @pytest.mark.slow
-def test_what_is_finished_is_not_done_again(run: Path, mounted: list[str]) -> None:
+def test_finished_attacks_are_not_mounted_again(run: Path, mounted: list[str]) -> None:
     broken_off(run, "class centres of round")
     first = list(mounted)
     assert first and (run / "audit" / UNFINISHED).is_dir()
     mounted.clear()
-    found, lines = whole(run)
+    continued, lines = whole(run)
     assert not mounted, "all attacks on images were finished"
     assert any("continuing" in line for line in lines)
     assert not (run / "audit" / UNFINISHED).exists()
     again, lines = whole(run)
     assert sorted(mounted) == sorted(first) and not any("continuing" in line for line in lines)
-    assert timeless(found) == timeless(again)
+    assert timeless(continued) == timeless(again)
 
 
-def test_what_follows_from_the_run_is_not_named_by_its_address_in_memory() -> None:
+def test_names_of_results_hold_no_addresses_in_memory() -> None:
     """Another process would not find what this one has finished."""
     seen = observe(perceptron(0, height=8, width=8), torch.rand(1, 3, 8, 8), torch.tensor([1]))
     named = finished._facts(replace(seen, zero_gradient_change=lambda start: start, penalty=lambda start: start))
@@ -96,7 +95,7 @@ def test_what_follows_from_the_run_is_not_named_by_its_address_in_memory() -> No
 
 
 @pytest.mark.slow
-def test_what_a_client_holds_is_kept_as_well(run: Path, mounted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_on_clients_are_kept(run: Path, mounted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*given: Any) -> None:
         raise KeyboardInterrupt
 
@@ -104,12 +103,12 @@ def test_what_a_client_holds_is_kept_as_well(run: Path, mounted: list[str], monk
         patch.setattr("fedpriv.audit.run_audit.texts.known_members", full)
         with pytest.raises(KeyboardInterrupt):
             report.audit([run], OPTIONS, "test", 1, lambda text: None)
-    found, lines = whole(run)
+    continued, lines = whole(run)
     assert not any("membership" in line or "labels" in line for line in lines)
-    assert found["runs"][0]["membership"]
+    assert continued["runs"][0]["membership"]
 
 
-def test_a_result_of_other_messages_is_not_read(tmp_path: Path, mounted: list[str]) -> None:
+def test_results_of_other_messages_are_not_read(tmp_path: Path, mounted: list[str]) -> None:
     from fedpriv.attacks.lab.attempts import attackers, observations
     from fedpriv.attacks.lab.images import default_images
 
@@ -125,22 +124,3 @@ def test_a_result_of_other_messages_is_not_read(tmp_path: Path, mounted: list[st
     for path in (tmp_path / "kept").iterdir():
         path.write_bytes(path.read_bytes()[:-1])
     assert kept.mount(attacker, some, 0).raw.equal(first.raw) and len(mounted) == 4, "a damaged one is made again"
-
-
-def test_the_time_left_is_that_of_the_last_audit_of_its_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDPRIV_CONTROLS", str(tmp_path / "controls"))
-    assert duration.of_last("a kind") == {}
-    now, lines = [0.0], list[str]()
-    monkeypatch.setattr("fedpriv.audit.progress.time.monotonic", lambda: now[0])
-    first = Progress(lines.append)
-    for seconds, step in ((0, "one"), (10, "two")):
-        now[0] = seconds
-        first(step)
-    duration.keep("a kind", first.moments | {END: 30.0})
-    now[0] = 0.0
-    second = Progress(lines.append, before=duration.of_last("a kind"))
-    for seconds, step in ((0, "one"), (20, "two"), (40, "three")):
-        now[0] = seconds
-        second(step)
-    left = ["[   0 s, about 30 s left] one", "[  20 s, about 40 s left] two", "[  40 s] three"]
-    assert lines == ["[   0 s] one", "[  10 s] two", *left]

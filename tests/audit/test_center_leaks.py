@@ -12,9 +12,8 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.answer import SAMPLES, WORDS, answer
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.center_leaks import inverted_centers
-from fedpriv.audit.judge.measures import MEASURES
-from fedpriv.audit.judge.metrics import metrics
-from fedpriv.audit.results import CenterOutcome, CountedRate
+from fedpriv.audit.judge.measures import MEASURES, metrics
+from fedpriv.audit.results import CenterOutcome, RecoveryRate
 from tests.audit.sample_findings import findings
 from tests.simulation.small import play
 
@@ -84,8 +83,8 @@ def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
     not_run = [one.only([outcome for outcome in one.outcomes if not outcome.status.was_run]) for one in whole.images]
     run = replace(whole, images=tuple(not_run), centers=())
     assert MEASURES["recovered"].value(run) is None
-    one = replace(center, counted=CountedRate(wilson(1, 2), "0.01"))
-    two = replace(center, round=3, counted=CountedRate(wilson(2, 2), "0.01"))
+    one = replace(center, recovered=RecoveryRate(wilson(1, 2), "0.01"))
+    two = replace(center, round=3, recovered=RecoveryRate(wilson(2, 2), "0.01"))
     found = answer(run := replace(run, centers=(one,)))
     assert found.words == WORDS[SAMPLES] and MEASURES["recovered"].value(run) == 0.5
     assert found.sentence == (
@@ -95,5 +94,5 @@ def test_images_from_centres_are_a_finding_and_none_is_no_evidence() -> None:
     both = replace(run, centers=(one, two))
     assert answer(both).sentence.startswith("2 of 2 class centres in client 0's message of round 3")
     assert metrics(both)["recovered_from_centers"] == 1.0
-    nothing = replace(run, centers=(replace(one, counted=CountedRate(wilson(0, 2), "0.01")),))
+    nothing = replace(run, centers=(replace(one, recovered=RecoveryRate(wilson(0, 2), "0.01")),))
     assert "recovered_from_centers" not in metrics(nothing), "a failure is no evidence"

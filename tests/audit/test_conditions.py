@@ -47,22 +47,22 @@ EVERY_CLASS = labels(true=tuple(range(10)))
 
 def run(**changes: Any) -> AuditedRun:
     """A run of which everything was measured."""
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "images": (images(image("analytic", 13)),),
         "membership": (member(0.57, 0.5, 0.65, asked=200), member(0.76, 0.7, 0.82, "loss threshold", asked=200)),
         "labels": (labels(exact=True), labels()),
         "epsilon": epsilon(7.9, 3.1),
     }
-    return built.run(**(found | changes))
+    return built.run(**(fields | changes))
 
 
-def met(one: AuditedRun, condition: str) -> str:
-    return first_met([one], conditions(condition)) or ""
+def met(audited: AuditedRun, condition: str) -> str:
+    return first_met([audited], conditions(condition)) or ""
 
 
-def holds(one: AuditedRun, condition: str) -> bool:
+def holds(audited: AuditedRun, condition: str) -> bool:
     (target,) = conditions(condition)
-    return target.holds(one)
+    return target.holds(audited)
 
 
 def share_of_labels(**changes: Any) -> float | None:
@@ -82,13 +82,13 @@ def test_classes_by_any_way_count_and_no_way_is_not_known() -> None:
 
 
 def test_classes_that_guessing_would_find_do_not_count() -> None:
-    found = tuple(labels(client < 6, client, guess=0.5) for client in range(10))
-    assert share_of_labels(labels=found) == 0.0
-    assert share_of_labels(labels=tuple(replace(one, guess=0.05) for one in found)) == 0.6
-    assert share_of_labels(labels=found[:3]) == 1.0, "too few to exclude guessing, and none found otherwise"
+    result = tuple(labels(client < 6, client, guess=0.5) for client in range(10))
+    assert share_of_labels(labels=result) == 0.0
+    assert share_of_labels(labels=tuple(replace(item, guess=0.05) for item in result)) == 0.6
+    assert share_of_labels(labels=result[:3]) == 1.0, "too few to exclude guessing, and none found otherwise"
 
 
-def test_clients_of_more_classes_than_simulated_ones_are_not_known_to_be_safe() -> None:
+def test_labels_are_open_for_clients_with_more_classes_than_shadows() -> None:
     def shown(exact: int = 0, p: float = 1.0, wider: int = 0, unlearned: int = 0) -> AuditedRun:
         return run(labels=(), shadow_labels=shadows(10, exact, 0.1, p, wider, unlearned))
 
@@ -100,13 +100,13 @@ def test_clients_of_more_classes_than_simulated_ones_are_not_known_to_be_safe() 
     assert target.value(shown(9, 1e-8, wider=10)) == 0.9, "what was found counts all the same"
 
 
-def test_clients_that_began_with_something_kept_are_not_known_to_be_safe() -> None:
+def test_labels_are_open_for_clients_with_kept_state() -> None:
     assert holds(run(labels=(), shadow_labels=shadows(10, 0, 0.1, 1.0, later=5)), "labels<=0.5")
     kept = run(labels=(), shadow_labels=shadows(10, 0, 0.1, 1.0, later=6))
     assert not holds(kept, "labels<=0.5") and "as most clients began with something that they kept" in met(kept, "labels>0.5")
 
 
-def test_clients_that_hold_every_class_do_not_dilute_what_is_found_of_the_others() -> None:
+def test_clients_with_every_class_do_not_dilute_labels() -> None:
     assert share_of_labels(labels=(labels(exact=True), EVERY_CLASS, EVERY_CLASS)) == 1.0
     assert share_of_labels(labels=(EVERY_CLASS,)) == 0.0, "nothing to find"
     assert share_of_labels(labels=(), shadow_labels=shadows(3, 3, 0.1, 0.001)) == 1.0
@@ -140,10 +140,10 @@ def test_the_first_condition_that_holds_is_named(condition: str, why: str | None
     assert first_met([run()], conditions(condition)) == why
 
 
-def test_without_differential_privacy_or_where_canaries_contradict_it_epsilon_is_infinite() -> None:
+def test_epsilon_is_infinite_without_dp_or_if_contradicted() -> None:
     contradicted = run(epsilon=epsilon(7.9, 8.4))
-    for one in (run(epsilon=None), contradicted):
-        assert met(one, "epsilon>1e9") and not holds(one, "epsilon<=8")
+    for item in (run(epsilon=None), contradicted):
+        assert met(item, "epsilon>1e9") and not holds(item, "epsilon<=8")
     assert met(contradicted, "epsilon_excess>0") == "a run: epsilon_excess is 0.5 (epsilon_excess>0)"
 
 
@@ -166,12 +166,12 @@ def test_none_recovered_beside_what_the_budget_cut_is_not_known(cut: dict[str, A
     assert met(leaks, "recovered>0") == "a run: recovered is 0.181 (recovered>0)", "what was found stays found"
 
 
-def test_few_recovered_where_a_failure_is_no_evidence_are_no_bound() -> None:
+def test_inconclusive_recoveries_are_no_bound() -> None:
     some = image("analytic", 13, 72, ALTERED)
     augmented, (target,) = run(images=(images(some),)), conditions("recovered<=0.5")
     assert target.value(augmented) == pytest.approx(13 / 72) and not target.holds(augmented)
-    said = "recovered is not known, as a failure is no evidence: the client trained on altered copies (recovered>0.5)"
-    assert said in met(augmented, "recovered>0.5")
+    reason = "recovered is not known, as a failure is no evidence: the client trained on altered copies (recovered>0.5)"
+    assert reason in met(augmented, "recovered>0.5")
     assert met(augmented, "recovered>0.1") == "a run: recovered is 0.181 (recovered>0.1)"
     assert target.holds(run(images=(images(some, image()),))), "another attack's failure is evidence"
 
@@ -182,12 +182,12 @@ def test_labels_beside_a_classifier_that_was_cut_are_not_known() -> None:
     assert met(cut, "labels>0.4") == "a run: labels is 0.5 (labels>0.4)"
 
 
-def test_members_found_at_a_low_false_positive_rate_have_a_measure() -> None:
+def test_membership_tpr_is_measured_at_a_low_false_positive_rate() -> None:
     """Of 1,000 members and 1,000 others, with a single other above the threshold."""
-    one = member(asked=1000)
-    assert one.points is not None
-    found = [replace(one, points=replace(one.points, at={0.001: point(hits, 1000, 0.5)})) for hits in (7, 120)]
-    many = run(membership=tuple(found))
+    item = member(asked=1000)
+    assert item.points is not None
+    result = [replace(item, points=replace(item.points, at={0.001: point(hits, 1000, 0.5)})) for hits in (7, 120)]
+    many = run(membership=tuple(result))
     assert met(many, "membership_tpr>0.1") == "a run: membership_tpr is 0.12 (membership_tpr>0.1)"
     assert not met(many, "membership_tpr>0.2")
     assert holds(many, "membership_tpr<=0.2") and not holds(many, "membership_tpr<0.12")
@@ -205,7 +205,7 @@ def test_an_area_that_no_attack_could_have_shown_is_no_guarantee() -> None:
     assert not holds(one_round, "membership_auc<=0.6"), "each round must have enough"
 
 
-def test_a_round_in_which_membership_was_not_attacked_is_no_guarantee() -> None:
+def test_unattacked_round_leaves_membership_open() -> None:
     attacked = member(asked=30)
     cut = run(membership=(attacked, no_member("every attack", "an upload is missing", round=1, uses=None, use=None)))
     assert "membership attack was mounted on messages of round 1" in met(cut, "membership_auc>0.6")
@@ -213,7 +213,7 @@ def test_a_round_in_which_membership_was_not_attacked_is_no_guarantee() -> None:
     assert holds(run(membership=(attacked,)), "membership_auc<=0.6")
 
 
-def test_an_area_is_no_guarantee_where_simulated_clients_are_unlike_the_real_ones() -> None:
+def test_membership_is_open_where_shadows_differ_from_clients() -> None:
     unlike = run(membership=(member(),), membership_limit="in round 3 the clients' gradients had a term")
     assert not holds(unlike, "membership_auc<=0.6")
     assert "as in round 3 the clients' gradients had a term (membership_auc>0.6)" in met(unlike, "membership_auc>0.6")
@@ -227,7 +227,7 @@ def test_words_of_texts_have_a_measure() -> None:
     assert measure.value(run(texts=(texts(named, chance=1.0),))) == 0.0, "random words do as well"
 
 
-def test_sentences_that_no_attack_could_have_found_are_no_guarantee() -> None:
+def test_sentences_are_open_without_a_conclusive_attack() -> None:
     tokens, dropout = text("tokens"), because("dropout")
 
     def read(*outcomes: Any) -> AuditedRun:
@@ -251,8 +251,8 @@ def test_what_is_not_known_never_passes(measure: str, key: str) -> None:
 @pytest.mark.parametrize("without", [None, epsilon(7.9)])
 @pytest.mark.parametrize("measure", ["epsilon_measured", "epsilon_excess"])
 def test_without_canaries_no_epsilon_is_measured(without: Epsilon | None, measure: str) -> None:
-    said = f"a run: {measure} is not known, as the run has no canaries (fedpriv train --canaries) ({measure}>0)"
-    assert met(run(epsilon=without), f"{measure}>0") == said
+    text = f"a run: {measure} is not known, as the run has no canaries (fedpriv train --canaries) ({measure}>0)"
+    assert met(run(epsilon=without), f"{measure}>0") == text
 
 
 def test_an_attack_whose_controls_do_not_cover_it_is_not_known() -> None:
@@ -272,13 +272,13 @@ def test_an_unknown_measure_is_refused() -> None:
 
 @pytest.mark.parametrize(("condition", "code"), [("recovered>0", 3), ("recovered>0.9", 0), ("recovered", 2)])
 def test_the_command_exits_with_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, condition: str, code: int) -> None:
-    one = run(verdict=("A sentence.",), answer=Answer("Nothing was found", 7, "None was.", change="A change."))
-    found = Audit(created="", seconds=1.0, fedpriv="", command="", options={}, controls=(), runs=(one,))
+    audited = run(verdict=("A sentence.",), answer=Answer("Nothing was found", 7, "None was.", change="A change."))
+    result = Audit(created="", seconds=1.0, fedpriv="", command="", options={}, controls=(), runs=(audited,))
     written: list[Path] = []
     command = sys.modules["fedpriv.cli.audit"]  # the package's name is its command
     monkeypatch.setattr(command, "run_folders", lambda *of: [tmp_path])
     monkeypatch.setattr(command, "send", lambda *of: None)
-    monkeypatch.setattr(report, "audit", lambda *of: Audited(found, {}))
+    monkeypatch.setattr(report, "audit", lambda *of: Audited(result, {}))
     monkeypatch.setattr(report, "write", lambda audited, place: written.append(place))
     ended = CliRunner().invoke(main, ["audit", "a-run", "--fail-if", condition])
     assert ended.exit_code == code
@@ -301,23 +301,25 @@ def test_what_was_not_attacked_of_pairs_is_not_known() -> None:
     ]
     for change, what in missing:
         assert not holds(replace(both, **change), "recovered<=0")
-        said = met(replace(both, **change), "recovered>0")
-        assert said == f"a run: recovered is not known, as no attack whose failure is evidence shows whether {what} (recovered>0)"
+        reason = met(replace(both, **change), "recovered>0")
+        assert (
+            reason == f"a run: recovered is not known, as no attack whose failure is evidence shows whether {what} (recovered>0)"
+        )
 
 
-def test_of_several_messages_the_most_exact_sentences_are_recorded() -> None:
+def test_most_exact_sentences_of_several_messages_are_recorded() -> None:
     """Not those of the message of which most words were found."""
     read = texts(text("span", wilson(0, 4), recall=0.95, precision=1.0, rouge_l=0.0))
-    found = texts(text("span", wilson(2, 4), recall=0.6, precision=1.0, rouge_l=0.0))
-    best = of_texts.best_of(run(texts=(read, found)), "message")
+    spans = texts(text("span", wilson(2, 4), recall=0.6, precision=1.0, rouge_l=0.0))
+    best = of_texts.best_of(run(texts=(read, spans)), "message")
     assert best is not None and best.figures.recall == 0.95
-    assert of_texts.most_exact((read, found), "message") == wilson(2, 4)
+    assert of_texts.most_exact((read, spans), "message") == wilson(2, 4)
     unlike = texts(text("span", wilson(0, 4), because("dropout"), recall=0.95, precision=1.0))
     assert of_texts.best_of(run(texts=(unlike,)), "message") is not None
     assert of_texts.most_exact((unlike,), "message") is None, "their failure is no evidence"
 
 
-def test_a_rule_that_fails_is_no_evidence_without_simulated_clients() -> None:
+def test_failing_rule_leaves_labels_open_without_shadows() -> None:
     failed = run(labels=(labels(),) * 3)
     assert share_of_labels(labels=failed.labels) == 0.0 and not holds(failed, "labels<=0.5")
     assert "no classifier was trained on messages of shadow clients" in met(failed, "labels>0.5")
@@ -339,7 +341,7 @@ def test_shares_are_no_percentages(percentage: str) -> None:
         conditions(percentage)
 
 
-def test_nothing_recovered_is_not_known_where_an_attack_was_not_mounted() -> None:
+def test_zero_recovered_is_not_known_without_an_attack() -> None:
     message = images(image())
     assert known_recovered(run(images=(message,))) == 0.0
     single = images(image("analytic", 0, 72, Reason("control failed", "its control failed")), kind="single image")

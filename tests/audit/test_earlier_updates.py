@@ -26,7 +26,7 @@ from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.judge.classes import limit_of_shadows
 from fedpriv.audit.membership import other_clients, rounds
 from fedpriv.audit.membership.candidates import candidates
-from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
+from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
 from fedpriv.audit.results import Interval, MembershipOutcome, ShadowLabels
 from fedpriv.interfaces import Learner, LocalUpdate
 from fedpriv.objectives.cross_entropy import CrossEntropy
@@ -82,14 +82,14 @@ def test_several_steps_with_momentum_are_undone_too(tmp_path: Path) -> None:
 
 def test_the_rule_for_classes_reads_what_is_left(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{**ALL, "train.rounds": 4, "data.clients": 5})
-    said = findings_of([labels_of(found, *message) for message in found.messages()]).labels
+    said = label_findings([infer_labels(found, *message) for message in found.messages()]).labels
     assert len(said) == 20 and all(one.exact and one.limit is None for one in said)
     assert all((one.rule or "").startswith("last layer") for one in said), "it shows counts, too"
 
 
 def test_where_earlier_messages_were_not_kept_a_failure_is_no_evidence(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{**ALL, "wire.keep_payloads": [4], "train.rounds": 4, "data.clients": 5})
-    said = findings_of([labels_of(found, *message) for message in found.messages()]).labels
+    said = label_findings([infer_labels(found, *message) for message in found.messages()]).labels
     for one in said:
         assert one.rule is None and not one.exact and one.note is not None and one.limit is not None
         assert one.note.startswith(one.limit) and CORRECTED in one.limit and "--keep-payloads all" in one.limit
@@ -114,7 +114,7 @@ def test_approximate_corrections_count_hits_and_misses(tmp_path: Path) -> None:
     """What clipping left of FedDyn's is not known, so that a miss is no evidence; but it is no reason to count hits alone."""
     kept = {**ALL, "data.clients": 6, "train.rounds": 3, "method.alpha": 0.1}
     found = evidence(tmp_path / "run", "feddyn", **kept)
-    said = findings_of([labels_of(found, *message) for message in found.messages()]).labels
+    said = label_findings([infer_labels(found, *message) for message in found.messages()]).labels
     assert all(one.rule for one in said) and sum(one.exact for one in said) > 15
     assert [one.limit is None for one in said] == [True] * 6 + [False] * 12
 
@@ -138,13 +138,13 @@ def test_members_behind_corrected_steps_are_not_known(tmp_path: Path) -> None:
 def test_the_servers_own_update_is_a_first_one_in_fedmias_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what the client's earlier local updates left would be taken off it, and with that its members would be put in."""
     found, updates = evidence(tmp_path / "run", "scaffold", **{**ALL, "train.rounds": 2}), list[bool]()
-    seen = other_clients._seen
+    seen = other_clients._scores
 
     def noted(of: Evidence, messages: list[Message], *rest: Any) -> Any:
         updates.extend(message.first_update for message in messages)
         return seen(of, messages, *rest)
 
-    monkeypatch.setattr(other_clients, "_seen", noted)
+    monkeypatch.setattr(other_clients, "_scores", noted)
     other_clients.against_other_clients(found, 0, candidates(found.federation, 2, 0))
     assert updates == [False, True, False, False, False] * 2
 

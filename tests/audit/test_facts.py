@@ -15,7 +15,7 @@ from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import play
 
 
-def test_a_constant_answer_reaches_half_of_two_classes_only_where_each_client_has_its_own(tmp_path: Path) -> None:
+def test_chance_is_half_only_with_a_constant_answer_a_client(tmp_path: Path) -> None:
     """One model for all cannot know whose two classes it is asked for; a personal one has half of them for nothing."""
     reached = {}
     for method in ("fedavg", "fedper", "fedavg-ft"):
@@ -38,18 +38,18 @@ def test_at_chance_is_within_the_interval() -> None:
 
 def cost(own: bool, other: bool | None, against: str | None = "plain") -> AuditedRun:
     run = findings().runs[1]
-    found = replace(run.cost, chance=0.1, at_chance=own, against=against, against_at_chance=other)
-    return replace(run, cost=replace(found, accuracy_difference=0.001, bytes_up_ratio=0.5))
+    result = replace(run.cost, chance=0.1, at_chance=own, against=against, against_at_chance=other)
+    return replace(run, cost=replace(result, accuracy_difference=0.001, bytes_up_ratio=0.5))
 
 
 @pytest.mark.parametrize(
     ("own", "other", "who"), [(True, True, "both models are"), (True, False, "this model is"), (False, True, "that model is")]
 )
 def test_nothing_follows_from_a_model_at_chance(own: bool, other: bool, who: str) -> None:
-    said = cost_in_sentences(cost(own, other))
-    assert f"{who} at chance level, so the cost in accuracy cannot be determined; upload 0.50 times as large" in said
-    assert "percentage points" not in said
-    assert ("within its 95 % interval, its accuracy is no better than a constant answer's (10.0 %)" in said) == own
+    text = cost_in_sentences(cost(own, other))
+    assert f"{who} at chance level, so the cost in accuracy cannot be determined; upload 0.50 times as large" in text
+    assert "percentage points" not in text
+    assert ("within its 95 % interval, its accuracy is no better than a constant answer's (10.0 %)" in text) == own
 
 
 def test_what_a_defence_cost_is_said_of_models_that_learned() -> None:

@@ -10,7 +10,7 @@ from fedpriv.audit.formats import at_most, bound
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [
         (8.0049, "8.01"),
         (8.0, "8"),
@@ -22,8 +22,8 @@ from fedpriv.audit.formats import at_most, bound
         (0.0, "0"),
     ],
 )
-def test_an_upper_bound_is_rounded_up(value: float, said: str) -> None:
-    assert bound(value) == said and float(said) >= value
+def test_an_upper_bound_is_rounded_up(value: float, text: str) -> None:
+    assert bound(value) == text and float(text) >= value
 
 
 def test_so_is_the_upper_end_of_an_interval() -> None:

@@ -28,20 +28,20 @@ def attacked(folder: Path, method: str = "fedavg", clients: int = 1, **overrides
 
 
 @pytest.mark.slow
-def test_members_of_one_step_are_found_where_no_other_attack_finds_them(tmp_path: Path) -> None:
-    found = attacked(tmp_path / "run")
-    assert found.attacks[REGRESSION].auc.value > 0.99 and REGRESSION not in found.failed_controls
-    assert found.positive[REGRESSION].passed and found.controls[REGRESSION].low < 0.5 < found.controls[REGRESSION].high
-    assert all(one.auc.value < 0.9 for name, one in found.attacks.items() if name != REGRESSION)
-    assert any("gradient regression" in sentence for sentence in found.threat)
+def test_regression_finds_members_that_other_attacks_miss(tmp_path: Path) -> None:
+    result = attacked(tmp_path / "run")
+    assert result.attacks[REGRESSION].auc.value > 0.99 and REGRESSION not in result.failed_controls
+    assert result.positive[REGRESSION].passed and result.controls[REGRESSION].low < 0.5 < result.controls[REGRESSION].high
+    assert all(item.auc.value < 0.9 for name, item in result.attacks.items() if name != REGRESSION)
+    assert any("gradient regression" in sentence for sentence in result.threat)
 
 
 def test_a_condition_on_membership_counts_the_regression(tmp_path: Path) -> None:
     play(tmp_path / "run", "fedavg", **ONE_STEP)
-    found = in_rounds(Evidence(tmp_path / "run"), [], 4, 0, Progress(lambda text: None)).outcomes
+    result = in_rounds(Evidence(tmp_path / "run"), [], 4, 0, Progress(lambda text: None)).outcomes
     (target,) = conditions("membership_auc>0.95")
-    assert target.holds(built.run(membership=tuple(one for one in found if one.attack == REGRESSION)))
-    assert not target.holds(built.run(membership=tuple(one for one in found if one.attack != REGRESSION)))
+    assert target.holds(built.run(membership=tuple(item for item in result if item.attack == REGRESSION)))
+    assert not target.holds(built.run(membership=tuple(item for item in result if item.attack != REGRESSION)))
 
 
 @pytest.mark.slow
@@ -63,8 +63,8 @@ def test_a_condition_on_membership_counts_the_regression(tmp_path: Path) -> None
 def test_members_are_found_whatever_was_done_to_the_message(
     method: str, options: dict[str, Any], least: float, tmp_path: Path
 ) -> None:
-    found = attacked(tmp_path / "run", method, **options)
-    assert found.attacks[REGRESSION].auc.value > least, found.not_tried
+    result = attacked(tmp_path / "run", method, **options)
+    assert result.attacks[REGRESSION].auc.value > least, result.not_tried
 
 
 @pytest.mark.slow
@@ -77,9 +77,9 @@ def test_several_rounds_tell_more_than_the_last(tmp_path: Path) -> None:
         "data.limit": 90,
         "wire.transforms": [strong],
     }
-    found = attacked(tmp_path / "run", clients=3, **{"wire.keep_payloads": "all", **options})
-    assert found.attacks[REGRESSIONS].auc.value > found.attacks[REGRESSION].auc.value > 0.5
-    assert REGRESSIONS in found.controls and not found.failed_controls
+    result = attacked(tmp_path / "run", clients=3, **{"wire.keep_payloads": "all", **options})
+    assert result.attacks[REGRESSIONS].auc.value > result.attacks[REGRESSION].auc.value > 0.5
+    assert REGRESSIONS in result.controls and not result.failed_controls
 
 
 @pytest.mark.slow
@@ -94,8 +94,8 @@ def test_the_message_of_another_client_shows_nothing(tmp_path: Path, monkeypatch
         return real(round, others.get(client, client))
 
     monkeypatch.setattr(run, "message", swapped)
-    found = membership(run, 1, clients, shadows=4).attacks[REGRESSION].auc
-    assert found.low < 0.5 < found.high
+    result = membership(run, 1, clients, shadows=4).attacks[REGRESSION].auc
+    assert result.low < 0.5 < result.high
 
 
 @pytest.mark.slow
@@ -103,12 +103,12 @@ def test_of_one_kept_message_there_is_nothing_to_add_up(tmp_path: Path) -> None:
     play(tmp_path / "run", "fedavg", **{**ONE_STEP, "train.rounds": 2, "wire.keep_payloads": "all"})
     run = Evidence(tmp_path / "run")
     new = [client for client in run.store.clients(2) if client not in run.store.clients(1)]
-    found = membership(run, 2, new[:1], shadows=4)
-    assert REGRESSION in found.attacks and REGRESSIONS not in {*found.attacks, *found.not_tried}
+    result = membership(run, 2, new[:1], shadows=4)
+    assert REGRESSION in result.attacks and REGRESSIONS not in {*result.attacks, *result.not_tried}
 
 
 @pytest.mark.slow
 def test_a_loss_without_labels_is_named_as_the_reason(tmp_path: Path) -> None:
     few: dict[str, Any] = {"model.name": None, "data.limit": 60, "data.clients": 3, "train.participation": 1.0}
-    found = attacked(tmp_path / "run", "l-dawa", **few)
-    assert "looks at no label" in found.not_tried[REGRESSION].text and REGRESSION not in found.attacks
+    result = attacked(tmp_path / "run", "l-dawa", **few)
+    assert "looks at no label" in result.not_tried[REGRESSION].text and REGRESSION not in result.attacks

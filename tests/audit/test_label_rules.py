@@ -18,8 +18,8 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit import sentences
 from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.judge.classes import rate_of_rules, share_by_rule
-from fedpriv.audit.judge.metrics import metrics
-from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of
+from fedpriv.audit.judge.measures import metrics
+from fedpriv.audit.membership.label_leaks import Labels, infer_labels, label_findings
 from fedpriv.audit.results import LabelResult, Sender
 from tests.simulation.small import play
 
@@ -41,7 +41,7 @@ def shown(present: list[int], counts: list[int] | None = None, classes: int = 3)
     return LabelSet(torch.tensor([c in present for c in range(classes)]), None if counts is None else torch.tensor(counts))
 
 
-def test_the_best_rule_is_that_over_all_messages_and_not_the_best_of_each() -> None:
+def test_best_rule_is_that_over_all_messages() -> None:
     """The sign is right once where the embeddings are wrong; counts come from another rule still."""
     public = "last layer: least squares on public samples"
     true = torch.tensor([3, 1, 0])
@@ -57,51 +57,51 @@ def test_the_best_rule_is_that_over_all_messages_and_not_the_best_of_each() -> N
         ),
         Labels(1, 3, Sender(3), {SIGN: shown([0, 1])}, true, {EMBEDDINGS: "no bias", public: "no bias"}),
     ]
-    found = findings_of(messages)
-    assert [one.rule for one in found.labels] == [EMBEDDINGS] * 3 + [SIGN], "where the best does not apply, the next"
-    assert [one.exact for one in found.labels] == [True, True, False, True]
-    assert [one.count_rule for one in found.labels] == [public] * 3 + [None]
-    assert [one.count_accuracy for one in found.labels] == [1.0] * 3 + [None]
-    rows = {one.rule: one for one in found.rules}
-    assert [name for name, one in rows.items() if one.best] == [EMBEDDINGS]
-    assert [name for name, one in rows.items() if one.best_counts] == [public]
+    results = label_findings(messages)
+    assert [result.rule for result in results.labels] == [EMBEDDINGS] * 3 + [SIGN], "where the best does not apply, the next"
+    assert [result.exact for result in results.labels] == [True, True, False, True]
+    assert [result.count_rule for result in results.labels] == [public] * 3 + [None]
+    assert [result.count_accuracy for result in results.labels] == [1.0] * 3 + [None]
+    rows = {rule.rule: rule for rule in results.rules}
+    assert [name for name, item in rows.items() if item.best] == [EMBEDDINGS]
+    assert [name for name, item in rows.items() if item.best_counts] == [public]
     assert rows[SIGN].exact == wilson(2, 4) and rows[EMBEDDINGS].exact == wilson(2, 3)
     assert rows[EMBEDDINGS].not_applicable == "no bias"
     assert rows[EMBEDDINGS].count_accuracy == pytest.approx(0.75) and rows[public].count_accuracy == 1.0
     together = rows[EMBEDDINGS].together
-    assert together is not None and together.of == 3 and not any(one.stated for one in found.labels)
+    assert together is not None and together.of == 3 and not any(result.stated for result in results.labels)
 
 
-def test_classes_that_a_message_names_are_stated_and_those_without_a_rule_are_not_known() -> None:
+def test_named_classes_are_stated_and_others_not_known() -> None:
     true, both = torch.tensor([3, 1, 0]), {STATED: shown([0, 1]), f"variate, {SIGN}": shown([0, 1])}
     named, silent = Labels(1, 0, Sender(0), both, true), Labels(1, 1, Sender(1), {}, true, {STATED: "none sent", SIGN: "no bias"})
-    told, unknown = findings_of([named, silent]).labels
-    assert told.stated and told.exact and told.rules == 2 and told.note is None
-    assert not unknown.stated and unknown.rule is None and unknown.found == () and unknown.note == "none sent; no bias"
+    results, unknown = label_findings([named, silent]).labels
+    assert results.stated and results.exact and results.rules == 2 and results.note is None
+    assert not unknown.stated and unknown.rule is None and unknown.inferred == () and unknown.note == "none sent; no bias"
 
 
 def test_intervals_and_guessing_account_for_the_number_of_rules() -> None:
     alone, of_five = rate_of_rules(7, 10, 1), rate_of_rules(7, 10, 5)
     assert (alone.low, alone.high) == pytest.approx((0.3968, 0.8922), abs=1e-4)  # Wilson (1927), 95 %
     assert (of_five.low, of_five.high) == pytest.approx((0.3200, 0.9204), abs=1e-3)  # at 99 %
-    one = LabelResult(
+    item = LabelResult(
         round=1,
         sender=Sender(0),
         rule="a rule",
         stated=False,
         classes=2,
         true=(0,),
-        found=(0,),
+        inferred=(0,),
         count_rule=None,
         count_accuracy=None,
         count_guess=0.5,
         rules=1,
         guess=0.35,
     )
-    certain = [replace(one, sender=Sender(client)) for client in range(4)]
-    found = [*certain[:3], replace(certain[3], found=(1,))]
+    certain = [replace(item, sender=Sender(client)) for client in range(4)]
+    result = [*certain[:3], replace(certain[3], inferred=(1,))]
     # By guessing three or more of four: 4 * 0.35^3 * 0.65 + 0.35^4 = 0.126; four of four: 0.015.
-    assert share_by_rule(certain) == 1.0 and share_by_rule(found) == 0.0, "all of four would be more than guessing"
+    assert share_by_rule(certain) == 1.0 and share_by_rule(result) == 0.0, "all of four would be more than guessing"
     by_five = [replace(row, rules=5) for row in certain]
     assert share_by_rule(by_five) == 1.0, "too few to exclude guessing by the best of five, and none found otherwise"
     assert "the best of 5 rules, 95 % interval for all of them" in sentences.labels(by_five)[0]
@@ -117,17 +117,17 @@ def fedsgd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_counts_find_the_classes_of_fedsgd_that_the_sign_misses(fedsgd: Path) -> None:
     """Ten clients of skewed classes: a class of few samples has a positive bias gradient, and its count is found all the same."""
     evidence = Evidence(fedsgd)
-    found = findings_of([labels_of(evidence, *message) for message in evidence.messages()])
-    rows = {one.rule: one for one in found.rules}
+    results = label_findings([infer_labels(evidence, *message) for message in evidence.messages()])
+    rows = {rule.rule: rule for rule in results.rules}
     assert rows.keys() == RULES.keys() and rows[STATED].exact is None
-    best, by_sign = next(one for one in found.rules if one.best).exact, rows[SIGN].exact
+    best, by_sign = next(rule for rule in results.rules if rule.best).exact, rows[SIGN].exact
     assert best is not None and by_sign is not None and best.successes >= 7 > by_sign.successes and best.n == 10
-    for row, client in zip(found.labels, range(10), strict=True):
+    for row, client in zip(results.labels, range(10), strict=True):
         held = tuple(sorted(set(evidence.labels(client).tolist())))
-        assert row.true == held and row.exact == (row.found == held)
-    assert sum(one.exact for one in found.labels) == best.successes
-    assert sum(one.count_accuracy or 0.0 for one in found.labels) / 10 >= 0.95
-    assert all(one.count_guess < 0.8 for one in found.labels)
+        assert row.true == held and row.exact == (row.inferred == held)
+    assert sum(result.exact for result in results.labels) == best.successes
+    assert sum(result.count_accuracy or 0.0 for result in results.labels) / 10 >= 0.95
+    assert all(result.count_guess < 0.8 for result in results.labels)
 
 
 @pytest.mark.slow
@@ -135,11 +135,11 @@ def test_an_audit_and_its_conditions_read_the_best_rule(fedsgd: Path, monkeypatc
     monkeypatch.setattr("fedpriv.audit.images.reconstructions.suited", lambda masked: [])
     report = fedpriv.audit(fedsgd, messages=1, label_shadows=0, membership_shadows=0, singles=1, budget=1e-6)
     (run,) = report.runs
-    best = next(one for one in run.label_rules if one.best)
+    best = next(rule for rule in run.label_rules if rule.best)
     assert best.exact is not None and (report.met("labels>0.5") or "").endswith(f"labels is {best.exact.share:.3g} (labels>0.5)")
-    said, tried = " ".join(report.verdict), sum(one.exact is not None for one in run.label_rules)
-    assert f"from {best.exact.successes} of 10 messages ({best.rule}; the best of {tried} rules" in said
-    assert "equal counts of all classes would be right for" in said
+    text, tried = " ".join(report.verdict), sum(rule.exact is not None for rule in run.label_rules)
+    assert f"from {best.exact.successes} of 10 messages ({best.rule}; the best of {tried} rules" in text
+    assert "equal counts of all classes would be right for" in text
     values = metrics(run)
     assert values["labels_exact"] == best.exact.share and values["label_counts"] >= 0.95
 
@@ -153,8 +153,8 @@ def test_an_update_of_a_batch_with_each_class_three_times(public: bool, monkeypa
     gradient = torch.autograd.grad(F.cross_entropy(net(images), labels), list(net.parameters()))
     own = (torch.rand(40, 1, 8, 8), torch.arange(10).repeat(4)) if public else None
     report = fedpriv.audit_update(net, gradient, (images, labels), public=own)
-    (found,) = report.runs[0].labels
-    assert found.exact and found.found == tuple(range(10)) and (found.count_accuracy or 0.0) >= 0.9
-    assert found.count_guess == 1.0, "equal counts are right by chance"
-    rows = {one.rule: one for one in report.runs[0].label_rules}
+    (result,) = report.runs[0].labels
+    assert result.exact and result.inferred == tuple(range(10)) and (result.count_accuracy or 0.0) >= 0.9
+    assert result.count_guess == 1.0, "equal counts are right by chance"
+    rows = {rule.rule: rule for rule in report.runs[0].label_rules}
     assert (rows["last layer: least squares on public samples"].exact is not None) == public

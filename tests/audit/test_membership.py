@@ -59,22 +59,22 @@ def overfit(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 
 def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
     before = contents(overfit.folder.path)
-    found = membership(overfit, 1, overfit.store.clients(1)[:2], shadows=8)
-    assert found.attacks[LIRA].auc.low > 0.55 and not found.failed_controls
-    assert found.attacks[LIRA].auc.value > found.attacks[LOSS].auc.value
-    assert all(control.passed for control in found.positive.values()) and found.not_tried == {}
+    result = membership(overfit, 1, overfit.store.clients(1)[:2], shadows=8)
+    assert result.attacks[LIRA].auc.low > 0.55 and not result.failed_controls
+    assert result.attacks[LIRA].auc.value > result.attacks[LOSS].auc.value
+    assert all(control.passed for control in result.positive.values()) and result.not_tried == {}
     uses = (LIRA, OFFLINE, FEDMIA)
-    assert found.positive.keys() == found.attacks.keys() == {LOSS, ROWS, REGRESSION, *uses, *(f"{use}, {ROWS}" for use in uses)}
-    assert found.controls.keys() == found.attacks.keys()
-    for name, one in found.attacks.items():  # of the best of nine no more can be said than of one chosen beforehand
-        assert found.together()[name].low < one.auc.low and found.together()[name].high > one.auc.high
+    assert result.positive.keys() == result.attacks.keys() == {LOSS, ROWS, REGRESSION, *uses, *(f"{use}, {ROWS}" for use in uses)}
+    assert result.controls.keys() == result.attacks.keys()
+    for name, item in result.attacks.items():  # of the best of nine no more can be said than of one chosen beforehand
+        assert result.together()[name].low < item.auc.low and result.together()[name].high > item.auc.high
     assert (
-        found.attacks[LIRA].members
-        == found.attacks[LIRA].non_members
+        result.attacks[LIRA].members
+        == result.attacks[LIRA].non_members
         == sum(overfit.federation.data.size(client) for client in overfit.store.clients(1)[:2])
     )
-    assert found.epsilon is not None and found.epsilon.upper_run is None and found.epsilon.lower >= 0
-    assert found.likelihoods == (LIRA, f"{LIRA}, {ROWS}") and found.epsilon.lower == max(found.epsilon.each)
+    assert result.epsilon is not None and result.epsilon.upper_run is None and result.epsilon.lower >= 0
+    assert result.likelihoods == (LIRA, f"{LIRA}, {ROWS}") and result.epsilon.lower == max(result.epsilon.each)
     assert contents(overfit.folder.path) == before
 
 
@@ -83,18 +83,18 @@ def test_the_upload_of_another_client_gives_nothing_away(overfit: Evidence, monk
     others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
     real = overfit.message
     monkeypatch.setattr(overfit, "message", lambda round, client: real(round, others.get(client, client)))
-    found = membership(overfit, 1, clients, shadows=8)
-    assert all(found.attacks[name].auc.low < 0.5 < found.attacks[name].auc.high for name in (LIRA, f"{LIRA}, {ROWS}"))
+    result = membership(overfit, 1, clients, shadows=8)
+    assert all(result.attacks[name].auc.low < 0.5 < result.attacks[name].auc.high for name in (LIRA, f"{LIRA}, {ROWS}"))
 
 
 def test_rows_tell_members_that_losses_do_not(tmp_path: Path) -> None:
     """The fault of an audit that asked losses alone: one epoch teaches nothing by heart, and the rows show who was there."""
     run = evidence(tmp_path / "run", "fedavg", **{"train.local_epochs": 1})
-    found = membership(run, 1, run.store.clients(1)[:4], shadows=4)
-    assert found.attacks[LOSS].auc.low < 0.5 and not found.failed_controls
+    result = membership(run, 1, run.store.clients(1)[:4], shadows=4)
+    assert result.attacks[LOSS].auc.low < 0.5 and not result.failed_controls
     losses, rows = ([f"{use}{suffix}" for use in (LIRA, OFFLINE)] for suffix in ("", f", {ROWS}"))
-    best_of_losses = max(found.attacks[name].auc.high for name in (LOSS, *losses))
-    assert all(found.attacks[name].auc.low > best_of_losses for name in (ROWS, *rows))
+    best_of_losses = max(result.attacks[name].auc.high for name in (LOSS, *losses))
+    assert all(result.attacks[name].auc.low > best_of_losses for name in (ROWS, *rows))
 
 
 FEW_OF_A_CLASS = {
@@ -112,17 +112,17 @@ ENCODER = {"name": "gaussian", "variance": 0.01}
 
 
 @pytest.mark.parametrize("transforms", [[], [ENCODER]])
-def test_centres_of_few_samples_tell_whose_they_are_whatever_hides_the_encoder(tmp_path: Path, transforms: list[object]) -> None:
+def test_centres_of_few_samples_reveal_members_under_noise(tmp_path: Path, transforms: list[object]) -> None:
     run = evidence(tmp_path / "run", "mpfedcon", **FEW_OF_A_CLASS, **{"wire.transforms": transforms})
     clients = run.store.clients(1)[:4]
-    found = membership(run, 1, clients, shadows=8)
-    by_centers = [name for name in found.attacks if CENTERS in name]
+    result = membership(run, 1, clients, shadows=8)
+    by_centers = [name for name in result.attacks if CENTERS in name]
     assert by_centers == [CENTERS, f"{LIRA}, {CENTERS}", f"{OFFLINE}, {CENTERS}", f"{FEDMIA}, {CENTERS}"]
-    assert all(found.together()[name].low > 0.5 for name in by_centers) and not found.failed_controls
-    assert set(by_centers) <= found.controls.keys() and {*by_centers} <= found.positive.keys()
-    others = [one for name, one in found.together().items() if CENTERS not in name]
-    assert not transforms or all(one.low < 0.5 for one in others), "noise hides the rest"
-    assert any("For the class centres" in said for said in found.threat)
+    assert all(result.together()[name].low > 0.5 for name in by_centers) and not result.failed_controls
+    assert set(by_centers) <= result.controls.keys() and {*by_centers} <= result.positive.keys()
+    others = [item for name, item in result.together().items() if CENTERS not in name]
+    assert not transforms or all(other.low < 0.5 for other in others), "noise hides the rest"
+    assert any("For the class centres" in sentence for sentence in result.threat)
 
 
 def test_centres_of_another_client_tell_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +131,8 @@ def test_centres_of_another_client_tell_nothing(tmp_path: Path, monkeypatch: pyt
     others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
     real = run.message
     monkeypatch.setattr(run, "message", lambda round, client: real(round, others.get(client, client)))
-    found = membership(run, 1, clients, shadows=4)
-    assert all(found.attacks[name].auc.low < 0.5 < found.attacks[name].auc.high for name in (CENTERS, f"{LIRA}, {CENTERS}"))
+    result = membership(run, 1, clients, shadows=4)
+    assert all(result.attacks[name].auc.low < 0.5 < result.attacks[name].auc.high for name in (CENTERS, f"{LIRA}, {CENTERS}"))
 
 
 def test_centres_that_are_no_evidence_are_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,25 +148,25 @@ def test_centres_that_are_no_evidence_are_not_tried(tmp_path: Path, monkeypatch:
         return message
 
     monkeypatch.setattr(run, "message", sending(centers=torch.ones(2, 3)))
-    found = membership(run, 1, [client], shadows=4)
-    assert found.not_tried[CENTERS] == Reason("does not apply", "a centre is 3 numbers, and a projection 128")
-    assert CENTERS not in found.attacks and found.kinds[CENTERS] == ("class centre", "alone")
+    result = membership(run, 1, [client], shadows=4)
+    assert result.not_tried[CENTERS] == Reason("does not apply", "a centre is 3 numbers, and a projection 128")
+    assert CENTERS not in result.attacks and result.kinds[CENTERS] == ("class centre", "alone")
     monkeypatch.setattr(run, "message", sending(centers=None))
-    found = membership(run, 1, [client], shadows=4)
-    assert not any(CENTERS in name for name in (*found.not_tried, *found.attacks))
+    result = membership(run, 1, [client], shadows=4)
+    assert not any(CENTERS in name for name in (*result.not_tried, *result.attacks))
 
 
-def test_centres_that_find_members_where_none_were_seen_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_centres_with_a_failed_negative_control_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = evidence(tmp_path / "run", "mpfedcon", **FEW_OF_A_CLASS)
     clients = run.store.clients(1)[:2]
-    drawn = {len(one.members): one.members for one in (candidates(run.federation, 1, client) for client in clients)}
+    drawn = {len(each.members): each.members for each in (candidates(run.federation, 1, client) for client in clients)}
     monkeypatch.setattr(TracedCenters, "__call__", lambda self, uploaded: drawn[self._candidates].astype(float))
-    found = membership(run, 1, clients, shadows=4)
-    assert found.not_tried[CENTERS].text.startswith("its negative control failed") and CENTERS not in found.attacks
-    assert not found.failed_controls and LIRA not in found.not_tried
+    result = membership(run, 1, clients, shadows=4)
+    assert result.not_tried[CENTERS].text.startswith("its negative control failed") and CENTERS not in result.attacks
+    assert not result.failed_controls and LIRA not in result.not_tried
 
 
-def test_other_clients_are_compared_up_to_the_last_kept_round_alone(tmp_path: Path) -> None:
+def test_fedmia_is_tried_in_the_last_kept_round_alone(tmp_path: Path) -> None:
     run = evidence(tmp_path / "run", "fedavg", **{"train.local_epochs": 1, "train.rounds": 2})
     first, last = (membership(run, round, run.store.clients(round)[:1], shadows=4) for round in (1, 2))
     assert not any(FEDMIA in name for name in (*first.attacks, *first.not_tried)) and FEDMIA in last.attacks
@@ -181,14 +181,14 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
     monkeypatch.setattr(membership_controls, "confidence", broken)
     inference = "fedpriv.audit.membership.inference.positive_controls"
     monkeypatch.setattr(inference, membership_controls.positive_controls)  # they are run with what is broken
-    found = membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
+    result = membership(overfit, 1, overfit.store.clients(1)[:1], shadows=4)
     rows = {ROWS, *(f"{use}, {ROWS}" for use in (LIRA, OFFLINE, FEDMIA))}
-    assert set(found.attacks) == {*rows, REGRESSION} == set(found.together()) == set(found.controls)
-    assert set(found.not_tried) == {LOSS, LIRA, OFFLINE, FEDMIA}
-    assert all(reason.kind == "control failed" for reason in found.not_tried.values())
-    assert all(reason.text.startswith("its control failed: members of 8") for reason in found.not_tried.values())
-    assert {name for name, one in found.positive.items() if not one.passed} == set(found.not_tried)
-    assert found.likelihoods == (f"{LIRA}, {ROWS}",)
+    assert set(result.attacks) == {*rows, REGRESSION} == set(result.together()) == set(result.controls)
+    assert set(result.not_tried) == {LOSS, LIRA, OFFLINE, FEDMIA}
+    assert all(reason.kind == "control failed" for reason in result.not_tried.values())
+    assert all(reason.text.startswith("its control failed: members of 8") for reason in result.not_tried.values())
+    assert {name for name, item in result.positive.items() if not item.passed} == set(result.not_tried)
+    assert result.likelihoods == (f"{LIRA}, {ROWS}",)
     failed = defaultdict[object, Control](lambda: Control("positive", False, "none told", 0.0))
     monkeypatch.setattr(inference, lambda shadows, seed: failed)
     with pytest.raises(FedprivError, match=r"no membership attack could be tried \(its control failed: none told\)"):
@@ -198,13 +198,13 @@ def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypa
 def test_without_a_shared_linear_layer_rows_are_not_tried(tmp_path: Path) -> None:
     options = {"model.name": "lenet_sigmoid", "wire.transforms": [{"name": "mask", "last": 1}], "train.local_epochs": 1}
     run = evidence(tmp_path / "run", "fedavg", **{"model.projection": "none", **options})
-    found = membership(run, 1, run.store.clients(1)[:1], shadows=4)
-    assert "no linear layer with a bias was shared" in found.not_tried[ROWS].text
-    assert not any(ROWS in name for name in found.attacks) and not any("row distance" in said for said in found.threat)
+    result = membership(run, 1, run.store.clients(1)[:1], shadows=4)
+    assert "no linear layer with a bias was shared" in result.not_tried[ROWS].text
+    assert not any(ROWS in name for name in result.attacks) and not any("row distance" in sentence for sentence in result.threat)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
-def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_path: Path, method: str) -> None:
+def test_shadow_with_a_clients_data_sends_its_bits(tmp_path: Path, method: str) -> None:
     """So a shadow is the run's very local update; the number of a shadow is none of the run's, and its draws are its own."""
     run = evidence(tmp_path / "run", method, **{"train.local_epochs": 1, "train.batch_size": 10})
     client, download = run.store.clients(1)[0], run.store.download(1)
@@ -218,7 +218,7 @@ def test_a_shadow_with_the_clients_number_and_data_sends_the_clients_bits(tmp_pa
     assert not torch.equal(other.uploaded[name], sent[name])
 
 
-def test_candidates_are_the_clients_own_and_others_that_no_client_trained_on(tmp_path: Path) -> None:
+def test_candidates_are_own_samples_and_unused_ones(tmp_path: Path) -> None:
     changes = {"train.rounds": 3, "train.local_epochs": 1, "data.partition.name": "dirichlet", "data.partition.alpha": 0.5}
     run = evidence(tmp_path / "run", "fedavg", **changes)
     data, client = run.federation.data, run.store.clients(3)[0]
@@ -253,31 +253,31 @@ def test_a_sample_counts_for_one_client_alone(tmp_path: Path) -> None:
     """With 20 clients and 360 unused samples, 1,438 non-members were counted, and a quarter of intervals missed a null's 0.5."""
     options = {"data.clients": 10, "train.participation": 1.0, "train.local_epochs": 1, "model.name": "mlp2"}
     run = evidence(tmp_path / "run", "fedavg", **options)
-    found = membership(run, 1, run.store.clients(1), shadows=4)
+    result = membership(run, 1, run.store.clients(1), shadows=4)
     unused = len(run.federation.data.labels("server"))
-    assert len(found.senders) == 10 and {FEDMIA, LIRA, LOSS} <= found.attacks.keys()
-    assert all(unused / 2 < one.non_members == one.members <= unused for one in found.attacks.values())
+    assert len(result.senders) == 10 and {FEDMIA, LIRA, LOSS} <= result.attacks.keys()
+    assert all(unused / 2 < attack.non_members == attack.members <= unused for attack in result.attacks.values())
 
 
-def test_a_sample_that_two_clients_of_a_sum_hold_is_one_candidate(tmp_path: Path) -> None:
+def test_sample_of_two_clients_of_a_sum_is_one_candidate(tmp_path: Path) -> None:
     shared = {"data.partition.name": "class_dir_min1", "data.partition.alpha": 0.5, "data.clients": 6, "train.participation": 1.0}
     play(tmp_path / "run", "fedavg", **shared, **{"wire.secure_aggregation": True, "train.rounds": 1, "train.local_epochs": 1})
-    found = evidence_of(tmp_path / "run")
-    ((round, number),) = found.messages()
-    held = found.federation.data.indices("train", number)
+    evidence_found = evidence_of(tmp_path / "run")
+    ((round, number),) = evidence_found.messages()
+    held = evidence_found.federation.data.indices("train", number)
     assert len(held.unique()) < len(held)
-    samples = candidates(found.federation, round, number).samples
+    samples = candidates(evidence_found.federation, round, number).samples
     assert len(np.unique(samples)) == len(samples)
 
 
-def test_of_clients_that_come_with_the_data_the_others_are_their_own_too(tmp_path: Path) -> None:
+def test_non_members_of_owners_are_their_own_samples(tmp_path: Path) -> None:
     """Or an attack on a hospital's images would find the hospital."""
     draw = np.random.default_rng(0)
     shades = {f"site{k}": (draw.integers(40 * k, 40 * k + 40, (60, 1, 8, 8), np.uint8), np.arange(60) % 3) for k in range(3)}
     run = fedpriv.train(dataset=shades, method="fedavg", rounds=1, local_epochs=1, tracking_uri="none", runs_dir=tmp_path)
-    found = evidence_of(run.path)
-    data, (round, client) = found.federation.data, found.messages()[0]
-    drawn = candidates(found.federation, round, client)
+    evidence_found = evidence_of(run.path)
+    data, (round, client) = evidence_found.federation.data, evidence_found.messages()[0]
+    drawn = candidates(evidence_found.federation, round, client)
     held_out = {image for which in ("test", "validation") for image in bytes_of(data.split(which, client).inputs)}
     others = [image for image, inside in zip(bytes_of(drawn.data.inputs), drawn.members, strict=True) if not inside]
     assert others and {*others, *bytes_of(drawn.spare.inputs)} <= held_out
@@ -285,11 +285,11 @@ def test_of_clients_that_come_with_the_data_the_others_are_their_own_too(tmp_pat
 
 def test_a_head_that_stays_at_home_is_read_in_two_ways(tmp_path: Path) -> None:
     run = evidence(tmp_path / "run", "fedrep", **{"train.local_epochs": 2})
-    found = membership(run, 1, run.store.clients(1)[:1], shadows=4)
-    assert {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}"} <= set(found.attacks) and LIRA not in found.attacks
-    assert "were not sent" in found.threat[-1]
-    assert {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}", f"{LIRA}, {ROWS}"} <= set(found.controls)
-    assert {LIRA, LOSS, ROWS} <= set(found.positive)
+    result = membership(run, 1, run.store.clients(1)[:1], shadows=4)
+    assert {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}"} <= set(result.attacks) and LIRA not in result.attacks
+    assert "were not sent" in result.threat[-1]
+    assert {f"{LIRA}, {STAND_IN}", f"{LIRA}, {PROBE}", f"{LIRA}, {ROWS}"} <= set(result.controls)
+    assert {LIRA, LOSS, ROWS} <= set(result.positive)
 
 
 def test_sample_level_dp_is_held_against_the_ledger(tmp_path: Path) -> None:
@@ -302,20 +302,20 @@ def test_sample_level_dp_is_held_against_the_ledger(tmp_path: Path) -> None:
     }
     run = evidence(tmp_path / "run", "fedavg", **privacy)
     clients = run.store.clients(2)[:2]
-    found = membership(run, 2, clients, shadows=4).epsilon
+    result = membership(run, 2, clients, shadows=4).epsilon
     summary = run.folder.summary()
-    assert summary is not None and found is not None
+    assert summary is not None and result is not None
     booked = max(summary["privacy"]["epsilon_per_client"][client] for client in clients)
-    assert found.upper_run == found.upper_so_far == pytest.approx(booked)
-    assert found.upper_update is not None and found.upper_so_far is not None
-    assert 0 < found.upper_update <= found.upper_so_far and found.lower <= found.upper_so_far
+    assert result.upper_run == result.upper_so_far == pytest.approx(booked)
+    assert result.upper_update is not None and result.upper_so_far is not None
+    assert 0 < result.upper_update <= result.upper_so_far and result.lower <= result.upper_so_far
 
 
 def test_client_level_dp_is_not_compared(tmp_path: Path) -> None:
     run = evidence(tmp_path / "run", "fedavg", **{"privacy.level": "client", "privacy.noise": 1.0, "train.local_epochs": 1})
-    found = membership(run, 1, run.store.clients(1)[:1], shadows=4).epsilon
-    assert found is not None and found.upper_update is found.upper_so_far is found.upper_run is None
-    assert "does not bound the run's epsilon" in found.about
+    result = membership(run, 1, run.store.clients(1)[:1], shadows=4).epsilon
+    assert result is not None and result.upper_update is result.upper_so_far is result.upper_run is None
+    assert "does not bound the run's epsilon" in result.about
 
 
 def table(inside: Mask, number: int) -> Mapping[str, Tensor]:
@@ -324,7 +324,7 @@ def table(inside: Mask, number: int) -> Mapping[str, Tensor]:
     return {"logits": torch.stack([2.0 * torch.from_numpy(inside) + noise, torch.zeros(40)], 1)}
 
 
-def test_the_attack_gets_statistics_and_shadows_and_no_membership() -> None:
+def test_scores_use_no_true_membership() -> None:
     members, inside = np.arange(40) < 20, halves(20, 40, seed=0)
     (scores, none), diverged = infer(
         [table(members, 99), table(np.zeros(40, dtype=bool), 98)],

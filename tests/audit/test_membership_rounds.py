@@ -33,7 +33,7 @@ def made(
     whole: dict[str, Any] = {
         "round": round,
         "senders": (Sender(0), Sender(3)),
-        "attacks": {name: operating_points(one[shown], HALF[shown]) for name, one in scores.items()},
+        "attacks": {name: operating_points(item[shown], HALF[shown]) for name, item in scores.items()},
         "kinds": {name: USED_BY[name] for name in (*scores, *not_tried)},
         "not_tried": {name: Reason("does not apply", why) for name, why in not_tried.items()},
         "controls": {LOSS: Area(0.5, 0.4, 0.6)},
@@ -51,74 +51,74 @@ def made(
 
 def in_rounds(
     monkeypatch: pytest.MonkeyPatch,
-    found: Mapping[int, Membership | str],
+    result: Mapping[int, Membership | str],
     budget: float | None = None,
     corrected: tuple[int, ...] = (),
 ) -> rounds.InRounds:
     """Of kept rounds in which so much was found, or which were refused."""
 
     def membership(evidence: Any, round: int, *given: Any) -> Membership:
-        if isinstance(one := found[round], str):
-            raise FedprivError(one)
-        return one
+        if isinstance(item := result[round], str):
+            raise FedprivError(item)
+        return item
 
     objective = SimpleNamespace(corrects=bool(corrected))
     evidence: Any = SimpleNamespace(
-        store=SimpleNamespace(rounds=lambda: sorted(found)),
+        store=SimpleNamespace(rounds=lambda: sorted(result)),
         whole_clients=lambda round: [0],
         federation=SimpleNamespace(method=SimpleNamespace(objective=objective)),
     )
     monkeypatch.setattr(rounds, "membership", membership)
     monkeypatch.setattr(rounds, "had_earlier_update", lambda evidence, round, client: round in corrected)
-    return rounds.in_rounds(evidence, sorted(found), 8, 0, Progress(lambda text: None, budget))
+    return rounds.in_rounds(evidence, sorted(result), 8, 0, Progress(lambda text: None, budget))
 
 
-def test_outcomes_are_in_the_order_of_rounds_and_say_what_they_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outcomes_are_in_order_of_rounds_with_extent(monkeypatch: pytest.MonkeyPatch) -> None:
     later = made(5, {LOSS: AT_CHANCE, LIRA: APART, FEDMIA: AT_CHANCE}, {ROWS: "no layer"})
-    found = in_rounds(
+    result = in_rounds(
         monkeypatch, {1: made(1, {LOSS: AT_CHANCE}, {ROWS: "no layer", LIRA: "one class"}), 3: "none left", 5: later}
     )
-    assert [(one.round, one.attack, one.status.word) for one in found.outcomes] == [
+    assert [(outcome.round, outcome.attack, outcome.status.word) for outcome in result.outcomes] == [
         *((1, LOSS, "resisted"), (1, ROWS, "not run"), (1, LIRA, "not run"), (3, "every attack", "not run")),
         *((5, LOSS, "resisted"), (5, LIRA, "found"), (5, FEDMIA, "resisted"), (5, ROWS, "not run")),
     ]
-    by_name = {(one.round, one.attack): one for one in found.outcomes}
+    by_name = {(outcome.round, outcome.attack): outcome for outcome in result.outcomes}
     assert [by_name[5, name].name for name in (LOSS, LIRA, FEDMIA)] == [
         "loss threshold", "LiRA (8 shadow models per client)", "FedMIA (2 to 3 rounds a client)",
     ]  # fmt: skip
     refused = by_name[3, "every attack"]
-    assert refused.uses is None and refused.status.reasons == (Reason("not available", "none left"),) and found.refused is None
+    assert refused.uses is None and refused.status.reasons == (Reason("not available", "none left"),) and result.refused is None
     assert (by_name[1, LIRA].uses, by_name[1, LIRA].use, by_name[1, LIRA].points) == ("confidence", "LiRA", None)
     assert by_name[5, LOSS].knows == ("It knows much.",) and by_name[5, LOSS].senders == (Sender(0), Sender(3))
-    assert {one.together.of for one in found.outcomes if one.together is not None} == {4}
-    assert [(one.name, one.sentence[:8]) for one in found.controls] == [
+    assert {outcome.together.of for outcome in result.outcomes if outcome.together is not None} == {4}
+    assert [(control.name, control.sentence[:8]) for control in result.controls] == [
         ("positive", "it works"), ("negative", "round 1:"), ("negative", "round 5:"),
     ], "those that differ in their cost alone are one"  # fmt: skip
 
 
 def test_where_no_round_could_be_attacked_the_part_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = in_rounds(monkeypatch, {1: "diverged", 2: "none left", 3: "none left"})
-    assert found.refused == Reason("not available", "none left; diverged") and not_run(found.outcomes) == {}
-    assert [one.round for one in found.outcomes] == [1, 2, 3] and found.controls == ()
+    result = in_rounds(monkeypatch, {1: "diverged", 2: "none left", 3: "none left"})
+    assert result.refused == Reason("not available", "none left; diverged") and not_run(result.outcomes) == {}
+    assert [outcome.round for outcome in result.outcomes] == [1, 2, 3] and result.controls == ()
     cut = in_rounds(monkeypatch, {1: "none left", 2: "none left"}, budget=1e-9)
     assert cut.refused is not None and cut.refused.kind == "budget spent"
     faulty = made(1, {LOSS: APART}, {}, controls={LOSS: Area(0.9, 0.8, 1.0)})
     blamed = in_rounds(monkeypatch, {1: faulty})
     assert blamed.refused is not None and blamed.refused.kind == "control failed"
-    assert [(one.name, one.passed) for one in blamed.controls] == [("positive", True), ("negative", False)]
+    assert [(control.name, control.passed) for control in blamed.controls] == [("positive", True), ("negative", False)]
 
 
-def test_a_failure_is_no_evidence_where_samples_are_few_or_updates_had_another_term(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_no_evidence_with_few_samples_or_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
     last = made(3, {LOSS: AT_CHANCE, LIRA: -APART}, {})
-    found = in_rounds(
+    result = in_rounds(
         monkeypatch, {1: made(1, {LOSS: AT_CHANCE}, {}, few=4), 2: made(2, {LOSS: AT_CHANCE}, {}), 3: last}, corrected=(3,)
     )
-    assert found.limit is not None and found.limit.startswith("in round 3 ")
-    assert [one.status for one in found.outcomes] == [
+    assert result.limit is not None and result.limit.startswith("in round 3 ")
+    assert [outcome.status for outcome in result.outcomes] == [
         Status("inconclusive", (Reason("too few samples", FEW),)),
         Status("resisted"),
-        Status("inconclusive", (Reason("differs from controls", found.limit),)),
-        Status("found", (Reason("differs from controls", found.limit),)),
+        Status("inconclusive", (Reason("differs from controls", result.limit),)),
+        Status("found", (Reason("differs from controls", result.limit),)),
     ], "members with the lower scores are found, too"
 
 
@@ -126,8 +126,8 @@ def test_members_found_with_few_false_alarms_are_found(monkeypatch: pytest.Monke
     """As many members stand out above all others as below, so that the area is that of guessing."""
     scores = AT_CHANCE.copy()
     scores[:25], scores[25:50] = 2.0, -2.0
-    (one,) = in_rounds(monkeypatch, {1: made(1, {LOSS: scores}, {})}).outcomes
-    assert one.together is not None and one.together.low < 0.5 < one.together.high and one.status.word == "found"
+    (result,) = in_rounds(monkeypatch, {1: made(1, {LOSS: scores}, {})}).outcomes
+    assert result.together is not None and result.together.low < 0.5 < result.together.high and result.status.word == "found"
 
 
 def row(round: int, attack: str, why: str | None = None) -> MembershipOutcome:
@@ -137,7 +137,7 @@ def row(round: int, attack: str, why: str | None = None) -> MembershipOutcome:
 
 
 @pytest.mark.parametrize(
-    ("outcomes", "said"),
+    ("outcomes", "reasons"),
     [
         ([row(1, LOSS), row(1, ROWS, "no layer"), row(2, LOSS), row(2, ROWS, "no layer")], {"row distance": "no layer"}),
         (
@@ -159,7 +159,5 @@ def row(round: int, attack: str, why: str | None = None) -> MembershipOutcome:
         ([row(1, "every attack", "x")], {}),
     ],
 )  # fmt: skip
-def test_what_was_not_run_is_said_once_with_the_last_kept_round_first(
-    outcomes: list[MembershipOutcome], said: dict[str, str]
-) -> None:
-    assert list(not_run(outcomes).items()) == list(said.items())
+def test_reasons_not_run_are_given_once_latest_round_first(outcomes: list[MembershipOutcome], reasons: dict[str, str]) -> None:
+    assert list(not_run(outcomes).items()) == list(reasons.items())

@@ -20,9 +20,9 @@ from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership import other_clients
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import FEDMIA, ROWS, membership
-from fedpriv.audit.membership.label_leaks import Labels, findings_of, labels_of, labels_over_rounds
+from fedpriv.audit.membership.label_leaks import Labels, infer_labels, label_findings, labels_over_rounds
 from fedpriv.audit.membership.member_scores import REGRESSIONS
-from fedpriv.audit.membership.one_client import of_client
+from fedpriv.audit.membership.one_client import attack_client
 from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
 from fedpriv.audit.results import Sender
 from tests.simulation.small import play
@@ -43,14 +43,14 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
 
 def test_every_kept_round_of_a_client_counts(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = candidates(kept.federation, 2, 0)
-    found = against_other_clients(kept, 0, pool)
-    assert found.rounds == (1, 2) and set(found.scores) == {("confidence", ""), ("row distance", "")} == set(found.control)
-    assert area(found.scores["row distance", ""], pool.members).low > 0.5
-    none = area(found.control["row distance", ""], pool.members)
+    result = against_other_clients(kept, 0, pool)
+    assert result.rounds == (1, 2) and set(result.scores) == {("confidence", ""), ("row distance", "")} == set(result.control)
+    assert area(result.scores["row distance", ""], pool.members).low > 0.5
+    none = area(result.control["row distance", ""], pool.members)
     assert none.low < 0.5 < none.high
     monkeypatch.setattr(other_clients, "MOST", 1)
     last = against_other_clients(kept, 0, pool)
-    assert last.rounds == (2,) and not np.array_equal(last.scores["row distance", ""], found.scores["row distance", ""])
+    assert last.rounds == (2,) and not np.array_equal(last.scores["row distance", ""], result.scores["row distance", ""])
 
 
 def test_the_servers_own_updates_are_computed_once(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,8 +62,8 @@ def test_the_servers_own_updates_are_computed_once(kept: Evidence, monkeypatch: 
         return real(own, round, parts)
 
     monkeypatch.setattr(OwnUpdates, "_trained", counted)
-    found = of_client(kept, 2, 0, shadows=4, seed=0)
-    assert {REGRESSIONS, f"{FEDMIA}, row distance"} <= found.scores.keys()
+    result = attack_client(kept, 2, 0, shadows=4, seed=0)
+    assert {REGRESSIONS, f"{FEDMIA}, row distance"} <= result.scores.keys()
     assert sorted(rounds) == [1, 2]
 
 
@@ -72,8 +72,8 @@ def test_the_message_of_another_client_shows_no_member(kept: Evidence, monkeypat
     pool, real = candidates(kept.federation, 2, 0), kept.message
     monkeypatch.setattr(kept, "message", lambda round, client: real(round, max(client, 1)))
     monkeypatch.setattr(kept, "whole_clients", lambda round: [0, 2, 3])
-    found = area(against_other_clients(kept, 0, pool).scores["row distance", ""], pool.members)
-    assert found.low < 0.5 < found.high
+    result = area(against_other_clients(kept, 0, pool).scores["row distance", ""], pool.members)
+    assert result.low < 0.5 < result.high
 
 
 def test_messages_that_are_not_finite_are_left_out(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,14 +96,14 @@ def test_without_two_other_clients_it_is_not_tried(kept: Evidence, monkeypatch: 
     monkeypatch.setattr(kept.store, "clients", lambda round: [0, 1])
     with pytest.raises(Inapplicable, match="needs the messages of 2 other clients of a round, and 1 were kept"):
         against_other_clients(kept, 0, candidates(kept.federation, 2, 0))
-    found = membership(kept, 2, [0], shadows=4)
-    assert not any(name.startswith(FEDMIA) for name in found.attacks) and "1 were kept" in found.not_tried[FEDMIA].text
-    assert found.rounds == () and not any("FedMIA it also" in said for said in found.threat)
+    result = membership(kept, 2, [0], shadows=4)
+    assert not any(name.startswith(FEDMIA) for name in result.attacks) and "1 were kept" in result.not_tried[FEDMIA].text
+    assert result.rounds == () and not any("FedMIA it also" in sentence for sentence in result.threat)
 
 
 def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's own local updates, that saw no candidate, are replaced by the client's messages, which saw them."""
-    real = other_clients._seen
+    real = other_clients._scores
     shown: list[Any] = []
 
     def seen(evidence: Evidence, messages: Any, own: Any, pool: Any) -> Any:
@@ -111,12 +111,12 @@ def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkey
         mine = len(shown) % 3 == 2  # the client's message, the own local update, the others'
         return real(evidence, shown[-2] if mine else messages, own, pool)
 
-    monkeypatch.setattr(other_clients, "_seen", seen)
-    found = membership(kept, 2, [0], shadows=4)
-    reason = found.not_tried[f"{FEDMIA}, {ROWS}"]
+    monkeypatch.setattr(other_clients, "_scores", seen)
+    result = membership(kept, 2, [0], shadows=4)
+    reason = result.not_tried[f"{FEDMIA}, {ROWS}"]
     assert reason.text.startswith("its negative control failed: an upload of a client trained on none of the candidates")
-    assert f"{FEDMIA}, {ROWS}" not in found.attacks and ROWS in found.attacks and not found.failed_controls
-    described = {(one.attacker, one.name): one.passed for one in found.described_controls()}
+    assert f"{FEDMIA}, {ROWS}" not in result.attacks and ROWS in result.attacks and not result.failed_controls
+    described = {(item.attacker, item.name): item.passed for item in result.described_controls()}
     assert described[f"{FEDMIA}, {ROWS}", "negative"] is False
 
 
@@ -144,7 +144,7 @@ def test_rounds_outvote_a_message_that_is_wrong() -> None:
         labels(3, [0, 1], None),
     ]
     several, sets = labels_over_rounds(messages)
-    assert (several.sender, several.messages, several.found, several.exact) == (Sender(0), 4, (0, 1), True)
+    assert (several.sender, several.messages, several.inferred, several.exact) == (Sender(0), 4, (0, 1), True)
     assert several.round is None
     # the means 6, 3.25 and 0.75, of which the last is not in the set
     assert several.count_accuracy == 1.0 and several.single_exact == 2
@@ -153,11 +153,11 @@ def test_rounds_outvote_a_message_that_is_wrong() -> None:
 
 
 def test_labels_of_a_run_over_rounds(kept: Evidence) -> None:
-    single = [labels_of(kept, round, client) for round, client in kept.messages()]
-    found = labels_over_rounds(single)
-    assert [(one.sender, one.messages) for one in found] == [(Sender(client), 2) for client in range(4)]
-    true = {one.sender: one.true for one in findings_of(single).labels}
-    assert all(one.true == true[one.sender] and one.count_accuracy for one in found)
+    single = [infer_labels(kept, round, client) for round, client in kept.messages()]
+    results = labels_over_rounds(single)
+    assert [(item.sender, item.messages) for item in results] == [(Sender(client), 2) for client in range(4)]
+    true = {result.sender: result.true for result in label_findings(single).labels}
+    assert all(item.true == true[item.sender] and item.count_accuracy for item in results)
 
 
 @pytest.mark.slow

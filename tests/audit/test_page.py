@@ -123,16 +123,16 @@ def test_every_verdict_and_every_attempt_appears(page: Page) -> None:
         for target in run.images:
             assert target.title in page.text
             assert all(name in page.text for name in target.baselines)
-            for one in target.outcomes:
-                assert one.attack in page.text and one.status.why in page.text
-                assert all(sentence in page.text for sentence in one.knows)
+            for outcome in target.outcomes:
+                assert outcome.attack in page.text and outcome.status.why in page.text
+                assert all(sentence in page.text for sentence in outcome.knows)
     assert all(control.sentence in page.text for control in (*audit.controls, *audit.runs[0].membership_controls))
 
 
-def test_markdown_says_what_the_page_says_but_for_shares_and_what_is_drawn(page: Page, markdown: str) -> None:
-    said = " ".join(unescaped(markdown).replace("**", "").replace("`", "").split())
+def test_markdown_has_the_page_without_shares_and_drawings(page: Page, markdown: str) -> None:
+    results = " ".join(unescaped(markdown).replace("**", "").replace("`", "").split())
     parts = {" ".join(part.split()) for text in page.written for part in text.split("; ")}
-    left_out = {part for part in parts if part not in said and not re.fullmatch(r"\(\d+\.\d %\)", part)}
+    left_out = {part for part in parts if part not in results and not re.fullmatch(r"\(\d+\.\d %\)", part)}
     assert {part.split(": ")[0] for part in left_out} == {
         "Trade-off of leakage, accuracy and traffic",
         "Not drawn",
@@ -140,7 +140,7 @@ def test_markdown_says_what_the_page_says_but_for_shares_and_what_is_drawn(page:
     }
 
 
-def test_what_is_known_of_members_and_what_was_not_tried_is_shown(page: Page) -> None:
+def test_known_members_and_untried_attacks_are_shown(page: Page) -> None:
     assert "Known from reconstructions:" in page.text and "13 of 72 training images behind client 0" in page.text
     assert "Not tried: row distance, as no linear layer with a bias was shared." in page.text
     assert "Each interval is for that attack alone." in page.text
@@ -193,14 +193,14 @@ def test_what_was_not_measured_is_said_in_words(page: Page) -> None:
 
 FIGURES = {
     "worst_tenth", "accuracy_difference", "bytes_up_ratio", "label_accuracy", "psnr_median_db", "feature_distance_median",
-    "count_accuracy", "single_count_accuracy", "single_exact", "epsilon_lower", "distance_of_truth", "distance_found",
+    "count_accuracy", "single_count_accuracy", "single_exact", "epsilon_lower", "distance_of_truth", "distance_of_recovered",
 }  # fmt: skip
 
 
 def test_any_figure_may_be_missing() -> None:
     def missing(run: AuditedRun) -> AuditedRun:
-        rules = [replace(one, exact=None, together=None, count_accuracy=None) for one in run.label_rules]
-        controls = [replace(one, cpu_seconds=None) for one in run.membership_controls]
+        rules = [replace(rule, exact=None, together=None, count_accuracy=None) for rule in run.label_rules]
+        controls = [replace(membership_control, cpu_seconds=None) for membership_control in run.membership_controls]
         cost = replace(run.cost, accuracy=None, bytes_down=None, seconds=None)
         return replace(run, cost=cost, label_rules=tuple(rules), membership_controls=tuple(controls))
 
@@ -212,17 +212,19 @@ def test_any_figure_may_be_missing() -> None:
     assert "None" not in render_markdown(audit).replace("None of the 72", "")
 
 
-def test_the_feature_distance_is_a_column_or_a_line_that_says_what_it_needs() -> None:
+def test_feature_distance_is_a_column_or_a_note() -> None:
     for text in (render_html(findings(), pictures()), render_markdown(findings())):
         assert "EfficientNet-Lite0 feature distance" in text and "Not measured: " not in text
 
-    def without(one: ImageOutcome) -> ImageOutcome:
-        figures = one.figures
+    def without(outcome: ImageOutcome) -> ImageOutcome:
+        figures = outcome.figures
         if figures is None:
-            return one
-        return replace(one, figures=replace(figures, feature_distance_median=None, feature_distance_missing="it needs a package"))
+            return outcome
+        return replace(
+            outcome, figures=replace(figures, feature_distance_median=None, feature_distance_missing="it needs a package")
+        )
 
-    images = tuple(target.only([without(one) for one in target.outcomes]) for target in findings().runs[0].images)
+    images = tuple(target.only([without(outcome) for outcome in target.outcomes]) for target in findings().runs[0].images)
     audit = replace(of_first(findings(), images=images), runs=of_first(findings(), images=images).runs[:1])
     for text in (render_html(audit, pictures()), render_markdown(audit)):
         assert "EfficientNet-Lite0 feature distance" not in text and "Not measured: it needs a package." in text
@@ -246,8 +248,8 @@ def test_nothing_is_fetched_and_nothing_runs(page: Page) -> None:
 
 def test_pictures_are_inside_with_words_for_who_cannot_see_them(page: Page) -> None:
     shown = page.all("img")
-    found = [base64.b64decode((image["src"] or "").removeprefix("data:image/png;base64,")) for image in shown]
-    assert found == [pictures()["mp-r1-c0.png"], *pictures().values()]  # that of the answer, then in the order of the page
+    result = [base64.b64decode((image["src"] or "").removeprefix("data:image/png;base64,")) for image in shown]
+    assert result == [pictures()["mp-r1-c0.png"], *pictures().values()]  # that of the answer, then in the order of the page
     assert "what analytic, multistep, inverting gradients reconstructed" in (shown[1]["alt"] or "")
     with pytest.raises(FedprivError, match=re.escape("mp-single.png")):
         render_html(findings(), {"mp-r1-c0.png": b""})
@@ -273,9 +275,9 @@ def test_what_others_wrote_stays_text() -> None:
 def test_rows_of_markdown_tables_are_as_long_as_their_heads() -> None:
     hostile = replaced(findings(), lambda key, leaf: leaf + "|" if isinstance(leaf, str) and key not in KEPT else leaf)
     for audit in (findings(), hostile):
-        found = tables(render_markdown(audit))
-        assert len(found) >= 15
-        for table in found:
+        results = tables(render_markdown(audit))
+        assert len(results) >= 15
+        for table in results:
             assert len({columns(row) for row in table}) == 1, table[0]
             assert re.fullmatch(r"\|( --- \|)+", table[1])
 
@@ -296,10 +298,10 @@ def test_the_largest_area_is_that_of_conditions() -> None:
     assert "| 0.75" in row and "0.52" not in row
 
 
-def at(one: MembershipOutcome, auc: float, together: Interval) -> MembershipOutcome:
+def at(attack: MembershipOutcome, auc: float, together: Interval) -> MembershipOutcome:
     """The same with another area."""
-    assert one.points is not None
-    return replace(one, points=replace(one.points, auc=replace(one.points.auc, value=auc)), together=together)
+    assert attack.points is not None
+    return replace(attack, points=replace(attack.points, auc=replace(attack.points.auc, value=auc)), together=together)
 
 
 def bounded(upper: float, by_attacks: float | None, by_canaries: float | None) -> Audit:
@@ -329,10 +331,10 @@ def test_the_larger_lower_bound_of_epsilon_is_shown(by_attacks: float | None) ->
 
 
 def test_bounds_of_epsilon_that_contradict_are_pointed_out(page: Page) -> None:
-    told = "The lower bound exceeds the upper one."
-    assert told not in page.text and told in render_markdown(bounded(8.0, None, 8.1))
+    results = "The lower bound exceeds the upper one."
+    assert results not in page.text and results in render_markdown(bounded(8.0, None, 8.1))
     text = Page(render_html(bounded(8.0, 8.1, None), pictures())).text
-    assert told in text and "these two contradict each other" in text
+    assert results in text and "these two contradict each other" in text
 
 
 def test_scales() -> None:
@@ -347,8 +349,8 @@ def test_scales() -> None:
 def discs(runs: Sequence[AuditedRun]) -> list[tuple[float, float, float]]:
     chart = charts.tradeoff(runs)
     assert chart is not None
-    found = [{k: v for k, v in disc.items() if v} for disc in Page(chart.drawing).all("circle")]
-    return sorted((float(disc["cx"]), float(disc["cy"]), float(disc["r"])) for disc in found)
+    results = [{k: v for k, v in disc.items() if v} for disc in Page(chart.drawing).all("circle")]
+    return sorted((float(disc["cx"]), float(disc["cy"]), float(disc["r"])) for disc in results)
 
 
 def named(name: str, successes: int = 13, n: int = 72, **cost: Any) -> AuditedRun:
@@ -356,8 +358,8 @@ def named(name: str, successes: int = 13, n: int = 72, **cost: Any) -> AuditedRu
     run = findings().runs[0]
     outcome = run.images[0].outcomes[0]
     figures = figures_of(outcome)
-    found = replace(outcome, figures=replace(figures, success=dict.fromkeys(figures.success, rate(successes, n))))
-    return replace(run, name=name, cost=replace(run.cost, **cost), images=(run.images[0].only([found]),))
+    result = replace(outcome, figures=replace(figures, success=dict.fromkeys(figures.success, rate(successes, n))))
+    return replace(run, name=name, cost=replace(run.cost, **cost), images=(run.images[0].only([result]),))
 
 
 def figures_of(outcome: ImageOutcome) -> ImageFigures:
@@ -440,12 +442,12 @@ def test_numbers_of_runs_that_coincide_do_not_hide_each_other() -> None:
 
 def with_curve(*curves: tuple[tuple[int, float], ...]) -> ImageTarget:
     target = findings().runs[0].images[0]
-    one = target.outcomes[0]
+    item = target.outcomes[0]
     drawn = [
-        replace(one, attack=name, figures=replace(figures_of(one), curve=curve))
+        replace(item, attack=name, figures=replace(figures_of(item), curve=curve))
         for name, curve in zip("ab", curves, strict=False)
     ]
-    return target.only([*drawn, replace(one, figures=None, status=Status.not_run(Reason("not needed", "no reason")))])
+    return target.only([*drawn, replace(item, figures=None, status=Status.not_run(Reason("not needed", "no reason")))])
 
 
 def test_curves_begin_at_one_and_skip_what_no_logarithm_shows() -> None:

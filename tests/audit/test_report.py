@@ -14,9 +14,9 @@ from click.testing import CliRunner, Result
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.judge.metrics import metrics
+from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.membership.inference import ROWS, Membership, membership
-from fedpriv.audit.membership.label_leaks import findings_of, labels_of
+from fedpriv.audit.membership.label_leaks import infer_labels, label_findings
 from fedpriv.audit.report import _compared
 from fedpriv.audit.results import from_json
 from fedpriv.cli import main
@@ -37,7 +37,7 @@ def fedpriv(*arguments: Any) -> Result:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Finished small runs by name, each made once."""
-    folder, made = tmp_path_factory.mktemp("runs"), dict[str, Path]()
+    folder, folders = tmp_path_factory.mktemp("runs"), dict[str, Path]()
     masked = {"wire.transforms": [{"name": "mask", "last": 1}]}
     options: dict[str, tuple[str, dict[str, Any]]] = {
         "fedavg": ("fedavg", {}),
@@ -46,11 +46,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     }
 
     def run(name: str) -> Path:
-        if name not in made:
+        if name not in folders:
             method, own = options[name]
             play(folder / name, method, **own, **{"data.limit": 300})
-            made[name] = folder / name
-        return made[name]
+            folders[name] = folder / name
+        return folders[name]
 
     return run
 
@@ -59,43 +59,43 @@ def test_two_runs_side_by_side(runs: Callable[[str], Path], tmp_path: Path) -> N
     first, second = runs("fedavg"), runs("masked")
     result = fedpriv("audit", first, second, *QUICK, "--output", tmp_path / "report", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert [run["name"] for run in found["runs"]] == ["fedavg", "masked"]
-    assert f"{first} {second} {' '.join(QUICK)} --output" in found["command"], "as it was typed"
+    output = json.loads(result.stdout.splitlines()[-1])
+    assert [run["name"] for run in output["runs"]] == ["fedavg", "masked"]
+    assert f"{first} {second} {' '.join(QUICK)} --output" in output["command"], "as it was typed"
     for folder in (tmp_path / "report", first / "audit", second / "audit"):
         assert {"audit.html", "audit.md", "audit.json", "pictures"} <= {path.name for path in folder.iterdir()}
-        assert json.loads((folder / "audit.json").read_text())["runs"] == found["runs"]
-    plain, masked = found["runs"]
+        assert json.loads((folder / "audit.json").read_text())["runs"] == output["runs"]
+    plain, masked = output["runs"]
     assert plain["cost"]["against"] is None and masked["cost"]["against"] == "fedavg"
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (first, second)]
     difference = summaries[1]["accuracy"] - summaries[0]["accuracy"]
     assert masked["cost"]["accuracy_difference"] == pytest.approx(difference)
     assert masked["cost"]["bytes_up_ratio"] == summaries[1]["bytes_up"] / summaries[0]["bytes_up"] < 1
-    up = {one["name"] for one in plain["wire"]["tensors"] if one["up"]} - {
-        one["name"] for one in masked["wire"]["tensors"] if one["up"]
+    up = {item["name"] for item in plain["wire"]["tensors"] if item["up"]} - {
+        item["name"] for item in masked["wire"]["tensors"] if item["up"]
     }
     assert up == {"head.weight", "head.bias"}
-    tried = {one["attack"] for target in masked["images"] for one in target["outcomes"]}
+    tried = {item["attack"] for target in masked["images"] for item in target["outcomes"]}
     assert {"random-head", "known-head", "joint-head", "head-free", "analytic"} <= tried
-    for run in found["runs"]:
+    for run in output["runs"]:
         page = (first / "audit" / "audit.html").read_text()
         assert all(run[key] in page for key in ("run_id", "partition_hash"))
         assert {target["kind"] for target in run["images"]} == {"message", "single image"}
-        assert {one["name"] for one in run["membership_controls"]} == {"positive", "negative"}
-        assert [one for one in run["membership_controls"] if not (one["passed"] and one["sentence"] in page)] == []
-        assert any("row distance" in one["attack"] for one in run["membership"])
-        assert all(one["status"]["word"] != "not run" for one in run["membership"])
-        for one in run["membership"]:
-            area = one["points"]["auc"]
-            assert one["together"]["low"] < area["low"] <= area["high"] <= one["together"]["high"]
-        assert all(one["found"] == one["true"] for one in run["labels"]) or run is masked
-        (typed,) = (one for one in from_json(found).runs if one.name == run["name"])
+        assert {item["name"] for item in run["membership_controls"]} == {"positive", "negative"}
+        assert [item for item in run["membership_controls"] if not (item["passed"] and item["sentence"] in page)] == []
+        assert any("row distance" in item["attack"] for item in run["membership"])
+        assert all(item["status"]["word"] != "not run" for item in run["membership"])
+        for item in run["membership"]:
+            area = item["points"]["auc"]
+            assert item["together"]["low"] < area["low"] <= area["high"] <= item["together"]["high"]
+        assert all(item["inferred"] == item["true"] for item in run["labels"]) or run is masked
+        (typed,) = (each for each in from_json(output).runs if each.name == run["name"])
         values = metrics(typed)
         assert values.keys() >= {"recovered_from_message", "membership_auc"}
         assert ("labels_exact" in values) == (run is not masked)  # where no rule applies, nothing was measured
 
 
-def test_a_run_is_compared_with_its_undefended_one_though_another_executor_ran_the_clients() -> None:
+def test_runs_of_different_executors_are_compared() -> None:
     """DP-SGD trains client by client, where the undefended run may have trained groups; a run records which."""
     plain, defended, _ = findings().runs
     plain = replace(plain, config_yaml=config("fedavg", **{"executor.name": "vectorized", "executor.group_size": 2}).to_yaml())
@@ -108,13 +108,13 @@ def test_a_run_is_compared_with_its_undefended_one_though_another_executor_ran_t
 
 def made_of(run: dict[str, Any]) -> list[dict[str, Any]]:
     """The membership attacks that were run."""
-    return [one for one in run["membership"] if one["points"] is not None]
+    return [item for item in run["membership"] if item["points"] is not None]
 
 
 def refused(run: dict[str, Any], round: int) -> str:
     """Why no attack of a round was run."""
-    (one,) = (one for one in run["membership"] if one["attack"] == "every attack" and one["round"] == round)
-    return str(one["status"]["reasons"][0]["text"])
+    (item,) = (item for item in run["membership"] if item["attack"] == "every attack" and item["round"] == round)
+    return str(item["status"]["reasons"][0]["text"])
 
 
 @pytest.mark.slow
@@ -129,12 +129,12 @@ def test_membership_is_attacked_in_each_round_that_is_looked_at(runs: Callable[[
     monkeypatch.setattr("fedpriv.audit.run_audit.on_images", lambda *asked: [])
     monkeypatch.setattr("fedpriv.audit.membership.rounds.membership", once)
     (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
-    by_round = {round: {one["attack"] for one in made_of(run) if one["round"] == round} for round in (1, 3)}
-    assert sorted({one["round"] for one in made_of(run)}) == [1, 3]
+    by_round = {round: {item["attack"] for item in made_of(run) if item["round"] == round} for round in (1, 3)}
+    assert sorted({item["round"] for item in made_of(run)}) == [1, 3]
     assert all("class centres" in attacks and "row distance" in attacks for attacks in by_round.values())
-    assert {one.partition(" (")[0].partition(",")[0] for one in by_round[3] - by_round[1]} == {"FedMIA"}
-    assert {one["together"]["of"] for one in made_of(run)} == {len(made_of(run))}
-    assert not any("class centres" in one for one in run["answer"]["not_tried"])
+    assert {item.partition(" (")[0].partition(",")[0] for item in by_round[3] - by_round[1]} == {"FedMIA"}
+    assert {item["together"]["of"] for item in made_of(run)} == {len(made_of(run))}
+    assert not any("class centres" in item for item in run["answer"]["not_tried"])
 
     def only_last(*asked: Any) -> Membership:
         if asked[1] != 3:
@@ -143,18 +143,18 @@ def test_membership_is_attacked_in_each_round_that_is_looked_at(runs: Callable[[
 
     monkeypatch.setattr("fedpriv.audit.membership.rounds.membership", only_last)
     (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
-    assert {one["round"] for one in made_of(run)} == {3} and refused(run, 1) == "no candidates are left"
+    assert {item["round"] for item in made_of(run)} == {3} and refused(run, 1) == "no candidates are left"
 
     def blamed(*asked: Any) -> Membership:
-        made = once(*asked)
-        return replace(made, controls=made.controls | {ROWS: Area(0.9, 0.8, 1.0)}) if asked[1] == 3 else made
+        result = once(*asked)
+        return replace(result, controls=result.controls | {ROWS: Area(0.9, 0.8, 1.0)}) if asked[1] == 3 else result
 
     monkeypatch.setattr("fedpriv.audit.membership.rounds.membership", blamed)
     (run,) = json.loads(fedpriv("audit", runs("mpfedcon"), *options).stdout.splitlines()[-1])["runs"]
-    assert {one["round"] for one in made_of(run)} == {1}
+    assert {item["round"] for item in made_of(run)} == {1}
     assert refused(run, 3).startswith("row distance found members in the negative control")
-    failed = [one for one in run["membership_controls"] if not one["passed"]]
-    assert [one["attacker"] for one in failed] == ["row distance"] and "round 3: an upload" in failed[0]["sentence"]
+    failed = [item for item in run["membership_controls"] if not item["passed"]]
+    assert [item["attacker"] for item in failed] == ["row distance"] and "round 3: an upload" in failed[0]["sentence"]
 
 
 @pytest.mark.slow
@@ -163,14 +163,14 @@ def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Pa
     result = fedpriv("audit", runs("mpfedcon"), *QUICK, "--membership-shadows", 0, "--label-shadows", 0, "--json")
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
     easiest = next(target for target in run["images"] if target["kind"] == "single image")
-    analytic = next(one["figures"] for one in easiest["outcomes"] if one["attack"] == "analytic")
+    analytic = next(item["figures"] for item in easiest["outcomes"] if item["attack"] == "analytic")
     near = analytic["success"]["0.01"]
     assert near["successes"] == near["n"] and analytic["mse_median"] < 1e-9
-    assert run["labels"] and all(one["found"] == one["true"] and one["stated"] for one in run["labels"])
+    assert run["labels"] and all(item["inferred"] == item["true"] and item["stated"] for item in run["labels"])
     assert run["centers"] and run["membership"] == []
     message = next(target for target in run["images"] if target["kind"] == "message")
-    hits = max(one["figures"]["success"]["0.01"]["successes"] for one in message["outcomes"] if one["figures"])
-    assert hits and [one["rate"]["successes"] for one in run["known_members"]] == [hits]
+    hits = max(item["figures"]["success"]["0.01"]["successes"] for item in message["outcomes"] if item["figures"])
+    assert hits and [item["rate"]["successes"] for item in run["known_members"]] == [hits]
     assert any(f"Reconstructed samples are known members: {hits} of" in sentence for sentence in run["verdict"])
     assert not any("distinguished from guessing" in sentence for sentence in run["verdict"])
 
@@ -178,12 +178,12 @@ def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Pa
 def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:
     evidence = Evidence(runs("fedavg"))
     for round, client in evidence.messages():
-        (said,) = findings_of([labels_of(evidence, round, client)]).labels
-        assert said.true == tuple(sorted(set(evidence.truth(client).labels.tolist())))
-        assert said.exact and said.count_accuracy is not None and 0 < said.count_accuracy <= 1
+        (labels,) = label_findings([infer_labels(evidence, round, client)]).labels
+        assert labels.true == tuple(sorted(set(evidence.truth(client).labels.tolist())))
+        assert labels.exact and labels.count_accuracy is not None and 0 < labels.count_accuracy <= 1
     hidden = Evidence(runs("masked"))
-    (said,) = findings_of([labels_of(hidden, *hidden.messages()[0])]).labels
-    assert said.found == () and not said.exact and said.rule is None
+    (labels,) = label_findings([infer_labels(hidden, *hidden.messages()[0])]).labels
+    assert labels.inferred == () and not labels.exact and labels.rule is None
 
 
 @pytest.mark.slow
@@ -200,15 +200,15 @@ def test_who_fails_a_control_is_not_tried(runs: Callable[[str], Path], tmp_path:
     few = ("--membership-shadows", 0, "--label-shadows", 0)
     result = fedpriv("audit", runs("fedavg"), *QUICK, *few, "--output", tmp_path / "report", "--json")
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout.splitlines()[-1])
-    (run,) = found["runs"]
+    output = json.loads(result.stdout.splitlines()[-1])
+    (run,) = output["runs"]
     for target in run["images"]:
-        said = {one["attack"]: one["status"] for one in target["outcomes"]}
+        statuses = {item["attack"]: item["status"] for item in target["outcomes"]}
         kind = "not needed" if target["kind"] == "single image" else "control failed"
-        assert said["dlg"]["word"] == "not run" and [one["kind"] for one in said["dlg"]["reasons"]] == [kind]
-        assert said["analytic"]["word"] != "not run"
-    assert {(one["attacker"], one["passed"]) for one in found["controls"]} >= {("dlg", False), ("analytic", True)}
-    assert found["controls"] == run["controls"]
+        assert statuses["dlg"]["word"] == "not run" and [item["kind"] for item in statuses["dlg"]["reasons"]] == [kind]
+        assert statuses["analytic"]["word"] != "not run"
+    assert {(item["attacker"], item["passed"]) for item in output["controls"]} >= {("dlg", False), ("analytic", True)}
+    assert output["controls"] == run["controls"]
     for page in ("audit.html", "audit.md"):
         assert sentence in (tmp_path / "report" / page).read_text()
 
@@ -250,11 +250,11 @@ def test_what_canaries_show_stands_beside_the_ledgers_epsilon(tmp_path: Path) ->
     few = ("--messages", 1, "--singles", 1, "--label-shadows", 0, "--membership-shadows", 0)
     result = fedpriv("audit", tmp_path / "run", *few, "--fail-if", "epsilon_measured>=0")
     assert result.exit_code == 3 and "epsilon_measured is 0" in result.output
-    found = json.loads((tmp_path / "run" / "audit" / "audit.json").read_text())["runs"][0]
-    canaries = found["epsilon"]["canaries"]
-    lower = max(one["epsilon"] for one in canaries["bounds"])
-    assert canaries["claim"] == found["epsilon"]["upper"] > lower and canaries["canaries"] == 50
-    (sentence,) = (one for one in found["verdict"] if one.startswith("Lower bounds of epsilon from 50 canaries"))
+    results = json.loads((tmp_path / "run" / "audit" / "audit.json").read_text())["runs"][0]
+    canaries = results["epsilon"]["canaries"]
+    lower = max(bound["epsilon"] for bound in canaries["bounds"])
+    assert canaries["claim"] == results["epsilon"]["upper"] > lower and canaries["canaries"] == 50
+    (sentence,) = (item for item in results["verdict"] if item.startswith("Lower bounds of epsilon from 50 canaries"))
     assert sentence in (tmp_path / "run" / "audit" / "audit.md").read_text()
 
 
@@ -263,7 +263,7 @@ def test_a_budget_that_is_spent_is_said_and_nothing_is_known(runs: Callable[[str
     assert result.exit_code == 0, result.output
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
     cut = "cut: the audit's budget of 0.001 s was spent"
-    why = [one["status"]["reasons"] for target in run["images"] for one in target["outcomes"]]
+    why = [item["status"]["reasons"] for target in run["images"] for item in target["outcomes"]]
     assert all(reasons == [{"kind": "budget spent", "text": cut}] for reasons in why)
     parts = ("shadow clients", "class centres", "membership")
     assert run["not_run"] == {part: {"kind": "budget spent", "text": cut} for part in parts}
@@ -285,7 +285,7 @@ def test_the_clients_that_an_audit_simulates_hold_no_canaries(tmp_path: Path) ->
     result = fedpriv("audit", tmp_path / "run", *QUICK, "--json")
     assert result.exit_code == 0, result.output
     (run,) = json.loads(result.stdout.splitlines()[-1])["runs"]
-    assert run["epsilon"]["canaries"] is not None and {one["kind"] for one in run["images"]} == {"message", "single image"}
+    assert run["epsilon"]["canaries"] is not None and {item["kind"] for item in run["images"]} == {"message", "single image"}
 
 
 @pytest.mark.slow
@@ -300,6 +300,6 @@ def test_two_processes_find_what_one_finds(runs: Callable[[str], Path]) -> None:
     def timeless(leaf: Any) -> Any:
         if isinstance(leaf, dict):
             return {key: timeless(value) for key, value in leaf.items() if "second" not in key}
-        return [timeless(one) for one in leaf] if isinstance(leaf, list) else leaf
+        return [timeless(item) for item in leaf] if isinstance(leaf, list) else leaf
 
     assert timeless(found(2)) == timeless(found(1))

@@ -116,7 +116,10 @@ def test_how_many_batches_they_are_of(tmp_path: Path, overrides: dict[str, Any],
 def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: Evidence) -> None:
     found = mean_colours(undefended)
     assert not isinstance(found, Reason) and [(one.round, one.sender.client) for one in found] == undefended.messages()
-    ((read,), (true,)), mean = (found[0].found, found[0].true), float(undefended.truth(undefended.messages()[0][1]).images.mean())
+    ((read,), (true,)), mean = (
+        (found[0].estimate, found[0].true),
+        float(undefended.truth(undefended.messages()[0][1]).images.mean()),
+    )
     assert true == pytest.approx(mean) and found[0].error == pytest.approx(abs(read - mean))
     assert median(one.error for one in found) < 0.05  # the border, which is padded, is darker
 
@@ -140,7 +143,7 @@ def test_the_audit_has_their_row_with_both_controls(undefended: Evidence) -> Non
 
 
 def test_the_report_shows_the_colours_beside_the_truth() -> None:
-    colour = MeanColour(round=1, sender=Sender(3), found=(0.3141, 0.25), true=(0.31, 0.26), error=0.007, baseline_error=0.05)
+    colour = MeanColour(round=1, sender=Sender(3), estimate=(0.3141, 0.25), true=(0.31, 0.26), error=0.007, baseline_error=0.05)
     audit = findings()
     run = replace(audit.runs[0], mean_colours=(colour,))
     audit = replace(audit, runs=(run, *audit.runs[1:]))

@@ -22,7 +22,7 @@ from fedpriv.audit.evidence.sums import Sums
 from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import on_single_images
 from fedpriv.audit.judge.images import best_of
-from fedpriv.audit.membership.label_leaks import findings_of, labels_of
+from fedpriv.audit.membership.label_leaks import infer_labels, label_findings
 from fedpriv.audit.results import from_json
 from fedpriv.errors import UsageError
 from tests.audit.test_report import fedpriv
@@ -74,7 +74,7 @@ def test_variates_of_sums_add_up_over_sums_of_the_same_clients(tmp_path: Path) -
     kept = {"train.rounds": 2, "wire.keep_payloads": "all", "wire.secure_aggregation": True}
     play(tmp_path / "all", "scaffold", **NOISE, **kept, **{"data.clients": 3, "train.participation": 1.0})
     found = Sums(tmp_path / "all")
-    said = findings_of([labels_of(found, *message) for message in found.messages()]).labels
+    said = label_findings([infer_labels(found, *message) for message in found.messages()]).labels
     assert [(one.exact, (one.rule or "").split(",")[0]) for one in said] == [(True, "variate")] * 2
     play(tmp_path / "some", "scaffold", **NOISE, **kept, **{"data.clients": 6, "train.participation": 0.5})
     others = Sums(tmp_path / "some")
@@ -85,7 +85,7 @@ def test_variates_of_sums_add_up_over_sums_of_the_same_clients(tmp_path: Path) -
 def test_classes_that_are_sent_without_their_centres_are_read(tmp_path: Path) -> None:
     masked = {"wire.transforms": [{"name": "mask", "names": ["statistic.centers"]}, {"name": "gaussian", "variance": 1e-2}]}
     found = evidence(tmp_path / "run", "mpfedcon", **masked, **{"train.rounds": 1})
-    (said,) = findings_of([labels_of(found, *found.messages()[0])]).labels
+    (said,) = label_findings([infer_labels(found, *found.messages()[0])]).labels
     assert said.exact and said.rule == "the message names its classes in clear"
 
 
@@ -104,13 +104,13 @@ def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pyt
     attacked = on_single_images(found, round, client, 0, lambda text: None, most=2)
     rates = {one.attacker.name: one.scores.recovered[1e-2].share for one in attacked.attempts if one.scores is not None}
     assert rates == {"analytic": 0.0, "analytic on variate": 1.0}
-    (said,) = findings_of([labels_of(found, round, client)]).labels
+    (said,) = label_findings([infer_labels(found, round, client)]).labels
     assert said.exact and (said.rule or "").startswith("variate, last layer") and (said.count_rule or "").startswith("variate")
 
 
 def test_without_a_defence_the_model_is_asked_first(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{"train.rounds": 1})
-    (said,) = findings_of([labels_of(found, *found.messages()[0])]).labels
+    (said,) = label_findings([infer_labels(found, *found.messages()[0])]).labels
     assert (said.rule or "").startswith("last layer") and said.count_accuracy is not None
 
 
@@ -124,7 +124,7 @@ def test_a_gradient_of_the_head_tells_labels_and_no_image(tmp_path: Path) -> Non
     assert seen.shared and not any("encoder" in name for name in seen.shared)
     with pytest.raises(Inapplicable, match="is features"):
         image_attack("analytic")().run([seen])
-    (said,) = findings_of([labels_of(found, round, client)]).labels
+    (said,) = label_findings([infer_labels(found, round, client)]).labels
     assert said.exact and (said.rule or "").startswith("gradient, last layer")
 
 

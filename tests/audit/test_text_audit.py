@@ -28,8 +28,7 @@ from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.judge import images as judge_images
 from fedpriv.audit.judge import texts as judge_texts
 from fedpriv.audit.judge.known import samples_not_known
-from fedpriv.audit.judge.measures import MEASURES
-from fedpriv.audit.judge.metrics import metrics
+from fedpriv.audit.judge.measures import MEASURES, metrics
 from fedpriv.audit.results import AuditedRun, Cost, Statistic, TextFigures, TextOutcome, TextTargetResult, from_json
 from fedpriv.audit.text.attempts import TextAttempt, _unlike, attempt_text
 from fedpriv.audit.text.recovery import on_single_texts
@@ -327,7 +326,7 @@ def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:
     assert "row distance" in {one.attack for one in run.membership}, "what learns on the features is linear"
     assert "nothing of the encoder was sent" in page
     assert any("no attack on texts could be mounted" in sentence for sentence in run.verdict)
-    left = run.texts[-1].outcomes[0].left
+    left = run.texts[-1].outcomes[0].partial_leakage
     assert left is not None and left.labels.successes == 2, "the head tells the label of a lone sentence"
 
 

@@ -43,21 +43,21 @@ def on_members(*attacks: MembershipOutcome, **changes: Any) -> list[str]:
 
 
 def test_nothing_found_is_about_the_attacks_and_their_budgets() -> None:
-    said = said_of(image("dlg", n=50), image("analytic", n=50))
-    assert "None of the 50" in said and "dlg, analytic within their budgets" in said and "up to 8%" in said
-    assert "each recovered its control" in said
+    text = said_of(image("dlg", n=50), image("analytic", n=50))
+    assert "None of the 50" in text and "dlg, analytic within their budgets" in text and "up to 8%" in text
+    assert "each recovered its control" in text
 
 
-def test_what_attackers_without_a_positive_control_do_not_find_is_no_evidence() -> None:
+def test_failures_without_a_positive_control_are_no_evidence() -> None:
     unproven = image("joint-head", 0, 50, NO_CONTROL)
-    said = said_of(image("dlg", n=50), unproven)
-    assert "reconstructed by dlg within" in said and "the failure of joint-head is no evidence" in said
+    text = said_of(image("dlg", n=50), unproven)
+    assert "reconstructed by dlg within" in text and "the failure of joint-head is no evidence" in text
     kinds: tuple[TargetKind, ...] = ("message", "single image")
     for kind in kinds:
         alone = images(unproven, WHY, kind=kind)
-        (said, *_) = verdict(run(alone))
-        assert said.startswith("No attack whose controls show that it could succeed was mounted") and "is not known" in said
-        assert "dlg: not tried: why" in said and "joint-head: recovered none, which is no evidence: no control shows" in said
+        (text, *_) = verdict(run(alone))
+        assert text.startswith("No attack whose controls show that it could succeed was mounted") and "is not known" in text
+        assert "dlg: not tried: why" in text and "joint-head: recovered none, which is no evidence: no control shows" in text
         assert of_images.best(alone) is None, "nothing was measured"
     assert said_of(image("analytic"), WHY).endswith("; not tried: dlg.")
     lucky = said_of(image("joint-head", 3, 50, NO_CONTROL))
@@ -67,45 +67,45 @@ def test_what_attackers_without_a_positive_control_do_not_find_is_no_evidence() 
 
 def test_every_rate_of_the_easiest_case_has_its_interval() -> None:
     """0 of 24 leaves 14 % open, and the sentence says so; the number looked at depends on what was found."""
-    said = said_of(image("analytic"), image("dlg", n=24), kind="single image")
-    assert "0 of 72 by analytic (up to 6% is not excluded), 0 of 24 by dlg (up to 14% is not excluded)" in said
-    assert "for the number of images tried, which depends on the results" in said
-    said = said_of(image("analytic", 6, 6), kind="single image")
+    text = said_of(image("analytic"), image("dlg", n=24), kind="single image")
+    assert "0 of 72 by analytic (up to 6% is not excluded), 0 of 24 by dlg (up to 14% is not excluded)" in text
+    assert "for the number of images tried, which depends on the results" in text
+    text = said_of(image("analytic", 6, 6), kind="single image")
     assert (
         "analytic reconstructed 6 of 6 (MSE < 0.01; 95 % interval 61% to 100%; the interval is for the number of images tried"
-        in said
+        in text
     )
 
 
 def test_the_best_attacker_is_named_beside_what_copying_reaches() -> None:
-    said = said_of(image("dlg", 2, 50), image("analytic", 9, 50), baselines={"nearest public": baseline(1, 50)})
-    assert said.startswith("9 of 50 training images") and "by analytic" in said and "would count for 1 of them" in said
+    text = said_of(image("dlg", 2, 50), image("analytic", 9, 50), baselines={"nearest public": baseline(1, 50)})
+    assert text.startswith("9 of 50 training images") and "by analytic" in text and "would recover 1 of them" in text
 
 
 def test_an_attack_that_could_not_be_mounted_is_no_defence() -> None:
-    said = said_of(LAYER)
-    assert said.startswith("No attack was mounted") and "is not known" in said and "no layer is shared" in said
+    text = said_of(LAYER)
+    assert text.startswith("No attack was mounted") and "is not known" in text and "no layer is shared" in text
     assert "analytic" in said_of(LAYER, image("analytic", 3))
 
 
-def test_images_that_were_not_attacked_are_named_only_where_none_was() -> None:
+def test_unattacked_images_are_named_only_if_none_was_attacked() -> None:
     reason = {"images": because("the image encoder is frozen")}
     assert "No attack was mounted on the images" in verdict(run(not_run=reason))[0]
-    assert not any("No attack was mounted on the images" in said for said in verdict(run(images(image()), not_run=reason)))
+    assert not any("No attack was mounted on the images" in item for item in verdict(run(images(image()), not_run=reason)))
 
 
 def test_membership_that_guessing_equals_is_not_called_found() -> None:
-    (said,) = on_members(member(0.55, 0.48, 0.61))
-    assert "cannot be distinguished from guessing on 70 members and 70 non-members" in said and "0.48 to 0.61" in said
-    (said,) = on_members(member(0.8, 0.7, 0.9))
-    assert said.startswith("The best of 1 membership attacks, LiRA, separates") and "0.70 to 0.90" in said
+    (text,) = on_members(member(0.55, 0.48, 0.61))
+    assert "cannot be distinguished from guessing on 70 members and 70 non-members" in text and "0.48 to 0.61" in text
+    (text,) = on_members(member(0.8, 0.7, 0.9))
+    assert text.startswith("The best of 1 membership attacks, LiRA, separates") and "0.70 to 0.90" in text
 
 
-def test_messages_on_which_nothing_was_mounted_for_the_same_reasons_have_one_sentence() -> None:
+def test_unattacked_messages_share_a_sentence_by_reason() -> None:
     refused = images(no_image("dlg", because("500 images behind one message")))
     another = images(no_image("dlg", because("no head")), round=10)
-    found = run(refused, replace(refused, round=9, sender=Sender(2)), another)
-    assert [sentence for sentence in verdict(found) if sentence.startswith("No attack")] == [
+    audited = run(refused, replace(refused, round=9, sender=Sender(2)), another)
+    assert [sentence for sentence in verdict(audited) if sentence.startswith("No attack")] == [
         "No attack was mounted on client 7's message of round 3 and client 2's message of round 9, so what they reveal is not "
         "known (dlg: 500 images behind one message).",
         "No attack was mounted on client 7's message of round 10, so what it reveals is not known (dlg: no head).",
@@ -121,24 +121,24 @@ def test_the_best_attempt_is_that_with_the_largest_share() -> None:
     assert "dlg reconstructed 6 of 6" in verdict(run(target))[0]
 
 
-def test_the_best_of_several_attacks_is_held_to_what_holds_for_all() -> None:
+def test_best_attack_has_the_simultaneous_interval() -> None:
     """Its own 95 % interval lies above guessing, and the one that allows for the choice among two does not."""
-    (said,) = on_members(member(0.58, 0.49, 0.67, of=2), member(0.5, 0.43, 0.57, of=2))
-    assert "cannot be distinguished from guessing" in said and "0.49 to 0.67, which holds for the best of 2" in said
+    (text,) = on_members(member(0.58, 0.49, 0.67, of=2), member(0.5, 0.43, 0.57, of=2))
+    assert "cannot be distinguished from guessing" in text and "0.49 to 0.67, which holds for the best of 2" in text
 
 
 def test_of_several_rounds_the_surest_is_named_with_its_round() -> None:
     """A round with few samples may have the largest area by chance, and must not hide what is found in another."""
     early = member(0.7, 0.6, 0.8, round=1, few=point(28, 70, 1e-9))
-    (said,) = on_members(member(0.9, 0.45, 0.99, asked=4), early)
-    assert said.startswith("The best of 2 membership attacks, LiRA, round 1, separates") and "LiRA, round 1 finds 40%" in said
+    (text,) = on_members(member(0.9, 0.45, 0.99, asked=4), early)
+    assert text.startswith("The best of 2 membership attacks, LiRA, round 1, separates") and "LiRA, round 1 finds 40%" in text
 
 
 def test_reconstructed_images_are_known_members() -> None:
     """Whatever the attacks on membership say: the verdict must not deny what the same messages show."""
     known = tuple(of_images.known_members([images(image("dlg", 2, 50), image("analytic", 9, 50))]))
-    (found,) = known
-    assert (found.attack, found.rate.successes, found.sender, found.what) == ("analytic", 9, Sender(7), "images")
+    (result,) = known
+    assert (result.attack, result.rate.successes, result.sender, result.what) == ("analytic", 9, Sender(7), "images")
     first, second = on_members(member(0.5, 0.43, 0.57), known_members=known)
     assert (
         "Reconstructed samples are known members: 9 of 50 training images behind client 7's message of round 3, by analytic"
@@ -157,31 +157,31 @@ def test_reconstructed_images_are_known_members() -> None:
 
 
 def test_texts_that_were_read_word_for_word_are_known_members() -> None:
-    (found,) = of_texts.known_members([texts(text("span", wilson(2, 8), recall=1.0, precision=1.0, rouge_l=0.9))])
-    assert found.what == "texts" and found.rate.successes == 2
+    (results,) = of_texts.known_members([texts(text("span", wilson(2, 8), recall=1.0, precision=1.0, rouge_l=0.9))])
+    assert results.what == "texts" and results.rate.successes == 2
     assert list(of_texts.known_members([texts(text("tokens", recall=1.0, precision=1.0))])) == []
 
 
-def test_a_few_sure_members_are_not_passed_over_for_an_area_at_chance() -> None:
-    (said,) = on_members(member(0.52, 0.43, 0.6, few=point(12, 70, 1e-4)))
-    assert said.startswith(
+def test_few_certain_members_are_reported_despite_chance_area() -> None:
+    (text,) = on_members(member(0.52, 0.43, 0.6, few=point(12, 70, 1e-4)))
+    assert text.startswith(
         "At low false-positive rates, members are found: LiRA finds 17% of the members at a false-positive rate of 1%"
     )
-    (said,) = on_members(member(0.52, 0.43, 0.6, few=point(12, 70, 0.2)))
-    assert "At low" not in said and "cannot be distinguished from guessing" in said
+    (text,) = on_members(member(0.52, 0.43, 0.6, few=point(12, 70, 0.2)))
+    assert "At low" not in text and "cannot be distinguished from guessing" in text
 
 
 def test_an_attack_on_membership_that_was_not_tried_is_said() -> None:
-    (said,) = on_members(no_member("LiRA", "its control failed: AUC 0.5", use="LiRA"))
-    assert "not tried, so that their success is not known" in said and "LiRA (its control failed: AUC 0.5)" in said
+    (text,) = on_members(no_member("LiRA", "its control failed: AUC 0.5", use="LiRA"))
+    assert "not tried, so that their success is not known" in text and "LiRA (its control failed: AUC 0.5)" in text
 
 
-def test_a_reason_that_is_not_that_of_every_round_is_said_with_its_round() -> None:
+def test_reasons_of_single_rounds_name_their_round() -> None:
     """Of a round in which no attack counts there is one reason; where that is so of every round, it is said elsewhere."""
     refused = no_member("every attack", "an upload is missing", round=1, uses=None, use=None)
     rows, lira = (no_member("row distance", "no linear layer", round) for round in (2, 3)), no_member("LiRA", "few", 2)
-    (said,) = on_members(refused, lira, *rows)
-    assert said.endswith(": row distance (no linear layer); LiRA, round 2 (few); every attack, round 1 (an upload is missing).")
+    (text,) = on_members(refused, lira, *rows)
+    assert text.endswith(": row distance (no linear layer); LiRA, round 2 (few); every attack, round 1 (an upload is missing).")
     assert on_members(refused) == []
 
 
@@ -191,5 +191,5 @@ def test_a_run_without_differential_privacy_has_no_guarantee() -> None:
 
 
 def test_no_sentence_promises_anything() -> None:
-    said = " ".join(verdict(run(images(image("dlg")), epsilon=epsilon(1.0, level="client")))).lower()
-    assert not any(word in said for word in (" safe", "secure", "is private", "anonymous", "cannot be"))
+    text = " ".join(verdict(run(images(image("dlg")), epsilon=epsilon(1.0, level="client")))).lower()
+    assert not any(word in text for word in (" safe", "secure", "is private", "anonymous", "cannot be"))

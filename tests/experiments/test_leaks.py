@@ -227,7 +227,7 @@ def test_an_audit_after_the_run_is_stored_with_its_result(tmp_path: Path) -> Non
     assert (message["round"], message["samples"]) == (1, next(one.samples for one in made.images if one.kind == "message"))
     best = best_of(made, "single image")
     assert best is not None
-    assert found["singles"]["recovered"] == best.counted.rate.successes == best.counted.rate.n == found["singles"]["samples"]
+    assert found["singles"]["recovered"] == best.rate.successes == best.rate.n == found["singles"]["samples"]
     assert found["members"] is None and found["classes_by_shadows"] is None
     assert found["classes"] == {"exact": sum(one.exact for one in made.labels), "of": len(made.labels)}
 

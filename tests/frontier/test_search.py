@@ -41,8 +41,8 @@ def test_a_replay_on_texts_can_hold_unless_it_sends_what_audits_do_not_know(
     statistics: tuple[str, ...], holds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedpriv.frontier.search.on_texts", lambda *given: [texts_read("message")])
-    monkeypatch.setattr("fedpriv.frontier.search.labels_of", lambda *given: None)
-    monkeypatch.setattr("fedpriv.frontier.search.findings_of", lambda labels: SimpleNamespace(labels=()))
+    monkeypatch.setattr("fedpriv.frontier.search.infer_labels", lambda *given: None)
+    monkeypatch.setattr("fedpriv.frontier.search.label_findings", lambda labels: SimpleNamespace(labels=()))
     found = measured(evidence_on_texts(*statistics), AuditOptions(label_shadows=0), ["recovered"], lambda text: None)
     (target,) = conditions("recovered<=0.05", "--target")
     assert target.value(found) == 0.0 and target.holds(found) == holds

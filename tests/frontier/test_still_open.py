@@ -14,9 +14,9 @@ from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.scoring.operating_points import Area
 from fedpriv.audit.conditions import conditions
 from fedpriv.audit.results import (
-    CountedRate,
     Interval,
     MembershipOutcome,
+    RecoveryRate,
     Sender,
     TargetKind,
     TextFigures,
@@ -92,7 +92,7 @@ def test_of_two_attacks_on_the_same_samples_the_one_on_fewer_counts() -> None:
 def test_sentences_and_class_centres_count_as_samples_do() -> None:
     text = said(point(images=(), texts=(texts_read("single text"),), modalities=("text",)))
     assert "up to 32.4 % may be recovered (95 %; span, 0 of 8 single texts, seed 0)." in text
-    centers = (replace(findings().runs[0].centers[0], counted=CountedRate(rate(1, 40), "0.01")),)
+    centers = (replace(findings().runs[0].centers[0], recovered=RecoveryRate(rate(1, 40), "0.01")),)
     one = point(images=ALONE, centers=centers)
     assert one["recovered_open_by"] == {"attacker": "inversion", "kind": "class centres", "successes": 1, "n": 40}
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from scipy.stats import binom, norm
 from torch import Tensor
 
-from fedpriv.audit.membership.canaries import measured
+from fedpriv.audit.membership.epsilon import measured
 from fedpriv.audit.sentences import canaries as sentences_of
 from fedpriv.cli import main
 from fedpriv.client.local_update import ModelLocalUpdate

@@ -26,7 +26,7 @@ from fedpriv.attacks.scoring.scores import RECOVERED, Rate, counts, mse, thresho
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.images.figures import by_threshold
 from fedpriv.audit.images.target import public_images
-from fedpriv.audit.results import CenterOutcome, CountedRate
+from fedpriv.audit.results import CenterOutcome, RecoveryRate
 
 HEAD = "head"
 TOGETHER = 256
@@ -71,10 +71,10 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[Cente
         mse_median=float(mse(made.images, means).median()),
         baseline_mse_median=float(mse(likely.means, means).median()),
         success=by_threshold(recovered),
-        copies={f"{limit:g}": count for limit, count in guessed.items()},
-        counted=CountedRate(counted, f"{limit or RECOVERED:g}"),
+        public_successes={f"{limit:g}": count for limit, count in guessed.items()},
+        recovered=RecoveryRate(counted, f"{limit or RECOVERED:g}"),
         distance_of_truth=_finite(relative_distance(true, centers).median()),
-        distance_found=_finite(made.distance.median()),
+        distance_of_recovered=_finite(made.distance.median()),
     )
     return outcome, {"class mean": means, "from the centre": made.images, "public class mean": likely.means}
 

@@ -31,7 +31,7 @@ def mean_colours(evidence: Evidence) -> tuple[MeanColour, ...] | Reason:
             MeanColour(
                 round=round,
                 sender=evidence.sender(round, client),
-                found=tuple(found.tolist()),
+                estimate=tuple(found.tolist()),
                 true=tuple(true.tolist()),
                 error=float((found - true).abs().mean()),
                 baseline_error=float((guess - true).abs().mean()),

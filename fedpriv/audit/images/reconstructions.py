@@ -88,7 +88,7 @@ class Attacked:
             picture=picture,
             picture_note=None if picture is None else self._shown(),
         )
-        return bare.only([_outcome(one, bare.baselines_by_count) for one in self.attempts])
+        return bare.only([_outcome(one, bare.baseline_successes) for one in self.attempts])
 
 
 def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:

@@ -1,4 +1,4 @@
-"""What attacks on images show: how many were recovered, and whether that is more than guesses without the message."""
+"""What attacks on images show: how many images were recovered, and whether that is more than guesses without the message."""
 
 from __future__ import annotations
 
@@ -9,173 +9,161 @@ from fedpriv.attacks.scoring.scores import RECOVERED, Rate, counts, threshold_ab
 from fedpriv.audit.results import (
     AuditedRun,
     CenterOutcome,
-    CountedRate,
     ImageFigures,
     ImageOutcome,
     ImageTarget,
     KnownMembers,
+    RecoveryRate,
     TargetKind,
 )
 
 LIMIT = f"{RECOVERED:g}"
 """The threshold of "recovered", as a key of the figures."""
 PUBLIC, FLAT = "nearest public", "own mean colour"
-"""Baselines that a recovery is compared with: as many images as these count for may be recovered by chance."""
+"""Baselines that a recovery is compared with: an attack that recovers no more may have recovered them by chance."""
 
 
 @dataclass(frozen=True)
-class Closer:
-    """An attack that recovered more images than guesses would count for, at the threshold ``limit``."""
-
-    outcome: ImageOutcome
-    figures: ImageFigures
-    limit: str
-
-    @property
-    def rate(self) -> Rate:
-        """How many it recovered."""
-        return self.figures.success[self.limit]
-
-
-@dataclass(frozen=True)
-class BestImages:
-    """The attack that recovered most of some targets' images, and how many count."""
+class Recovery:
+    """The images of a target that an attack recovered; ``limit``: the threshold of the mean squared error."""
 
     target: ImageTarget
     outcome: ImageOutcome
-    counted: CountedRate
+    figures: ImageFigures
+    rate: Rate
+    limit: str
 
 
 def ran(target: ImageTarget) -> Iterator[tuple[ImageOutcome, ImageFigures]]:
     """The attacks that were run, with their figures."""
-    return ((one, one.figures) for one in target.outcomes if one.figures is not None)
+    return ((outcome, outcome.figures) for outcome in target.outcomes if outcome.figures is not None)
 
 
-def counted(figures: ImageFigures) -> CountedRate:
+def recovered(figures: ImageFigures) -> RecoveryRate:
     """The rate of images that count as recovered.
 
-    Of an attacker who knows public images, at the loosest threshold at which it found more than copies of these would count
-    for; none where there is no such threshold.
+    For an attacker who knows public images: the rate at the loosest threshold at which it exceeds that of the nearest public
+    image; 0 where there is no such threshold.
     """
-    if figures.copies is None:
-        return CountedRate(figures.success[LIMIT], LIMIT)
-    limit = threshold_above(_counts(figures.success), figures.copies)
+    if figures.public_successes is None:
+        return RecoveryRate(figures.success[LIMIT], LIMIT)
+    limit = threshold_above(_counts(figures.success), figures.public_successes)
     if limit is None:
-        return CountedRate(wilson(0, figures.success[LIMIT].n), LIMIT)
-    return CountedRate(figures.success[limit], limit)
+        return RecoveryRate(wilson(0, figures.success[LIMIT].n), LIMIT)
+    return RecoveryRate(figures.success[limit], limit)
 
 
-def conclusive(target: ImageTarget) -> list[tuple[ImageOutcome, ImageFigures]]:
-    """The attacks that recovered images, and those that recovered none and whose failure is evidence; others measure nothing."""
-    return [(one, figures) for one, figures in ran(target) if counted(figures).rate.successes or one.status.is_evidence]
+def conclusive(target: ImageTarget) -> list[Recovery]:
+    """The attacks that recovered images, or whose failure is evidence; the others measure nothing."""
+    recoveries = [(outcome, figures, recovered(figures)) for outcome, figures in ran(target)]
+    return [
+        Recovery(target, outcome, figures, counted.rate, counted.limit)
+        for outcome, figures, counted in recoveries
+        if counted.rate.successes or outcome.status.is_evidence
+    ]
 
 
-def best(target: ImageTarget) -> BestImages | None:
+def _merit(recovery: Recovery) -> tuple[float, float]:
+    return recovery.rate.share, -recovery.figures.mse_median
+
+
+def best(target: ImageTarget) -> Recovery | None:
     """Of the conclusive attacks, the one that recovered the largest share; among equals, the one with the least median error.
 
     Attacks on single images are on different numbers of them.
     """
-    some = conclusive(target)
-    if not some:
-        return None
-    outcome, figures = max(some, key=lambda pair: (counted(pair[1]).rate.share, -pair[1].mse_median))
-    return BestImages(target, outcome, counted(figures))
+    return max(conclusive(target), key=_merit, default=None)
+
+
+def best_of(run: AuditedRun, kind: TargetKind) -> Recovery | None:
+    """The attack that recovered most, of all targets of a kind."""
+    each = (best(target) for target in run.images if target.kind == kind)
+    return max(filter(None, each), key=_merit, default=None)
 
 
 def is_known(target: ImageTarget) -> bool:
-    """Whether it is known what can be recovered: more was than guesses count for, or the failure of an attack is evidence."""
-    return any(one.status.is_evidence for one, _ in ran(target)) or closer(target) is not None
+    """Whether it is known what can be recovered: more was than guesses recover, or the failure of an attack is evidence."""
+    return any(outcome.status.is_evidence for outcome, _ in ran(target)) or beyond_baselines(target) is not None
 
 
-def closer(target: ImageTarget) -> Closer | None:
-    """An attack that recovered more images than copies of the nearest public image, or flat ones of the right colour, count for.
+def beyond_baselines(target: ImageTarget) -> Recovery | None:
+    """An attack that recovered more images than the nearest public image or a flat one of the right colour does.
 
     Returns:
         of several, the one at the loosest threshold, and with most images there; ``None``: there is none.
     """
-    found = [
-        Closer(one, figures, limit)
-        for one, figures in ran(target)
-        if (limit := threshold_above(_counts(figures.success), guesses(target.baselines_by_count, figures))) is not None
+    baselines = target.baseline_successes
+    recoveries = [
+        Recovery(target, outcome, figures, figures.success[limit], limit)
+        for outcome, figures in ran(target)
+        if (limit := threshold_above(_counts(figures.success), guesses(baselines, figures))) is not None
     ]
-    return max(found, key=lambda one: (float(one.limit), one.rate.successes), default=None)
+    return max(recoveries, key=lambda recovery: (float(recovery.limit), recovery.rate.successes), default=None)
 
 
 def beyond_guesses(figures: ImageFigures, baselines: Mapping[str, Mapping[str, int]]) -> bool:
-    """Whether more images were recovered than guesses count for, at some threshold."""
+    """Whether more images were recovered than guesses recover, at some threshold."""
     return threshold_above(_counts(figures.success), guesses(baselines, figures)) is not None
 
 
 def guesses(baselines: Mapping[str, Mapping[str, int]], figures: ImageFigures) -> Mapping[str, int]:
-    """Threshold -> how many images guesses count for: the better of copies and flat images, 0 where there are neither.
+    """Threshold -> how many images guesses recover: the better of public and flat images, 0 where there are neither.
 
     A threshold that one of them lacks is left out.
 
     Args:
         baselines: name -> threshold -> number of images.
     """
-    public = figures.copies if figures.copies is not None else baselines.get(PUBLIC)
-    known = [one for one in (public, baselines.get(FLAT)) if one is not None]
+    public = figures.public_successes if figures.public_successes is not None else baselines.get(PUBLIC)
+    known = [successes for successes in (public, baselines.get(FLAT)) if successes is not None]
     return {
-        limit: max((one[limit] for one in known), default=0) for limit in figures.success if all(limit in one for one in known)
+        limit: max((successes[limit] for successes in known), default=0)
+        for limit in figures.success
+        if all(limit in successes for successes in known)
     }
 
 
-def beside_guesses(target: ImageTarget, figures: ImageFigures) -> tuple[int, Closer | None]:
-    """What stands beside the images that :func:`counted` gives of an attack.
+def beside_guesses(target: ImageTarget, figures: ImageFigures) -> tuple[int, Recovery | None]:
+    """What stands beside the images that an attack recovered (:func:`recovered`).
 
     Returns:
-        how many of them guesses would count for; and, where these are as many as were recovered, what :func:`closer` found at a
-        stricter threshold.
+        how many of them guesses recover; and, where these are as many, the recovery beyond the baselines at a stricter threshold.
     """
-    hit = counted(figures)
-    copies = guesses(target.baselines_by_count, figures)[hit.limit]
-    return copies, closer(target) if hit.rate.successes <= copies else None
+    counted = recovered(figures)
+    guessed = guesses(target.baseline_successes, figures)[counted.limit]
+    return guessed, beyond_baselines(target) if counted.rate.successes <= guessed else None
 
 
 def may_be_more(target: ImageTarget) -> str | None:
     """Why more images may be recoverable than were: the failure of no attack is evidence.
 
-    ``None``: one is, or all were recovered, or none was run to any effect.
+    ``None``: one is, or all were recovered, or no attack is conclusive.
     """
-    most = best(target)
-    made = [one for one, _ in ran(target)]
-    if most is None or most.counted.rate.share == 1 or any(one.status.is_evidence for one in made):
+    statuses = [outcome.status for outcome, _ in ran(target)]
+    if best(target) is None or all_recovered(target) or any(status.is_evidence for status in statuses):
         return None
-    return "; ".join(dict.fromkeys(one.status.why for one in made))
+    return "; ".join(dict.fromkeys(status.why for status in statuses))
 
 
 def all_recovered(target: ImageTarget) -> bool:
     """Whether an attack recovered all images."""
-    return (most := best(target)) is not None and most.counted.rate.share == 1
-
-
-def best_of(run: AuditedRun, kind: TargetKind) -> BestImages | None:
-    """The attack that recovered most, of all targets of a kind."""
-    found = [most for target in run.images if target.kind == kind and (most := best(target)) is not None]
-    return max(found, key=lambda one: (one.counted.rate.share, -_figures(one.outcome).mse_median), default=None)
+    return (most := best(target)) is not None and most.rate.share == 1
 
 
 def gives_away(center: CenterOutcome) -> bool:
-    """Whether class centres gave images away, more than guesses would count for."""
-    return center.counted.rate.successes > 0
+    """Whether class centres gave images away, more than guesses recover."""
+    return center.recovered.rate.successes > 0
 
 
 def known_members(targets: Iterable[ImageTarget]) -> Iterator[KnownMembers]:
-    """The real messages from which images were reconstructed, more than guesses count for: what a copy of a public image is near
-    to may well be no member."""
+    """The real messages from which more images were recovered than by guesses: one near a public image may be no member."""
     for target in targets:
-        if target.kind == "message" and (found := closer(target)) is not None and found.rate.successes:
+        if target.kind == "message" and (most := beyond_baselines(target)) is not None and most.rate.successes:
             yield KnownMembers(
-                round=target.round, sender=target.sender, what="images", attack=found.outcome.attack, rate=found.rate
+                round=target.round, sender=target.sender, what="images", attack=most.outcome.attack, rate=most.rate
             )
 
 
 def _counts(success: Mapping[str, Rate]) -> dict[str, int]:
     """Threshold -> number of images, the loosest first."""
     return counts({limit: success[limit] for limit in sorted(success, key=float, reverse=True)})
-
-
-def _figures(outcome: ImageOutcome) -> ImageFigures:
-    assert outcome.figures is not None
-    return outcome.figures

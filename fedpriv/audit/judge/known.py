@@ -13,54 +13,61 @@ T = TypeVar("T", ImageTarget, TextTargetResult)
 
 
 def was_cut(reason: Reason | None) -> bool:
-    """Whether something was not tried as the audit's budget was spent."""
+    """Whether something was not tried because the audit's budget was spent."""
     return reason is not None and reason.kind == "budget spent"
 
 
 def samples_cut(run: AuditedRun) -> bool:
     """Whether an attack on samples was cut, or was tried on fewer of them."""
     left_out: tuple[Part, ...] = ("images", "texts", "class centres")
-    begun = any(was_cut(run.not_run.get(what)) for what in left_out)
-    return begun or any(map(_image_cut, run.images)) or any(map(_text_cut, run.texts))
+    return any(was_cut(run.not_run.get(part)) for part in left_out) or any(map(_was_cut, (*run.images, *run.texts)))
+
+
+def _was_cut(target: ImageTarget | TextTargetResult) -> bool:
+    """Whether an attack on a target was cut. A text attack that was run was not, whatever makes its failure no evidence."""
+    if isinstance(target, ImageTarget):
+        return any(was_cut(outcome.cut) or any(map(was_cut, outcome.status.reasons)) for outcome in target.outcomes)
+    return any(not outcome.status.was_run and any(map(was_cut, outcome.status.reasons)) for outcome in target.outcomes)
 
 
 def samples_not_known(run: AuditedRun) -> Iterator[str]:
     """What may be recoverable of samples though it was not: no attack whose failure is evidence was mounted on it."""
-    of_images, of_texts = [one.part(None) for one in run.images], [one.part(None) for one in run.texts]
     if "image" in run.modalities:
-        cut = any(not images.is_known(one) and _image_cut(one) for one in run.images)
-        yield from _not_known(run, "image", of_images, images.is_known, cut)
+        yield from _not_known(run, "image", run.images, images.is_known)
     if was_cut(run.not_run.get("class centres")):
         yield "class centres give images away"
     if "text" in run.modalities:
-        cut = any(not _is_read(one) and _text_cut(one) for one in run.texts)
-        open_still = list(_not_known(run, "text", of_texts, _is_read, cut))
-        yield from open_still
-        unknown = any(map(texts.sentences_not_known, of_texts)) or not any(map(texts.seeks_sentences, of_texts))
-        if not open_still and unknown:
+        still_open = list(_not_known(run, "text", run.texts, _is_read))
+        yield from still_open
+        on_model = [target.part(None) for target in run.texts]
+        unknown = any(map(texts.sentences_not_known, on_model)) or not any(map(texts.seeks_sentences, on_model))
+        if not still_open and unknown:
             yield "sentences can be recovered"
     yield from (f"{samples} can be recovered from {what}" for what, samples in statistics_not_known(run))
     if not run.modalities:
         yield "rows of a table can be recovered"
-    if unknown_statistics := [one.what for one in run.statistics if not one.known]:
+    if unknown_statistics := [statistic.what for statistic in run.statistics if not statistic.known]:
         yield f"what was sent as {', '.join(unknown_statistics)} gives samples away"
 
 
-def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Callable[[T], bool], cut: bool) -> Iterator[str]:
-    """That samples can be recovered, where no attack on them is evidence; or that single ones can, where none on clients with one
-    sample is, the easiest case, with the rounds where these are not all in which they were attacked.
+def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Callable[[T], bool]) -> Iterator[str]:
+    """That samples can be recovered, where no attack on them is evidence, or attacks on a target were cut before one was.
+
+    Otherwise that single ones can, where no attack on clients with one sample (the easiest case) is evidence; with the rounds of
+    these where they are not all.
 
     Args:
         sample: ``image`` or ``text``.
-        cut: whether attacks on some target were cut before one counted.
     """
     whole: Part = "images" if sample == "image" else "texts"
     single: Part = "single images" if sample == "image" else "single texts"
-    if not any(map(is_known, targets)) or cut or was_cut(run.not_run.get(whole)):
+    cut = any(not is_known(target) and _was_cut(target) for target in targets)
+    on_model = [target.part(None) for target in targets]
+    if not any(map(is_known, on_model)) or cut or was_cut(run.not_run.get(whole)):
         yield f"{sample}s can be recovered"
         return
-    easiest = [one for one in targets if one.kind == f"single {sample}"]
-    rounds = [str(one.round) for one in easiest if not is_known(one)]
+    easiest = [target for target in on_model if target.kind == f"single {sample}"]
+    rounds = [str(target.round) for target in easiest if not is_known(target)]
     if rounds or single in run.not_run:
         where = f" from messages of round {', '.join(rounds)}" if 0 < len(rounds) < len(easiest) else ""
         yield f"single {sample}s can be recovered{where}"
@@ -69,26 +76,21 @@ def _not_known(run: AuditedRun, sample: str, targets: Sequence[T], is_known: Cal
 def statistics_not_known(run: AuditedRun) -> Iterator[tuple[str, str]]:
     """The statistics that are gradients from which samples may be recoverable though none were, and of which kind.
 
-    They are sent beside the model, and defences may leave them as they are, so that no attack on the model says anything of them.
+    They are sent beside the model, and defences may leave them as they are, so that attacks on the model say nothing of them.
     Clients with one sample decide, if there are any; not where these gave away everything by the model's change.
     """
-    for what in (one.what for one in run.statistics if one.gradient):
-        of_images = _deciding(run.images)
-        known = [images.is_known(one.part(what)) or images.all_recovered(one) for one in of_images]
-        if known and not _decided(known, of_images):
+    for what in (statistic.what for statistic in run.statistics if statistic.gradient):
+        known = [(target, images.is_known(target.part(what)) or images.all_recovered(target)) for target in run.images]
+        if not _decided(known):
             yield what, "images"
-        of_texts = _deciding(run.texts)
-        known = [_sentences_known(one.part(what)) for one in of_texts]
-        if known and not _decided(known, of_texts):
+        if not _decided([(target, _sentences_known(target.part(what))) for target in run.texts]):
             yield what, "texts"
 
 
-def _deciding(targets: Sequence[T]) -> Sequence[T]:
-    return [one for one in targets if one.kind != "message"] or targets
-
-
-def _decided(known: Sequence[bool], targets: Sequence[ImageTarget] | Sequence[TextTargetResult]) -> bool:
-    return all(known) if any(one.kind != "message" for one in targets) else any(known)
+def _decided(known: Sequence[tuple[ImageTarget | TextTargetResult, bool]]) -> bool:
+    """Whether all targets with one sample are known, or if there are none, some message is; true without targets."""
+    single = [is_known for target, is_known in known if target.kind != "message"]
+    return all(single) if single or not known else any(is_known for _, is_known in known)
 
 
 def _is_read(target: TextTargetResult) -> bool:
@@ -97,11 +99,3 @@ def _is_read(target: TextTargetResult) -> bool:
 
 def _sentences_known(target: TextTargetResult) -> bool:
     return _is_read(target) and texts.seeks_sentences(target) and texts.sentences_not_known(target) is None
-
-
-def _image_cut(target: ImageTarget) -> bool:
-    return any(was_cut(one.cut) or any(map(was_cut, one.status.reasons)) for one in target.outcomes)
-
-
-def _text_cut(target: TextTargetResult) -> bool:
-    return any(not one.status.was_run and any(map(was_cut, one.status.reasons)) for one in target.outcomes)

@@ -1,9 +1,9 @@
-"""The measures of a run's leakage that conditions are on, and why each may be larger than what was found."""
+"""A run's leakage in numbers: the measures that conditions are on, why each may be larger, and all metrics for tables of runs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedpriv.attacks.scoring.scores import Rate
@@ -20,8 +20,8 @@ class Measure:
     """A figure of a run's leakage.
 
     Attributes:
-        value: the figure; ``None``: it is not known.
-        left_open: why it may be larger than what was found; ``None``: it is not. Then a value below a bound is not known to be.
+        value: the figure; ``None``: not known.
+        left_open: why the leakage may be larger than the figure, so that it does not meet an upper bound; ``None``: it is not.
         is_share: whether it is from 0 to 1.
         unknown: why it may not be known.
     """
@@ -34,11 +34,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class OpenRate:
-    """The rate that leaves most open.
-
-    Attributes:
-        kind: what was attacked: ``message``, ``single image``, ``single text`` or ``class centres``.
-    """
+    """The rate that leaves most open; ``kind``: ``message``, ``single image``, ``single text`` or ``class centres``."""
 
     rate: Rate
     attack: str
@@ -46,28 +42,30 @@ class OpenRate:
 
 
 def most_recovered(run: AuditedRun) -> Rate | None:
-    """The rate, with its interval, of the attack that recovered the largest share of samples; ``None``: it is not known.
+    """The rate, with its interval, of the attack that recovered the largest share of samples; ``None``: not known.
 
     Of equal shares, it is that of the fewest samples, which leaves the most open: 0 of 6 rather than 0 of 72.
     """
-    made = [most.counted.rate for target in run.images if (most := images.best(target)) is not None]
-    read = [found.figures.exact for target in run.texts if (found := texts.best(target)) is not None]
-    made += [rate for rate in read if rate is not None]
+    rates = [most.rate for target in run.images if (most := images.best(target)) is not None]
+    exact = [attack.figures.exact for target in run.texts if (attack := texts.best(target)) is not None]
+    rates += [rate for rate in exact if rate is not None]
     # What class centres do not give away is no evidence, so they can only add to what is known.
-    made += [one.counted.rate for one in run.centers if images.gives_away(one)]
-    return max(made, key=lambda rate: (rate.share, rate.high), default=None)
+    rates += [center.recovered.rate for center in run.centers if images.gives_away(center)]
+    return max(rates, key=lambda rate: (rate.share, rate.high), default=None)
 
 
 def most_open(run: AuditedRun) -> OpenRate | None:
-    """Of all attacks that count, the rate whose interval reaches highest; ``None``: none counts."""
+    """Of all conclusive attacks, the rate whose interval reaches highest; ``None``: none is conclusive."""
     rates = [
-        OpenRate(images.counted(figures).rate, one.attack, target.kind)
+        OpenRate(recovery.rate, recovery.outcome.attack, target.kind)
         for target in run.images
-        for one, figures in images.conclusive(target)
+        for recovery in images.conclusive(target)
     ]
-    rates += [OpenRate(rate, one.outcome.attack, target.kind) for target in run.texts for one, rate in texts.conclusive(target)]
-    rates += [OpenRate(one.counted.rate, "inversion", "class centres") for one in run.centers if images.gives_away(one)]
-    return max(rates, key=lambda one: one.rate.high, default=None)
+    exact = ((target, attack, rate) for target in run.texts for attack, rate in texts.conclusive(target))
+    rates += [OpenRate(rate, attack.outcome.attack, target.kind) for target, attack, rate in exact]
+    centers = filter(images.gives_away, run.centers)
+    rates += [OpenRate(center.recovered.rate, "inversion", "class centres") for center in centers]
+    return max(rates, key=lambda open_rate: open_rate.rate.high, default=None)
 
 
 def known_recovered(run: AuditedRun) -> float | None:
@@ -83,25 +81,25 @@ def recovered(run: AuditedRun) -> float | None:
 
 def words(run: AuditedRun) -> float | None:
     """The largest share of the tokens of texts that an attack named, far better than chance."""
-    named = [one.figures.recall or 0.0 for target in run.texts if (one := texts.naming_words(target)) is not None]
+    named = [attack.figures.recall or 0.0 for target in run.texts if (attack := texts.naming_words(target)) is not None]
     return max(named, default=0.0 if any(map(texts.best, run.texts)) else None)
 
 
 def membership_auc(run: AuditedRun) -> float | None:
-    """The largest area of a membership attack, or one less the area of an attack that surely orders members last."""
-    return None if (most := members.largest_area(run.membership)) is None else most.auc
+    """The largest area of a membership attack, or 1 minus that of an attack that significantly orders members last."""
+    return None if (most := members.largest_area(run.membership)) is None else most[0]
 
 
 def membership_tpr(run: AuditedRun) -> float | None:
-    """The largest share of the members that an attack finds at a false-positive rate of :data:`LOW_RATE`, by the threshold that
+    """The largest share of members that an attack identifies at a false-positive rate of :data:`LOW_RATE`, by the threshold that
     the non-members give (Carlini et al. 2022)."""
-    points = [one.points.at.get(LOW_RATE) for one in members.ran(run.membership)]
+    points = [attack.points.at.get(LOW_RATE) for attack in members.ran(run.membership)]
     return max((point.true_positives.share for point in points if point is not None), default=None)
 
 
 def epsilon(run: AuditedRun) -> float:
     """The accountant's epsilon, infinite without differential privacy and where canaries contradict it."""
-    if run.epsilon is None or (epsilon_excess(run) or 0.0) > 0:  # a claim that is contradicted is none
+    if run.epsilon is None or (epsilon_excess(run) or 0.0) > 0:
         return math.inf
     return run.epsilon.upper
 
@@ -112,7 +110,7 @@ def epsilon_measured(run: AuditedRun) -> float | None:
 
 
 def epsilon_excess(run: AuditedRun) -> float | None:
-    """By how much it exceeds the accountant's (above 0: they contradict)."""
+    """By how much :func:`epsilon_measured` exceeds the accountant's epsilon; above 0, the two contradict each other."""
     lower = epsilon_measured(run)
     return None if lower is None or run.epsilon is None else lower - run.epsilon.upper
 
@@ -120,20 +118,21 @@ def epsilon_excess(run: AuditedRun) -> float | None:
 def labels(run: AuditedRun) -> float | None:
     """The largest share of messages, or of clients, whose set of classes was found exactly, of those that lack a class; 0 where
     guessing would find as many."""
-    shares = [classes.share_by_rule(found) for found in (run.labels, run.labels_over_rounds) if classes.by_rule(found)]
-    shadow = run.shadow_labels
-    if shadow is not None and (classes.could_find_classes(shadow) or classes.beyond_guessing(shadow)):
-        found = classes.beyond_guessing(shadow)
-        shares.append(shadow.report.lacking_exact / shadow.report.lacking if found else 0.0)
+    shares = [classes.share_by_rule(results) for results in (run.labels, run.labels_over_rounds) if classes.by_rule(results)]
+    if (shadow := run.shadow_labels) is not None:
+        if classes.beyond_guessing(shadow):
+            shares.append(shadow.report.lacking_exact / shadow.report.lacking)
+        elif classes.could_find_classes(shadow):
+            shares.append(0.0)
     return max(shares, default=None)
 
 
 def _samples_open(run: AuditedRun) -> str | None:
     if samples_cut(run):
         return "attacks on samples were cut by the audit's budget"
-    open_still = [images.may_be_more(part) for target in run.images for part in target.parts()]
-    open_still += [texts.sentences_not_known(part) for target in run.texts for part in target.parts()]
-    if why := next(filter(None, open_still), None):
+    reasons = [images.may_be_more(part) for target in run.images for part in target.parts()]
+    reasons += [texts.sentences_not_known(part) for target in run.texts for part in target.parts()]
+    if why := next(filter(None, reasons), None):
         return f"a failure is no evidence: {why}"
     missing = list(samples_not_known(run))
     return f"no attack whose failure is evidence shows whether {' or '.join(missing)}" if missing else None
@@ -142,13 +141,12 @@ def _samples_open(run: AuditedRun) -> str | None:
 def _words_open(run: AuditedRun) -> str | None:
     if samples_cut(run):
         return "attacks on texts were cut by the audit's budget"
-    parts = [target.part(None) for target in run.texts]
-    unread = [part for part in parts if texts.best(part) is None]
+    unread = [part for target in run.texts if texts.best(part := target.part(None)) is None]
     named = [texts.naming_words(part) for part in unread]
-    if missing := [one for one in named if one is None or not one.outcome.status.is_evidence]:
+    if missing := [attack for attack in named if attack is None or not attack.outcome.status.is_evidence]:
         return f"no attack whose failure is evidence was mounted on {len(missing)} of the texts' messages"
-    open_still = [what for what, samples in statistics_not_known(run) if samples == "texts"]
-    return f"no attack whose failure is evidence was mounted on {', '.join(open_still)}" if open_still else None
+    statistics = [what for what, samples in statistics_not_known(run) if samples == "texts"]
+    return f"no attack whose failure is evidence was mounted on {', '.join(statistics)}" if statistics else None
 
 
 def _members_open(run: AuditedRun) -> str | None:
@@ -162,7 +160,7 @@ def _labels_open(run: AuditedRun) -> str | None:
         return "inference of classes was cut by the audit's budget"
     if why := classes.limit_of_rules(run.labels):
         return why
-    if run.shadow_labels is None and any(one.lacks_a_class for one in run.labels):
+    if run.shadow_labels is None and any(result.lacks_a_class for result in run.labels):
         return "no classifier was trained on messages of shadow clients, and that a rule fails is no evidence"
     return None if run.shadow_labels is None else classes.limit_of_shadows(run.shadow_labels)
 
@@ -187,4 +185,30 @@ MEASURES: Mapping[str, Measure] = {
     "epsilon_excess": Measure(epsilon_excess, is_share=False, unknown=_CANARIES),
     "labels": Measure(labels, _labels_open),
 }
-"""By name. All that reads measures (conditions, frontiers, MLflow) reads them from here."""
+"""By name; conditions, frontiers and MLflow read them from here."""
+
+
+def metrics(run: AuditedRun) -> dict[str, float]:
+    """By name: recovery rates by kind of target, rates of right classes, and every measure, without those that are not known."""
+    values: dict[str, float | None] = {}
+    for what in ("message", "single image"):
+        if (most := images.best_of(run, what)) is not None:
+            values[f"recovered_from_{what.replace(' ', '_')}"] = most.rate.share
+    # That class centres gave no image away is no evidence.
+    centers = [center.recovered.rate.share for center in run.centers if images.gives_away(center)]
+    values["recovered_from_centers"] = max(centers, default=None)
+    for kind in ("message", "single text"):
+        if (attack := texts.best_of(run, kind)) is not None:
+            place, exact = kind.replace(" ", "_"), texts.most_exact(run.texts, kind)
+            values[f"token_recall_from_{place}"] = attack.figures.recall
+            values[f"token_precision_from_{place}"] = attack.figures.precision
+            values[f"exact_texts_from_{place}"] = None if exact is None else exact.share
+    values["labels_exact"] = _mean([result.exact for result in classes.by_rule(run.labels)])
+    values["label_counts"] = _mean([result.count_accuracy for result in run.labels if result.count_accuracy is not None])
+    values["labels_exact_by_shadows"] = None if run.shadow_labels is None else run.shadow_labels.report.exact
+    values |= {name: measure.value(run) for name, measure in MEASURES.items()}
+    return {key: float(value) for key, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

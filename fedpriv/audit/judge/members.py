@@ -1,4 +1,4 @@
-"""What membership attacks show: whether they tell members from others, by intervals that hold for all of them at once."""
+"""What membership attacks show: whether they separate members from others, by intervals that hold for all of them at once."""
 
 from __future__ import annotations
 
@@ -29,18 +29,8 @@ class Separation:
 
 
 @dataclass(frozen=True)
-class LargestArea:
-    """The largest area of a membership attack; ``reversed``: one less that of an attack that gives members the lower scores."""
-
-    outcome: MembershipOutcome
-    auc: float
-    together: Interval
-    reversed: bool
-
-
-@dataclass(frozen=True)
 class FewFalseAlarms:
-    """Members found at a false-positive rate, more than guessing would find."""
+    """Members identified at a low false-positive rate, more than by guessing."""
 
     outcome: MembershipOutcome
     false_positive_rate: float
@@ -49,127 +39,124 @@ class FewFalseAlarms:
 
 def ran(attacks: Sequence[MembershipOutcome]) -> Iterator[Separation]:
     """The attacks that were run."""
-    for one in attacks:
-        if one.points is not None and one.together is not None:
-            yield Separation(one, one.points, one.together)
+    for attack in attacks:
+        if attack.points is not None and attack.together is not None:
+            yield Separation(attack, attack.points, attack.together)
 
 
 def best(attacks: Sequence[MembershipOutcome]) -> Separation | None:
-    """The attack whose area is surely largest, by the interval that holds for all at once.
+    """The attack whose simultaneous interval has the largest lower end; ``None``: none was run.
 
-    On as many samples it is that of the largest area; a round with few samples may have a larger one by chance. ``None``: there
-    is none.
+    On equally many samples it is that of the largest area; a round with few samples may have a larger one by chance.
     """
-    return max(ran(attacks), key=lambda one: (one.together.low, one.auc), default=None)
+    return max(ran(attacks), key=lambda attack: (attack.together.low, attack.auc), default=None)
 
 
 def reversed_attack(attacks: Sequence[MembershipOutcome]) -> Separation | None:
-    """The attack that surely gives members lower scores than others, by the interval that holds for all at once.
-
-    Read in the opposite order, its scores reveal members. ``None``: there is none.
-    """
-    known = (one for one in ran(attacks) if one.together.high < 0.5)
-    return min(known, key=lambda one: (one.together.high, one.auc), default=None)
+    """The attack that significantly gives members lower scores than others: read in reverse, they reveal members."""
+    below = (attack for attack in ran(attacks) if attack.together.high < 0.5)
+    return min(below, key=lambda attack: (attack.together.high, attack.auc), default=None)
 
 
-def largest_area(attacks: Sequence[MembershipOutcome]) -> LargestArea | None:
-    """The largest area, of scores as they are or, of an attack that surely orders members last, read in reverse."""
-    most = max(ran(attacks), key=lambda one: one.auc, default=None)
+def largest_area(attacks: Sequence[MembershipOutcome]) -> tuple[float, Interval, bool] | None:
+    """The largest area with its simultaneous interval, and whether it is that of a :func:`reversed_attack`, read in reverse."""
+    most = max(ran(attacks), key=lambda attack: attack.auc, default=None)
     if most is None:
         return None
     turned = reversed_attack(attacks)
     if turned is None or most.auc >= 1 - turned.auc:
-        return LargestArea(most.outcome, most.auc, most.together, reversed=False)
-    span = Interval(1 - turned.together.high, 1 - turned.together.low, turned.together.of)
-    return LargestArea(turned.outcome, 1 - turned.auc, span, reversed=True)
+        return most.auc, most.together, False
+    return 1 - turned.auc, Interval(1 - turned.together.high, 1 - turned.together.low, turned.together.of), True
 
 
 def tells(attacks: Sequence[MembershipOutcome]) -> bool:
-    """Whether an attack tells members from others, over all thresholds or at a low false-positive rate."""
-    most = best(attacks)
-    either = most is not None and (most.together.low > 0.5 or reversed_attack(attacks) is not None)
-    return either or few_false_alarms(attacks) is not None
+    """Whether an attack separates members from others, over all thresholds or at a low false-positive rate."""
+    return any(_is_off(attack.together) for attack in ran(attacks)) or few_false_alarms(attacks) is not None
+
+
+def _is_off(area: Interval) -> bool:
+    """Whether an area is significantly not that of guessing."""
+    return area.low > 0.5 or area.high < 0.5
 
 
 def few_false_alarms(attacks: Sequence[MembershipOutcome]) -> FewFalseAlarms | None:
-    """The members found at the false-positive rates of the table, if guessing would hardly find as many at any of them."""
-    return min(_beyond_chance(attacks), key=lambda one: one.point.by_chance, default=None)
+    """The members identified at a low false-positive rate that are least likely by guessing; ``None``: guessing explains all."""
+    return min(_beyond_chance(attacks), key=lambda alarms: alarms.point.by_chance, default=None)
 
 
 def _beyond_chance(attacks: Sequence[MembershipOutcome]) -> list[FewFalseAlarms]:
-    """Where attacks found more members at a false-positive rate than guessing would at any that is looked at (Bonferroni)."""
+    """Where attacks identified more members at a false-positive rate than guessing, over all attacks and rates (Bonferroni)."""
     points = [
-        FewFalseAlarms(one.outcome, rate, point)
-        for one in ran(attacks)
-        for rate, point in one.points.at.items()
+        FewFalseAlarms(attack.outcome, rate, point)
+        for attack in ran(attacks)
+        for rate, point in attack.points.at.items()
         if point is not None
     ]
-    return [one for one in points if one.point.by_chance * len(points) < LEVEL]
+    return [alarms for alarms in points if alarms.point.by_chance * len(points) < LEVEL]
 
 
-def status_of(one: MembershipOutcome, attacks: Sequence[MembershipOutcome], limit: Reason | None) -> Status:
-    """The status of an attack that was run: it found members where its area is surely not that of guessing, or where it found
-    more of them at a low false-positive rate than guessing would.
+def status_of(attack: MembershipOutcome, attacks: Sequence[MembershipOutcome], limit: Reason | None) -> Status:
+    """The status of an attack that was run: it succeeded where its area is significantly not that of guessing, or where it
+    identified more members at a low false-positive rate than guessing.
 
     Args:
         attacks: all of the run, it among them.
         limit: why its failure would be no evidence; ``None``: it would be.
     """
-    assert one.together is not None, "it was not run"
-    off = one.together.low > 0.5 or one.together.high < 0.5
-    found = off or any(better.outcome == one for better in _beyond_chance(attacks))
-    few = (Reason("too few samples", FEW),) if one.round in _rounds_of_few(attacks) else ()
-    return Status.of(found, few if limit is None else (*few, limit))
+    assert attack.together is not None, "it was not run"
+    succeeded = _is_off(attack.together) or any(alarms.outcome == attack for alarms in _beyond_chance(attacks))
+    few = (Reason("too few samples", FEW),) if attack.round in _rounds_of_few(attacks) else ()
+    return Status.of(succeeded, few if limit is None else (*few, limit))
 
 
 def not_attacked(attacks: Sequence[MembershipOutcome]) -> list[int]:
     """The rounds in which membership was to be attacked, and no attack could be mounted."""
-    return sorted({one.round for one in attacks} - {one.outcome.round for one in ran(attacks)})
+    return sorted({attack.round for attack in attacks} - {attack.outcome.round for attack in ran(attacks)})
 
 
 def not_run(attacks: Sequence[MembershipOutcome]) -> dict[str, str]:
     """Why attacks were not run, by attack; with the round where the reason is not that of every round.
 
-    Empty where no round could be attacked, which :attr:`AuditedRun.not_run` says.
+    Empty where no round could be attacked, which :attr:`AuditedRun.not_run` gives.
     """
-    rounds = {one.round for one in attacks if one.uses is not None}
+    rounds = {attack.round for attack in attacks if attack.uses is not None}
     if not rounds:
         return {}
-    latest = max(one.round for one in attacks)
-    latest_first = sorted(attacks, key=lambda one: (one.round != latest, one.round))
-    reasons = dict[str, dict[int, str]]()
-    for one in latest_first:
-        if one.uses is not None and not one.status.was_run:
-            reasons.setdefault(one.attack, {})[one.round] = one.status.why
+    latest = max(attack.round for attack in attacks)
+    reasons, whole_rounds = dict[str, dict[int, str]](), dict[str, str]()
+    for attack in sorted(attacks, key=lambda attack: (attack.round != latest, attack.round)):
+        if attack.uses is None:
+            whole_rounds[f"{attack.attack}, round {attack.round}"] = attack.status.why
+        elif not attack.status.was_run:
+            reasons.setdefault(attack.attack, {})[attack.round] = attack.status.why
     shown = dict[str, str]()
-    for name, of_rounds in reasons.items():
-        if len(of_rounds) == len(rounds) and len(set(of_rounds.values())) == 1:
-            shown[name] = next(iter(of_rounds.values()))
+    for name, by_round in reasons.items():
+        if len(by_round) == len(rounds) and len(set(by_round.values())) == 1:
+            shown[name] = next(iter(by_round.values()))
         else:
-            shown |= {f"{name}, round {round}": reason for round, reason in of_rounds.items()}
-    return shown | {f"{one.attack}, round {one.round}": one.status.why for one in latest_first if one.uses is None}
+            shown |= {f"{name}, round {round}": reason for round, reason in by_round.items()}
+    return shown | whole_rounds
 
 
 def too_few(attacks: Sequence[MembershipOutcome]) -> bool:
-    """Whether in some round so few members and others were asked that not even a perfect attack could be distinguished from
-    guessing."""
+    """Whether some round has so few candidates that not even a perfect attack could be distinguished from guessing."""
     return bool(_rounds_of_few(attacks))
 
 
 def _rounds_of_few(attacks: Sequence[MembershipOutcome]) -> list[int]:
-    some, asked = list(ran(attacks)), dict[int, set[tuple[int, int]]]()
-    confidence = 1 - LEVEL / max(1, len(some))
-    for one in some:
-        asked.setdefault(one.outcome.round, set()).add((one.points.members, one.points.non_members))
-    return [round for round, numbers in asked.items() if not any(can_tell(*one, confidence) for one in numbers)]
+    separations, asked = list(ran(attacks)), dict[int, set[tuple[int, int]]]()
+    confidence = 1 - LEVEL / max(1, len(separations))
+    for attack in separations:
+        asked.setdefault(attack.outcome.round, set()).add((attack.points.members, attack.points.non_members))
+    return [round for round, numbers in asked.items() if not any(can_tell(*pair, confidence) for pair in numbers)]
 
 
 def largest_open(attacks: Sequence[MembershipOutcome]) -> float | None:
-    """The largest area that attacks leave open, by the intervals that hold for all at once; ``None``: none was run.
+    """The largest area that attacks leave open, by the simultaneous intervals; ``None``: none was run.
 
-    Of an attack that surely gives members the lower scores it is one less the lower end.
+    That of a :func:`reversed_attack` is 1 minus the lower end.
     """
-    bounds = [one.together.high for one in ran(attacks)]
+    bounds = [attack.together.high for attack in ran(attacks)]
     if (turned := reversed_attack(attacks)) is not None:
         bounds.append(1 - turned.together.low)
     return max(bounds, default=None)

@@ -1,9 +1,8 @@
 """The candidates of membership inference: training samples of a client (members), and non-members.
 
-Neither the client nor the server's model may have been trained on non-members: no client may have used them up to the attacked
-round. So they come from the data set's test split, and from the part of the training split that belongs to no client or to
-clients that have not taken part yet; not from the other clients, whose data the server's model has learned in later rounds. They
-have the client's classes in its proportions; otherwise knowing the classes would be enough.
+Up to the attacked round no client may have trained on non-members, as the server's model would have learned them. They come from
+the data set's test split, and from the part of the training split that belongs to no client or to clients that have not taken
+part yet. They have the client's classes in its proportions; otherwise knowing the classes would be enough.
 """
 
 from __future__ import annotations
@@ -28,11 +27,12 @@ from fedpriv.simulation.setup import Federation
 
 @dataclass(frozen=True)
 class Candidates:
-    """
+    """The candidates for one upload.
+
     Attributes:
         data: as many members as non-members, shuffled; the attack gets these.
-        members: which of them the client trained on ``(n,)``; the truth for scoring, which the attack never gets.
-        samples: which samples of the data set they are ``(n,)``; a number each.
+        members: which of them the client trained on ``(n,)``, for scoring; the attack never gets it.
+        samples: their numbers in the data set ``(n,)``.
         spare: the attacker's own data, of the same classes; disjoint from the candidates, and not used by any client.
     """
 
@@ -48,23 +48,23 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     Of each class, half of the unused samples become the attacker's own data. Where fewer are left than the client has, fewer of
     its samples become candidates.
 
-    Clients that come with the data, such as hospitals or writers, are told by their samples alone: there non-members are the
-    client's own, too, or an attack would find whose they are in place of whether they were trained on.
+    Samples reveal which client they are of where clients come with the data, such as hospitals or writers. There the non-members
+    are also the client's own, or an attack would find whose samples they are, and not whether they were trained on.
 
     Raises:
         FedprivError: there are no non-members of the client's classes.
     """
     data = federation.data
-    draw = generator(seed, round, client, "candidates")
+    noise = generator(seed, round, client, "candidates")
     train, test = data.labels("train"), data.labels("server")
     labels = torch.cat([train, test])  # positions below are in the training split followed by the test split
     owners = owners_of(federation.config.data, federation.dataset.owners)
     whose = f"that no client trained on up to round {round}" if owners is None else "of its own that it did not train on"
     unseen = _unseen(federation, round, client) if owners is None else _held_out(federation, client, owners)
-    own = torch.unique(data.indices("train", client))  # behind a sum, of a sample that two clients hold once
+    own = torch.unique(data.indices("train", client))  # behind a sum, two clients may hold the same sample
     inside, outside, spare = [], [], []
     for label in torch.unique(labels[own]):
-        mine, theirs = (_shuffled(held[labels[held] == label], draw) for held in (own, unseen))
+        mine, theirs = (_shuffled(held[labels[held] == label], noise) for held in (own, unseen))
         n = min(len(mine), len(theirs) // 2)
         inside.append(mine[:n])
         outside.append(theirs[:n])
@@ -72,13 +72,13 @@ def candidates(federation: Federation, round: int, client: int, seed: int = 0) -
     members = torch.cat(inside)
     if not len(members):
         raise FedprivError(f"client {client}: its classes have fewer than two samples {whose}")
-    chosen, encoder = _shuffled(torch.cat([members, *outside]), draw), federation.prepared.encoder
+    chosen, encoder = _shuffled(torch.cat([members, *outside]), noise), federation.prepared.encoder
     pad = 0 if encoder is None else encoder.pad
     return Candidates(
         _gather(data, chosen, pad),
         torch.isin(chosen, members).cpu().numpy(),
         chosen.cpu().numpy(),
-        _gather(data, _shuffled(torch.cat(spare), draw), pad),
+        _gather(data, _shuffled(torch.cat(spare), noise), pad),
     )
 
 
@@ -87,7 +87,8 @@ def _unseen(federation: Federation, round: int, client: int) -> Tensor:
     data = federation.data
     train, test = data.labels("train"), data.labels("server")
     fresh = torch.ones(len(train), dtype=torch.bool, device=train.device)
-    for other in _trained(federation, round) | {client}:
+    trained = {other for earlier in range(1, round + 1) for other in participants(federation.agreement, earlier)}
+    for other in trained | {client}:
         fresh[data.indices("train", other)] = False
     return torch.cat([fresh.nonzero().squeeze(1), len(train) + torch.arange(len(test), device=train.device)])
 
@@ -95,21 +96,16 @@ def _unseen(federation: Federation, round: int, client: int) -> Tensor:
 def _held_out(federation: Federation, client: int, owners: Owners) -> Tensor:
     """The samples of the client that it did not train on."""
     data = federation.data
-    found = [data.indices("validation", client)]
+    samples = [data.indices("validation", client)]
     if data.partition.test_split == "train":
-        found.append(data.indices("test", client))
+        samples.append(data.indices("test", client))
     elif owners.test is not None:
-        found.append(len(data.labels("train")) + data.indices("test", client))
-    return torch.cat(found)
+        samples.append(len(data.labels("train")) + data.indices("test", client))
+    return torch.cat(samples)
 
 
-def _trained(federation: Federation, round: int) -> set[int]:
-    """The clients that took part up to the round, which the config determines."""
-    return {client for earlier in range(1, round + 1) for client in participants(federation.agreement, earlier)}
-
-
-def _shuffled(positions: Tensor, draw: torch.Generator) -> Tensor:
-    return positions[torch.randperm(len(positions), generator=draw).to(positions.device)]
+def _shuffled(positions: Tensor, noise: torch.Generator) -> Tensor:
+    return positions[torch.randperm(len(positions), generator=noise).to(positions.device)]
 
 
 def _gather(data: FederatedData, positions: Tensor, pad: int) -> Split:

@@ -1,8 +1,8 @@
 """Scores of candidates from the class centres of a message (:mod:`fedpriv.attacks.inference.class_centers`).
 
-A client computes its centres by the net with which its local update ended, and of this it sends the encoder at most. So the
-server takes the rest from local updates of its own, and the mean of the scores under several of them. Where the defences alter
-the encoder, it takes all from them: a noise that hides the encoder hides no centre.
+A client computes its centres with the net at the end of its local update, of which it sends the encoder at most. So the server
+takes the rest from local updates of its own, and averages the scores under several of them. Where the defences alter the
+encoder, it takes the whole net from them, as noise on the encoder does not hide the centres.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from fedpriv.client.resident import Resident
 from fedpriv.samples import Inputs
 
 NETS = 8
-"""Nets of the server under which scores are averaged; with more they hardly improve."""
+"""Nets of the server under which scores are averaged; more hardly improve them."""
 _ON_THE_WAY = ("encoder.", "projector.")
-"""What of a net its projections depend on, by role."""
+"""The parts of a net that its projections depend on."""
 
 
 def sends_centers(message: Message) -> bool:
@@ -36,7 +36,7 @@ def sends_centers(message: Message) -> bool:
 
 
 class TracedCenters:
-    """Uploaded tensors, by the net's names -> the mean over nets of a number per candidate ``(n,)``.
+    """Uploaded tensors, by the net's names -> scores of the candidates ``(n,)``, averaged over nets.
 
     Args:
         nets: models ``(p,)`` of local updates of the server; at least one.
@@ -50,9 +50,9 @@ class TracedCenters:
         known = pool.data.followed_by(pool.spare)
         self._inputs, self._labels = known.inputs, known.labels
         resident = self._resident = evidence.federation.resident
-        found, width = next(iter(self._centers(message.uploaded).values())), resident.net.projection_dim
-        if len(found) != width:
-            raise Inapplicable(f"a centre is {len(found)} numbers, and a projection {width}")
+        center, width = next(iter(self._centers(message.uploaded).values())), resident.net.projection_dim
+        if len(center) != width:
+            raise Inapplicable(f"a centre is {len(center)} numbers, and a projection {width}")
         self._as_sent = message.altered == UNALTERED
         hidden = [name for name in resident.space.names if name.startswith(_ON_THE_WAY) and name not in message.uploaded]
         self._nets = nets if hidden or not self._as_sent else nets[:1]
@@ -61,7 +61,8 @@ class TracedCenters:
     def __call__(self, uploaded: Mapping[str, Tensor]) -> Array:
         centers = self._centers(uploaded)
         embedded = self._own or projections(self._resident, self._nets, uploaded, self._inputs)
-        scores: Array = np.mean([trace(one, self._labels, self._candidates, centers) for one in embedded], axis=0)
+        by_net = [trace(projected, self._labels, self._candidates, centers) for projected in embedded]
+        scores: Array = np.mean(by_net, axis=0)
         return scores
 
     def _centers(self, uploaded: Mapping[str, Tensor]) -> dict[int, Tensor]:
@@ -69,7 +70,7 @@ class TracedCenters:
 
 
 def projections(resident: Resident, nets: Sequence[Tensor], uploaded: Mapping[str, Tensor], inputs: Inputs) -> Iterator[Tensor]:
-    """The projections ``(n, k)`` of samples under each of the nets ``(p,)``, with what was uploaded in place of their own."""
+    """The projections ``(n, k)`` of samples under each of the nets ``(p,)``, with the uploaded layers in place of their own."""
     whole = all(name in uploaded for name in resident.space.names if name.startswith("encoder."))
     features: Tensor | None = None
     for net in nets:

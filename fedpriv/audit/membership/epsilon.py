@@ -1,13 +1,17 @@
-"""A lower bound on epsilon from membership inference, the accountant's upper bound, and whether they are comparable."""
+"""Lower bounds of epsilon from membership inference and from canaries, beside the accountant's upper bound."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from fedpriv.attacks.inference.canaries import canary_bounds
 from fedpriv.attacks.inference.empirical_epsilon import CONFIDENCE, epsilon_from_one_run, epsilon_from_rates
 from fedpriv.attacks.inference.membership import Array, Mask
-from fedpriv.audit.results import EpsilonBounds
+from fedpriv.audit.results import Canaries, EpsilonBounds
+from fedpriv.files import load_tensors
 from fedpriv.privacy.accountant import dearest, history_of
+from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.run_setup import plans
 from fedpriv.simulation.setup import Federation
 
@@ -24,7 +28,8 @@ _ABOUT = {
 def epsilon_bounds(
     federation: Federation, round: int, clients: Sequence[int], scores: Sequence[Array], members: Mask, seed: int
 ) -> EpsilonBounds:
-    """
+    """Bound the epsilon of the clients' local updates in a round.
+
     Args:
         scores: one or several sets of scores ``(n,)``, chosen in advance. The best of several bounds is taken, each at a
             confidence at which all of them hold simultaneously (Bonferroni).
@@ -53,3 +58,21 @@ def epsilon_bounds(
         upper_run=upper(1, last),
         about=_ABOUT[privacy.level],
     )
+
+
+def measured(folder: RunFolder, statement: Mapping[str, Any] | None) -> Canaries | None:
+    """The lower bounds from the canaries of a finished run; ``None``: it had none.
+
+    Args:
+        statement: the run's privacy statement.
+
+    Raises:
+        Damaged: the file of their scores is not what was written.
+    """
+    if statement is None or not folder.config_as_data().privacy.canaries:
+        return None
+    stored = load_tensors(folder.canaries_file)
+    scores, used = stored["scores"].numpy(), stored["used"].numpy()
+    claim, delta = statement["epsilon"], statement["delta"]
+    bounds = canary_bounds(scores, used, claim, delta)
+    return Canaries(len(used), int(used.sum()), claim, delta, bounds[0].confidence, bounds)

@@ -13,14 +13,13 @@ from fedpriv.audit.evidence.shadow_updates import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.membership.other_clients import OwnUpdates, evenly
-from fedpriv.data.federated import Split
 from fedpriv.samples import of_tensors, tensors
 
 
 def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
-    """The scores of the candidates ``(n,)`` from a message, and as a control from what the server's own update would have sent.
+    """The scores of the candidates ``(n,)`` from a message, and as a control those from the upload of the server's own update.
 
-    Where layers are hidden, those that the server trained in its own update stand in for them.
+    Where layers are hidden, the server takes those that it trained in its own update.
 
     Args:
         own: the server's update of the message's round with ``pool.spare``.
@@ -29,43 +28,40 @@ def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: 
         Inapplicable: see :func:`fedpriv.attacks.inference.gradient_regression.gradient_regression`.
     """
     attacker, privacy = evidence.attacker, evidence.config.privacy
-    seen, trained = (attacker.observation(one, ThreatModel()) for one in (message, message.simulated(own.uploaded)))
+    simulated = message.simulated(own.uploaded)
+    observed, control = (attacker.observation(sent, ThreatModel()) for sent in (message, simulated))
     names = attacker.victim(message).names
     trained_to = evidence.federation.resident.space.unpack(own.model)
     stand_in = {names[name]: tensor for name, tensor in trained_to.items() if name in names}
     device = own.model.device
-    start = {**stand_in, **{name: tensor.to(device) for name, tensor in seen.weights.items()}}  # with what is never trained
+    start = {**stand_in, **{name: tensor.to(device) for name, tensor in observed.weights.items()}}  # with what is never trained
     end = {**start, **stand_in}
     middle = {name: (start[name] + tensor) / 2 for name, tensor in end.items()}
     clip = privacy.clip if privacy.level == "sample" else None
-    known, control = gradient_regression([seen, trained], _labelled(pool.data), _labelled(pool.spare), [start, middle, end], clip)
-    return known, control
+    candidates, own_data = (LabelledSamples(tensors(data.inputs), data.labels, of_tensors) for data in (pool.data, pool.spare))
+    scores, control_scores = gradient_regression([observed, control], candidates, own_data, [start, middle, end], clip)
+    return scores, control_scores
 
 
 def over_rounds(
     evidence: Evidence, client: int, pool: Candidates, last: tuple[Array, Array], own_updates: OwnUpdates
 ) -> tuple[Array, Array]:
-    """As :func:`by_gradients`, from the client's messages of all kept rounds: the sums of the scores by round, or ``last``
-    if no other was kept.
+    """The scores of :func:`by_gradients` and their control, summed over the client's messages of all kept rounds.
 
     Args:
         pool: candidates for the last kept round, up to which no client trained on its non-members.
-        last: what :func:`by_gradients` found in that round.
+        last: the scores and the control of that round.
         own_updates: of the server with ``pool.spare``.
 
     Raises:
         Inapplicable: the attack does not apply to one of the messages.
     """
-    found, behind = [last], evidence.behind(evidence.store.rounds()[-1], client)
-    kept = [one for one in evidence.store.rounds() if client in evidence.store.clients(one)]
-    for round in evenly([one for one in kept if set(evidence.behind(one, client)) == set(behind)])[:-1]:
+    by_round, behind = [last], evidence.behind(evidence.store.rounds()[-1], client)
+    kept = [round for round in evidence.store.rounds() if client in evidence.store.clients(round)]
+    for round in evenly([round for round in kept if set(evidence.behind(round, client)) == set(behind)])[:-1]:
         message = evidence.message(round, client)
         own = own_updates(round, message.parts)
         if own is not None and is_finite(message.uploaded):
-            found.append(by_gradients(evidence, message, own, pool))
-    scores, control = (np.sum(values, axis=0) for values in zip(*found, strict=True))
+            by_round.append(by_gradients(evidence, message, own, pool))
+    scores, control = (np.sum(values, axis=0) for values in zip(*by_round, strict=True))
     return scores, control
-
-
-def _labelled(split: Split) -> LabelledSamples:
-    return LabelledSamples(tensors(split.inputs), split.labels, of_tensors)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedpriv.attacks.core.status import Reason
-from fedpriv.attacks.inference.membership import Array, Mask, Use
+from fedpriv.attacks.inference.membership import Use
 from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls, running_statistics_control
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
@@ -28,7 +28,7 @@ from fedpriv.audit.membership.member_scores import (
     USED_BY,
     Statistic,
 )
-from fedpriv.audit.membership.one_client import OfClient, counted_once, of_client
+from fedpriv.audit.membership.one_client import OfClient, attack_client, counted_once
 from fedpriv.audit.results import ControlResult, EpsilonBounds, Interval, Sender
 from fedpriv.errors import FedprivError, UsageError
 
@@ -75,23 +75,22 @@ _HIDDEN = (
 
 @dataclass(frozen=True)
 class Membership:
-    """The result, over all attacked clients together.
+    """The result over all attacked clients of a round together.
 
     Attributes:
         attacks: by attack, and by the way to complete the upload where its last layers are hidden.
         kinds: the statistic of each attack, tried or not, and how it is used.
         not_tried: why other attacks were not tried: they could not be mounted, or a control of theirs failed.
-        controls: negative controls: areas of the attacks on the upload of a local update that saw no candidate; one of them fails
-            by chance once in a thousand times. FedMIA and the attacks on gradients, class centres and running statistics are left
-            out where their own fail. That of the loss threshold is a local update of round 1, since later models were trained on
-            the client's samples in its earlier local updates, which affects comparisons of candidates, but not those with
-            shadows; it has none where that download was not kept. It fails where the non-members differ from the members in more
-            than membership.
+        controls: negative controls: areas of the attacks on the upload of a local update that saw no candidate. One of them fails
+            by chance once in a thousand times, or because non-members differ from members in more than membership. FedMIA and the
+            attacks on gradients, class centres and running statistics are left out where their own fail. That of the loss
+            threshold is a local update of round 1, as later models have learned the client's samples; there is none where that
+            round's download was not kept.
         positive: positive controls (:mod:`fedpriv.attacks.inference.membership_controls`), with as many shadows; they are on a
             whole model even where the last layers are hidden.
         epsilon: LiRA's lower bound and the run's ledger; ``None`` where LiRA was not tried.
         likelihoods: the attacks behind that bound, LiRA on each statistic; the best one is taken.
-        shadows: shadow local updates per client; ``diverged`` of all of them were left out.
+        shadows: shadow local updates per client; ``diverged``: how many of all of them were left out.
         rounds: for each client, the rounds that FedMIA used; empty where it was not tried.
         threat: the threat model, in sentences.
     """
@@ -112,15 +111,18 @@ class Membership:
     threat: tuple[str, ...]
 
     def together(self, of: int | None = None) -> dict[str, Interval]:
-        """The attacks' areas, with intervals that hold for all simultaneously (Bonferroni), since the best one is picked.
+        """The intervals of the attacks' areas that hold simultaneously (Bonferroni), as the best one is picked.
 
         Args:
-            of: the number of attacks, where further ones of other rounds are looked at.
+            of: the number of attacks, where those of other rounds count as well.
         """
         of = of or len(self.attacks)
         confidence = 1 - (1 - CONFIDENCE) / of
-        areas = {name: interval(one.auc.value, one.members, one.non_members, confidence) for name, one in self.attacks.items()}
-        return {name: Interval(one.low, one.high, of) for name, one in areas.items()}
+        areas = {
+            name: interval(points.auc.value, points.members, points.non_members, confidence)
+            for name, points in self.attacks.items()
+        }
+        return {name: Interval(span.low, span.high, of) for name, span in areas.items()}
 
     def extent(self, attack: str) -> str:
         """How many shadow local updates, or how many rounds, an attack used, in words; empty: none, or one."""
@@ -135,27 +137,24 @@ class Membership:
     @property
     def failed_controls(self) -> list[str]:
         """The attacks that were tried and find members in their negative controls: then none of the round counts."""
-        return [name for name, one in self.controls.items() if name in self.attacks and not _finds_nothing(one)]
+        return [name for name, control in self.controls.items() if name in self.attacks and not _finds_nothing(control)]
 
     def described_controls(self) -> list[ControlResult]:
         """The controls, positive ones first."""
-        positive = [
-            ControlResult(name, one.name, one.passed, one.sentence, one.cpu_seconds) for name, one in self.positive.items()
-        ]
+        positive = [ControlResult(name, **vars(control)) for name, control in self.positive.items()]
         negative = []
-        for name, one in self.controls.items():
-            said = f"round {self.round}: {_on_no_candidate(one)}; the interval must contain 0.5"
-            negative.append(ControlResult(name, "negative", _finds_nothing(one), said, None))
+        for name, control in self.controls.items():
+            sentence = f"round {self.round}: {_on_no_candidate(control)}; the interval must contain 0.5"
+            negative.append(ControlResult(name, "negative", _finds_nothing(control), sentence, None))
         return positive + negative
 
 
 def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
-    """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples. A sample that is a
-    candidate of several clients counts for one of them: models of one round score it alike, and intervals take scores as
-    independent.
+    """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
 
-    FedMIA, which compares all kept rounds, is tried in the last one only: up to an earlier round no client trained on its
-    candidates' non-members, and later ones may have.
+    A sample that is a candidate of several clients counts for one of them: models of one round score it alike, and intervals take
+    scores as independent. FedMIA, which compares all kept rounds, is tried in the last one only: up to an earlier round no client
+    trained on its candidates' non-members, and later ones may have.
 
     Args:
         shadows: shadow local updates per client; even. They dominate the cost: each is as expensive as a client's local update.
@@ -167,35 +166,36 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
     if shadows < 4 or shadows % 2:
         raise UsageError(f"{shadows} shadow models: must be an even number of at least 4")
     began = time.process_time()
-    found = counted_once([of_client(evidence, round, client, shadows, seed) for client in clients])
-    members = np.concatenate([one.members for one in found])
-    known = {name: which for one in found for name, which in one.kinds.items()}
-    kinds = {name: known[name] for name in found[0].kinds if all(name in one.kinds for one in found)}
-    if REGRESSIONS in kinds and all(np.array_equal(one.scores[REGRESSIONS], one.scores[REGRESSION]) for one in found):
+    results = counted_once([attack_client(evidence, round, client, shadows, seed) for client in clients])
+    members = np.concatenate([result.members for result in results])
+    known = {name: kind for result in results for name, kind in result.kinds.items()}
+    kinds = {name: known[name] for name in results[0].kinds if all(name in result.kinds for result in results)}
+    if REGRESSIONS in kinds and all(np.array_equal(it.scores[REGRESSIONS], it.scores[REGRESSION]) for it in results):
         del kinds[REGRESSIONS]  # no client sent a message in another kept round
-    not_tried = _refused(found)
+    not_tried = _refused(results)
     must = positive_controls(shadows, seed)
     if RUNNING in kinds:
         must[kinds[RUNNING]] = running_statistics_control(seed)
-    failed = {name: must[which].sentence for name, which in kinds.items() if not must[which].passed}
+    failed = {name: must[kind].sentence for name, kind in kinds.items() if not must[kind].passed}
     not_tried |= {name: Reason("control failed", f"its control failed: {sentence}") for name, sentence in failed.items()}
-    controlled = [name for name in kinds if name not in not_tried and all(name in one.control for one in found)]
-    pooled = {name: np.concatenate([one.control[name] for one in found]) for name in controlled}
+    controlled = [name for name in kinds if name not in not_tried and all(name in result.control for result in results)]
+    pooled = {name: np.concatenate([result.control[name] for result in results]) for name in controlled}
     controls = {name: area(values, members, 1 - (1 - SURE) / len(pooled)) for name, values in pooled.items()}
-    # Shadows are a null by construction, other clients by assumption: where it does not hold, the attack is left out. Nor are
-    # centres, gradients or statistics of other samples where the server's model has learned members apart in earlier rounds.
+    # Shadows are a null distribution by construction, other clients, centres, gradients and statistics of other samples by
+    # assumption (the server's model may have learned members in earlier rounds): where it fails, the attack is left out.
     not_tried |= {
-        name: Reason("control failed", f"its negative control failed: {_on_no_candidate(one)}")
-        for name, one in controls.items()
-        if (kinds[name][1] == FEDMIA or kinds[name][0] in ("class centre", "gradient", RUNNING)) and not _finds_nothing(one)
+        name: Reason("control failed", f"its negative control failed: {_on_no_candidate(control)}")
+        for name, control in controls.items()
+        if (kinds[name][1] == FEDMIA or kinds[name][0] in ("class centre", "gradient", RUNNING)) and not _finds_nothing(control)
     }
     tried = [name for name in kinds if name not in not_tried]
     if not tried:
-        reasons = "; ".join(dict.fromkeys(one.text for one in not_tried.values()))
+        reasons = "; ".join(dict.fromkeys(reason.text for reason in not_tried.values()))
         raise FedprivError(f"round {round}: no membership attack could be tried ({reasons})")
-    scores = {name: np.concatenate([one.scores[name] for one in found]) for name in tried}
+    scores = {name: np.concatenate([result.scores[name] for result in results]) for name in tried}
     likelihoods = {name: scores[name] for name in tried if kinds[name][1] == "LiRA"}
     across = any(kinds[name][1] == FEDMIA for name in tried)
+    bounded = likelihoods and not evidence.summed  # the ledger has no account of a sum
     also = {
         _SUMS: evidence.summed,
         _ROWS: ROWS in kinds,
@@ -212,23 +212,15 @@ def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: 
         kinds={name: known.get(name) or USED_BY[name] for name in (*tried, *not_tried)},
         not_tried=not_tried,
         controls=controls,
-        positive={Statistic.named(*which): must[which] for which in dict.fromkeys(kinds.values())},
-        epsilon=_epsilon(evidence, round, clients, list(likelihoods.values()), members, seed),
+        positive={Statistic.named(*kind): must[kind] for kind in dict.fromkeys(kinds.values())},
+        epsilon=epsilon_bounds(evidence.federation, round, clients, [*likelihoods.values()], members, seed) if bounded else None,
         likelihoods=tuple(likelihoods),
         shadows=shadows,
-        diverged=sum(one.diverged for one in found),
-        rounds=tuple(one.rounds for one in found) if across else (),
+        diverged=sum(result.diverged for result in results),
+        rounds=tuple(result.rounds for result in results) if across else (),
         cpu_seconds=time.process_time() - began,
         threat=(*_THREAT, *(sentence for sentence, applies in also.items() if applies)),
     )
-
-
-def _epsilon(
-    evidence: Evidence, round: int, clients: Sequence[int], likelihoods: Sequence[Array], members: Mask, seed: int
-) -> EpsilonBounds | None:
-    if evidence.summed or not likelihoods:  # the ledger has no account of a sum
-        return None
-    return epsilon_bounds(evidence.federation, round, clients, likelihoods, members, seed)
 
 
 def _finds_nothing(control: Area) -> bool:
@@ -240,8 +232,9 @@ def _on_no_candidate(control: Area) -> str:
     return f"an upload of a client trained on none of the candidates (AUC {control.value:.2f}, {span})"
 
 
-def _refused(found: Sequence[OfClient]) -> dict[str, Reason]:
+def _refused(results: Sequence[OfClient]) -> dict[str, Reason]:
     """Why attacks were not mounted, by attack: they do not apply to some client's upload."""
-    reasons = {name: reason for one in found for name, reason in one.not_tried.items()}
-    partly = dict.fromkeys(name for one in found for name in one.kinds if not all(name in other.kinds for other in found))
+    reasons = {name: reason for result in results for name, reason in result.not_tried.items()}
+    everywhere = set.intersection(*(set(result.kinds) for result in results))
+    partly = dict.fromkeys(name for result in results for name in result.kinds if name not in everywhere)
     return dict.fromkeys(partly, Reason("does not apply", "it does not apply to every client's upload")) | reasons

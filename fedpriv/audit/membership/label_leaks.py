@@ -27,19 +27,19 @@ from fedpriv.samples import each
 from fedpriv.seeding import generator
 
 MOST_LABELS = 4
-"""Shadow clients hold one to so many classes, as the attacker does not know the true number."""
+"""Most classes of a shadow client; each has one or more, as the attacker does not know the true number."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What a message shows of its sender's labels, by each rule.
+    """The labels that each rule infers from a message, and the true ones.
 
     Attributes:
-        by: rule -> the classes and counts that it finds.
+        by: rule -> the classes and counts that it infers.
         true: the true counts ``(C,)``, for scoring.
         not_applicable: rule -> why it does not apply.
-        guess: the share of clients whose set is found by naming the same one each time; ``None``: it is not known.
-        limit: why it says nothing if the classes were not found; ``None``: it does.
+        guess: the share of clients whose set is found by naming the same one each time; ``None``: not known.
+        limit: why a failure is no evidence; ``None``: it is evidence.
     """
 
     round: int
@@ -52,43 +52,33 @@ class Labels:
     limit: str | None = None
 
     def exact(self, rule: str) -> bool:
-        """Whether the set of classes by a rule is the true one; not so where the rule does not apply."""
+        """Whether the set of classes by a rule is the true one; false where the rule does not apply."""
         return rule in self.by and torch.equal(self.by[rule].present, self.true > 0)
 
-    def counted(self, rule: str) -> float | None:
-        """The share of the samples whose label a rule found; ``None``: it shows no counts."""
+    def counts_right(self, rule: str) -> float | None:
+        """The share of samples with the right label by a rule; ``None``: it gives no counts."""
         counts = self.by[rule].counts if rule in self.by else None
         return None if counts is None else count_accuracy(counts, self.true)
-
-    @property
-    def by_equal_counts(self) -> float:
-        """The share of the samples whose label is found by naming all classes equally often, without any message."""
-        return count_accuracy(to_counts(torch.ones(len(self.true)), int(self.true.sum())), self.true)
 
 
 @dataclass(frozen=True)
 class LabelFindings:
-    """
-    Attributes:
-        labels: by message.
-        rules: each that was tried.
-        over_rounds: by client, see :func:`labels_over_rounds`.
-    """
+    """What messages reveal of labels: by message, by rule, and by client over all rounds."""
 
     labels: tuple[LabelResult, ...]
     rules: tuple[LabelRule, ...]
     over_rounds: tuple[LabelResult, ...]
 
 
-def findings_of(messages: Sequence[Labels]) -> LabelFindings:
-    """What messages show of their senders' labels.
+def label_findings(messages: Sequence[Labels]) -> LabelFindings:
+    """What messages reveal of their senders' labels.
 
-    The best rule is the one that finds most sets over all messages, and the best rule for counts the one that finds the labels of
-    most samples; neither is chosen for a single message. A message to which the best one does not apply is read by the next.
+    The best rule is the one that is exact for most messages, and the best rule for counts the one that is right for most samples;
+    neither is chosen for a single message. A message to which the best one does not apply is read by the next.
     """
     sets, counts = _ranked(messages)
     return LabelFindings(
-        tuple(_result(one, sets, counts) for one in messages),
+        tuple(_result(message, sets, counts) for message in messages),
         tuple(_of_rule(rule, messages, sets, counts) for rule in _names(messages)),
         tuple(labels_over_rounds(messages)),
     )
@@ -96,45 +86,46 @@ def findings_of(messages: Sequence[Labels]) -> LabelFindings:
 
 def _names(messages: Sequence[Labels]) -> list[str]:
     """All rules that were tried."""
-    return list(dict.fromkeys(rule for one in messages for rule in (*one.by, *one.not_applicable)))
+    return list(dict.fromkeys(rule for message in messages for rule in (*message.by, *message.not_applicable)))
 
 
 def _ranked(messages: Sequence[Labels]) -> tuple[list[str], list[str]]:
-    """The rules that apply to some message, the best for sets first; and those that show counts, the best for counts first.
+    """The rules that apply to some message, the best for sets first; and those that give counts, the best for counts first.
 
-    Sets of clients that hold every class say least, and decide only between rules that are equal in the others.
+    Sets of clients that hold every class reveal least, and decide only between rules that are equal in the others.
     """
-    applied = [rule for rule in _names(messages) if any(rule in one.by for one in messages)]
+    applied = [rule for rule in _names(messages) if any(rule in message.by for message in messages)]
 
     def right(rule: str) -> float:
-        return sum(one.counted(rule) or 0.0 for one in messages)
+        return sum(message.counts_right(rule) or 0.0 for message in messages)
 
     def exact(rule: str) -> tuple[int, int, float]:
-        lacking = sum(one.exact(rule) for one in messages if not bool(one.true.all()))
-        return lacking, sum(one.exact(rule) for one in messages), right(rule)
+        lacking = sum(message.exact(rule) for message in messages if not bool(message.true.all()))
+        return lacking, sum(message.exact(rule) for message in messages), right(rule)
 
-    counting = [rule for rule in applied if any(one.counted(rule) is not None for one in messages)]
+    counting = [rule for rule in applied if any(message.counts_right(rule) is not None for message in messages)]
     return sorted(applied, key=exact, reverse=True), sorted(counting, key=right, reverse=True)
 
 
-def _result(one: Labels, sets: Sequence[str], counts: Sequence[str]) -> LabelResult:
-    rule = next((name for name in sets if name in one.by), None)
-    counting = next((name for name in counts if one.counted(name) is not None), None)
+def _result(message: Labels, sets: Sequence[str], counts: Sequence[str]) -> LabelResult:
+    rule = next((name for name in sets if name in message.by), None)
+    counting = next((name for name in counts if message.counts_right(name) is not None), None)
+    equal_counts = to_counts(torch.ones(len(message.true)), int(message.true.sum()))
     return LabelResult(
-        round=one.round,
-        sender=one.sender,
+        round=message.round,
+        sender=message.sender,
         rule=rule,
         stated=rule == STATED,
-        classes=len(one.true),
-        true=_classes(one.true > 0),
-        found=() if rule is None else _classes(one.by[rule].present),
+        classes=len(message.true),
+        true=_classes(message.true > 0),
+        inferred=() if rule is None else _classes(message.by[rule].present),
         count_rule=counting,
-        count_accuracy=None if counting is None else one.counted(counting),
-        count_guess=one.by_equal_counts,
+        count_accuracy=None if counting is None else message.counts_right(counting),
+        count_guess=count_accuracy(equal_counts, message.true),
         rules=len(sets),
-        guess=one.guess,
-        note=None if rule else "; ".join(dict.fromkeys(one.not_applicable.values())),
-        limit=one.limit,
+        guess=message.guess,
+        note=None if rule else "; ".join(dict.fromkeys(message.not_applicable.values())),
+        limit=message.limit,
     )
 
 
@@ -143,10 +134,9 @@ def _classes(present: Tensor) -> tuple[int, ...]:
 
 
 def _of_rule(rule: str, messages: Sequence[Labels], sets: Sequence[str], counts: Sequence[str]) -> LabelRule:
-    read = [one for one in messages if rule in one.by]
-    right = [share for one in read if (share := one.counted(rule)) is not None]
-    exact = sum(one.exact(rule) for one in read)
-    reasons = [one.not_applicable[rule] for one in messages if rule in one.not_applicable]
+    read = [message for message in messages if rule in message.by]
+    exact = sum(message.exact(rule) for message in read)
+    reasons = [message.not_applicable[rule] for message in messages if rule in message.not_applicable]
     of_all = rate_of_rules(exact, len(read), len(sets)) if read else None
     return LabelRule(
         rule=rule,
@@ -154,72 +144,74 @@ def _of_rule(rule: str, messages: Sequence[Labels], sets: Sequence[str], counts:
         messages=len(read),
         exact=wilson(exact, len(read)) if read else None,
         together=None if of_all is None else Interval(of_all.low, of_all.high, len(sets)),
-        count_accuracy=sum(right) / len(right) if right else None,
+        count_accuracy=_mean_counts(rule, read),
         best=rule == next(iter(sets), None),
         best_counts=rule == next(iter(counts), None),
         not_applicable="; ".join(dict.fromkeys(reasons)) or None,
     )
 
 
+def _mean_counts(rule: str, messages: Sequence[Labels]) -> float | None:
+    """The mean share of samples with the right label by a rule, over the messages for which it gives counts."""
+    right = [share for message in messages if (share := message.counts_right(rule)) is not None]
+    return sum(right) / len(right) if right else None
+
+
 def labels_over_rounds(messages: Sequence[Labels]) -> list[LabelResult]:
     """The labels of each client with at least two messages that a rule applies to, from all of them together.
 
-    A client's data do not change, but what one round shows of them does. By a rule a class counts as present if at least half of
-    the messages show it; counts are the mean of those of its messages, within that set. The best rule is that over all clients.
+    A client's data do not change, but what its messages reveal does. By a rule a class counts as present if at least half of the
+    messages show it; counts are the mean of those of its messages, within that set. The best rule is that over all clients.
     """
-    together = [
-        _together([one for one in messages if one.client == client]) for client in sorted({one.client for one in messages})
-    ]
-    pooled = [one for one in together if one.by]
-    sets, counts = _ranked(pooled)
-    found = []
-    for one in pooled:
-        result = _result(one, sets, counts)
-        rule, counting = result.rule or "", result.count_rule or ""
-        own = [message for message in messages if message.client == one.client and rule in message.by]
-        alone = [share for message in own if (share := message.counted(counting)) is not None]
-        found.append(
+    by_client = [[message for message in messages if message.client == number] for number in sorted({m.client for m in messages})]
+    pooled = [(own, together) for own in by_client if (together := _together(own)).by]
+    sets, counts = _ranked([together for _, together in pooled])
+    results = []
+    for own, together in pooled:
+        result = _result(together, sets, counts)
+        rule = result.rule or ""
+        read = [message for message in own if rule in message.by]
+        results.append(
             replace(
                 result,
                 round=None,
-                messages=len(own),
-                single_exact=sum(message.exact(rule) for message in own),
-                single_count_accuracy=sum(alone) / len(alone) if alone else None,
+                messages=len(read),
+                single_exact=sum(message.exact(rule) for message in read),
+                single_count_accuracy=_mean_counts(result.count_rule or "", read),
             )
         )
-    return found
+    return results
 
 
 def _together(own: Sequence[Labels]) -> Labels:
     """A client's messages as one, by each rule that applies to at least two of them."""
     by = dict[str, LabelSet]()
     for rule in _names(own):
-        sets = [one.by[rule] for one in own if rule in one.by]
+        sets = [message.by[rule] for message in own if rule in message.by]
         if len(sets) < 2:
             continue
-        present = 2 * torch.stack([one.present for one in sets]).sum(0) >= len(sets)
-        counted = [one.counts.double() for one in sets if one.counts is not None]
+        present = 2 * torch.stack([labels.present for labels in sets]).sum(0) >= len(sets)
+        counted = [labels.counts.double() for labels in sets if labels.counts is not None]
         counts = to_counts(torch.stack(counted).mean(0) * present, int(own[0].true.sum())) if counted else None
         by[rule] = LabelSet(present, counts)
     return replace(own[0], by=by, not_applicable={}, limit=None)
 
 
-def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
+def infer_labels(evidence: Evidence, round: int, client: int) -> Labels:
     """Infer the client's labels from its message, by every rule of :mod:`fedpriv.attacks.api.label_rules` that applies.
 
-    The attacker's own samples are of the test split. Of statistics that are gradients, too.
+    Statistics that are gradients are read as well. The attacker's own samples are of the test split.
     """
     message, classes = evidence.message(round, client), len(evidence.federation.dataset.classes)
     true = torch.bincount(evidence.labels(client), minlength=classes)
     guess = None if evidence.summed else most_common_share(_label_sets(evidence, evidence.federation.data.nonempty))
     samples, plain = _public_samples(evidence), plain_change(evidence, message)
-    seen = evidence.attacker.observation(message, ThreatModel())
-    if plain.corrected and plain.open is not None:
-        found = infer(seen, samples, only=[STATED])
-        found = Inferred(found.by, dict.fromkeys((rule for rule in RULES if rule not in found.by), plain.open))
-    else:
-        found = infer(seen, samples)
-    by, not_applicable = dict(found.by), dict(found.not_applicable)
+    observation = evidence.attacker.observation(message, ThreatModel())
+    is_open = plain.corrected and plain.open is not None
+    inferred = infer(observation, samples, only=[STATED]) if is_open else infer(observation, samples)
+    by, not_applicable = dict(inferred.by), dict(inferred.not_applicable)
+    if is_open:
+        not_applicable = {rule: str(plain.open) for rule in RULES if rule not in by}
     for what, of in _statistics(evidence, message):
         rules = [rule for rule in RULES if rule != STATED]
         read = Inferred({}, dict.fromkeys(rules, of)) if isinstance(of, str) else infer(of, samples, only=rules)
@@ -229,17 +221,17 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
 
 
 def _statistics(evidence: Evidence, message: Message) -> Iterator[tuple[str, Observation | str]]:
-    """The statistics that are gradients, as attackers see them, or why they cannot be read.
+    """The statistics that are gradients, as attackers observe them, or why they cannot be read.
 
     Such a gradient may be a mean or a sum over the samples, so that it is known up to a factor.
     """
     for what in gradient_like(message):
         try:
-            seen = as_gradient(evidence, message, what, ThreatModel())
+            observation = as_gradient(evidence, message, what, ThreatModel())
         except UsageError as reason:
             yield what, str(reason)
             continue
-        yield what, replace(seen, altered=replace(seen.altered, rescaled=True))
+        yield what, replace(observation, altered=replace(observation.altered, rescaled=True))
 
 
 def _public_samples(evidence: Evidence) -> Samples | None:
@@ -255,8 +247,8 @@ def _public_samples(evidence: Evidence) -> Samples | None:
 def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> ShadowLabels:
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
-    The server simulates turns on public data (the data set's test split) with chosen label sets, and trains a classifier on them.
-    It names some sets of no message, as it says the same of all messages for a class that all simulated clients hold, or none.
+    The server simulates local updates on public data (the data set's test split) with chosen label sets, and trains a classifier
+    on them. It learns nothing of a class that all simulated clients hold, or none, and never predicts some sets.
 
     Raises:
         FedprivError: a shadow local update diverged, or no client has complete samples as the shadows have.
@@ -269,11 +261,11 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> Sh
     assert download is not None
     updates = ShadowUpdates(federation, round, download, evidence.store.broadcast())
     classes = len(federation.dataset.classes)
-    draw = generator(seed, round, "label sets")
-    sizes = torch.randint(1, min(MOST_LABELS, classes) + 1, (shadows,), generator=draw).tolist()
+    noise = generator(seed, round, "label sets")
+    sizes = torch.randint(1, min(MOST_LABELS, classes) + 1, (shadows,), generator=noise).tolist()
     sets = torch.zeros(shadows, classes, dtype=torch.bool)
     for row, size in zip(sets, sizes, strict=True):
-        row[torch.randperm(classes, generator=draw)[:size]] = True
+        row[torch.randperm(classes, generator=noise)[:size]] = True
     samples = messages[0].num_examples or 10 * federation.config.train.batch_size
 
     def changes() -> Iterator[dict[str, Tensor]]:
@@ -283,33 +275,32 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> Sh
             yield _changes(evidence, messages[0].simulated(result.uploaded))
 
     classifier = fit_shadows(changes(), sets)
-
-    sent, true = [_changes(evidence, one) for one in messages], _label_sets(evidence, clients)
+    sent, true = [_changes(evidence, message) for message in messages], _label_sets(evidence, clients)
     report = score_shadows(classifier, sent, true, _label_sets(evidence, federation.data.nonempty))
-    held, most = true.sum(1), int(sets.sum(1).max())
+    held = true.sum(1)
     lacks = held < classes
-    wider = lacks & (held > most)
+    wider = lacks & (held > int(sets.sum(1).max()))
     learned = sets.any(0) & ~sets.all(0)
     unlearned = lacks & ~wider & ((true != sets.all(0))[:, ~learned].any(1) | ~learned.any())
-    before = [keeps_state(evidence) and had_earlier_update(evidence, round, client) for client in clients]
-    later = int((torch.tensor(before) & lacks).sum())
-    return ShadowLabels(report, round, shadows, wider=int(wider.sum()), unlearned=int(unlearned.sum()), later=later)
+    earlier = [keeps_state(evidence) and had_earlier_update(evidence, round, client) for client in clients]
+    later = torch.tensor(earlier) & lacks
+    return ShadowLabels(report, round, shadows, wider=int(wider.sum()), unlearned=int(unlearned.sum()), later=int(later.sum()))
 
 
 def _label_sets(evidence: Evidence, clients: Sequence[int]) -> Tensor:
     """``(n, C)`` bool."""
     classes = len(evidence.federation.dataset.classes)
-    return torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in clients])
+    return torch.stack([torch.bincount(evidence.labels(client), minlength=classes) > 0 for client in clients])
 
 
 def _changes(evidence: Evidence, message: Message) -> dict[str, Tensor]:
-    """The changes of the shared parameters in the order of the net; the last ones depend most on labels."""
+    """The changes of the shared parameters in the net's order, as the last ones depend most on labels."""
     change = plain_change(evidence, message).of
     return {name: change[name].cpu() for name, _ in evidence.federation.resident.net.named_parameters() if name in change}
 
 
 def _public(evidence: Evidence, present: Tensor, samples: int, number: int) -> Split:
-    """``samples`` samples of the test split with these labels; repeated where there are fewer."""
+    """That many samples of the test split with these labels; repeated where there are fewer."""
     data = evidence.federation.data
     labels = data.labels("server")
     positions = present.to(labels.device)[labels].nonzero().flatten()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -37,13 +38,14 @@ USED_BY: Mapping[str, tuple[Kind, Use]] = {
     REGRESSIONS: ("gradient", "alone"),
     RUNNING: ("running statistics", "alone"),
 }
-"""The statistic of attacks with these names, and how it is used; other names are those of :meth:`Statistic.named`."""
+"""Attack -> its statistic, and how it is used; other attacks are named by :meth:`Statistic.named`."""
 _ALONE: Mapping[Kind, str] = {kind: name for name, (kind, use) in USED_BY.items() if use == "alone" and name != REGRESSIONS}
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """
+    """A score of each candidate from an upload.
+
     Attributes:
         kind: what is compared; it determines the positive control.
         way: how the upload is completed where its last layers are hidden.
@@ -66,7 +68,16 @@ class Statistic:
         return self.named(self.kind, use, self.way)
 
 
-def statistics_of(
+@contextmanager
+def noting(not_tried: dict[str, Reason], attack: str) -> Generator[None]:
+    """Note that an attack does not apply, where the block says so by :class:`Inapplicable`."""
+    try:
+        yield
+    except Inapplicable as error:
+        not_tried[attack] = Reason("does not apply", str(error))
+
+
+def applicable_statistics(
     evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates, nets: Sequence[Tensor] = ()
 ) -> tuple[list[Statistic], dict[str, Reason]]:
     """The statistics that apply to a message, and why others do not, by attack.
@@ -81,24 +92,21 @@ def statistics_of(
     if not ways:
         why = f"client {message.client} holds one class, but a probe of the features needs two"
         not_tried[LOSS] = not_tried[LIRA] = Reason("does not apply", why)
-    try:
+    with noting(not_tried, ROWS):
         statistics.append(row_distance(evidence, message, pool.data.inputs))
-    except Inapplicable as error:
-        not_tried[ROWS] = Reason("does not apply", str(error))
     if sends_centers(message):
-        try:
+        with noting(not_tried, CENTERS):
             statistics.append(Statistic("class centre", "", TracedCenters(evidence, message, nets or [own.model], pool)))
-        except Inapplicable as error:
-            not_tried[CENTERS] = Reason("does not apply", str(error))
     return statistics, not_tried
 
 
 def is_finite(uploaded: Uploaded) -> bool:
+    """Whether all values are finite."""
     return all(bool(tensor.isfinite().all()) for tensor in uploaded.values())
 
 
 def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:
-    """The confidence of the candidates' labels ``(n,)`` for each reading of an upload; a lower loss is a higher confidence."""
+    """The confidence in the candidates' labels ``(n,)`` by each reading of an upload; a lower loss is a higher confidence."""
 
     def by(read: Reading) -> Callable[[Uploaded], Array]:
         return lambda uploaded: confidence(read(uploaded).cpu(), labels.cpu())
@@ -113,12 +121,10 @@ def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statis
         Inapplicable: see :meth:`fedpriv.attacks.inference.row_distance.RowDistance.of`.
     """
 
-    def seen(uploaded: Uploaded) -> Array:
-        return rows(evidence.attacker.observation(message.simulated(uploaded), ThreatModel()))
-
-    first = evidence.attacker.observation(message, ThreatModel())
-    rows = RowDistance.of(first, split(_as(first, inputs), CHUNK))
-    return Statistic("row distance", "", seen)
+    observation = evidence.attacker.observation(message, ThreatModel())
+    rows = RowDistance.of(observation, split(_as(observation, inputs), CHUNK))
+    observe = evidence.attacker.observation
+    return Statistic("row distance", "", lambda uploaded: rows(observe(message.simulated(uploaded), ThreatModel())))
 
 
 def running_statistics(evidence: Evidence, message: Message, uploaded: Uploaded, inputs: Inputs) -> Array:
@@ -130,11 +136,11 @@ def running_statistics(evidence: Evidence, message: Message, uploaded: Uploaded,
     Raises:
         Inapplicable: see :func:`fedpriv.attacks.inference.running_statistics.shares_of_batches`.
     """
-    seen = evidence.attacker.observation(message.simulated(uploaded), ThreatModel())
-    return shares_of_batches(seen, lambda: iter(split(_as(seen, inputs), CHUNK)))
+    observation = evidence.attacker.observation(message.simulated(uploaded), ThreatModel())
+    return shares_of_batches(observation, lambda: iter(split(_as(observation, inputs), CHUNK)))
 
 
-def _as(seen: Observation, inputs: Inputs) -> Inputs:
+def _as(observation: Observation, inputs: Inputs) -> Inputs:
     """The candidates on the device and in the precision of the message; token ids stay integers."""
-    like = next(iter(seen.shared.values()), torch.empty(0))
+    like = next(iter(observation.shared.values()), torch.empty(0))
     return each(inputs, lambda part: part.to(like) if part.is_floating_point() else part.to(like.device))

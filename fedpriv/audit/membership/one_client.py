@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import get_args
 
@@ -28,10 +28,11 @@ from fedpriv.audit.membership.member_scores import (
     USED_BY,
     Statistic,
     Uploaded,
+    applicable_statistics,
     confidences,
     is_finite,
+    noting,
     running_statistics,
-    statistics_of,
 )
 from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
 from fedpriv.audit.membership.readings import readings
@@ -39,8 +40,8 @@ from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
 FEWEST_ALIKE = 4
-"""Candidates of a class from which FedMIA is tried, whose scores are pooled by the medians of classes. That makes scores of
-members and others depend on each other: of noise, 9 % of the intervals lay above one half with 2 a class, 4 % with 4."""
+"""Least candidates of a class for FedMIA, whose scores are pooled by the medians of classes. That makes scores of members and
+others depend on each other: of noise, 9 % of the intervals lay above one half with 2 a class, 4 % with 4."""
 
 
 @dataclass(frozen=True)
@@ -49,43 +50,51 @@ class OfClient:
 
     Attributes:
         samples, classes: of the candidates, see :class:`fedpriv.audit.membership.candidates.Candidates`.
+        scores, control: by attack, of the client's upload and of one that saw no candidate.
         kinds: by attack, its statistic and how it is used.
+        diverged: how many shadows were left out.
         rounds: the rounds that FedMIA used.
     """
 
-    scores: dict[str, Array]
-    control: dict[str, Array]
     members: Mask
     samples: npt.NDArray[np.int64]
     classes: npt.NDArray[np.int64]
-    kinds: dict[str, tuple[Kind, Use]]
-    not_tried: dict[str, Reason]
-    diverged: int
-    rounds: tuple[int, ...]
+    scores: dict[str, Array] = field(default_factory=dict)
+    control: dict[str, Array] = field(default_factory=dict)
+    kinds: dict[str, tuple[Kind, Use]] = field(default_factory=dict)
+    not_tried: dict[str, Reason] = field(default_factory=dict)
+    diverged: int = 0
+    rounds: tuple[int, ...] = ()
+
+    def add(self, name: str, kind: tuple[Kind, Use], scores: Array, control: Array) -> None:
+        """Add an attack."""
+        self.kinds[name], self.scores[name], self.control[name] = kind, scores, control
 
     def only(self, kept: Mask) -> OfClient:
-        """The same of some candidates."""
-        scores, control = ({name: one[kept] for name, one in values.items()} for values in (self.scores, self.control))
+        """The result for some of the candidates."""
+        scores, control = (
+            {name: values[kept] for name, values in by_attack.items()} for by_attack in (self.scores, self.control)
+        )
         who, which, classes = self.members[kept], self.samples[kept], self.classes[kept]
         return replace(self, scores=scores, control=control, members=who, samples=which, classes=classes)
 
 
-def counted_once(found: Sequence[OfClient]) -> list[OfClient]:
-    """The same with each sample as the candidate of one client alone, and as many members as others of each class."""
-    counted, seen = list[OfClient](), np.empty(0, dtype=np.int64)
-    for one in found:
-        kept = ~np.isin(one.samples, seen)
-        for label in np.unique(one.classes):
-            alike = kept & (one.classes == label)
-            inside, outside = np.flatnonzero(alike & one.members), np.flatnonzero(alike & ~one.members)
+def counted_once(clients: Sequence[OfClient]) -> list[OfClient]:
+    """The results with each sample as the candidate of one client alone, and as many members as others of each class."""
+    distinct, seen = list[OfClient](), np.empty(0, dtype=np.int64)
+    for client in clients:
+        kept = ~np.isin(client.samples, seen)
+        for label in np.unique(client.classes):
+            alike = kept & (client.classes == label)
+            inside, outside = np.flatnonzero(alike & client.members), np.flatnonzero(alike & ~client.members)
             kept[inside[len(outside) :]] = kept[outside[len(inside) :]] = False
-        counted.append(one.only(kept))
-        seen = np.union1d(seen, counted[-1].samples)
-    return counted
+        distinct.append(client.only(kept))
+        seen = np.union1d(seen, distinct[-1].samples)
+    return distinct
 
 
-def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: int) -> OfClient:
-    """Attack one upload. Only the last line uses the truth about members."""
+def attack_client(evidence: Evidence, round: int, client: int, shadows: int, seed: int) -> OfClient:
+    """Attack one upload; the truth about members is only in the result."""
     message, download = evidence.message(round, client), evidence.store.download(round)
     if download is None:
         raise UsageError(f"the download of round {round} was not kept, and shadows start from it")
@@ -109,55 +118,59 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
     if own is None:
         raise FedprivError(f"round {round}: the server's own local update diverged, as client {client}'s may have")
     ahead = list(islice(results, NETS if sends_centers(message) else 0))
-    nets = [one.model for one in ahead if one is not None and is_finite(one.uploaded)]
-    statistics, not_tried = statistics_of(evidence, message, own, pool, nets)
-    uploads = (None if one is None else one.uploaded for one in chain(ahead, results))
+    nets = [result.model for result in ahead if result is not None and is_finite(result.uploaded)]
+    statistics, not_tried = applicable_statistics(evidence, message, own, pool, nets)
+    uploads = (None if result is None else result.uploaded for result in chain(ahead, results))
     try:
         (scores, control), diverged = infer([message.uploaded, own.uploaded], inside, uploads, statistics)
     except (ValueError, Inapplicable) as error:
         raise FedprivError(f"round {round}, client {client}: no membership inference ({error})") from None
-    for one in statistics:
-        if one.kind == "confidence":
-            control.pop(one.attack("alone"))
+    for statistic in statistics:
+        if statistic.kind == "confidence":
+            control.pop(statistic.attack("alone"))
     control |= _before_any_training(evidence, round, message, own, pool, own_update)
     kinds: dict[str, tuple[Kind, Use]] = {
-        name: (one.kind, use) for one in statistics for use in get_args(Use) if (name := one.attack(use)) in scores
+        name: (statistic.kind, use)
+        for statistic in statistics
+        for use in get_args(Use)
+        if (name := statistic.attack(use)) in scores
     }
-    own_updates = OwnUpdates(evidence, pool)
-    try:
-        scores[REGRESSION], control[REGRESSION] = last = by_gradients(evidence, message, own, pool)
-        kinds[REGRESSION] = USED_BY[REGRESSION]
-        if round == evidence.store.rounds()[-1] and len(evidence.store.rounds()) > 1:
-            scores[REGRESSIONS], control[REGRESSIONS] = over_rounds(evidence, client, pool, last, own_updates)
-            kinds[REGRESSIONS] = USED_BY[REGRESSIONS]
-    except Inapplicable as error:
-        not_tried[REGRESSIONS if REGRESSION in kinds else REGRESSION] = Reason("does not apply", str(error))
-    if evidence.attacker.buffers(message):
-        try:
-            found = [running_statistics(evidence, message, sent, pool.data.inputs) for sent in (message.uploaded, own.uploaded)]
-        except Inapplicable as error:
-            not_tried[RUNNING] = Reason("does not apply", str(error))
-        else:
-            kinds[RUNNING], scores[RUNNING], control[RUNNING] = USED_BY[RUNNING], *found
-    rounds: tuple[int, ...] = ()
     classes = pool.data.labels.cpu().numpy()
-    if round == evidence.store.rounds()[-1]:
-        # Only samples of one client and class are comparable, and of each half are members.
-        try:
-            if (usual := float(np.median(np.unique(classes, return_counts=True)[1]))) < FEWEST_ALIKE:
+    by_shadows = OfClient(pool.members, pool.samples, classes, scores, control, kinds, not_tried, diverged)
+    return _without_shadows(by_shadows, evidence, message, client, own, pool)
+
+
+def _without_shadows(
+    result: OfClient, evidence: Evidence, message: Message, client: int, own: ShadowResult, pool: Candidates
+) -> OfClient:
+    """The result with the attacks that need no shadows; ``own``: the server's local update of the message's round."""
+    not_tried, rounds = result.not_tried, tuple[int, ...]()
+    is_last, own_updates = message.round == evidence.store.rounds()[-1], OwnUpdates(evidence, pool)
+    with noting(not_tried, REGRESSION):
+        result.add(REGRESSION, USED_BY[REGRESSION], *by_gradients(evidence, message, own, pool))
+    if REGRESSION in result.kinds and is_last and len(evidence.store.rounds()) > 1:
+        last = result.scores[REGRESSION], result.control[REGRESSION]
+        with noting(not_tried, REGRESSIONS):
+            result.add(REGRESSIONS, USED_BY[REGRESSIONS], *over_rounds(evidence, client, pool, last, own_updates))
+    if evidence.attacker.buffers(message):
+        with noting(not_tried, RUNNING):
+            scores, control = (
+                running_statistics(evidence, message, sent, pool.data.inputs) for sent in (message.uploaded, own.uploaded)
+            )
+            result.add(RUNNING, USED_BY[RUNNING], scores, control)
+    if is_last:
+        with noting(not_tried, FEDMIA):  # only samples of one client and class are comparable, and of each half are members
+            classes = result.classes
+            if (alike := float(np.median(np.unique(classes, return_counts=True)[1]))) < FEWEST_ALIKE:
                 raise Inapplicable(
-                    f"scores are comparable within a class, and classes have {usual:g} candidates; {FEWEST_ALIKE} are needed"
+                    f"scores are comparable within a class, and classes have {alike:g} candidates; {FEWEST_ALIKE} are needed"
                 )
             compared = against_other_clients(evidence, client, pool, own_updates)
-        except Inapplicable as error:
-            not_tried[FEDMIA] = Reason("does not apply", str(error))
-        else:
             rounds = compared.rounds
             for (kind, way), values in compared.scores.items():
-                name = Statistic.named(kind, "FedMIA", way)
-                alone = compared.control[kind, way]
-                kinds[name], scores[name], control[name] = (kind, "FedMIA"), centred(values, classes), centred(alone, classes)
-    return OfClient(scores, control, pool.members, pool.samples, classes, kinds, not_tried, diverged, rounds)
+                both = centred(values, classes), centred(compared.control[kind, way], classes)
+                result.add(Statistic.named(kind, "FedMIA", way), (kind, "FedMIA"), *both)
+    return replace(result, rounds=rounds)
 
 
 def _before_any_training(
@@ -181,7 +194,7 @@ def _before_any_training(
         return {}
     objective = evidence.federation.method.objective
     ways = readings(evidence.federation.resident, first, pool.spare, pool.data.inputs, objective.labels)
-    return {one.attack("alone"): one.of(first.uploaded) for one in confidences(ways, pool.data.labels)}
+    return {statistic.attack("alone"): statistic.of(first.uploaded) for statistic in confidences(ways, pool.data.labels)}
 
 
 def infer(
@@ -189,7 +202,7 @@ def infer(
 ) -> tuple[list[dict[str, Array]], int]:
     """Scores of the candidates ``(n,)`` for each upload, by attack, and how many shadows diverged.
 
-    The same shadows serve all uploads and all statistics.
+    All uploads and statistics share the same shadows.
 
     Args:
         inside: which candidates each shadow was trained on ``(s, n)``.
@@ -198,22 +211,22 @@ def infer(
     Raises:
         ValueError: an upload is not finite, or too few shadows are left.
     """
-    seen: list[list[Array]] = [[] for _ in statistics]
+    by_statistic: list[list[Array]] = [[] for _ in statistics]
     kept = []
     for number, shadow in zip(range(len(inside)), shadows, strict=True):
         if shadow is None or not is_finite(shadow):
             continue
         kept.append(number)
-        for values, statistic in zip(seen, statistics, strict=True):
+        for values, statistic in zip(by_statistic, statistics, strict=True):
             values.append(statistic.of(shadow))
     if len(kept) < 4:
         raise ValueError(f"{len(inside) - len(kept)} of {len(inside)} shadow models diverged")
     if not all(map(is_finite, uploads)):
         raise ValueError("an upload is not finite")
-    found: list[dict[str, Array]] = [{} for _ in uploads]
-    for values, statistic in zip(seen, statistics, strict=True):
-        beside = np.stack(values)
-        for scores, uploaded in zip(found, uploads, strict=True):
-            used = in_every_use(statistic.of(uploaded), beside, inside[kept])
-            scores |= {statistic.attack(use): score for use, score in used.items()}
-    return found, len(inside) - len(kept)
+    by_upload: list[dict[str, Array]] = [{} for _ in uploads]
+    for values, statistic in zip(by_statistic, statistics, strict=True):
+        of_shadows = np.stack(values)
+        for scores, uploaded in zip(by_upload, uploads, strict=True):
+            by_use = in_every_use(statistic.of(uploaded), of_shadows, inside[kept])
+            scores |= {statistic.attack(use): score for use, score in by_use.items()}
+    return by_upload, len(inside) - len(kept)

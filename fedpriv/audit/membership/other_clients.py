@@ -1,10 +1,9 @@
 """FedMIA: a client's messages of all kept rounds, compared with those of the other clients of the same rounds.
 
-The other clients are the null: what a message shows of a sample that its sender did not train on. That needs no shadow local
-updates, but rests on what :func:`fedpriv.attacks.inference.membership.fedmia` assumes of them. The negative control tests it: in
-each round, the server's own turn on samples of the client's classes takes the place of the client's message, and must find no
-member. It starts from the model that the round's clients received, which learned of the members in the client's earlier local
-updates; so did the null's.
+The other clients are the null distribution: scores of samples that the sender did not train on. That needs no shadow models, but
+rests on what :func:`fedpriv.attacks.inference.membership.fedmia` assumes of them. The negative control tests it: in each round,
+a local update of the server on samples of the client's classes takes the place of the client's message, and must reveal no
+member. Like those of the other clients, it starts from a model that has learned the members in the client's earlier updates.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.membership.candidates import Candidates
-from fedpriv.audit.membership.member_scores import is_finite, statistics_of
+from fedpriv.audit.membership.member_scores import applicable_statistics, is_finite
 
 OTHERS = 2
-"""Other clients of a round that are needed: the fewest that have a standard deviation."""
+"""Least number of other clients of a round, as fewer have no standard deviation."""
 MOST = 16
-"""Rounds that are used, evenly spaced where more were kept; each costs a local update of the server."""
+"""Most rounds that are used, evenly spaced where more were kept; each costs a local update of the server."""
 
-Seen = dict[tuple[Kind, str], Array]
-"""By statistic, and by the way to complete an upload: a number per candidate ``(n,)``."""
+Scores = dict[tuple[Kind, str], Array]
+"""(statistic, way to complete an upload) -> a number per candidate ``(n,)``."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """FedMIA on one client; by statistic and way.
+    """The results of FedMIA on one client.
 
     Attributes:
         scores: of the candidates ``(n,)``, higher for likelier members.
@@ -41,13 +40,14 @@ class Compared:
         rounds: the rounds that were used.
     """
 
-    scores: Seen
-    control: Seen
+    scores: Scores
+    control: Scores
     rounds: tuple[int, ...]
 
 
 def against_other_clients(evidence: Evidence, client: int, pool: Candidates, own_updates: OwnUpdates | None = None) -> Compared:
-    """
+    """Score a client's candidates by FedMIA.
+
     Args:
         pool: candidates for the last kept round, up to which no client trained on its non-members.
         own_updates: of the server with ``pool.spare``; ``None``: they are computed here.
@@ -60,13 +60,13 @@ def against_other_clients(evidence: Evidence, client: int, pool: Candidates, own
     used = []
     for round in evenly(_rounds_of(evidence, client)):
         message = evidence.message(round, client)
-        beside = [evidence.message(round, one) for one in evidence.whole_clients(round) if one != client]
-        beside = [one for one in beside if is_finite(one.uploaded)]
-        if not is_finite(message.uploaded) or len(beside) < OTHERS or (own := own_updates(round)) is None:
+        others_messages = [evidence.message(round, other) for other in evidence.whole_clients(round) if other != client]
+        others_messages = [other for other in others_messages if is_finite(other.uploaded)]
+        if not is_finite(message.uploaded) or len(others_messages) < OTHERS or (own := own_updates(round)) is None:
             continue
         used.append(round)
-        update = message.simulated(own.uploaded)
-        mine, none, null = (_seen(evidence, one, own, pool) for one in ([message], [update], beside))
+        groups = ([message], [message.simulated(own.uploaded)], others_messages)
+        mine, none, null = (_scores(evidence, group, own, pool) for group in groups)
         for key in [key for key in mine if key in none and key in null]:
             observed[key].append(mine[key][0])
             control[key].append(none[key][0])
@@ -75,7 +75,7 @@ def against_other_clients(evidence: Evidence, client: int, pool: Candidates, own
         raise Inapplicable(
             f"in no round are the messages of the client and of {OTHERS} others and of the server's own training finite"
         )
-    keys = [key for key, found in observed.items() if len(found) == len(used)]
+    keys = [key for key, values in observed.items() if len(values) == len(used)]
     if not keys:
         raise Inapplicable("no statistic applies to the messages of the client and of the others in every round")
     scores = {key: fedmia(observed[key], others[key]) for key in keys}
@@ -83,17 +83,13 @@ def against_other_clients(evidence: Evidence, client: int, pool: Candidates, own
 
 
 def _rounds_of(evidence: Evidence, client: int) -> list[int]:
-    """The rounds of which the messages of the client and of enough others were kept.
-
-    Raises:
-        Inapplicable: there is none.
-    """
+    """The rounds of which the messages of the client and of enough others were kept; :class:`Inapplicable`: there is none."""
     kept = {round: clients for round in evidence.store.rounds() if client in (clients := evidence.store.clients(round))}
-    found = [round for round in kept if len(evidence.whole_clients(round)) > OTHERS]
-    if not found:
+    rounds = [round for round in kept if len(evidence.whole_clients(round)) > OTHERS]
+    if not rounds:
         most = max(map(len, kept.values())) - 1
         raise Inapplicable(f"it needs the messages of {OTHERS} other clients of a round, and {most} were kept")
-    return found
+    return rounds
 
 
 def evenly(rounds: list[int]) -> list[int]:
@@ -104,14 +100,14 @@ def evenly(rounds: list[int]) -> list[int]:
 
 
 class OwnUpdates:
-    """The server's updates of kept rounds with its own samples, each computed once."""
+    """The server's local updates of kept rounds with its own samples, each computed once."""
 
     def __init__(self, evidence: Evidence, pool: Candidates) -> None:
         self._evidence, self._pool = evidence, pool
         self._known = dict[tuple[int, int], ShadowResult | None]()
 
     def __call__(self, round: int, parts: int = 1) -> ShadowResult | None:
-        """That of a round; ``None``: it diverged, or the round's download was not kept."""
+        """The local update of a round; ``None``: it diverged, or the round's download was not kept."""
         if (round, parts) not in self._known:
             self._known[round, parts] = self._trained(round, parts)
         return self._known[round, parts]
@@ -125,10 +121,10 @@ class OwnUpdates:
         return own if own is not None and is_finite(own.uploaded) else None
 
 
-def _seen(evidence: Evidence, messages: list[Message], own: ShadowResult, pool: Candidates) -> Seen:
+def _scores(evidence: Evidence, messages: list[Message], own: ShadowResult, pool: Candidates) -> Scores:
     """The statistics of each message ``(K, n)`` that apply to all of them."""
-    found: dict[tuple[Kind, str], list[Array]] = defaultdict(list)
+    scores: dict[tuple[Kind, str], list[Array]] = defaultdict(list)
     for message in messages:
-        for one in statistics_of(evidence, message, own, pool)[0]:
-            found[one.kind, one.way].append(one.of(message.uploaded))
-    return {key: np.stack(values) for key, values in found.items() if len(values) == len(messages)}
+        for statistic in applicable_statistics(evidence, message, own, pool)[0]:
+            scores[statistic.kind, statistic.way].append(statistic.of(message.uploaded))
+    return {key: np.stack(values) for key, values in scores.items() if len(values) == len(messages)}

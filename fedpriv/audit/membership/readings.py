@@ -1,4 +1,4 @@
-"""Logits from an upload, also where its last layers are hidden and the server completes it by its own."""
+"""Logits from an upload, also where its last layers are hidden and the server completes it with its own."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ STAND_IN, PROBE = "head trained by the server", "linear probe"
 def readings(resident: Resident, own: ShadowResult, spare: Split, inputs: Inputs, has_head: bool = True) -> dict[str, Reading]:
     """The readings of an upload, by name; where the upload is the whole model, a single one with an empty name.
 
-    Neither of the others is always better. The head that the server trained in its own local update, from the initial one,
-    resembles a client's at its first local update; a probe on the uploaded encoder's features does not depend on such a
-    resemblance.
+    Where the head is hidden, neither of two readings is always better: the head that the server trained in its own local update
+    resembles a client's after its first one; a linear probe on the uploaded encoder's features needs no such resemblance.
 
     Args:
         own: a local update of the server with ``spare``, its own data.
@@ -45,8 +44,8 @@ def readings(resident: Resident, own: ShadowResult, spare: Split, inputs: Inputs
         load(uploaded)
         known, asked = (resident.features(x).flatten(1).double().cpu().numpy() for x in (spare.inputs, inputs))
         fitted = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)).fit(known, spare.labels.cpu().numpy())
-        found = torch.from_numpy(fitted.decision_function(asked))
-        logits = torch.stack([-found / 2, found / 2], 1) if found.ndim == 1 else found
+        margins = torch.from_numpy(fitted.decision_function(asked))
+        logits = torch.stack([-margins / 2, margins / 2], 1) if margins.ndim == 1 else margins
         # The candidates' labels are known, so the attacker can exclude classes that the client does not hold.
         everything = torch.full((size(inputs), resident.net.classes), -1e3, dtype=torch.float64)
         everything[:, torch.from_numpy(fitted.classes_)] = logits
@@ -55,7 +54,7 @@ def readings(resident: Resident, own: ShadowResult, spare: Split, inputs: Inputs
     names = resident.space.names
     if has_head and all(name in own.uploaded for name in names):
         return {"": stand_in}
-    found: dict[str, Reading] = {STAND_IN: stand_in} if has_head else {}
+    ways: dict[str, Reading] = {STAND_IN: stand_in} if has_head else {}
     if any(name.startswith("encoder.") for name in own.uploaded) and len(torch.unique(spare.labels)) > 1:
-        found[PROBE] = probe
-    return found
+        ways[PROBE] = probe
+    return ways

@@ -15,17 +15,18 @@ from fedpriv.audit.results import ControlResult, EpsilonBounds, MembershipOutcom
 from fedpriv.errors import FedprivError
 
 EARLIER = 8
-"""Shadow local updates for each client of a round before the last kept one, at most: a message of few local samples shows most
+"""Most shadow local updates for each client of a round before the last kept one: a message of few local samples leaks most
 there."""
 
 
 @dataclass(frozen=True)
 class InRounds:
-    """
+    """The results of all rounds.
+
     Attributes:
-        outcomes: by round; of each round first those that were run. Of a round in which no attack counts there is a single one.
-        controls: by round, each once; those of rounds in which no attack counts are last.
-        limit: why it is no evidence that members were not found; ``None``: it is.
+        outcomes: by round, those that were run first; a single one for a round in which no attack counts.
+        controls: by round, without repetitions; those of rounds in which no attack counts are last.
+        limit: why a failure to identify members is no evidence; ``None``: it is evidence.
         refused: why no attack of any round counts; ``None``: one does, or none was asked for.
         epsilon: the bounds from the last kept round.
     """
@@ -38,44 +39,40 @@ class InRounds:
 
 
 def in_rounds(evidence: Evidence, earlier: Sequence[int], shadows: int, seed: int, progress: Progress) -> InRounds:
-    """Membership inference in the last kept round, and with fewer shadow local updates in earlier ones.
+    """Attack membership in the last kept round, and with fewer shadow local updates in earlier ones.
 
     Args:
-        earlier: the other rounds; the last one among them does not count.
+        earlier: the other rounds; the last one among them is not attacked twice.
         shadows: shadow local updates for each client of the last round; 0: none is attacked.
     """
     last = evidence.store.rounds()[-1]
-    found, refused, blamed = list[Membership](), dict[int, Reason](), list[ControlResult]()
-    for round in [last, *(one for one in earlier if one != last)] if shadows else []:
+    results, refused, blamed = list[Membership](), dict[int, Reason](), list[ControlResult]()
+    for round in [last, *(number for number in earlier if number != last)] if shadows else []:
         updates = shadows if round == last else min(EARLIER, shadows)
         try:
             progress.in_time()
             clients = evidence.whole_clients(round)
             progress(f"membership: {updates} shadow models for each of {len(clients)} clients of round {round}")
-            made = membership(evidence, round, clients, updates, seed)
+            result = membership(evidence, round, clients, updates, seed)
         except FedprivError as error:
             refused[round] = error.reason if isinstance(error, BudgetSpent) else Reason("not available", str(error))
             continue
-        if failed := made.failed_controls:  # a fault, other samples than the members, or a chance of one in a thousand
+        if failed := result.failed_controls:  # a fault, other samples than the members, or a chance of one in a thousand
             why = f"{', '.join(failed)} found members in the negative control, so no attack of the round counts"
             refused[round] = Reason("control failed", why)
-            blamed += made.described_controls()
+            blamed += result.described_controls()
         else:
-            found.append(made)
-    found.sort(key=lambda one: one.round)
-    corrected = _corrected(evidence, [one.round for one in found])
-    controls = [*(control for one in found for control in one.described_controls()), *blamed]
+            results.append(result)
+    results.sort(key=lambda result: result.round)
+    corrected = _corrected(evidence, [result.round for result in results])
+    reasons = list(refused.values())
     return InRounds(
-        _judged(found, last, refused, corrected),
-        distinct(controls),
+        _judged(results, last, refused, corrected),
+        distinct([*(control for result in results for control in result.described_controls()), *blamed]),
         _limit(corrected),
-        None if found or not refused else _together(list(refused.values())),
-        next((one.epsilon for one in found if one.round == last), None),
+        Reason(reasons[0].kind, "; ".join(dict.fromkeys(reason.text for reason in reasons))) if reasons and not results else None,
+        next((result.epsilon for result in results if result.round == last), None),
     )
-
-
-def _together(reasons: Sequence[Reason]) -> Reason:
-    return Reason(reasons[0].kind, "; ".join(dict.fromkeys(one.text for one in reasons)))
 
 
 def _corrected(evidence: Evidence, rounds: Sequence[int]) -> list[int]:
@@ -88,7 +85,7 @@ def _corrected(evidence: Evidence, rounds: Sequence[int]) -> list[int]:
 
 
 def _limit(corrected: Sequence[int]) -> str | None:
-    """Why it is no evidence that members were not found in some round; ``None``: it is."""
+    """Why a failure in some round is no evidence; ``None``: it is evidence."""
     if not corrected:
         return None
     which = ", ".join(map(str, corrected))
@@ -96,52 +93,50 @@ def _limit(corrected: Sequence[int]) -> str | None:
 
 
 def _judged(
-    found: Sequence[Membership], last: int, refused: dict[int, Reason], corrected: Sequence[int]
+    results: Sequence[Membership], last: int, refused: dict[int, Reason], corrected: Sequence[int]
 ) -> tuple[MembershipOutcome, ...]:
     """The outcomes of all rounds, with their status.
 
     Args:
         last: the round whose lower bounds of epsilon are shown.
     """
-    count = sum(len(one.attacks) for one in found)
-    made = [outcome for one in found for outcome in _outcomes(one, count, bounds=one.round == last)]
+    count = sum(len(result.attacks) for result in results)
+    outcomes = [outcome for result in results for outcome in _outcomes(result, count, bounds=result.round == last)]
     limit = None if (why := _limit(corrected)) is None else Reason("differs from controls", why)
     judged = [
-        replace(one, status=status_of(one, made, limit if one.round in corrected else None)) if one.status.was_run else one
-        for one in made
+        replace(outcome, status=status_of(outcome, outcomes, limit if outcome.round in corrected else None))
+        if outcome.status.was_run
+        else outcome
+        for outcome in outcomes
     ]
     judged += [
         MembershipOutcome(attack="every attack", status=Status.not_run(why), round=round) for round, why in refused.items()
     ]
-    return tuple(sorted(judged, key=lambda one: one.round))
+    return tuple(sorted(judged, key=lambda outcome: outcome.round))
 
 
-def _outcomes(found: Membership, count: int, bounds: bool) -> Iterator[MembershipOutcome]:
-    """Those of a round; whether an attack that was run found members is said once all rounds are known.
+def _outcomes(result: Membership, count: int, bounds: bool) -> Iterator[MembershipOutcome]:
+    """The outcomes of a round; whether an attack that was run found members is decided once all rounds are known.
 
     Args:
         count: attacks of all rounds, for all of which ``together`` holds at once.
         bounds: whether the lower bounds of epsilon are shown.
     """
-    shown = {} if found.epsilon is None or not bounds else dict(zip(found.likelihoods, found.epsilon.each, strict=True))
-    together = found.together(count)
-    for name, points in found.attacks.items():
-        uses, use = found.kinds[name]
-        yield MembershipOutcome(
-            attack=name,
-            status=Status("resisted"),
-            knows=found.threat,
-            round=found.round,
-            senders=found.senders,
-            uses=uses,
-            use=use,
-            extent=found.extent(name),
-            points=points,
-            together=together[name],
-            epsilon_lower=shown.get(name),
+    shown = {} if result.epsilon is None or not bounds else dict(zip(result.likelihoods, result.epsilon.each, strict=True))
+    together = result.together(count)
+    for name in (*result.attacks, *result.not_tried):
+        uses, use = result.kinds[name]
+        outcome = MembershipOutcome(
+            attack=name, status=Status("resisted"), round=result.round, senders=result.senders, uses=uses, use=use
         )
-    for name, why in found.not_tried.items():
-        uses, use = found.kinds[name]
-        yield MembershipOutcome(
-            attack=name, status=Status.not_run(why), round=found.round, senders=found.senders, uses=uses, use=use
-        )
+        if name in result.not_tried:
+            yield replace(outcome, status=Status.not_run(result.not_tried[name]))
+        else:
+            yield replace(
+                outcome,
+                knows=result.threat,
+                extent=result.extent(name),
+                points=result.attacks[name],
+                together=together[name],
+                epsilon_lower=shown.get(name),
+            )

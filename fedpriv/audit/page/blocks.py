@@ -1,6 +1,6 @@
-"""What a page is made of, in HTML and in Markdown alike: sections of paragraphs, lists, tables, pictures and plots.
+"""The blocks of a page, the same in HTML and in Markdown: sections of paragraphs, lists, tables, pictures and plots.
 
-Texts are plain, and may be of others: the templates escape them. ``look`` is a class of the style sheet.
+Texts may come from others: the templates escape them. ``look`` is a class of the style sheet.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fedpriv.audit.page.charts import Chart
 
 @dataclass(frozen=True)
 class Styled:
-    """A text in a style; a ``link`` leads to the section of that ``anchor``, a ``break`` between lines has no text."""
+    """A text in a style; a ``link`` leads to the section with that ``anchor``, a ``break`` between lines has no text."""
 
     text: str
     look: Literal["code", "strong", "small", "alarm", "pill", "large", "nothing", "link", "break"]
@@ -25,7 +25,7 @@ class Styled:
 
 @dataclass(frozen=True)
 class Measured:
-    """A figure; ``share``: in percent. ``interval``: with 95 % confidence. ``about``: which attack it is of, and the like."""
+    """A figure; ``share``: in percent; ``interval``: of 95 % confidence; ``about``: by which attack, and the like."""
 
     value: str
     share: str = ""
@@ -35,7 +35,7 @@ class Measured:
 
 Inline = str | int | Styled | Measured
 Content = Inline | tuple[Inline, ...] | None
-"""Of a line or a cell; ``None``: a dash, as it was not measured."""
+"""The content of a line or a cell; ``None``: a dash, as it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Bullets:
-    """A list after the line ``lead``; without rows there is ``empty`` in its place."""
+    """A list after the line ``lead``; without rows, ``empty`` takes its place."""
 
     rows: Sequence[Content]
     empty: str = ""
@@ -57,7 +57,7 @@ class Bullets:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table; the last cell spans the columns that are left."""
+    """A row of a table; the last cell spans the remaining columns."""
 
     cells: tuple[Content, ...]
     look: str = ""
@@ -65,11 +65,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table after the paragraph ``lead``; without rows there is ``empty`` in its place.
+    """A table after the paragraph ``lead``; without rows, ``empty`` takes its place.
 
     Attributes:
         caption: for screen readers.
-        names: of the columns: ``#`` before one of numbers, ``~`` before prose, ``%`` before rates; else the first is the head.
+        names: of the columns, after ``#`` for numbers, ``~`` for prose, ``%`` for rates; else the first column is the head.
     """
 
     caption: str
@@ -81,7 +81,7 @@ class Table:
 
     @property
     def columns(self) -> list[tuple[str, str]]:
-        """(name, kind) of each: ``head`` names the row, ``prose`` may be long, of a ``rate`` Markdown sets the interval apart."""
+        """(name, kind) of each; in Markdown, the intervals of a ``rate`` are a column of their own."""
         kinds = {"#": "number", "~": "prose", "%": "rate"}
         plain = ((name, "plain" if number else "head") for number, name in enumerate(self.names))
         return [(name[1:], kinds[name[0]]) if name[0] in kinds else (name, kind) for name, kind in plain]
@@ -107,7 +107,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names, and what is said of each."""
+    """Names and their descriptions."""
 
     entries: Iterable[tuple[str, Content]]
     look: str = "facts"
@@ -115,7 +115,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Verbatim:
-    """Lines as they are."""
+    """Preformatted lines."""
 
     text: str
 
@@ -133,8 +133,8 @@ class Section:
     """Blocks under a heading, or in a box without one.
 
     Attributes:
-        anchor: for links, which are called ``link``.
-        drawn: it is about pictures or plots, so that Markdown leaves it out.
+        anchor: the target of links; ``link``: their text in the contents.
+        drawn: it has pictures or plots only, so that Markdown leaves it out.
     """
 
     title: Content
@@ -149,12 +149,12 @@ Block = Paragraph | Bullets | Table | Picture | Figure | Facts | Verbatim | Deta
 
 
 def nothing(sentence: str) -> Paragraph:
-    """A sentence that says that there is nothing."""
+    """A sentence in place of missing content."""
     return Paragraph(Styled(sentence, "nothing"))
 
 
-def rate(found: Rate | None, about: str = "") -> Measured | None:
+def measured(rate: Rate | None, about: str = "") -> Measured | None:
     """``13 of 72 (18.1 %)`` with its interval."""
-    if found is None:
+    if rate is None:
         return None
-    return Measured(formats.counted(found), formats.percent(found.share), formats.interval(found), about)
+    return Measured(formats.counted(rate), formats.percent(rate.share), formats.interval(rate), about)

@@ -1,4 +1,4 @@
-"""What would change a run's answer: a defence that was audited beside it, or a command that searches for one."""
+"""What would change a run's answer: a defence that was audited beside it, or a command that searches for a defence."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _REMOVABLE = {"centers", "counts"}
 """Statistics that a method can do without; others, such as control variates, it needs."""
 
 
-def changes(run: AuditedRun, like: Sequence[AuditedRun]) -> tuple[str, str | None]:
-    """What would change a run's answer: a sentence, and the command that looks for it where it was not measured.
+def changes(run: AuditedRun, alike: Sequence[AuditedRun]) -> tuple[str, str | None]:
+    """What would change a run's answer: a sentence, and a command that searches for a defence where none was measured.
 
     Args:
-        like: audited runs that differ from it in the defence alone.
+        alike: audited runs that differ from it in the defence alone.
     """
     level = run.concluded.level
     if level == CONTRADICTED:
@@ -33,20 +33,20 @@ def changes(run: AuditedRun, like: Sequence[AuditedRun]) -> tuple[str, str | Non
         return "Nothing, by these attacks. A stronger attack may find more; only an epsilon bounds what all of them can.", None
     if level == NOT_KNOWN:
         return "An audit that can mount these attacks; why this one could not is said below.", None
-    better = [one for one in like if one.concluded.level > level and one.concluded.level != NOT_KNOWN]
-    if useful := [one for one in better if not one.cost.at_chance]:
-        best = max(useful, key=lambda one: (one.cost.accuracy or 0.0, -one.cost.bytes_up))
+    better = [other for other in alike if other.concluded.level > level and other.concluded.level != NOT_KNOWN]
+    if useful := [other for other in better if not other.cost.at_chance]:
+        best = max(useful, key=lambda other: (other.cost.accuracy or 0.0, -other.cost.bytes_up))
         return f"{_defended(best)}: “{best.concluded.words}”{_cost(best, run)}.", None
     if better:
         return f"{_defended(better[0])}: “{better[0].concluded.words}”, but its model is no better than guessing.", None
-    tried = f"None of the other defences that were audited here ({len(like)})." if like else "Not measured."
+    tried = f"None of the other defences that were audited here ({len(alike)})." if alike else "Not measured."
     if (target := _target(run)) is None:
         return f"{tried} `fedpriv frontier` has no target that measures this, so no command is suggested.", None
     return f"{tried} This command searches for the most accurate defence that meets `{target}`:", _command(run, target)
 
 
 def _target(run: AuditedRun) -> Condition | None:
-    """A target that the run misses by what was found in it; ``None``: no measure of a target shows that."""
+    """A target that the run misses because of its finding; ``None``: no measure shows the finding."""
     level, best = run.concluded.level, members.best(run.membership)
     if level == MEMBERS and (best is None or best.together.low <= 0.5) and members.reversed_attack(run.membership) is None:
         return None  # found at a low false-positive rate, which the area need not show
@@ -57,27 +57,27 @@ def _target(run: AuditedRun) -> Condition | None:
         SINGLES: "recovered<=0,words<=0",
         CLASSES: "labels<=0.5",
     }
-    asked = conditions(wanted.get(level, "recovered<=0"), "--target")
-    return next((one for one in asked if (value := one.value(run)) is not None and not one.allows(value)), None)
+    targets = conditions(wanted.get(level, "recovered<=0"), "--target")
+    return next((target for target in targets if (value := target.value(run)) is not None and not target.allows(value)), None)
 
 
 def _command(run: AuditedRun, target: Condition) -> str:
     """The search for a defence that meets the target.
 
-    A strength is searched by replay of single uploads, without training; for other measures, and for sums, values are listed.
+    Strengths are searched by replay of single uploads, without training; for other measures, and for sums, values are listed.
     """
     searched = target.measure in ("recovered", "labels") and not run.summed
     noise = ["gaussian:variance=1e-10..1e-4"] if searched else ["gaussian:variance=1e-6", "gaussian:variance=1e-4"]
     pruned = [] if run.summed else ["prune:fraction=0.01"]  # what is pruned has no sum
-    sent = {one.what for one in run.statistics}
+    sent = {statistic.what for statistic in run.statistics}
     statistics = sent - OF_MODEL
     removable = bool(statistics) and statistics <= _REMOVABLE
-    # What an attack on samples does not use may stay beside a defence of the model; members and classes show in it.
+    # What an attack on samples does not use may be sent beside a defence of the model; it reveals members and classes.
     in_them = removable and (target.measure != "recovered" or any(map(gives_away, run.centers)))
     without = [_NO_STATISTICS] if in_them else []
     if RUNNING in sent and target.measure == "membership_auc":
         without.append(_NO_RUNNING)
-    defences = ["+".join([one, *without]) for one in (*_masks(run), *pruned, *noise)]
+    defences = ["+".join([defence, *without]) for defence in (*_masks(run), *pruned, *noise)]
     if run.epsilon is None and (removable or not statistics) and not run.batch_norm:
         defences.append("dp-sample:target_epsilon=8" + (f"+{_NO_STATISTICS}" if removable else ""))
     listed = " ".join(["+".join(without), *defences] if without else defences)
@@ -86,10 +86,10 @@ def _command(run: AuditedRun, target: Condition) -> str:
 
 
 def _masks(run: AuditedRun) -> list[str]:
-    """The mask of the last linear layer that was sent; none where nothing would be left."""
-    weights = [one for one in run.wire.tensors if one.role != "statistic" and one.name.endswith(".weight")]
-    linear = [one.up for one in weights if len(one.shape) == 2]
-    if not any(linear) or sum(one.up for one in weights) < 2:
+    """A mask of the last linear layer that was sent; none where nothing else would be sent."""
+    weights = [tensor for tensor in run.wire.tensors if tensor.role != "statistic" and tensor.name.endswith(".weight")]
+    linear = [tensor.up for tensor in weights if len(tensor.shape) == 2]
+    if not any(linear) or sum(tensor.up for tensor in weights) < 2:
         return []
     return [f"mask:last={linear[::-1].index(True) + 1}"]
 

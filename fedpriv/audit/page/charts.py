@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -11,11 +11,11 @@ from markupsafe import Markup
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.audit import formats
 from fedpriv.audit.judge import images, members
-from fedpriv.audit.page.svg import LEFT, RIGHT, TOP, WIDTH, Scale, across, frame, line, style, svg, upwards
+from fedpriv.audit.page.svg import LEFT, RIGHT, TOP, WIDTH, Scale, Write, across, element, frame, line, style, svg, upwards
 from fedpriv.audit.results import AuditedRun, ImageTarget, MembershipOutcome
 
 _CURVES = 8
-"""More would hide each other."""
+"""Most curves in a plot; more would hide each other."""
 _LARGEST = 15  # radius in pixels of the run with most bytes
 
 
@@ -35,11 +35,16 @@ class Chart:
 
 @dataclass(frozen=True)
 class _Disc:
-    """A run of :func:`tradeoff`: its accuracy, and what was recovered."""
+    """A run in :func:`tradeoff`, with its accuracy and what was recovered."""
 
     run: AuditedRun
     accuracy: float
     rate: Rate
+
+
+def _disc(run: AuditedRun) -> _Disc | None:
+    best = images.best_of(run, "message")
+    return None if run.cost.accuracy is None or best is None else _Disc(run, run.cost.accuracy, best.rate)
 
 
 def drawable(run: AuditedRun) -> bool:
@@ -47,76 +52,70 @@ def drawable(run: AuditedRun) -> bool:
     return _disc(run) is not None
 
 
-def _disc(run: AuditedRun) -> _Disc | None:
-    best = images.best_of(run, "message")
-    return None if run.cost.accuracy is None or best is None else _Disc(run, run.cost.accuracy, best.counted.rate)
-
-
 def tradeoff(runs: Sequence[AuditedRun]) -> Chart | None:
     """Accuracy against the share of images recovered by the best attacker; the area of a disc is the bytes uploaded.
 
-    Of a single run there is nothing to compare.
+    ``None`` also for a single run, as there is nothing to compare.
     """
-    shown = {number: disc for number, run in enumerate(runs, 1) if (disc := _disc(run)) is not None}
-    if len(shown) < 2:
+    discs = {number: disc for number, run in enumerate(runs, 1) if (disc := _disc(run)) is not None}
+    if len(discs) < 2:
         return None
-    highest = min(1, 1.15 * max(one.rate.high for one in shown.values()))
-    x = across(*_padded([one.accuracy for one in shown.values()]))
+    highest = min(1, 1.15 * max(disc.rate.high for disc in discs.values()))
+    x = across(*_padded([disc.accuracy for disc in discs.values()]))
     y = upwards(-0.07 * highest, 1.03 * highest)  # room for whole discs at 0 and at 1
-    most = max(one.run.cost.bytes_up for one in shown.values()) or 1
+    most = max(disc.run.cost.bytes_up for disc in discs.values()) or 1
     # A disc of less than 3 pixels would be hard to see.
-    radii = {number: max(3.0, round(_LARGEST * math.sqrt(one.run.cost.bytes_up / most), 1)) for number, one in shown.items()}
-    places = {number: (x(one.accuracy), y(one.rate.share)) for number, one in shown.items()}
-    origins = {one.run.name: places[number] for number, one in shown.items()}
+    radii = {number: max(3.0, round(_LARGEST * math.sqrt(disc.run.cost.bytes_up / most), 1)) for number, disc in discs.items()}
+    places = {number: (x(disc.accuracy), y(disc.rate.share)) for number, disc in discs.items()}
+    by_name = {disc.run.name: places[number] for number, disc in discs.items()}
     parts = [frame(x, y, ("accuracy", "images recovered, best attacker"), (_whole_percent(x), _whole_percent(y)))]
-    for number, one in shown.items():
-        if origin := origins.get(one.run.cost.against or ""):
-            parts.append(Markup('<path class="cost" d="M{} {}L{} {}"/>').format(*origin, *places[number]))
-    for number in sorted(shown, key=lambda n: -radii[n]):  # the small ones on top
-        one, (left, top) = shown[number], places[number]
-        kind = "defended" if one.run.defence else "undefended"
-        label = f"{one.run.name}: accuracy {formats.percent(one.accuracy)}, "
-        label += f"{formats.counted(one.rate)} images recovered, {formats.size(one.run.cost.bytes_up)} up"
-        whisker = '<path class="whisker {}" d="M{} {}V{}"/>'
-        parts.append(Markup(whisker).format(kind, left, y(one.rate.low), y(one.rate.high)))
-        mark = '<circle class="{}" cx="{}" cy="{}" r="{}"><title>{}</title></circle>'
-        parts.append(Markup(mark).format(kind, left, top, radii[number], label))
-    taken = [(*places[number], radii[number] + 6) for number in shown]
-    for number in shown:
+    for number, disc in discs.items():
+        if origin := by_name.get(disc.run.cost.against or ""):
+            (left, top), (end, bottom) = origin, places[number]
+            parts.append(element("path", class_="cost", d=f"M{left} {top}L{end} {bottom}"))
+    for number in sorted(discs, key=lambda number: -radii[number]):  # the small ones on top
+        disc, (left, top) = discs[number], places[number]
+        kind = "defended" if disc.run.defence else "undefended"
+        label = f"{disc.run.name}: accuracy {formats.percent(disc.accuracy)}, "
+        label += f"{formats.counted(disc.rate)} images recovered, {formats.size(disc.run.cost.bytes_up)} up"
+        parts.append(element("path", class_=f"whisker {kind}", d=f"M{left} {y(disc.rate.low)}V{y(disc.rate.high)}"))
+        parts.append(element("circle", element("title", label), class_=kind, cx=left, cy=top, r=radii[number]))
+    taken = [(*places[number], radii[number] + 6) for number in discs]
+    for number in discs:
         left, top = _free(*places[number], radii[number], taken)
         taken.append((left, top, 8.0))
-        parts.append(Markup('<text class="label" x="{}" y="{}" text-anchor="middle">{}</text>').format(left, top + 4, number))
+        parts.append(element("text", number, class_="label", x=left, y=top + 4, text_anchor="middle"))
     label = "Accuracy against the share of images recovered from real messages, a disc per run; the figures are in the summary."
-    keys = [("disc undefended", "no defence", False), ("disc defended", "with a defence", True)]
-    there = {bool(one.run.defence) for one in shown.values()}
-    return Chart(svg(label, parts), [(kind, name) for kind, name, defended in keys if defended in there])
+    keys = {False: ("disc undefended", "no defence"), True: ("disc defended", "with a defence")}
+    return Chart(svg(label, parts), [keys[defended] for defended in sorted({bool(disc.run.defence) for disc in discs.values()})])
 
 
 def success(target: ImageTarget, limit: str) -> Chart | None:
     """Shares of images recovered with their intervals, a row per attacker and per baseline."""
-    rows = [("attacker", one.attack, figures.success[limit]) for one, figures in images.ran(target)]
+    rows = [("attacker", outcome.attack, figures.success[limit]) for outcome, figures in images.ran(target)]
     rows += [("guess", name, guess.success[limit]) for name, guess in target.baselines.items()]
     if not rows:
         return None
-    row, end = 36, WIDTH - RIGHT
-    x, bottom = Scale(0, 1, 10, end), row * len(rows) + 6
-    parts = [Markup('<line class="grid" x1="{0}" y1="4" x2="{0}" y2="{1}"/>').format(x(v), bottom) for v in x.ticks()]
+    height, end = 36, WIDTH - RIGHT
+    x, bottom = Scale(0, 1, 10, end), height * len(rows) + 6
+    parts = [element("line", class_="grid", x1=x(value), y1=4, x2=x(value), y2=bottom) for value in x.ticks()]
     for number, (kind, name, rate) in enumerate(rows):
-        base = row * number + 28
-        spread = Markup('<path class="whisker {0}" d="M{1} {3}H{2}"/>').format(kind, x(rate.low), x(rate.high), base)
-        dot = Markup('<circle class="{}" cx="{}" cy="{}" r="5"/>').format(kind, x(rate.share), base)
-        text = Markup('<text x="10" y="{0}">{1}</text><text x="{2}" y="{0}" text-anchor="end">{3}</text>')
-        parts += [text.format(base - 11, name, end, formats.counted(rate)), spread, dot]
-    write = Markup('<text x="{}" y="{}" text-anchor="{}">{}</text>')
-    ends = {0.0: "start", 1.0: "end"}
-    parts += [write.format(x(v), bottom + 17, ends.get(v, "middle"), f"{100 * v:.0f} %") for v in x.ticks()]
+        base = height * number + 28
+        parts.append(element("text", name, x=10, y=base - 11))
+        parts.append(element("text", formats.counted(rate), x=end, y=base - 11, text_anchor="end"))
+        parts.append(element("path", class_=f"whisker {kind}", d=f"M{x(rate.low)} {base}H{x(rate.high)}"))
+        parts.append(element("circle", class_=kind, cx=x(rate.share), cy=base, r=5))
+    anchors = {0.0: "start", 1.0: "end"}
+    for value in x.ticks():
+        share, anchor = f"{100 * value:.0f} %", anchors.get(value, "middle")
+        parts.append(element("text", share, x=x(value), y=bottom + 17, text_anchor=anchor))
     label = "Share of images recovered by each attacker and each guess, with intervals; the figures are in the table of attempts."
     return Chart(svg(label, parts, bottom + 24), [("disc attacker", "attack"), ("disc guess", "guess without the message")])
 
 
 def descent(target: ImageTarget) -> Chart | None:
     """Each attacker's loss over its steps, relative to its first value."""
-    curves = [(one.attack, _relative(figures.curve)) for one, figures in images.ran(target)]
+    curves = [(outcome.attack, _relative(figures.curve)) for outcome, figures in images.ran(target)]
     series = [(name, points) for name, points in curves if len(points) > 1]
     if not series:
         return None
@@ -130,40 +129,39 @@ def descent(target: ImageTarget) -> Chart | None:
 
 def roc(attacks: Sequence[MembershipOutcome]) -> Chart | None:
     """The ROC of membership inference on logarithmic axes, which show low false-positive rates; of many attacks, the best."""
-    drawn = [one for one in members.ran(attacks) if len(one.points.roc) > 1]
-    if not drawn:
+    curves = [attack for attack in members.ran(attacks) if len(attack.points.roc) > 1]
+    if not curves:
         return None
-    best = sorted(range(len(drawn)), key=lambda i: drawn[i].auc, reverse=True)[:_CURVES]
-    shown = [drawn[i] for i in sorted(best)]
-    fewest = 10.0 ** -math.ceil(math.log10(max(10, *(one.points.non_members for one in shown))))
+    best = sorted(range(len(curves)), key=lambda i: curves[i].auc, reverse=True)[:_CURVES]
+    shown = [curves[i] for i in sorted(best)]
+    fewest = 10.0 ** -math.ceil(math.log10(max(10, *(attack.points.non_members for attack in shown))))
     x, y = across(fewest, 1, log=True), upwards(fewest, 1, log=True)
-    titles = ("non-members falsely accused (FPR)", "members found (TPR)")
-    parts = [frame(x, y, titles, (_decade, _decade))]
-    parts.append(Markup('<path class="chance" d="M{} {}L{} {}"/>').format(x(fewest), y(fewest), x(1), y(1)))
-    names, about = _told_apart([one.outcome for one in shown])
-    parts += [line(one.points.roc, x, y, style(index)) for index, one in enumerate(shown)]
+    parts = [frame(x, y, ("non-members falsely accused (FPR)", "members found (TPR)"), (_decade, _decade))]
+    parts.append(element("path", class_="chance", d=f"M{x(fewest)} {y(fewest)}L{x(1)} {y(1)}"))
+    names, about = _distinct_names([attack.outcome for attack in shown])
+    parts += [line(attack.points.roc, x, y, style(index)) for index, attack in enumerate(shown)]
     label = "ROC of membership inference on logarithmic axes; area and rates are in the table."
     return Chart(svg(label, parts), [*_keys(names), ("chance", "guessing")], about)
 
 
-def _told_apart(attacks: Sequence[MembershipOutcome]) -> tuple[list[str], str]:
+def _distinct_names(attacks: Sequence[MembershipOutcome]) -> tuple[list[str], str]:
     """Names of attacks, with their round and clients only where these differ; and a sentence with those that do not.
 
     How many shadow models an attack used is in the table.
     """
-    facts = [(f"round {one.round}", _clients(one)) for one in attacks]
-    rounds = {round for round, _ in facts}
-    alone = len(rounds) == len(set(facts))  # a round says which clients
+    facts = [(f"round {attack.round}", _clients(attack)) for attack in attacks]
+    rounds = len({round for round, _ in facts})
+    shown = (rounds > 1, rounds != len(set(facts)))  # where no two groups share a round, it implies the clients
     names = [
-        ", ".join([one.attack, *([round] if len(rounds) > 1 else []), *([] if alone else [clients])])
-        for one, (round, clients) in zip(attacks, facts, strict=True)
+        ", ".join([attack.attack, *(fact for fact, is_shown in zip(both, shown, strict=True) if is_shown)])
+        for attack, both in zip(attacks, facts, strict=True)
     ]
     return names, f"All are of {', '.join(facts[0])}." if len(set(facts)) == 1 else ""
 
 
-def _clients(one: MembershipOutcome) -> str:
+def _clients(attack: MembershipOutcome) -> str:
     """``client 3``, or ``clients 0, 3``."""
-    return f"client{'s' * (len(one.senders) > 1)} {', '.join(sender.short for sender in one.senders)}"
+    return f"client{'s' * (len(attack.senders) > 1)} {', '.join(sender.short for sender in attack.senders)}"
 
 
 def _keys(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -190,7 +188,7 @@ def _free(left: float, top: float, radius: float, taken: Sequence[tuple[float, f
     return next((at for at in inside if all(abs(at[0] - a) >= half or abs(at[1] - b) >= half for a, b, half in taken)), around[0])
 
 
-def _whole_percent(scale: Scale) -> Callable[[float], str]:
+def _whole_percent(scale: Scale) -> Write:
     ticks = scale.ticks()
     places = 0 if len(ticks) < 2 or ticks[1] - ticks[0] >= 0.0099 else 1
     return lambda value: f"{100 * value:.{places}f} %"

@@ -1,6 +1,6 @@
 """An audit as one self-contained HTML file, and the same in Markdown.
 
-Names, config and sentences come from run folders that others may have written, so everything is escaped.
+Names, config and sentences come from run folders that others may have written, so that everything is escaped.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def render_html(audit: Audit, pictures: Mapping[str, bytes]) -> str:
 
 
 def render_markdown(audit: Audit) -> str:
-    """The same findings without pictures and plots."""
+    """The page in Markdown, without pictures and plots."""
     page = _template("audit.md.j2").render(audit=audit, title=title(audit), sections=sections(audit))
     return re.sub(r"\n{3,}", "\n\n", page)
 
 
 @cache
 def _template(name: str) -> Template:
-    """Compiled once a process: it takes a second. What is markup was escaped, and stays."""
+    """The template, compiled once a process, as that takes a second; markup in it was escaped before, and stays."""
     environment = Environment(
         loader=PackageLoader("fedpriv.audit.page"),
         undefined=StrictUndefined,
@@ -72,7 +72,7 @@ def _parts(content: Content) -> tuple[Inline, ...]:
 
 
 def _shown(value: Any) -> Any:
-    """A text as it may be shown: names may be of someone else's data or run."""
+    """A text that is safe to show: names may come from someone else's data or run."""
     return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
@@ -84,15 +84,15 @@ def _line(content: Any) -> Markup:
     return Markup(re.sub(r"^([#+-])", r"\\\1", line))
 
 
-def _marked(one: Inline) -> str:
-    if isinstance(one, Measured):
-        return _escaped(f"{one.value} ({one.about})" if one.about else one.value)
-    if not isinstance(one, Styled):
-        return _escaped(str(one))
-    text = _escaped(one.text)
-    match one.look:
+def _marked(part: Inline) -> str:
+    if isinstance(part, Measured):
+        return _escaped(f"{part.value} ({part.about})" if part.about else part.value)
+    if not isinstance(part, Styled):
+        return _escaped(str(part))
+    text = _escaped(part.text)
+    match part.look:
         case "code":
-            return _code(one.text)
+            return _code(part.text)
         case "strong":
             return f"**{text.strip()}**"
         case "small" | "alarm" | "pill":
@@ -119,7 +119,7 @@ def _verbatim(text: str) -> Markup:
 
 
 def _grid(table: Table) -> Iterator[list[Markup]]:
-    """The lines of a table in Markdown: the intervals of rates are a column of their own, and each line has every column."""
+    """The lines of a table in Markdown, each with every column; the intervals of rates are columns of their own."""
     dash, columns = Markup("---"), table.columns
     lines = [[(_line(name), _line("95 % interval")) for name, _ in columns], [(dash, dash)] * len(columns)]
     for row in table.rows:
@@ -131,4 +131,4 @@ def _grid(table: Table) -> Iterator[list[Markup]]:
 
 
 def _interval(cell: Content) -> str | None:
-    return next((one.interval for one in _parts(cell) if isinstance(one, Measured) and one.interval), None)
+    return next((part.interval for part in _parts(cell) if isinstance(part, Measured) and part.interval), None)

@@ -27,10 +27,10 @@ from fedpriv.audit.page.blocks import (
     Styled,
     Table,
     Verbatim,
+    measured,
     nothing,
-    rate,
 )
-from fedpriv.audit.results import Audit, AuditedRun, TargetKind
+from fedpriv.audit.results import Audit, AuditedRun, TargetKind, TensorInfo
 
 _NONE = "No run was audited."
 
@@ -43,7 +43,7 @@ def title(audit: Audit) -> str:
 
 
 def sections(audit: Audit) -> list[Section]:
-    """All that the page says below its heading."""
+    """The sections of the page below its heading."""
     controls = (
         Paragraph(words.CONTROLS),
         findings.controls(audit.controls, "Controls", "No control was recorded."),
@@ -52,7 +52,7 @@ def sections(audit: Audit) -> list[Section]:
     return [
         _answer(audit.runs),
         _summary(audit.runs),
-        *([_tradeoff(audit.runs)] if any(_of(audit.runs, "image")) or not audit.runs else []),
+        *([_tradeoff(audit.runs)] if _some(audit.runs, "image") or not audit.runs else []),
         *(_run(number, run) for number, run in enumerate(audit.runs, 1)),
         Section("Controls", controls, anchor="controls", link="Controls"),
         Section("Terms", [Facts(words.GLOSSARY.items(), "terms")], anchor="terms", link="Terms"),
@@ -63,9 +63,9 @@ def _link(number: int, run: AuditedRun) -> Styled:
     return Styled(f"{number} {run.name}", "link", f"run-{number}")
 
 
-def _of(runs: Sequence[AuditedRun], modality: str) -> Iterator[AuditedRun]:
-    """The runs whose samples have that modality, alone or beside another."""
-    return (run for run in runs if modality in run.modalities)
+def _some(runs: Sequence[AuditedRun], modality: str) -> bool:
+    """Whether the samples of some run have that modality, alone or beside another."""
+    return any(modality in run.modalities for run in runs)
 
 
 def _answer(runs: Sequence[AuditedRun]) -> Section:
@@ -75,12 +75,12 @@ def _answer(runs: Sequence[AuditedRun]) -> Section:
 
 
 def _card(number: int, run: AuditedRun) -> Section:
-    answer, found = run.concluded, run.epsilon
+    answer, epsilon = run.concluded, run.epsilon
     about = f" · {run.method} on {run.dataset} · {listed(run.defence, 'no defence')}"
     about += "" if run.cost.accuracy is None else f" · accuracy {percent(run.cost.accuracy)}"
     guarantee = "not known: one message does not say how it was made" if run.is_update else "none: no differential privacy"
-    if found is not None:
-        guarantee = f"epsilon at most {bound(found.upper)} at delta {short(found.delta)}, per {found.level}"
+    if epsilon is not None:
+        guarantee = f"epsilon at most {bound(epsilon.upper)} at delta {short(epsilon.delta)}, per {epsilon.level}"
     drawings: list[Block] = []
     if answer.picture:
         alt = "Originals, and what attacks reconstructed of them"
@@ -107,8 +107,8 @@ def _summary(runs: Sequence[AuditedRun]) -> Section:
     rows = [Row(tuple(_in_short(number, run))) for number, run in enumerate(runs, 1)]
     none = "The findings hold no verdict on this run."
     verdicts = [Section(f"{number} {run.name}", [Bullets(run.verdict, none)]) for number, run in enumerate(runs, 1)]
-    meant = [words.RECOVERED.format(limit=RECOVERED)] if any(_of(runs, "image")) or not runs else []
-    meant += [words.READ] if any(_of(runs, "text")) else []
+    meant = [words.RECOVERED.format(limit=RECOVERED)] if _some(runs, "image") or not runs else []
+    meant += [words.READ] if _some(runs, "text") else []
     note = (
         Paragraph((Styled("What “recovered” means.", "strong"), f" {' '.join(meant)}")),
         Paragraph(Styled("How to read this page.", "strong")),
@@ -130,26 +130,28 @@ def _in_short(number: int, run: AuditedRun) -> Iterator[Content]:
     yield _labels_found(run) or unmeasured
     known = (Styled("reconstructed samples are known members", "small"),) if run.known_members else ()
     area: Inline = unmeasured
-    if member := members.largest_area(run.membership):
-        span = f"{plain(member.together.low)} to {plain(member.together.high)}, best of {member.together.of}"
-        area = Measured(plain(member.auc), about=f"{span}{', scores read in reverse' if member.reversed else ''}")
+    if largest := members.largest_area(run.membership):
+        auc, together, is_reversed = largest
+        span = f"{plain(together.low)} to {plain(together.high)}, best of {together.of}"
+        area = Measured(plain(auc), about=f"{span}{', scores read in reverse' if is_reversed else ''}")
     yield (area, *known)
-    if (found := run.epsilon) is None:
+    if (epsilon := run.epsilon) is None:
         yield Styled("no bound", "nothing")
         return
-    least = findings.at_least(found)
-    shown = f"; {least[1]} show at least {short(least[0])}" if least else ""
-    alarm = (Styled("these two contradict each other", "alarm"),) if findings.contradicts(found) else ()
-    yield (Measured(f"at most {bound(found.upper)}", about=f"delta {short(found.delta)}, per {found.level}{shown}"), *alarm)
+    lower = findings.lower_bound(epsilon)
+    shown = f"; {lower[1]} show at least {short(lower[0])}" if lower else ""
+    alarm = (Styled("these two contradict each other", "alarm"),) if findings.contradicts(epsilon) else ()
+    about = f"delta {short(epsilon.delta)}, per {epsilon.level}{shown}"
+    yield (Measured(f"at most {bound(epsilon.upper)}", about=about), *alarm)
 
 
 def _recovered(run: AuditedRun, kind: TargetKind, of_text: TargetKind) -> Iterator[Inline]:
-    """What the best attacks found of images, and of texts."""
+    """What the best attacks recovered of images, and of texts."""
     best, read, has_images = images.best_of(run, kind), texts.best_of(run, of_text), "image" in run.modalities
     if best is not None or (read is not None and has_images):
         yield "images: "
-        found = None if best is None else rate(best.counted.rate, f"by {best.outcome.attack}")
-        yield found or Styled("not known", "nothing")
+        rate = None if best is None else measured(best.rate, f"by {best.outcome.attack}")
+        yield rate or Styled("not known", "nothing")
     if read is not None:
         if has_images:
             yield Styled("", "break")
@@ -161,15 +163,16 @@ def _recovered(run: AuditedRun, kind: TargetKind, of_text: TargetKind) -> Iterat
 
 
 def _labels_found(run: AuditedRun) -> str | None:
-    """In how many messages, and of how many clients by simulated ones, the set of classes was found exactly; with intervals."""
+    """In how many messages, and of how many clients by shadow clients, the set of classes was found exactly; with intervals."""
     ways = []
-    if found := classes.by_rule(run.labels):
-        rate = classes.rate_of_rules(sum(one.exact for one in found), len(found), max(one.rules for one in found))
+    if results := classes.by_rule(run.labels):
+        exact = sum(result.exact for result in results)
+        rate = classes.rate_of_rules(exact, len(results), max(result.rules for result in results))
         ways.append(f"in {counted(rate)} messages ({interval(rate)})")
     if run.shadow_labels is not None:
         report = run.shadow_labels.report
-        exact = wilson(round(report.exact * report.clients), report.clients)
-        ways.append(f"{counted(exact)} clients, by shadow clients ({interval(exact)})")
+        rate = wilson(round(report.exact * report.clients), report.clients)
+        ways.append(f"{counted(rate)} clients, by shadow clients ({interval(rate)})")
     return "; ".join(ways) or None
 
 
@@ -177,13 +180,13 @@ def _tradeoff(runs: Sequence[AuditedRun]) -> Section:
     blocks: list[Block] = [nothing("No run has both an accuracy and an attacked message, so there is nothing to draw.")]
     if chart := charts.tradeoff(runs):
         blocks = [Figure(chart, words.TRADEOFF, "wide")]
-        for run in (run for run in _of(runs, "image") if not charts.drawable(run)):
+        for run in (run for run in runs if "image" in run.modalities and not charts.drawable(run)):
             missing = "its accuracy" if run.cost.accuracy is None else "what was recovered from its messages"
             blocks.append(Paragraph(f"Not drawn: {run.name}, {missing} was not measured.", "soft"))
     elif any(map(charts.drawable, runs)):
-        one = Styled("Only one run has both an accuracy and an attacked message; its figures are in the summary.", "nothing")
+        only = Styled("Only one run has both an accuracy and an attacked message; its figures are in the summary.", "nothing")
         command = Styled("fedpriv audit RUN RUN", "code")
-        blocks = [Paragraph((one, " To compare several, audit them together: ", command, "."))]
+        blocks = [Paragraph((only, " To compare several, audit them together: ", command, "."))]
     return Section("Trade-off of leakage, accuracy and traffic", blocks, anchor="tradeoff", link="Trade-off", drawn=True)
 
 
@@ -203,7 +206,7 @@ def _run(number: int, run: AuditedRun) -> Section:
         Section("What each party knows", [Section("", sides, "sides")]),
         *([_statistics(run)] if run.statistics else []),
         *([_noise(run)] if run.snr else []),
-        *findings.found(run),
+        *findings.findings(run),
         *([] if run.is_update else [_cost(run)]),
     ]
     return Section(f"{number} {run.name}", blocks, "run", f"run-{number}", f"{number} {run.name}")
@@ -211,14 +214,14 @@ def _run(number: int, run: AuditedRun) -> Section:
 
 def _sent(run: AuditedRun) -> Section:
     by_role, tensors, schemas = [], [], []
-    for role in dict.fromkeys(one.role for one in run.wire.tensors):
-        those = [one for one in run.wire.tensors if one.role == role]
-        sent = [[one.bytes * way for way in (one.up, one.down, one.broadcast, not one.was_sent)] for one in those]
-        by_role.append(Row((role, len(those), *(size(sum(way)) for way in zip(*sent, strict=True)))))
-    for one in run.wire.tensors:
-        ways = ["yes" if way else "no" for way in (one.up, one.down, one.broadcast)]
-        about = (one.role, one.dtype, " × ".join(map(str, one.shape)), whole(one.bytes))
-        tensors.append(Row((Styled(one.name, "code"), *about, *ways), "" if one.was_sent else "stays"))
+    for role in dict.fromkeys(tensor.role for tensor in run.wire.tensors):
+        of_role = [tensor for tensor in run.wire.tensors if tensor.role == role]
+        sent = [[tensor.bytes * way for way in (*_ways(tensor), not tensor.was_sent)] for tensor in of_role]
+        by_role.append(Row((role, len(of_role), *(size(sum(way)) for way in zip(*sent, strict=True)))))
+    for tensor in run.wire.tensors:
+        about = (tensor.role, tensor.dtype, " × ".join(map(str, tensor.shape)), whole(tensor.bytes))
+        ways = ["yes" if way else "no" for way in _ways(tensor)]
+        tensors.append(Row((Styled(tensor.name, "code"), *about, *ways), "" if tensor.was_sent else "stays"))
     for form in run.wire.schemas:
         schemas.append(Row((Styled(form.hash, "code"), form.tensors, whole(form.bytes), "; ".join(form.messages))))
     parts = ("#tensors", "#in an upload", "#in a download", "#in the broadcast of round 0", "#never sent")
@@ -239,22 +242,29 @@ def _sent(run: AuditedRun) -> Section:
     return Section("What the client sends", blocks)
 
 
+def _ways(tensor: TensorInfo) -> tuple[bool, bool, bool]:
+    return tensor.up, tensor.down, tensor.broadcast
+
+
 def _traffic(run: AuditedRun) -> Iterator[Row]:
     """Consecutive rounds with equal traffic as one line."""
-    for (up, down), group in groupby(run.wire.rounds, lambda one: (one.bytes_up, one.bytes_down)):
-        numbers = [one.round for one in group]
+    for (up, down), group in groupby(run.wire.rounds, lambda traffic: (traffic.bytes_up, traffic.bytes_down)):
+        numbers = [traffic.round for traffic in group]
         which = str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}, each"
         yield Row((which, whole(up), whole(down)))
 
 
 def _statistics(run: AuditedRun) -> Section:
     heads = ("statistic", "#tensors", "#bytes in a message", "~what it reveals of a client", "attacked")
-    rows = [Row((one.what, one.tensors, whole(one.bytes), one.says, one.attacked or "no")) for one in run.statistics]
+    rows = []
+    for statistic in run.statistics:
+        amount = (statistic.tensors, whole(statistic.bytes))
+        rows.append(Row((statistic.what, *amount, statistic.says, statistic.attacked or "no")))
     colours = ("#round", "#client", "#found", "#true", "#off by", "#the data set's mean is off by")
     means = []
-    for one in run.mean_colours:
-        both = [", ".join(plain(value, 3) for value in colour) for colour in (one.found, one.true)]
-        means.append(Row((one.round, one.sender.short, *both, plain(one.error, 3), plain(one.baseline_error, 3))))
+    for mean in run.mean_colours:
+        both = [", ".join(plain(value, 3) for value in colour) for colour in (mean.estimate, mean.true)]
+        means.append(Row((mean.round, mean.sender.short, *both, plain(mean.error, 3), plain(mean.baseline_error, 3))))
     tables = (Table("Statistics", heads, rows), Table("Mean colour", colours, means, lead=words.MEAN_COLOUR))
     exposed = [Paragraph(words.EXPOSED.format(what=listed(run.exposed)))] if run.exposed else []
     return Section("What is sent besides the model", [*tables, *exposed])
@@ -262,7 +272,7 @@ def _statistics(run: AuditedRun) -> Section:
 
 def _noise(run: AuditedRun) -> Section:
     heads = ("layer", "#least, dB", "#median, dB", "#rounds")
-    rows = [Row((Styled(one.layer, "code"), plain(one.min, 1), plain(one.median, 1), one.rounds)) for one in run.snr]
+    rows = [Row((Styled(snr.layer, "code"), plain(snr.min, 1), plain(snr.median, 1), snr.rounds)) for snr in run.snr]
     table = Table("Signal-to-noise ratio", heads, rows, lead=words.SNR)
     return Section("Signal-to-noise ratio of the defences", [table])
 
@@ -271,12 +281,13 @@ def _cost(run: AuditedRun) -> Section:
     def hashed(value: str | None) -> Content:
         return "not recorded" if value is None else Styled(value, "code")
 
-    found, shares = run.cost, (run.cost.accuracy, run.cost.worst_tenth)
+    cost, shares = run.cost, (run.cost.accuracy, run.cost.worst_tenth)
     accuracy, worst = ("not measured" if share is None else percent(share) for share in shares)
-    said = [f"Accuracy {accuracy}, in the worst tenth of the clients {worst}; {size(found.bytes_up)} up, "
-            f"{size(found.bytes_down)} down, {plain(found.seconds, 0)} s."]  # fmt: skip
-    for probe in found.probes:
-        said.append(f"A linear probe on {percent(probe.fraction)} of the labels of {probe.dataset}: {percent(probe.accuracy)}.")
+    traffic = f"{size(cost.bytes_up)} up, {size(cost.bytes_down)} down, {plain(cost.seconds, 0)} s"
+    sentences = [f"Accuracy {accuracy}, in the worst tenth of the clients {worst}; {traffic}."]
+    for probe in cost.probes:
+        labels = f"{percent(probe.fraction)} of the labels of {probe.dataset}"
+        sentences.append(f"A linear probe on {labels}: {percent(probe.accuracy)}.")
     facts: list[tuple[str, Content]] = [
         ("run", (Styled(run.run_id, "code"), " in ", Styled(run.run_dir, "code"))),
         ("seed", run.seed),
@@ -285,4 +296,4 @@ def _cost(run: AuditedRun) -> Section:
         ("versions", listed(paired(run.versions), "not recorded")),
     ]
     record = Details("Config, versions, commit, seed", [Facts(facts), Verbatim(run.config_yaml)])
-    return Section("Cost", [Paragraph(" ".join([*said, cost_in_sentences(run)])), record])
+    return Section("Cost", [Paragraph(" ".join([*sentences, cost_in_sentences(run)])), record])

@@ -12,11 +12,12 @@ WIDTH, HEIGHT = 480, 330
 LEFT, RIGHT, TOP, BOTTOM = 62, 14, 16, 46
 SERIES = 6
 """Number of line colours in the style sheet; further series are dashed."""
+Write = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Values to pixels, linearly or by powers of ten; values outside are drawn at the border.
+    """A map of values to pixels, linear or by powers of ten; values outside are drawn at the border.
 
     Attributes:
         low, high: the values at the pixels ``start`` and ``end``.
@@ -55,30 +56,34 @@ def upwards(low: float, high: float, log: bool = False) -> Scale:
     return Scale(low, high, HEIGHT - BOTTOM, TOP, log)
 
 
-def frame(x: Scale, y: Scale, titles: tuple[str, str], writes: tuple[Callable[[float], str], Callable[[float], str]]) -> Markup:
+def element(tag: str, text: object = None, /, **attributes: object) -> Markup:
+    """An SVG element. Of the names of attributes, ``class_`` is ``class`` and ``text_anchor`` is ``text-anchor``."""
+    names = {name: name.rstrip("_").replace("_", "-") for name in attributes}
+    written = Markup("").join(Markup(' {}="{}"').format(names[name], value) for name, value in attributes.items())
+    return Markup("<{0}{1}/>" if text is None else "<{0}{1}>{2}</{0}>").format(tag, written, text)
+
+
+def frame(x: Scale, y: Scale, titles: tuple[str, str], writes: tuple[Write, Write]) -> Markup:
     """Grid, ticks and the two titles of a plot."""
-    bottom, middle = HEIGHT - BOTTOM, (TOP + HEIGHT - BOTTOM) / 2
-    parts = []
+    right, bottom, parts = WIDTH - RIGHT, HEIGHT - BOTTOM, list[Markup]()
     for value in x.ticks():
         at = x(value)
-        parts.append(Markup('<line class="grid" x1="{0}" y1="{1}" x2="{0}" y2="{2}"/>').format(at, TOP, bottom))
-        parts.append(Markup('<text x="{}" y="{}" text-anchor="middle">{}</text>').format(at, bottom + 17, writes[0](value)))
+        parts.append(element("line", class_="grid", x1=at, y1=TOP, x2=at, y2=bottom))
+        parts.append(element("text", writes[0](value), x=at, y=bottom + 17, text_anchor="middle"))
     for value in y.ticks():
         at = y(value)
-        parts.append(Markup('<line class="grid" x1="{0}" y1="{2}" x2="{1}" y2="{2}"/>').format(LEFT, WIDTH - RIGHT, at))
-        parts.append(Markup('<text x="{}" y="{}" text-anchor="end">{}</text>').format(LEFT - 7, at + 4, writes[1](value)))
-    parts.append(Markup('<path class="axis" d="M{0} {1}V{2}H{3}"/>').format(LEFT, TOP, bottom, WIDTH - RIGHT))
-    titled = '<text class="title" x="{}" y="{}" text-anchor="middle">{}</text>'
-    parts.append(Markup(titled).format((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, titles[0]))
-    turned = '<text class="title" transform="translate(14 {}) rotate(-90)" text-anchor="middle">{}</text>'
-    parts.append(Markup(turned).format(middle, titles[1]))
+        parts.append(element("line", class_="grid", x1=LEFT, y1=at, x2=right, y2=at))
+        parts.append(element("text", writes[1](value), x=LEFT - 7, y=at + 4, text_anchor="end"))
+    parts.append(element("path", class_="axis", d=f"M{LEFT} {TOP}V{bottom}H{right}"))
+    parts.append(element("text", titles[0], class_="title", x=(LEFT + right) / 2, y=HEIGHT - 8, text_anchor="middle"))
+    turned = f"translate(14 {(TOP + bottom) / 2}) rotate(-90)"
+    parts.append(element("text", titles[1], class_="title", transform=turned, text_anchor="middle"))
     return Markup("").join(parts)
 
 
 def line(points: Sequence[tuple[float, float]], x: Scale, y: Scale, style: str) -> Markup:
     """A series through ``points``, in pixels rounded to a tenth."""
-    path = "L".join(f"{x(a)} {y(b)}" for a, b in points)
-    return Markup('<path class="line {}" d="M{}"/>').format(style, path)
+    return element("path", class_=f"line {style}", d="M" + "L".join(f"{x(a)} {y(b)}" for a, b in points))
 
 
 def style(index: int) -> str:

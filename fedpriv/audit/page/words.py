@@ -1,10 +1,10 @@
-"""Texts of every report: how to read the figures, their limits, and a glossary."""
+"""The texts of every report: how to read the figures, their limits, and a glossary."""
 
 RECOVERED = (
     "An image counts as recovered if the mean squared error between it and its reconstruction, over pixels in [0, 1] and after "
     "clipping, is below {limit:g}. The baselines beside each attack show what guesses reach on the same images: an attack that "
-    "does no better than a guess has found nothing. Where images are so alike that copies of public ones count, too, a stricter "
-    "threshold decides whether the attack came closer than they do."
+    "does no better than a guess has found nothing. Where images are so alike that copies of public images pass the threshold, "
+    "too, a stricter threshold decides whether the attack came closer."
 )
 READ = (
     "A token of a text counts as found if an attack names it among those of the message; the special tokens that every text "
@@ -34,7 +34,7 @@ LABELS_TOGETHER = (
 )
 RULES = (
     "The words follow rules, of which the first that holds decides: {words}. They are never stronger than the attacks that were "
-    "mounted; what these are, and what they found, is below."
+    "mounted, which are below with their results."
 )
 TRADEOFF = (
     "Each disc is a run, numbered as above: to the right is more accurate, lower is less recovered by the best attacker from "
@@ -68,8 +68,8 @@ MEASURES = {
     "membership": "membership AUC (0.5: guessing)",
 }
 SUMS = (
-    "The server saw the sum of each round’s uploads. Beside the attacks on the sums stand the same attacks on single uploads, "
-    "which it would have seen otherwise; this simulation kept them for the comparison."
+    "The server saw the sum of each round’s uploads. For comparison, the same attacks were run on the single uploads, which it "
+    "would have seen without secure aggregation; this simulation kept them."
 )
 CONTROLS = "Before anything was reported, the attacks were run where they must succeed, and where there is nothing to find."
 READING = (

@@ -124,7 +124,7 @@ def in_lines(attempt: TextAttempt, target: TextTarget) -> list[str]:
         lines += [f"message {number}", *(f"  true   {text}" for text in shown.true)]
         if shown.sentences > len(shown.true):
             lines.append(f"         and {shown.sentences - len(shown.true)} more")
-        lines += [f"  found  {text}" for text in shown.found]
+        lines += [f"  found  {text}" for text in shown.recovered]
     return lines
 
 

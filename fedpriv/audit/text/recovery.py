@@ -69,7 +69,7 @@ def _outcome(attempt: TextAttempt, target: TextTarget, baseline: TextScoreMeans)
         budget=_budget(attacker),
         statistic=attacker.what or None,
         figures=figures,
-        left=attempt.left,
+        partial_leakage=attempt.left,
     )
 
 
