@@ -10,14 +10,14 @@ from typing import Any
 from fedpriv.config import RunConfig
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.serving import resume, start
+from fedpriv.deploy.server_run import resume, start
 from fedpriv.deploy.source import Source
 from tests.simulation.small import config
 
 ALL_KEPT = {"wire.keep_payloads": "all"}
 
 
-def sites(folder: Path, of: RunConfig, share: str = "partition") -> dict[int, ClientNode]:
+def client_nodes(folder: Path, of: RunConfig, share: str = "partition") -> dict[int, ClientNode]:
     """A client for each number, in folders of their own."""
     name, where = of.data.name, of.data.dir
     return {n: ClientNode(n, Source(name, where, share), folder / f"client-{n}") for n in range(of.data.clients)}
@@ -26,16 +26,16 @@ def sites(folder: Path, of: RunConfig, share: str = "partition") -> dict[int, Cl
 def play_apart(folder: Path, method: str, warnings: list[str] | None = None, grid: Any = None, **overrides: Any) -> Path:
     """A whole run; the clients' folders are beside the run's."""
     chosen = config(method, **overrides, run_dir=str(folder))
-    said = [] if warnings is None else warnings
-    grid = grid or Loopback(sites(folder.parent / f"{folder.name}-clients", chosen))
-    start(chosen, folder.parent, grid, 60, lambda *of: None, lambda record: None, said.append)
+    warned = [] if warnings is None else warnings
+    grid = grid or Loopback(client_nodes(folder.parent / f"{folder.name}-clients", chosen))
+    start(chosen, folder.parent, grid, 60, lambda *of: None, lambda record: None, warned.append)
     return folder
 
 
 def go_on(folder: Path, grid: Any, warnings: list[str] | None = None) -> None:
     """Resume it."""
-    said = [] if warnings is None else warnings
-    resume(folder, grid, 60, lambda *of: None, lambda record: None, said.append)
+    warned = [] if warnings is None else warnings
+    resume(folder, grid, 60, lambda *of: None, lambda record: None, warned.append)
 
 
 def hashes(folder: Path, *patterns: str) -> dict[str, str]:
@@ -46,8 +46,8 @@ def hashes(folder: Path, *patterns: str) -> dict[str, str]:
 
 def at_the_clients(folder: Path) -> dict[str, str]:
     """The private states that clients apart keep, as a simulation names them."""
-    found = sorted(folder.glob("client-*/runs/*/states/client-*"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    files = sorted(folder.glob("client-*/runs/*/states/client-*"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

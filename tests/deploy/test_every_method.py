@@ -93,7 +93,7 @@ def test_clients_with_data_of_their_own(tmp_path: Path, fedpriv: Callable[..., A
     kept = RunFolder.open(folder)
     assert kept.facts["deployed"]["own_data"] is True and kept.summary() is not None
     declared = json.loads((folder / "declared.json").read_text())["clients"]
-    assert [one["train"] + one["test"] for one in declared] == [24, 36]
+    assert [client["train"] + client["test"] for client in declared] == [24, 36]
     for command in (["attack", "analytic", "--run", folder], ["audit", folder], ["probe", folder]):
         ended = fedpriv(*command)
         assert ended.exit_code == 2 and "not scored: its clients' data are on their own machines" in ended.output, ended.output

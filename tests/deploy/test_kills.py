@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
 FRAMES = range(CLIENTS, CLIENTS * (2 + 2 * ROUNDS))
 """Of a run without faults, after those in which clients describe their data: the terms, then a local update and a test in each
 round."""
-TURNS = [at for at in FRAMES[CLIENTS:] if at // CLIENTS % 2 == 0]
+UPDATES = [at for at in FRAMES[CLIENTS:] if at // CLIENTS % 2 == 0]
 KILLS = 10
 METHODS = ("mpfedcon", "scaffold", "fedavg", "fedrep", "feddyn")
 """One for each seed; KILLS of them make 50."""
@@ -57,7 +57,7 @@ def test_kills_by_chance(tmp_path: Path, reference: Reference, seed: int, method
 @pytest.mark.parametrize("kind", slow_but(["sealing"], [kind for kinds in KINDS.values() for kind in kinds]))
 def test_each_fault_in_each_place(tmp_path: Path, reference: Reference, kind: str) -> None:
     """In the first local update, in the last, and in local updates one after another."""
-    plan = dict.fromkeys((TURNS[0], TURNS[1], TURNS[CLIENTS + 2], TURNS[-1]), kind)
+    plan = dict.fromkeys((UPDATES[0], UPDATES[1], UPDATES[CLIENTS + 2], UPDATES[-1]), kind)
     post = same(tmp_path, reference("mpfedcon", **SETTINGS), "mpfedcon", plan)
     assert post.happened == [kind] * len(plan)
 
@@ -86,9 +86,9 @@ def test_a_third_of_the_clients_gone_in_every_round(tmp_path: Path) -> None:
         )
     for round in range(1, 4):
         uploads = [kept.upload(round, client) for client in kept.clients(round)]
-        counts = torch.tensor([float(one.num_examples or 0) for one in uploads], dtype=torch.float64)
+        counts = torch.tensor([float(upload.num_examples or 0) for upload in uploads], dtype=torch.float64)
         after = kept.download(round + 1)
         assert after is not None
         for name, tensor in after.tensors().items():
-            merged = sum(n * one.tensors()[name].double() for n, one in zip(counts, uploads, strict=True)) / counts.sum()
+            merged = sum(n * upload.tensors()[name].double() for n, upload in zip(counts, uploads, strict=True)) / counts.sum()
             assert torch.allclose(tensor.double(), merged, atol=1e-7), name

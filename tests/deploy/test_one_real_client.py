@@ -17,5 +17,5 @@ def test_it_ends_where_a_simulation_does_and_leaves_no_process(tmp_path: Path) -
     play(tmp_path / "whole", "fedavg", **{**SMALL, **alone})
     with deployed(tmp_path / "d", 1) as deployment:
         same(deployment.play("run", "fedavg", **alone), tmp_path / "whole")
-        processes = [kept.process for supervisor in deployment.keepers for kept in supervisor._kept.values()]
+        processes = [process.popen for supervisor in deployment.supervisors for process in supervisor._processes.values()]
     assert len(processes) == 5 and all(process.poll() is not None for process in processes)

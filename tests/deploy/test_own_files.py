@@ -16,7 +16,7 @@ from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.simulation.inputs.unseen import SampleForm
 from tests.data.image_files import pixels, write_folder
-from tests.deploy.apart import ALL_KEPT, agree, play_apart, sites
+from tests.deploy.apart import ALL_KEPT, agree, client_nodes, play_apart
 from tests.simulation.small import config, play
 
 TEXTS = {"model.encoder": "tiny", "data.clients": 2, "train.participation": 1.0}
@@ -34,7 +34,7 @@ def reports(tmp_path: Path) -> Path:
 def described(tmp_path: Path, source: Source, **asked: Any) -> Frame:
     """What a client answers to a server that asks it to describe its data for such a config."""
     envelope = Envelope()
-    envelope.say({"do": "describe", "config": config("fedavg", **asked).model_dump(mode="json")})
+    envelope.add({"do": "describe", "config": config("fedavg", **asked).model_dump(mode="json")})
     return ClientNode(0, source, tmp_path / "state").answer(envelope.frame(run=HANDSHAKE))
 
 
@@ -56,8 +56,8 @@ def test_a_server_chooses_no_column_of_a_clients_own_data(tmp_path: Path, report
     by_column = {"data.partition.name": "by_column", "data.partition.column": "patient"}
     for asked in ({}, {"data.label": "diagnosis"}, by_column):
         answer = described(tmp_path, own, **TEXTS, **{"data.name": "elsewhere.csv"}, **asked)
-        assert answer.error is None and sorted(answer.said[0]["classes"]) == ["cold", "flu"]
-    with pytest.raises(UsageError, match="a column of which data"):
+        assert answer.error is None and sorted(answer.entries[0]["classes"]) == ["cold", "flu"]
+    with pytest.raises(UsageError, match=r"needs data\.name"):
         Source(label="diagnosis")
 
 
@@ -120,7 +120,7 @@ class Reading(Loopback):
         self.configs: list[Mapping[str, Any]] = []
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
-        self.configs += [said["config"] for frame in frames.values() for said in frame.said if "config" in said]
+        self.configs += [entry["config"] for frame in frames.values() for entry in frame.entries if "config" in entry]
         yield from super().exchange(frames, seconds, round)
 
 
@@ -130,9 +130,9 @@ def test_a_schedule_is_sent_as_the_clients_of_each_round(tmp_path: Path) -> None
     follows = {"train.rounds": 2, "train.selection": "schedule", "train.schedule": str(file)}
     asked = {"data.clients": 3, "data.limit": 100, "train.participation": 1.0, **follows, **ALL_KEPT}
     play(tmp_path / "whole", "fedavg", **asked)
-    grid = Reading(sites(tmp_path / "apart-clients", config("fedavg", **asked)))
+    grid = Reading(client_nodes(tmp_path / "apart-clients", config("fedavg", **asked)))
     agree(play_apart(tmp_path / "apart", "fedavg", grid=grid, **asked), tmp_path / "whole")
-    assert grid.configs and all(one["train"]["schedule"] == [[0, 2], [1, 2]] for one in grid.configs)
+    assert grid.configs and all(sent["train"]["schedule"] == [[0, 2], [1, 2]] for sent in grid.configs)
     file.write_text("0 7\n")
     with pytest.raises(UsageError, match=r"schedule\.txt:1: '0 7'"):
         play_apart(tmp_path / "other", "fedavg", grid=Reading({}), **asked)

@@ -32,7 +32,7 @@ def test_a_client_whose_process_is_killed_loses_nothing(tmp_path: Path, deployme
 
     def kill(record: dict[str, Any]) -> None:
         if record["round"] in (1, 2):
-            killed.append(deployment.keepers[1].pid("client 0"))
+            killed.append(deployment.supervisors[1].pid("client 0"))
             os.kill(killed[-1], signal.SIGKILL)
 
     deployed = deployment.play("killed", "mpfedcon", kill, **{"train.rounds": 4})
@@ -46,7 +46,7 @@ def test_a_server_whose_app_is_killed_goes_on_by_resume(tmp_path: Path, deployme
 
     play(tmp_path / "whole", "scaffold", **{**SMALL, "train.rounds": 3})
     chosen = config("scaffold", **{**SMALL, "train.rounds": 3})
-    first = Request.write(deployment.home.requests, deployment.home.runs / "app-killed", chosen, 3, ANSWER)
+    first = Request.write(deployment.paths.requests, deployment.paths.runs / "app-killed", chosen, 3, ANSWER)
     number = deployment.link.start(first.path)
 
     def stop(record: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ def test_a_server_whose_app_is_killed_goes_on_by_resume(tmp_path: Path, deployme
     with pytest.raises(FedprivError, match=r"the server's app was ended \(stopped\)"):
         deployment.follow(first, number, stop, lambda: deployment.link.check(number))
     time.sleep(5)
-    again = Request.write(deployment.home.requests, first.run_dir, None, 3, ANSWER)
+    again = Request.write(deployment.paths.requests, first.run_dir, None, 3, ANSWER)
     assert deployment.follow(again, deployment.link.start(again.path))
     same(first.run_dir, tmp_path / "whole")
 
@@ -66,7 +66,7 @@ def test_a_superlink_that_is_killed_goes_on_from_its_database(tmp_path: Path, de
 
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 1:
-            os.kill(deployment.keepers[0].pid("the SuperLink"), signal.SIGKILL)
+            os.kill(deployment.supervisors[0].pid("the SuperLink"), signal.SIGKILL)
 
     same(deployment.play("link-killed", "fedavg", kill, **{"train.rounds": 3}), tmp_path / "whole")
 
@@ -77,7 +77,7 @@ def test_the_holder_of_a_key_that_was_replaced_is_not_admitted_any_more(deployme
     def numbers() -> dict[str, int]:
         return {node.name: node.number for node in deployment.link.nodes()}
 
-    before, keys = numbers(), {f"client-{number}": deployment.home.public_key(number) for number in range(3)}
+    before, keys = numbers(), {f"client-{number}": deployment.paths.public_key(number) for number in range(3)}
     for name in ("first", "second"):
         make_client_key(tmp_path / name)
     deployment.link.admit({**keys, "client-3": tmp_path / "first.pub"})
@@ -91,7 +91,7 @@ def test_the_holder_of_a_key_that_was_replaced_is_not_admitted_any_more(deployme
 def test_a_node_that_is_killed_comes_back_and_is_asked_again(deployment: Deployment) -> None:
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 1:
-            os.kill(deployment.keepers[2].pid("its SuperNode"), signal.SIGKILL)
+            os.kill(deployment.supervisors[2].pid("its SuperNode"), signal.SIGKILL)
 
     deployed = deployment.play("node-killed", "scaffold", kill, **{"train.rounds": 4})
     records = RunFolder.open(deployed).records()

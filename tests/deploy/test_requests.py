@@ -14,14 +14,14 @@ from unittest.mock import patch
 
 import pytest
 
-from fedpriv.deploy import serving
+from fedpriv.deploy import server_run
 from fedpriv.deploy.flower.requests import GivenUp, Request
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.errors import UsageError
 from fedpriv.files import load_json, save_json
 from fedpriv.server.run_folder import RunFolder
-from tests.deploy.apart import agree, sites
+from tests.deploy.apart import agree, client_nodes
 from tests.simulation.small import config, play
 
 SETTINGS = {
@@ -55,8 +55,8 @@ def test_whether_a_client_may_end_the_run_is_as_chosen_else_no(tmp_path: Path, c
 
 def test_what_is_left_open_stays_open_to_what_the_clients_data_suggest(tmp_path: Path) -> None:
     request = Request.write(tmp_path, tmp_path / "run", config("fedavg", **SETTINGS), 3, 60)
-    said = load_json(request.path)["config"]
-    assert said["train"]["lr"] == 0.05 and "partition" not in said["data"]
+    written = load_json(request.path)["config"]
+    assert written["train"]["lr"] == 0.05 and "partition" not in written["data"]
 
 
 def test_clients_that_come_with_shared_data_are_who_holds_them(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_clients_that_come_with_shared_data_are_who_holds_them(tmp_path: Path) -
     chosen = config("fedavg", **{**SETTINGS, "data.name": str(tmp_path / "data"), "data.limit": None, "train.rounds": 1})
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
-    request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+    request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     folder = RunFolder.open(tmp_path / "run")
     assert folder.config().data.partition.name == "given" and request.ended == {"finished": True}
     assert [record.get("refused") for record in folder.records()] == [None, None]
@@ -79,7 +79,7 @@ def test_clients_that_come_with_shared_data_are_who_holds_them(tmp_path: Path) -
 def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None:
     play(tmp_path / "whole", "mpfedcon", **SETTINGS)
     chosen = config("mpfedcon", **SETTINGS)
-    here = sites(tmp_path / "run-clients", chosen)
+    here = client_nodes(tmp_path / "run-clients", chosen)
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
     doomed = Doomed(here)
@@ -105,10 +105,10 @@ def test_who_follows_a_run_is_shown_its_rounds_and_warnings(tmp_path: Path) -> N
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1, "train.max_update_norm": 1e-6})
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
-    request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
-    said: list[str] = []
-    assert request.follow(lambda: None, lambda record: None, said.append)
-    assert [text for text in said if "what client 2 sent is refused" in text], said
+    request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
+    warnings: list[str] = []
+    assert request.follow(lambda: None, lambda record: None, warnings.append)
+    assert [text for text in warnings if "what client 2 sent is refused" in text], warnings
     shown: list[dict[str, Any]] = []
     assert request.follow(lambda: None, shown.append, after=0)
     assert [record["round"] for record in shown] == [1], "who resumes a run has seen its first rounds"
@@ -126,7 +126,7 @@ def test_a_warning_that_a_full_disk_does_not_take_ends_no_run(
         return real(path, mode, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", full)
-    request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+    request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     assert request.ended == {"finished": True}
     assert "what client 0 sent is refused" in capsys.readouterr().err
 
@@ -159,7 +159,7 @@ def test_a_deployment_that_was_moved_or_copied_plays_its_own_run(tmp_path: Path,
     getattr(shutil, how)(first, tmp_path / "second")
     (request,) = Request.broken_off(tmp_path / "second" / "requests")
     assert request.run_dir == tmp_path / "second" / "runs" / "run"
-    request.play(lambda clients: Loopback(sites(tmp_path / "clients", chosen)))
+    request.play(lambda clients: Loopback(client_nodes(tmp_path / "clients", chosen)))
     assert request.ended == {"finished": True}
     assert RunFolder.open(tmp_path / "second" / "runs" / "run").summary() is not None
     assert not (first / "runs" / "run" / "config.yaml").exists()
@@ -177,11 +177,11 @@ def test_a_run_that_is_killed_as_it_begins_begins_again(tmp_path: Path, name: st
     """With a config alone, before it says what its clients declared, and before its first round."""
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
     play(tmp_path / "whole", "fedavg", **{**SETTINGS, "train.rounds": 1})
-    grid = Loopback(sites(tmp_path / "run-clients", chosen))
+    grid = Loopback(client_nodes(tmp_path / "run-clients", chosen))
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
     assert Request.broken_off(tmp_path / "requests") == []
-    with patch.object(serving, name, side_effect=SystemExit), pytest.raises(SystemExit):  # notes nothing, as a kill
+    with patch.object(server_run, name, side_effect=SystemExit), pytest.raises(SystemExit):  # notes nothing, as a kill
         request.play(lambda clients: grid)
     assert request.ended is None and Request.broken_off(tmp_path / "requests") == [request]
     request.play(lambda clients: grid)
@@ -195,7 +195,7 @@ def test_a_beginning_is_not_cleared_where_another_run_has_taken_its_place(tmp_pa
     request._begun.touch()
     play(tmp_path / "run", "fedavg", **{**SETTINGS, "train.rounds": 1})
     with pytest.raises(UsageError, match="holds a run already"):
-        request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+        request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     assert RunFolder.open(tmp_path / "run").summary() is not None
 
 
@@ -203,11 +203,11 @@ def test_runs_that_are_started_again_with_the_server(tmp_path: Path) -> None:
     chosen, requests = config("fedavg", **SETTINGS), tmp_path / "requests"
     requests.mkdir()
 
-    def written(name: str, began: bool = True, made: bool = True, **note: Any) -> Request:
+    def written(name: str, began: bool = True, folder: bool = True, **note: Any) -> Request:
         request = Request.write(requests, tmp_path / name, chosen, 3, 60)
         if began:
             request._begun.touch()
-        if made:
+        if folder:
             (tmp_path / name).mkdir(exist_ok=True)
         if note:
             save_json(request._note, note)
@@ -217,7 +217,7 @@ def test_runs_that_are_started_again_with_the_server(tmp_path: Path) -> None:
     written("ended", finished=True)
     written("failed", error="why")
     written("not-begun", began=False)
-    written("removed", made=False)  # by its operator
+    written("removed", folder=False)  # by its operator
     written("stopped")
     written("stopped", finished=False)  # resumed after a kill, and stopped
     assert Request.broken_off(requests) == [killed]
@@ -234,7 +234,7 @@ def test_a_schedule_is_read_where_it_is_named(tmp_path: Path, monkeypatch: pytes
 
 def test_a_new_request_takes_no_run_that_is_there(tmp_path: Path) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
-    grid = Loopback(sites(tmp_path / "run-clients", chosen))
+    grid = Loopback(client_nodes(tmp_path / "run-clients", chosen))
     (tmp_path / "requests").mkdir()
     Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60).play(lambda clients: grid)
     again = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)

@@ -18,10 +18,10 @@ from fedpriv.deploy import transport
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.serving import DECLARED, resume, start
+from fedpriv.deploy.server_run import DECLARED, resume, start
 from fedpriv.deploy.transport import Lost, Transport
 from fedpriv.server.run_folder import RunFolder
-from tests.deploy.apart import sites
+from tests.deploy.apart import client_nodes
 
 KINDS: dict[str, tuple[str, ...]] = {
     "server": ("before a local update", "after a local update", "between rounds"),
@@ -81,7 +81,7 @@ class Unreliable:
     clock: Clock
     away: set[int] = field(default_factory=set)
     happened: list[str] = field(default_factory=list)
-    sites: dict[int, ClientNode] = field(default_factory=dict)
+    nodes: dict[int, ClientNode] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
     dies: bool = False
     _sent: int = 0
@@ -93,7 +93,7 @@ class Unreliable:
 
     def start(self, client: int) -> None:
         """Start the process of a client; it knows what is on its disk."""
-        self.sites[client] = sites(self.folder, self.config)[client]
+        self.nodes[client] = client_nodes(self.folder, self.config)[client]
         self.starts[client] = self.starts.get(client, 0) + 1
 
     def connected(self) -> dict[int, str]:
@@ -121,8 +121,8 @@ class Unreliable:
 
     def _carry(self, client: int, frame: Frame, ticket: str, fault: str | None) -> None:
         def answer(frame: Frame, after: float = 0.0) -> None:
-            ((_, found),) = Loopback(self.sites).exchange({client: frame}, 0, 0)
-            self._answers.append((self.clock.now + after, ticket, found))
+            ((_, result),) = Loopback(self.nodes).exchange({client: frame}, 0, 0)
+            self._answers.append((self.clock.now + after, ticket, result))
 
         def lose() -> None:
             self._answers.append((self.clock.now, ticket, Lost("its node was gone")))
@@ -200,12 +200,12 @@ def play_through(folder: Path, config: RunConfig, plan: Mapping[int, str], on_ro
 
     with patch.object(transport, "time", clock):
         while not _finished(folder):
-            said: Any = (60.0, lambda *of: None, after, warnings.append)
+            arguments: Any = (60.0, lambda *of: None, after, warnings.append)
             try:
                 if (folder / DECLARED).exists():
-                    resume(folder, Transport(post), *said)
+                    resume(folder, Transport(post), *arguments)
                 else:
-                    start(config.model_copy(update={"run_dir": folder}), folder.parent, Transport(post), *said)
+                    start(config.model_copy(update={"run_dir": folder}), folder.parent, Transport(post), *arguments)
             except Killed:
                 continue
     return post, warnings

@@ -17,7 +17,7 @@ import pytest
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.handshake import HANDSHAKE
-from fedpriv.deploy.resident import serve
+from fedpriv.deploy.socket_server import serve
 from fedpriv.deploy.source import Source
 from fedpriv.deploy.stream import ask, write
 from fedpriv.wire.message import Refused
@@ -33,26 +33,26 @@ class Slow:
     def answer(self, frame: Frame) -> Frame:
         self.asked.append(frame.head["n"])
         assert self.may.wait(60)
-        return Frame({"error": "broken"}) if frame.head["n"] == "wrong" else Frame({"said": [len(self.asked)]})
+        return Frame({"error": "broken"}) if frame.head["n"] == "wrong" else Frame({"entries": [len(self.asked)]})
 
 
 def listens(address: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as one, suppress(OSError):
-        one.connect(str(address))
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+        connection.connect(str(address))
         return True
     return False
 
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[tuple[Slow, Path]]:
-    site, address = Slow(), tmp_path / "local_updates"
-    threading.Thread(target=serve, args=(site, address), daemon=True).start()
+    node, address = Slow(), tmp_path / "local_updates"
+    threading.Thread(target=serve, args=(node, address), daemon=True).start()
     until = time.monotonic() + 60
     while not listens(address):  # the file is there before anything listens on it
         assert time.monotonic() < until
         time.sleep(0.01)
-    yield site, address
-    site.may.set()
+    yield node, address
+    node.may.set()
 
 
 def frame(n: object, run: str = "run") -> bytes:
@@ -61,29 +61,29 @@ def frame(n: object, run: str = "run") -> bytes:
 
 def leave(address: Path, head: bytes) -> None:
     """Ask, and be gone before the answer."""
-    with socket.socket(socket.AF_UNIX) as one:
-        one.connect(str(address))
-        with one.makefile("wb") as outgoing:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(address))
+        with connection.makefile("wb") as outgoing:
             write(outgoing, head, [b"part"])
 
 
-def waited(site: Slow, count: int) -> None:
+def waited(node: Slow, count: int) -> None:
     until = time.monotonic() + 60
-    while len(site.asked) < count:
+    while len(node.asked) < count:
         assert time.monotonic() < until
         time.sleep(0.01)
 
 
 def test_an_answer_that_was_lost_may_be_asked_for_again(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
-    site, address = serving
-    with socket.socket(socket.AF_UNIX) as one:
-        one.connect(str(address))
-        with one.makefile("wb") as outgoing:
+    node, address = serving
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(address))
+        with connection.makefile("wb") as outgoing:
             write(outgoing, frame(1), [b"part"])
-        waited(site, 1)
-    site.may.set()
-    assert json.loads(ask(address, frame(1), [b"part"], 60)[0]) == {"said": [2]}
-    assert site.asked == [1, 1], "the site knows that it has answered this frame before"
+        waited(node, 1)
+    node.may.set()
+    assert json.loads(ask(address, frame(1), [b"part"], 60)[0]) == {"entries": [2]}
+    assert node.asked == [1, 1], "the site knows that it has answered this frame before"
     assert "fedpriv: an answer came too late" in capfd.readouterr().err
 
 
@@ -94,14 +94,14 @@ class Counted(ClientNode):
 
     def _answer(self, frame: Frame) -> Frame:
         self.count += 1
-        return Frame({"error": "broken"} if frame.head["n"] == "wrong" else {"said": [self.count]})
+        return Frame({"error": "broken"} if frame.head["n"] == "wrong" else {"entries": [self.count]})
 
 
 def test_a_frame_that_comes_again_gets_the_same_answer_whatever_other_runs_ask(tmp_path: Path) -> None:
-    site = Counted(0, Source("digits", None, "own"), tmp_path)
+    node = Counted(0, Source("digits", None, "own"), tmp_path)
 
     def said(n: object, run: str = "run", part: bytes = b"part") -> list[int]:
-        return site.answer(Frame({"run": run, "n": n}, (part,))).said
+        return node.answer(Frame({"run": run, "n": n}, (part,))).entries
 
     assert [said(1), said(1), said(1, "another"), said(1)] == [[1], [1], [2], [1]]
     assert [said(1, part=b"another"), said(1)] == [[3], [4]], "another frame of the run came between"
@@ -112,41 +112,41 @@ def test_a_frame_that_comes_again_gets_the_same_answer_whatever_other_runs_ask(t
 
 @pytest.mark.parametrize(("n", "run"), [("wrong", "run"), (1, HANDSHAKE)], ids=["an error", "a handshake"])
 def test_what_may_change_is_asked_again(tmp_path: Path, n: object, run: str) -> None:
-    site = Counted(0, Source("digits", None, "own"), tmp_path)
+    node = Counted(0, Source("digits", None, "own"), tmp_path)
     for _ in range(2):
-        site.answer(Frame({"run": run, "n": n}))
-    assert site.count == 2
+        node.answer(Frame({"run": run, "n": n}))
+    assert node.count == 2
 
 
 def test_who_is_gone_gets_no_update(serving: tuple[Slow, Path]) -> None:
     """It waited behind another's local update for longer than its answer is of use."""
-    site, address = serving
+    node, address = serving
     asking = threading.Thread(target=ask, args=(address, frame(1), [], 60))
     asking.start()
-    waited(site, 1)
+    waited(node, 1)
     leave(address, frame(2))
-    site.may.set()
+    node.may.set()
     asking.join(60)
     ask(address, frame(3), [], 60)
-    assert site.asked == [1, 3]
+    assert node.asked == [1, 3]
 
 
 def test_a_frame_that_cannot_be_answered_does_not_end_it(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
-    site, address = serving
-    site.may.set()
+    node, address = serving
+    node.may.set()
     strange = ask(address, b'{"run": "run"}', [], 60)
     assert json.loads(strange[0])["error"] == "the client cannot answer (KeyError)"
     assert "a frame could not be answered: KeyError: 'n'" in capfd.readouterr().err
-    assert json.loads(ask(address, frame(1), [], 60)[0]) == {"said": [1]}
+    assert json.loads(ask(address, frame(1), [], 60)[0]) == {"entries": [1]}
 
 
 @pytest.mark.parametrize("inside", ["[%s]", '{"a": %s}', '[0, {"a": %s}]'])
 def test_a_head_that_is_nested_too_deep_is_refused(inside: str) -> None:
     def head(times: int) -> bytes:
-        said = "[]"
+        value = "[]"
         for _ in range(times):
-            said = inside % said
-        return b'{"run": "run", "said": %s}' % said.encode()
+            value = inside % value
+        return b'{"run": "run", "entries": %s}' % value.encode()
 
     for deep in (64, 490, 989, 100_000):
         with pytest.raises(Refused, match="a frame whose head is n"):
