@@ -471,7 +471,7 @@ def test_what_a_client_cannot_read_of_its_server_is_named(
 
 
 @pytest.mark.parametrize(
-    ("entries", "why"), [("", "it has logged nothing; is this machine busy"), ("reason", "log.txt says why")]
+    ("logged", "why"), [("", "it has logged nothing; is this machine busy"), ("reason", "log.txt says why")]
 )
 def test_a_server_that_does_not_answer_in_time_is_sought_in_a_log_that_says_something(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: str, why: str
