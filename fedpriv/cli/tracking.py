@@ -39,7 +39,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     Example: fedpriv ui --port 5001
     """
     from fedpriv.tracking import artifact_dir, create_store, default_uri, named_store, sqlite_path, tracked_in, whole_address
-    from fedpriv.tracking.store import check_database
+    from fedpriv.tracking.access import check_database
 
     if not runs_dir.is_dir() and tracking_uri is None:
         raise UsageError(f"there is no runs folder {runs_dir}; --runs-dir names another, `fedpriv train` makes one")

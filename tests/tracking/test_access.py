@@ -61,9 +61,9 @@ class Listener:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    made = Listener()
-    yield made
-    made.server.shutdown()
+    listener = Listener()
+    yield listener
+    listener.server.shutdown()
 
 
 def basic(user: str, password: str) -> str:
