@@ -33,7 +33,7 @@ NO_ACCURACY = "none: self-supervised, see fedpriv probe {run}"
 
 
 class Bold(NamedTuple):
-    """A value of the summary with its figure in bold."""
+    """A value of the summary with a part in bold."""
 
     before: str
     bold: str
@@ -41,11 +41,11 @@ class Bold(NamedTuple):
 
 
 LONG = 2.0
-"""Seconds of a round after which its clients get a bar."""
+"""Seconds of a round after which its clients get a progress bar."""
 
 
 class Reporter:
-    """Progress on standard error (live bars on a terminal, a line a round elsewhere), the summary on ``out``."""
+    """Shows progress on standard error (bars on a terminal, else a line a round), and the summary on ``out``."""
 
     def __init__(self, out: Console) -> None:
         self.out = out
@@ -63,7 +63,7 @@ class Reporter:
         self._durations: list[float] = []
         self._score = "no accuracy yet"
         self._began = 0.0
-        """Of the round, on the progress bar's clock."""
+        """Start of the round, on the progress bar's clock."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -95,7 +95,7 @@ class Reporter:
         self.begin(config.train.rounds, folder.records()[-1]["round"] if folder.records() else 0)
 
     def begin(self, rounds: int, done: int) -> None:
-        """Show the bars of a run of so many rounds, of which some are done."""
+        """Show the progress bar of a run, of whose rounds some are done."""
         self._rounds = rounds
         self._task = self._bar.add_task(self._score, total=rounds, completed=done, what="round")
         self._clients = self._bar.add_task("", total=None, visible=False, what="clients")
@@ -134,7 +134,7 @@ class Reporter:
         """Print the summary, or how to resume the run.
 
         Args:
-            measured: what the run's canaries show.
+            measured: results of the run's canaries.
         """
         path = os.path.relpath(outcome.folder.path)
         if outcome.summary is None:
@@ -159,8 +159,7 @@ class Reporter:
             rows.append((f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")))
         if protocols["global_test"] is not None:
             scores = f"{protocols['global_test']:.3f} accuracy"
-            if (f1 := protocols["global_test_f1"]) is not None:  # a run of an earlier version has none
-                scores += f"   {f1:.3f} macro F1"
+            scores += f"   {protocols['global_test_f1']:.3f} macro F1"
             rows.append(("global model on the server's test set", scores))
         first = records[0]["metrics"]
         broadcast = f" (of which {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
@@ -173,7 +172,7 @@ class Reporter:
             rows.append(
                 ("diverged local trainings, left out", Bold("", f"{summary['local_updates_dropped']} of {summary['updates']}"))
             )
-        if untrained := summary.get("updates_untrained"):  # a run of an earlier version has none
+        if untrained := summary["updates_untrained"]:
             rows.append(("local trainings without a step, left out", Bold("", f"{untrained} of {summary['updates']}")))
         if summary["answers_refused"]:
             rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
@@ -183,10 +182,10 @@ class Reporter:
 
             rows += [("  measured", sentence) for sentence in canaries(measured)]
         if summary["clients_never_trained"]:
-            counted = ", whose accuracy is in the mean" if summary["accuracy"] is not None else ""
+            included = ", whose accuracy is in the mean" if summary["accuracy"] is not None else ""
             lost = any(record["metrics"].keys() & {"too_few_uploads", "not_finite"} for record in records)
             how = " (a round without effect counts as none)" if lost else ""
-            rows.append(("clients that never took part", f"{summary['clients_never_trained']}{how}{counted}"))
+            rows.append(("clients that never took part", f"{summary['clients_never_trained']}{how}{included}"))
         rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"))
         if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
             rows.append(("padding of batches in groups", f"{mean(padded):.1%} of the samples"))
@@ -200,7 +199,7 @@ class Reporter:
             self.out.print(styled(f"{label:<{width}}  ", *value), soft_wrap=True)
         config, folder = outcome.folder.config(), outcome.folder.path.parent
         path, beside = shlex.quote(path), shlex.quote(os.path.relpath(folder))
-        again = "" if _is_usual(config) else f" --config {path}/config.yaml"
+        again = "" if _is_default(config) else f" --config {path}/config.yaml"
         after = []
         if (other := _other_method(config)) is not None:
             after.append(f"fedpriv train --method {other}{again}   the same clients, another method")
@@ -243,58 +242,57 @@ class Reporter:
 
 
 def constant_answer(summary: Mapping[str, Any]) -> str | None:
-    """That the model of a summary answers the same whatever it is shown, or is no better than one that does; ``None``: it is
-    better, or it is not known, as of an earlier version."""
-    only, guessed = summary.get("only_answer"), summary.get("chance")
+    """A note that the model predicts one class for all samples, or is no better than such a model; ``None``: it is better."""
+    only, chance = summary.get("only_answer"), summary.get("chance")
     if only is not None:
         return f"the model predicts {printable(only)} for every test sample"
-    if not summary.get("at_chance") or guessed is None:
+    if not summary.get("at_chance") or chance is None:
         return None
-    return f"within its 95 % interval, the accuracy is no better than a constant answer's ({guessed:.1%})"
+    return f"within its 95 % interval, the accuracy is no better than a constant answer's ({chance:.1%})"
 
 
 def accuracy_of(summary: Mapping[str, Any]) -> str:
-    """What the accuracy of a summary is."""
+    """What the accuracy of a summary is measured on, and after which rounds."""
     what = "validation accuracy" if summary["split"] == "validation" else "accuracy"
     last = summary["averaged_rounds"]
     return f"{what} per client, {f'mean of the last {last} rounds' if last > 1 else 'after the last round'}"
 
 
-def _samples(least: int, most: int) -> str:
-    """Between which numbers of samples the clients hold."""
-    return f"{least}-{most} samples" if least < most else f"{most} sample{'s' * (most != 1)}"
+def _samples(smallest: int, largest: int) -> str:
+    """The range of the clients' numbers of samples."""
+    return f"{smallest}-{largest} samples" if smallest < largest else f"{largest} sample{'s' * (largest != 1)}"
 
 
 def _left_out(federation: Federation) -> str:
-    """A remark on the partition: images that no client holds, clients without images."""
+    """A note on the partition: clients without images, images that no client holds."""
     import numpy as np
 
     partition, images = federation.data.partition, len(federation.dataset.train_labels)
-    held = [*partition.train, *partition.validation, *(partition.test if partition.test_split == "train" else ())]
-    assigned = len(np.unique(np.concatenate(held)))
-    remarks = []
+    assigned_to = [*partition.train, *partition.validation, *(partition.test if partition.test_split == "train" else ())]
+    assigned = len(np.unique(np.concatenate(assigned_to)))
+    notes = []
     if empty := federation.config.data.clients - len(federation.data.nonempty):
-        remarks.append(f"{empty} of them without any")
+        notes.append(f"{empty} of them without any")
     if assigned < images:
-        remarks.append(f"{images - assigned:,} of {images:,} images assigned to no client")
-    return f" ({', '.join(remarks)})" if remarks else ""
+        notes.append(f"{images - assigned:,} of {images:,} images assigned to no client")
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def _other_method(config: RunConfig) -> str | None:
-    """A method that the config also suits; ``None``: that depends on what its masks hide."""
-    if any(one["name"] == "mask" for one in config.wire.transforms):
+    """A method to compare with under the same config; ``None``: it depends on what a mask hides."""
+    if any(transform["name"] == "mask" for transform in config.wire.transforms):
         return None
     if config.method.name != "fedavg":
-        return "fedavg"  # a composed run's halves go with its method
+        return "fedavg"  # a composed run's objective and aggregation belong to its method
     return "fedrep" if config.privacy.level != "none" else "mpfedcon"  # no noise covers MpFedcon's class centres
 
 
 def _ui(tracking: Mapping[str, Any], folder: Path, beside: str) -> str | None:
-    """The ``fedpriv ui`` that shows a run of that folder; ``None``: its records are not in a store that it opens."""
+    """The command that shows a run of that folder in MLflow; ``None``: its store is none that ``fedpriv ui`` opens."""
     from fedpriv.tracking import default_uri
 
     uri = tracking["uri"]
-    if tracking.get("name", "mlflow") != "mlflow" or uri == "none" or uri.startswith("http"):
+    if tracking["name"] != "mlflow" or uri == "none" or uri.startswith("http"):
         return None
     if uri == default_uri(folder):
         return f"fedpriv ui{'' if beside == 'runs' else f' --runs-dir {beside}'}"
@@ -302,7 +300,7 @@ def _ui(tracking: Mapping[str, Any], folder: Path, beside: str) -> str | None:
 
 
 def _only_runs(folder: Path) -> bool:
-    """Whether all that a shell's ``*`` names in a folder is what ``fedpriv compare`` takes."""
+    """Whether ``fedpriv compare`` takes all that a shell's ``*`` names in a folder."""
     try:
         run_folders(tuple(str(path) for path in folder.iterdir() if not path.name.startswith(".")), folder)
     except FedprivError:  # no run, or a damaged one
@@ -310,9 +308,11 @@ def _only_runs(folder: Path) -> bool:
     return True
 
 
-def _is_usual(config: RunConfig) -> bool:
-    """Whether the config has the defaults except for the method, so that a bare ``fedpriv train`` has the same clients."""
-    usual = type(config)()
+def _is_default(config: RunConfig) -> bool:
+    """Whether the config is the default except for the method, so that ``fedpriv train`` without options has the same clients."""
+    default = type(config)()
     partition = config.data.partition.model_copy(update={"seed": None})
-    same_data = config.data.model_copy(update={"partition": partition}) == usual.data
-    return same_data and config.eval == usual.eval and config.seed == usual.seed and config.train.rounds == usual.train.rounds
+    same_data = config.data.model_copy(update={"partition": partition}) == default.data
+    return (
+        same_data and config.eval == default.eval and config.seed == default.seed and config.train.rounds == default.train.rounds
+    )

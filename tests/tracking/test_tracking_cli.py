@@ -234,7 +234,7 @@ def test_ui_makes_the_store_of_runs_that_are_on_their_way(runs_dir: Path, monkey
         port = probe.getsockname()[1]
     result = call("ui", "--runs-dir", runs_dir, "--port", port)
     assert result.exit_code == 0 and created == [store] and len(started) == 1
-    assert f"making the MLflow store {store}" in result.stdout
+    assert f"creating the MLflow store {store}" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["ui", "sync", "compare"])
