@@ -1,7 +1,7 @@
 """Plots of runs: accuracy over rounds and bytes, and the distribution of accuracy over clients.
 
-Colours are Okabe and Ito's, which suit colour-blind readers. Figures are drawn without pyplot, so no window system is needed and no
-global state changes.
+Colours are Okabe and Ito's, which suit colour-blind readers. Figures are drawn without pyplot, so no window system is needed
+and no global state changes.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ LONGEST = 600.0
 
 @dataclass
 class Deployment:
-    """What a test may do to it."""
+    """A running deployment."""
 
     paths: Any
     link: Any
@@ -47,11 +47,11 @@ class Deployment:
         answer: float = ANSWER,
         **more: Any,
     ) -> Path:
-        """A run of that name, to its end.
+        """Run a config to its end.
 
         Args:
-            meanwhile: called now and then.
-            answer: seconds that an answer may take.
+            meanwhile: called regularly.
+            answer: timeout of an answer (seconds).
         """
         from fedpriv.deploy.flower.requests import Request
 
@@ -68,7 +68,7 @@ class Deployment:
         on_round: Callable[[Any], None] = lambda record: None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Wait for a run's end, but not for ever."""
+        """Wait for the end of a run, with a timeout."""
         until = time.monotonic() + LONGEST
 
         def look() -> None:
@@ -103,13 +103,13 @@ def deployed(folder: Path, clients: int) -> Iterator[Deployment]:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Of three clients."""
+    """A deployment of three clients."""
     with deployed(tmp_path_factory.mktemp("deployed") / "d", 3) as running:
         yield running
 
 
 def same(deployed: Path, whole: Path) -> None:
-    """Both ended with the same bits at the server."""
+    """Assert that checkpoints, messages, weights and metrics are equal to the bit."""
     state = ("checkpoints/server-*.safetensors", "payloads/*/*", "weights/*")
     assert hashes(deployed, *state) == hashes(whole, *state)
     assert records(deployed) == records(whole)

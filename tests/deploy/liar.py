@@ -15,13 +15,13 @@ from fedpriv.deploy.frames import Frame
 from fedpriv.wire import Payload, Sealed, seal, unseal
 
 UPDATES = "updates.txt"
-"""In a client's folder: a line for every local update that was begun."""
+"""File in a client's folder: a line for every local update that was begun."""
 LIE = "lie.json"
-"""In a client's folder: ``round`` and ``how``."""
+"""File in a client's folder: ``round`` and ``how`` of the misbehaviour."""
 
 
 def changed(sealed: Sealed, how: str) -> Sealed:
-    """An upload in another shape (``schema``), or a thousand times as long."""
+    """An upload of another shape (``schema``), or with a thousand times the norm."""
     tensors = sealed.tensors()
     if how == "schema":
         first = sorted(tensors)[0]
@@ -32,7 +32,7 @@ def changed(sealed: Sealed, how: str) -> Sealed:
 
 
 def lying(answer: Callable[[ClientNode, Frame], Frame]) -> Callable[[ClientNode, Frame], Frame]:
-    """``ClientNode._answer``, but for what the file says of a round."""
+    """``ClientNode._answer`` with the misbehaviour that the file names."""
 
     def answers(node: ClientNode, frame: Frame) -> Frame:
         asked, file = frame.entries[-1], node.folder / LIE
@@ -59,12 +59,12 @@ def serve_client() -> None:
     """In place of :func:`fedpriv.deploy.flower.machines.serve_client`."""
     from fedpriv.deploy.flower import machines
 
-    ClientNode._answer = lying(ClientNode._answer)  # type: ignore[method-assign]  # what it answers anew, not what it has answered before
+    ClientNode._answer = lying(ClientNode._answer)  # type: ignore[method-assign]  # new answers, not stored ones
     machines.serve_client()
 
 
 def tell(folder: Path, **lie: object) -> None:
-    """Say what a client does next."""
+    """Set a client's misbehaviour."""
     (folder / LIE).write_text(json.dumps(lie))
 
 

@@ -78,7 +78,7 @@ def test_a_round_goes_on_without_such_an_answer(tmp_path: Path, how: str) -> Non
     assert len(list((folder / "payloads" / "round-0003").glob("client-*"))) == 4
 
 
-def test_a_client_that_answers_neither_question_of_a_round_is_named_once(tmp_path: Path) -> None:
+def test_a_silent_client_is_warned_of_once_a_round(tmp_path: Path) -> None:
     def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         return ["its node is gone"] if client == 1 and asked in ("train", "test") else [answer]
 
@@ -140,7 +140,7 @@ def diverged(answer: Frame) -> Frame:
 
 
 @pytest.mark.parametrize("chosen", [{}, {"train.on_nan": "stop"}], ids=["by default", "stop"])
-def test_a_client_that_says_it_diverged_ends_no_run_unless_that_was_asked_for(tmp_path: Path, chosen: dict[str, Any]) -> None:
+def test_a_diverged_client_ends_the_run_only_with_on_nan_stop(tmp_path: Path, chosen: dict[str, Any]) -> None:
     def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         return [diverged(answer) if (asked, round, client) == ("train", 2, 1) else answer]
 
@@ -161,7 +161,7 @@ def test_a_simulation_stops_by_default(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "whole").config().train.on_nan == "stop"
 
 
-def test_a_half_that_needs_each_clients_copy_suggests_to_stop(tmp_path: Path) -> None:
+def test_an_aggregation_that_needs_all_clients_suggests_stop(tmp_path: Path) -> None:
     settings = {**SETTINGS, "train.rounds": 1, "aggregation.name": "euc"}
     play_apart(tmp_path / "run", "fedavg", **settings)
     assert RunFolder.open(tmp_path / "run").config().train.on_nan == "stop"
@@ -185,7 +185,7 @@ def nested() -> Any:
     ],
     ids=["an error", "a nested error", "a place", "a nested place"],
 )
-def test_what_a_client_says_is_kept_and_shown_as_one_short_line(tmp_path: Path, answer: Frame) -> None:
+def test_an_answer_is_shown_and_kept_as_one_short_line(tmp_path: Path, answer: Frame) -> None:
     def spoil(asked: str, round: int, client: int, honest: Any) -> list[Any]:
         return [answer if (asked, round, client) == ("train", 1, 2) else honest]
 
@@ -229,7 +229,7 @@ def test_a_client_that_is_started_again_between_rounds_goes_on(tmp_path: Path) -
     agree(play_apart(tmp_path / "run", "scaffold", grid=Restarting({}), **SETTINGS), play_whole(tmp_path, "scaffold"))
 
 
-def test_a_client_that_has_lost_its_disk_gets_the_terms_again(tmp_path: Path) -> None:
+def test_a_client_that_has_lost_its_disk_gets_the_setup_again(tmp_path: Path) -> None:
     def lose(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         if (asked, round, client) == ("test", 1, 0):
             shutil.rmtree(tmp_path / "c" / "client-0" / "runs")
@@ -242,7 +242,7 @@ def test_a_client_that_has_lost_its_disk_gets_the_terms_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["bits", "cut"])
-def test_an_initial_model_that_is_damaged_at_a_client_is_sent_again(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_initial_model_is_sent_again(tmp_path: Path, damage: str) -> None:
     """Its private layers begin there, whenever its first local update comes."""
     updates = {"train.selection": "schedule", "train.schedule": ((0, 2), (1, 2), (1, 2)), "train.participation": None}
     settings = {**SETTINGS, **updates}
@@ -281,7 +281,7 @@ def test_a_stopped_run_is_resumed(tmp_path: Path) -> None:
 QUICKLY = {**FOUR, "data.limit": 80, "train.rounds": 4}
 
 
-def test_a_stop_that_a_kill_came_before_is_honoured_once_the_run_goes_on_by_itself(tmp_path: Path) -> None:
+def test_a_stop_requested_before_a_kill_holds_after_resuming(tmp_path: Path) -> None:
     def stopped_and_killed(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         if (asked, round, client) == ("train", 2, 0):
             (tmp_path / "run" / STOP).touch()
@@ -298,7 +298,7 @@ def test_a_stop_that_a_kill_came_before_is_honoured_once_the_run_goes_on_by_itse
 
 
 @pytest.mark.parametrize("selection", [{}, {"train.selection": "schedule", "train.schedule": ((0,), (1,), (2,), (3,))}])
-def test_a_run_whose_clients_are_all_away_stops_and_goes_on_once_they_are_back(tmp_path: Path, selection: dict[str, Any]) -> None:
+def test_a_run_without_any_client_stops_and_can_be_resumed(tmp_path: Path, selection: dict[str, Any]) -> None:
     """Also where a round asks one of them, and the others have the model to test."""
     settings = {**QUICKLY, **selection} | ({"train.participation": None} if selection else {})
     play(tmp_path / "whole", "fedavg", **settings)
@@ -314,7 +314,7 @@ def test_a_run_whose_clients_are_all_away_stops_and_goes_on_once_they_are_back(t
     ]
 
 
-def test_a_run_goes_on_where_who_is_asked_is_away_and_others_are_not(tmp_path: Path) -> None:
+def test_a_run_continues_if_only_its_participants_are_away(tmp_path: Path) -> None:
     settings = {**QUICKLY, "train.selection": "schedule", "train.schedule": ((0,), (1,), (1,), (2,)), "train.participation": None}
     grid = Faulty(tmp_path / "c", lambda *of: ["its node is gone"] if of[2] == 1 and of[1] else [of[3]], settings, "fedavg")
     folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **settings))
@@ -322,7 +322,7 @@ def test_a_run_goes_on_where_who_is_asked_is_away_and_others_are_not(tmp_path: P
     assert [record.get("missing") for record in metrics(folder.path)] == [None, None, 1, 1, None]
 
 
-def test_no_run_is_resumed_with_other_code_than_its_clients_agreed_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_with_other_code_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         (tmp_path / "run" / STOP).touch() if (asked, round) == ("train", 1) else None
         return [answer]
@@ -338,7 +338,7 @@ def test_no_run_is_resumed_with_other_code_than_its_clients_agreed_to(tmp_path: 
 
 
 @pytest.mark.parametrize("written", ["{}", '{"clients": 4}', '{"clients": []}', '{"clients": ['])
-def test_what_clients_declared_is_damaged_where_it_does_not_say_so(tmp_path: Path, written: str) -> None:
+def test_a_damaged_declaration_file_is_named(tmp_path: Path, written: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(config("fedavg", **SETTINGS).to_yaml())
     save_json(tmp_path / "run" / "run.json", {"deployed": {"code": code_version()}})
@@ -347,7 +347,7 @@ def test_what_clients_declared_is_damaged_where_it_does_not_say_so(tmp_path: Pat
         go_on(tmp_path / "run", Loopback({}))
 
 
-def test_errors_cross_without_paths(tmp_path: Path) -> None:
+def test_errors_are_sent_without_paths(tmp_path: Path) -> None:
     node = client_nodes(tmp_path / "secret-place", config("fedavg", **SETTINGS))[0]
     envelope = Envelope()
     envelope.add({"do": "train", "round": 1, "last": None})
@@ -374,7 +374,7 @@ def test_a_client_whose_disk_is_full_is_told_what_it_can_do(tmp_path: Path, monk
     assert "No space left on device" in warning and warning.endswith("make room; until then the run goes on without this client")
 
 
-def test_a_clients_folder_with_spaces_does_not_cross(tmp_path: Path) -> None:
+def test_a_folder_with_spaces_is_not_sent(tmp_path: Path) -> None:
     node = client_nodes(tmp_path / "Jane Doe" / "c", config("fedavg", **SETTINGS))[0]
     folder = node.folder / "runs" / "run"
     folder.mkdir(parents=True)
@@ -386,9 +386,7 @@ def test_a_clients_folder_with_spaces_does_not_cross(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["Jane Doe/data", "Doe, Jane's: data", "relative Doe/Jane"])
-def test_files_of_registered_data_that_cannot_be_read_are_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
-) -> None:
+def test_unreadable_files_of_registered_data_are_not_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.chdir(tmp_path)
     data = Path(place) if place.startswith("relative") else tmp_path / place
     (data / "cifar10").mkdir(parents=True)
@@ -412,7 +410,7 @@ def test_files_of_registered_data_that_cannot_be_read_are_not_named(
         ("'org/name' is 1 / 2, and/or statistic.c/w", "'org/name' is 1 / 2, and/or statistic.c/w"),
     ],
 )
-def test_what_follows_a_path_does_not_cross(text: str, expected: str) -> None:
+def test_errors_end_at_a_path(text: str, expected: str) -> None:
     assert _without_paths(text, Path("/srv/my state"), Source()) == expected
 
 
@@ -443,7 +441,7 @@ def test_a_second_message_under_sample_level_dp_is_refused(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_under_sample_level_dp_a_client_reports_the_samples_that_it_declared(tmp_path: Path) -> None:
+def test_dp_refuses_a_report_of_other_than_the_declared_samples(tmp_path: Path) -> None:
     """Rate and steps depend on them: with fewer, one client would spend more than the noise was found for, and end the run."""
     private = {**FOUR, "privacy.level": "sample", "privacy.target_epsilon": 2.0, "train.rounds": 2}
 
@@ -529,7 +527,7 @@ def test_two_runs_with_secure_sums_at_once(tmp_path: Path) -> None:
         assert [record.get("summed") for record in metrics(folder)] == [None, 4, 4, 4]
 
 
-def test_a_deal_of_samples_to_several_clients_is_refused_under_sample_level_dp(tmp_path: Path) -> None:
+def test_dp_refuses_a_partition_that_shares_samples(tmp_path: Path) -> None:
     """A simulation composes the spending of all that hold a sample; a server without data cannot know them."""
     private = {**FOUR, "privacy.level": "sample", "privacy.noise": 1.0, "data.partition.name": "class_dir_min1"}
     with pytest.raises(FedprivError, match="class_dir_min1 assigns samples to several clients"):
@@ -538,7 +536,7 @@ def test_a_deal_of_samples_to_several_clients_is_refused_under_sample_level_dp(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["refused", "lost"])
-def test_the_ledger_books_the_update_of_a_client_whose_answer_is_not_used(tmp_path: Path, how: str) -> None:
+def test_the_ledger_books_updates_whose_answers_are_not_used(tmp_path: Path, how: str) -> None:
     """Its upload may have been seen, so it costs what it would have cost in the sum."""
     private = {**FOUR, "privacy.level": "sample", "privacy.noise": 1.0, "train.rounds": 2}
     bound = {"train.max_update_norm": 1e-6} if how == "refused" else {}
@@ -564,7 +562,7 @@ def test_noise_comes_from_a_secret_of_the_client(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_terms_do_not_change(tmp_path: Path) -> None:
+def test_the_setup_does_not_change(tmp_path: Path) -> None:
     here = client_nodes(tmp_path / "c", config("fedavg", **SETTINGS))
     play_apart(tmp_path / "run", "fedavg", grid=Loopback(here), **SETTINGS)
     terms = json.loads((tmp_path / "c" / "client-0" / "runs" / "run" / "setup.json").read_text())
@@ -619,7 +617,7 @@ DIFFERS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", DIFFERS)
-def test_clients_that_do_not_fit_together_are_refused_before_the_first_round(tmp_path: Path, what: str) -> None:
+def test_clients_that_differ_are_refused_before_the_first_round(tmp_path: Path, what: str) -> None:
     facts, expected = DIFFERS[what]
     with pytest.raises(UsageError, match=expected):
         play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 2, facts), **SETTINGS)
@@ -637,7 +635,7 @@ LONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("what", LONG)
-def test_what_the_first_client_declares_is_shown_as_one_short_line(tmp_path: Path, what: str) -> None:
+def test_a_declaration_is_shown_as_one_short_line(tmp_path: Path, what: str) -> None:
     with pytest.raises(UsageError) as caught:
         play_apart(tmp_path / "run", "fedavg", grid=Telling(tmp_path / "c", 0, LONG[what]), **SETTINGS)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 800
@@ -662,21 +660,21 @@ def test_what_all_clients_suggest_is_checked_as_a_config(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("weights", "named"), [("samples", True), ("uniform", False)])
-def test_a_client_that_outweighs_all_others_is_named(tmp_path: Path, weights: str, named: bool) -> None:
+def test_a_majority_of_all_training_samples_is_warned_of(tmp_path: Path, weights: str, named: bool) -> None:
     warnings: list[str] = []
     grid = Telling(tmp_path / "c", 2, {"train": 10**9})
     play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "method.weights": weights, "train.rounds": 1})
     assert any("client 2 declares 1000000000 of all" in text for text in warnings) == named
 
 
-def test_a_client_that_outweighs_all_others_in_the_weighted_accuracy_is_named(tmp_path: Path) -> None:
+def test_a_majority_of_all_test_samples_is_warned_of(tmp_path: Path) -> None:
     warnings: list[str] = []
     grid = Telling(tmp_path / "c", 2, {"test": 10**9})
     play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "train.rounds": 1})
     assert "client 2 declares 1000000000 of all" in warnings[0] and "test samples" in warnings[0]
 
 
-def test_a_test_on_other_samples_than_were_declared_does_not_count(tmp_path: Path) -> None:
+def test_a_test_on_undeclared_samples_does_not_count(tmp_path: Path) -> None:
     settings, warnings = {**SETTINGS, "train.rounds": 1}, list[str]()
     grid = Telling(tmp_path / "c", 2, {"test": 10**6})
     record = RunFolder.open(play_apart(tmp_path / "run", "fedavg", warnings, grid, **settings)).records()[1]
@@ -687,7 +685,7 @@ def test_a_test_on_other_samples_than_were_declared_does_not_count(tmp_path: Pat
     assert len(tested) == 3 and record["metrics"]["accuracy"] == pytest.approx(sum(tested) / 3)
 
 
-def test_clients_of_about_the_same_size_are_not(tmp_path: Path) -> None:
+def test_clients_of_about_equal_size_cause_no_warning(tmp_path: Path) -> None:
     warnings: list[str] = []
     grid = Loopback(client_nodes(tmp_path / "c", config("fedavg", **SETTINGS)))
     play_apart(tmp_path / "run", "fedavg", warnings, grid, **{**SETTINGS, "train.rounds": 1})
@@ -701,7 +699,7 @@ def test_why_a_client_cannot_take_part_is_one_short_line(tmp_path: Path) -> None
     assert str(caught.value).isprintable() and len(str(caught.value)) < 400
 
 
-def test_what_was_not_sent_is_not_counted_and_who_was_not_tested_is_named(tmp_path: Path) -> None:
+def test_absent_clients_cost_no_bytes_and_are_named(tmp_path: Path) -> None:
     def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         away = {("train", 2): NOT_SENT, ("test", 3): NOT_SENT, ("train", 3): f"{NOT_SENT} any more"}
         return [away.get((asked, client), answer)]
@@ -738,7 +736,7 @@ def test_a_run_does_not_have_the_name_of_the_handshake(tmp_path: Path) -> None:
     assert node.answer(frame).error == "a run that is called handshake"
 
 
-def test_terms_that_could_not_be_saved_are_not_agreed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setup_that_cannot_be_saved_is_not_agreed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client would answer other terms of that name from these, and after its next start not know them."""
     of = client_nodes(tmp_path / "c", config("fedavg", **SETTINGS))
     play_apart(tmp_path / "run", "fedavg", grid=Loopback(of), **{**SETTINGS, "train.rounds": 1})

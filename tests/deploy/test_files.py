@@ -71,16 +71,14 @@ def test_an_address_of_version_6_is_in_brackets(tmp_path: Path) -> None:
     assert read_client(make(tmp_path / "e", 1, "::1", listen="::1").client_file(0)).server == "[::1]:8443"
 
 
-def test_a_server_that_clients_reach_without_a_proxy_is_not_said_to_be_behind_one(
-    tmp_path: Path, deployment: DeploymentPaths
-) -> None:
+def test_server_yaml_mentions_a_proxy_only_if_there_is_one(tmp_path: Path, deployment: DeploymentPaths) -> None:
     assert "reverse proxy" in deployment.server_file.read_text()
     paths = make(tmp_path / "d", 1, "server.example.org", listen="0.0.0.0")
     assert "proxy" not in paths.server_file.read_text() and not (paths.path / "nginx.conf").exists()
     assert (paths.settings().listen, paths.settings().port) == ("0.0.0.0", 8443)
 
 
-def test_a_server_that_listens_everywhere_is_not_said_to_be_reached_by_its_machine_alone(tmp_path: Path) -> None:
+def test_server_yaml_says_who_can_reach_the_server(tmp_path: Path) -> None:
     alone = make(tmp_path / "alone", 1, "server.example.org").server_file.read_text()
     open_to_all = make(tmp_path / "open", 1, "server.example.org", listen="0.0.0.0", inner_port=9000).server_file.read_text()
     assert "machine alone; clients come through a reverse proxy" in alone
@@ -143,9 +141,7 @@ def test_resume_takes_back_a_stop_that_was_not_honoured(
 
 
 @needs_flower
-def test_who_follows_a_run_is_told_that_its_app_ended_unless_another_has_taken_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_check_raises_if_an_app_ended_and_was_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from flwr.proto.control_pb2 import ListRunsResponse
     from flwr.proto.run_pb2 import Run
     from flwr.proto.transport_pb2 import Scalar
@@ -185,7 +181,7 @@ def test_no_request_is_left_where_no_server_answers(tmp_path: Path, fedpriv: Cal
 
 
 @needs_flower
-def test_what_is_no_run_of_a_deployment_is_named_before_its_server_is_asked(
+def test_folders_that_are_no_deployed_runs_are_named(
     deployment: DeploymentPaths, tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -201,7 +197,7 @@ def test_what_is_no_run_of_a_deployment_is_named_before_its_server_is_asked(
 
 
 @needs_flower
-def test_a_run_says_whom_it_waits_for(deployment: DeploymentPaths, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_names_the_clients_it_waits_for(deployment: DeploymentPaths, capsys: pytest.CaptureFixture[str]) -> None:
     from fedpriv.deploy.flower.control import Node
 
     nodes = [Node(7, "client-0", "online"), Node(8, "client-1", "registered")]
@@ -216,7 +212,7 @@ def test_a_run_says_whom_it_waits_for(deployment: DeploymentPaths, capsys: pytes
 
 
 @needs_flower
-def test_a_run_says_once_that_its_server_is_away(
+def test_run_warns_once_that_the_server_is_away(
     deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
@@ -470,10 +466,8 @@ def test_what_a_client_cannot_read_of_its_server_is_named(
         machines.check_server(read.model_copy(update={"server": f"127.0.0.1:{port}"}))
 
 
-@pytest.mark.parametrize(
-    ("logged", "why"), [("", "it has logged nothing; is this machine busy"), ("reason", "log.txt says why")]
-)
-def test_a_server_that_does_not_answer_in_time_is_sought_in_a_log_that_says_something(
+@pytest.mark.parametrize(("logged", "why"), [("", "it has logged nothing; is this machine busy"), ("reason", "log.txt says why")])
+def test_a_start_timeout_names_the_log_if_it_is_not_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: str, why: str
 ) -> None:
     monkeypatch.setattr(machines, "START", 0.0)
@@ -489,9 +483,7 @@ def test_a_server_that_does_not_answer_in_time_is_sought_in_a_log_that_says_some
         machines._await_answer(answers, supervisor)
 
 
-def test_a_client_does_not_wait_for_ever_for_an_answer_that_never_ends(
-    deployment: DeploymentPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_times_out_on_an_endless_response(deployment: DeploymentPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tls, "ANSWER", 0.5)
     read = read_client(deployment.client_file(0))
     with (
@@ -507,7 +499,7 @@ def test_a_client_does_not_wait_for_ever_for_an_answer_that_never_ends(
 
 
 @needs_flower
-def test_an_operator_does_not_wait_for_ever_and_is_told_what_is_wrong_with_a_server(
+def test_the_operator_times_out_and_wrong_servers_are_named(
     deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedpriv.deploy.flower.control import SuperLink

@@ -151,24 +151,24 @@ LIES = {
 }
 
 
-def received(post: FlowerNetwork) -> dict[str, Any]:
-    return dict(post.receive([HONEST, LIAR]))
+def received(network: FlowerNetwork) -> dict[str, Any]:
+    return dict(network.receive([HONEST, LIAR]))
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_a_node_that_lies_answers_for_itself_alone(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apps, "_message", lambda *of: None)
-    post = FlowerNetwork(Nodes(Link(LIES[lie](), honest())), 2)
-    answers = dict(Transport(post).exchange({0: Frame({}), 1: Frame({})}, 30, 1))
+    network = FlowerNetwork(Nodes(Link(LIES[lie](), honest())), 2)
+    answers = dict(Transport(network).exchange({0: Frame({}), 1: Frame({})}, 30, 1))
     assert answers[0] == Frame({}, (b"data",))
     assert isinstance(answers[1], str) and ("no message of Flower's" in answers[1] or "array" in answers[1])
 
 
-def test_an_answer_is_of_the_client_that_was_asked_whatever_ticket_its_bytes_name() -> None:
+def test_a_reply_belongs_to_the_ticket_that_the_superlink_names() -> None:
     assert list(received(FlowerNetwork(Nodes(Link(honest(LIAR, within=HONEST))), 2))) == [LIAR]
 
 
-def test_what_repeats_itself_a_little_comes_whole() -> None:
+def test_arrays_of_repeated_chunks_are_accepted() -> None:
     answers = received(FlowerNetwork(Nodes(Link(with_array(array(chunk(MB), 60)))), 2))
     assert answers[LIAR].parts == (bytes(60 * MB),)
 
@@ -179,9 +179,9 @@ def test_a_reply_is_bounded_by_what_was_sent(sent: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(apps, "_message", lambda *of: None)
     large = honest(LIAR, _packed(b"{}", tuple(bytes([n]) * MB for n in range(70))))
     link = Link(large, honest())
-    post = FlowerNetwork(Nodes(link), 2)
-    post.connected()
-    post.send({0: Frame({}, (bytes(sent * MB),)), 1: Frame({})}, 60, 1)
+    network = FlowerNetwork(Nodes(link), 2)
+    network.connected()
+    network.send({0: Frame({}, (bytes(sent * MB),)), 1: Frame({})}, 60, 1)
     pulled: list[str] = []
     pull = link.PullObject
 
@@ -190,7 +190,7 @@ def test_a_reply_is_bounded_by_what_was_sent(sent: int, monkeypatch: pytest.Monk
         return pull(request)
 
     monkeypatch.setattr(link, "PullObject", noted)
-    answers = received(post)
+    answers = received(network)
     assert answers[HONEST] == Frame({}, (b"data",))
     if sent:
         assert isinstance(answers[LIAR], Frame)
@@ -199,31 +199,31 @@ def test_a_reply_is_bounded_by_what_was_sent(sent: int, monkeypatch: pytest.Monk
         assert len(set(pulled)) < len(large.objects) + 3
 
 
-def test_no_one_waits_for_a_node_that_still_sends() -> None:
+def test_incomplete_replies_delay_no_others() -> None:
     slow = honest(LIAR, _packed(b"{}", (b"slow",)))
     link = Link(slow, honest())
     last = next(reversed(slow.objects))
     link.objects[last] = b""
-    post = FlowerNetwork(Nodes(link), 2)
-    assert list(received(post)) == [HONEST]
-    assert list(post.receive([LIAR])) == []
+    network = FlowerNetwork(Nodes(link), 2)
+    assert list(received(network)) == [HONEST]
+    assert list(network.receive([LIAR])) == []
     link.objects[last] = slow.objects[last]
-    assert dict(post.receive([LIAR])) == {LIAR: Frame({}, (b"slow",))}
+    assert dict(network.receive([LIAR])) == {LIAR: Frame({}, (b"slow",))}
 
 
-def test_what_was_not_sent_in_time_is_lost() -> None:
+def test_a_reply_without_objects_is_lost() -> None:
     link = Link(honest(LIAR))
     link.objects.clear()
     assert isinstance(received(FlowerNetwork(Nodes(link), 2))[LIAR], Lost)
 
 
-def test_after_an_unreadable_answer_of_the_superlink_each_is_asked_for_by_itself() -> None:
+def test_replies_are_pulled_one_by_one_after_a_decode_error() -> None:
     link = Link(honest(), honest(LIAR))
     link.unreadable = {LIAR}
-    post = FlowerNetwork(Nodes(link), 2)
-    assert all(isinstance(answer, Lost) for answer in received(post).values())
+    network = FlowerNetwork(Nodes(link), 2)
+    assert all(isinstance(answer, Lost) for answer in received(network).values())
     link.replies = {reply.ticket: reply for reply in (honest(), honest(LIAR))}  # they were sent the frame again
-    answers = received(post)
+    answers = received(network)
     assert answers[HONEST] == Frame({}, (b"data",)) and "DecodeError" in answers[LIAR]
 
 

@@ -38,19 +38,19 @@ METHODS = ("mpfedcon", "scaffold", "fedavg", "fedrep", "feddyn")
 
 def same(tmp_path: Path, whole: Path, method: str, plan: dict[int, str]) -> Unreliable:
     """Play a run by a plan, and compare it with one without faults."""
-    post, _ = play_through(tmp_path / "run", config(method, **SETTINGS), plan)
+    network, _ = play_through(tmp_path / "run", config(method, **SETTINGS), plan)
     agree(tmp_path / "run", whole)
     records = RunFolder.open(tmp_path / "run").records()
     assert [record["round"] for record in records] == list(range(ROUNDS + 1))
     assert not any("missing" in record or "refused" in record for record in records)
-    return post
+    return network
 
 
 @pytest.mark.parametrize(("seed", "method"), slow_but([0], list(enumerate(METHODS))))
 def test_kills_by_chance(tmp_path: Path, reference: Reference, seed: int, method: str) -> None:
     plan = {at + CLIENTS: kind for at, kind in drawn(seed, KILLS, len(FRAMES)).items()}
-    post = same(tmp_path, reference(method, **SETTINGS), method, plan)
-    roles = Counter(role for kind in post.happened for role, kinds in KINDS.items() if kind in kinds)
+    network = same(tmp_path, reference(method, **SETTINGS), method, plan)
+    roles = Counter(role for kind in network.happened for role, kinds in KINDS.items() if kind in kinds)
     assert len(roles) == 3 and roles.total() == KILLS
 
 
@@ -58,8 +58,8 @@ def test_kills_by_chance(tmp_path: Path, reference: Reference, seed: int, method
 def test_each_fault_in_each_place(tmp_path: Path, reference: Reference, kind: str) -> None:
     """In the first local update, in the last, and in local updates one after another."""
     plan = dict.fromkeys((UPDATES[0], UPDATES[1], UPDATES[CLIENTS + 2], UPDATES[-1]), kind)
-    post = same(tmp_path, reference("mpfedcon", **SETTINGS), "mpfedcon", plan)
-    assert post.happened == [kind] * len(plan)
+    network = same(tmp_path, reference("mpfedcon", **SETTINGS), "mpfedcon", plan)
+    assert network.happened == [kind] * len(plan)
 
 
 def test_a_third_of_the_clients_gone_in_every_round(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_a_third_of_the_clients_gone_in_every_round(tmp_path: Path) -> None:
     def gone(round: int) -> set[int]:
         return {(3 * round + step) % 10 for step in range(3)}
 
-    def leave(post: Unreliable, record: dict[str, Any]) -> None:
-        post.away = gone(record["round"] + 1)
+    def leave(network: Unreliable, record: dict[str, Any]) -> None:
+        network.away = gone(record["round"] + 1)
 
     _, warnings = play_through(tmp_path / "run", config("fedavg", **settings), {}, leave)
     folder = RunFolder.open(tmp_path / "run")

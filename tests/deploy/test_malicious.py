@@ -54,7 +54,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("malicious_in_round_2")
-def test_they_refuse_and_the_server_reads_why(tmp_path: Path) -> None:
+def test_clients_refuse_an_attack_and_say_why(tmp_path: Path) -> None:
     last = lines(play_apart(tmp_path / "run", "fedavg", **SETTINGS))[-1]
     assert last["metrics"]["missing"] == 2
     for refusal in last["missing"]:
@@ -139,7 +139,7 @@ def test_a_round_that_the_run_does_not_have_is_refused(tmp_path: Path) -> None:
         assert f"a local update in round {round} of a run of 2" in str(grid.train(round=round, last=None).error)
 
 
-def test_noise_differs_with_the_state_that_a_update_starts_from(tmp_path: Path) -> None:
+def test_noise_differs_with_the_state_that_an_update_starts_from(tmp_path: Path) -> None:
     """So that even a client that has forgotten what it was asked has no local update twice with the same noise."""
     loud = {"name": "gaussian", "variance": 1e6}  # beside which the local updates do not differ
     grid = played(tmp_path, "fedper", **{**SETTINGS, "wire.transforms": [loud]})
@@ -163,7 +163,7 @@ def uploaded(answer: Frame) -> torch.Tensor:
     return torch.cat([tensors[name].flatten() for name in sorted(tensors)])
 
 
-def test_a_repeated_update_on_other_samples_is_refused_and_has_other_noise(tmp_path: Path) -> None:
+def test_a_repeated_update_on_other_samples_is_refused(tmp_path: Path) -> None:
     def write(seed: int) -> None:
         for number in range(2):
             write_folder(tmp_path / f"photos-{number}", list(pixels(20, 8, 8, seed=seed)), [0, 1] * 10)
@@ -196,7 +196,7 @@ def test_a_run_of_the_same_name_on_other_terms_has_other_noise(tmp_path: Path) -
     assert float((other - 2 * first).std()) > 1000
 
 
-def test_a_kept_state_that_is_not_the_same_to_the_bit_has_no_second_noise(tmp_path: Path) -> None:
+def test_a_repeated_update_from_a_changed_state_is_refused(tmp_path: Path) -> None:
     """As where a repeated round has computed it again, and rounded it otherwise."""
     grid = played(tmp_path, "fedper", **PRIVATE)
     opened = grid.nodes[0]._run("run")
@@ -206,7 +206,7 @@ def test_a_kept_state_that_is_not_the_same_to_the_bit_has_no_second_noise(tmp_pa
     assert "from another state" in str(grid.train(last=1, again=2).error)
 
 
-def test_a_repeated_update_that_is_broken_off_leaves_the_account_whole(tmp_path: Path) -> None:
+def test_an_interrupted_repeated_update_keeps_the_ledger(tmp_path: Path) -> None:
     node = played(tmp_path, "fedrep", **PRIVATE).nodes[0]
     client = node._run("run").client
     assert client.store is not None
@@ -232,9 +232,7 @@ def test_a_client_that_has_lost_its_account_takes_no_update(tmp_path: Path, lost
     assert grid.train(last=1).error is None
 
 
-def test_a_client_that_is_killed_before_it_books_has_not_lost_its_account(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_before_the_ledger_entry_loses_no_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(*_of: object) -> None:
         raise KeyboardInterrupt
 
@@ -283,7 +281,7 @@ def test_a_client_is_tested_once_a_round(tmp_path: Path) -> None:
         assert "client 0 was tested in round 1 with another message, from another state" in refused.entries[0]["untested"]
 
 
-def test_a_client_that_trains_again_in_a_round_is_not_tested_again(tmp_path: Path) -> None:
+def test_a_client_that_trained_again_is_not_tested_again(tmp_path: Path) -> None:
     """Its head stays with it, and is another one after each local update that a server asks for."""
     grid = played(tmp_path, "fedper", **NOT_TESTED_IN_ROUND_1)
     sent = unseal(grid.asked.parts[0]).tensors()
@@ -334,7 +332,7 @@ def test_what_would_occupy_a_client_for_ever_is_refused(asked: dict[str, Any], r
         config_of(entry)
 
 
-def test_a_frame_that_asks_for_many_things_is_refused(tmp_path: Path) -> None:
+def test_a_frame_with_many_requests_is_refused(tmp_path: Path) -> None:
     node = ClientNode(0, Source("digits"), tmp_path / "client")
     asked = [{"do": "describe", "config": config("fedavg", **SETTINGS).model_dump(mode="json")}]
     assert node.answer(Frame({"run": "handshake", "entries": asked * 2})).error is None

@@ -12,7 +12,7 @@ from tests.simulation.small import play
 pytestmark = pytest.mark.extra("deploy")
 
 
-def test_it_ends_where_a_simulation_does_and_leaves_no_process(tmp_path: Path) -> None:
+def test_a_run_equals_a_simulation_and_leaves_no_process(tmp_path: Path) -> None:
     alone = {"data.clients": 1, "data.limit": 100, "train.rounds": 1}
     play(tmp_path / "whole", "fedavg", **{**SMALL, **alone})
     with deployed(tmp_path / "d", 1) as deployment:

@@ -117,9 +117,7 @@ def test_a_server_that_is_excepted_is_not_asked_by_the_proxy(
     assert "proxy" not in str(caught.value)
 
 
-def test_what_goes_wrong_by_a_proxy_names_it(
-    deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_through_a_proxy_name_it(deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server, direct = "server.example.org:8443", r"no_proxy=server\.example\.org goes without it"
     monkeypatch.setenv("https_proxy", DEAD)
     with pytest.raises(machines.Unreachable, match=rf"through the proxy {DEAD} .*{direct}.*: Connection refused"):

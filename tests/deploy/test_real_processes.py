@@ -20,7 +20,7 @@ pytestmark = REAL
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "mpfedcon"])
-def test_it_ends_where_a_simulation_does(tmp_path: Path, deployment: Deployment, method: str) -> None:
+def test_a_run_equals_a_simulation(tmp_path: Path, deployment: Deployment, method: str) -> None:
     play(tmp_path / "whole", method, **SMALL)
     same(deployment.play(method, method), tmp_path / "whole")
 
@@ -71,7 +71,7 @@ def test_a_superlink_that_is_killed_goes_on_from_its_database(tmp_path: Path, de
     same(deployment.play("link-killed", "fedavg", kill, **{"train.rounds": 3}), tmp_path / "whole")
 
 
-def test_the_holder_of_a_key_that_was_replaced_is_not_admitted_any_more(deployment: Deployment, tmp_path: Path) -> None:
+def test_a_node_with_a_replaced_key_is_not_admitted(deployment: Deployment, tmp_path: Path) -> None:
     from fedpriv.deploy.flower.certificates import make_client_key
 
     def numbers() -> dict[str, int]:

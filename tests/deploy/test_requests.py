@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,18 +47,18 @@ class Doomed(Loopback):
 @pytest.mark.parametrize(
     ("chosen", "written"), [({}, "drop"), ({"train.on_nan": "stop"}, "stop"), ({"aggregation.name": "euc"}, "stop")]
 )
-def test_whether_a_client_may_end_the_run_is_as_chosen_else_no(tmp_path: Path, chosen: dict[str, Any], written: str) -> None:
+def test_on_nan_is_as_chosen_else_drop(tmp_path: Path, chosen: dict[str, Any], written: str) -> None:
     request = Request.write(tmp_path, tmp_path / "run", config("fedavg", **{**SETTINGS, **chosen}), 3, 60)
     assert load_json(request.path)["config"]["train"]["on_nan"] == written
 
 
-def test_what_is_left_open_stays_open_to_what_the_clients_data_suggest(tmp_path: Path) -> None:
+def test_a_request_leaves_open_what_the_data_may_suggest(tmp_path: Path) -> None:
     request = Request.write(tmp_path, tmp_path / "run", config("fedavg", **SETTINGS), 3, 60)
     written = load_json(request.path)["config"]
     assert written["train"]["lr"] == 0.05 and "partition" not in written["data"]
 
 
-def test_clients_that_come_with_shared_data_are_who_holds_them(tmp_path: Path) -> None:
+def test_clients_of_the_data_become_the_partition(tmp_path: Path) -> None:
     """Each client of the deployment opens the same folder, and that suggests its own clients."""
     for number, name in enumerate(("north", "south", "west")):
         folder = tmp_path / "data" / "clients" / name
@@ -76,7 +75,7 @@ def test_clients_that_come_with_shared_data_are_who_holds_them(tmp_path: Path) -
     assert (folder.summary() or {})["clients_never_trained"] == 0
 
 
-def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None:
+def test_a_second_app_continues_the_run_of_the_first(tmp_path: Path) -> None:
     play(tmp_path / "whole", "mpfedcon", **SETTINGS)
     chosen = config("mpfedcon", **SETTINGS)
     here = client_nodes(tmp_path / "run-clients", chosen)
@@ -100,7 +99,7 @@ def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None
     request.play(lambda clients: pytest.fail("it is played once"))
 
 
-def test_who_follows_a_run_is_shown_its_rounds_and_warnings(tmp_path: Path) -> None:
+def test_follow_reports_rounds_and_warnings(tmp_path: Path) -> None:
     """What the server's app prints would be in the SuperLink's database alone."""
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1, "train.max_update_norm": 1e-6})
     (tmp_path / "requests").mkdir()
@@ -114,7 +113,7 @@ def test_who_follows_a_run_is_shown_its_rounds_and_warnings(tmp_path: Path) -> N
     assert [record["round"] for record in shown] == [1], "who resumes a run has seen its first rounds"
 
 
-def test_a_warning_that_a_full_disk_does_not_take_ends_no_run(
+def test_a_full_disk_at_a_warning_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1, "train.max_update_norm": 1e-6})
@@ -137,17 +136,13 @@ def test_the_last_request_of_each_run(tmp_path: Path) -> None:
     assert Request.latest(tmp_path) == {"a-1": second, "b": other} and first != second
 
 
-def test_the_last_request_is_the_last_whatever_the_clock_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, earlier = config("fedavg", **SETTINGS), Request(tmp_path / f"a-1-{time.time_ns()}.json")
-    save_json(earlier.path, {"run_dir": str(tmp_path / "a-1"), "config": None, "clients": 3, "seconds": 60})
-    assert Request.latest(tmp_path) == {"a-1": earlier}, "the name that an earlier version gave"
-    monkeypatch.setattr(time, "time_ns", lambda: 5)
-    for _ in range(2):
-        latest = Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60)
-        assert Request.latest(tmp_path) == {"a-1": latest}
-    latest._begun.touch()
-    latest.path.unlink()
-    assert not Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60)._begun.exists(), "a number is given once"
+def test_requests_are_ordered_by_number_and_not_by_clock(tmp_path: Path) -> None:
+    chosen = config("fedavg", **SETTINGS)
+    requests = [Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60) for _ in range(11)]
+    assert Request.latest(tmp_path) == {"a-1": requests[-1]}
+    requests[-1]._begun.touch()
+    requests[-1].path.unlink()
+    assert not Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60)._begun.exists(), "a number is used once"
 
 
 @pytest.mark.parametrize("how", ["copytree", "move"])
@@ -163,13 +158,6 @@ def test_a_deployment_that_was_moved_or_copied_plays_its_own_run(tmp_path: Path,
     assert request.ended == {"finished": True}
     assert RunFolder.open(tmp_path / "second" / "runs" / "run").summary() is not None
     assert not (first / "runs" / "run" / "config.yaml").exists()
-
-
-def test_a_request_of_an_earlier_version_names_its_whole_path(tmp_path: Path) -> None:
-    request = Request(tmp_path / "requests" / "run-1760000000000000000.json")
-    request.path.parent.mkdir()
-    save_json(request.path, {"run_dir": "/elsewhere/runs/run", "config": None, "clients": 3, "seconds": 60})
-    assert request.run_dir == Path("/elsewhere/runs/run")
 
 
 @pytest.mark.parametrize("name", ["note_beginning", "save_json", "conduct"])
@@ -189,7 +177,7 @@ def test_a_run_that_is_killed_as_it_begins_begins_again(tmp_path: Path, name: st
     agree(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_beginning_is_not_cleared_where_another_run_has_taken_its_place(tmp_path: Path) -> None:
+def test_another_run_in_the_folder_is_not_deleted(tmp_path: Path) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
     request = Request.write(tmp_path, tmp_path / "run", chosen, 3, 60)
     request._begun.touch()

@@ -75,7 +75,7 @@ def test_a_client_refuses_before_it_says_anything_of_its_data(tmp_path: Path) ->
     assert strict[1]._loaded is None
 
 
-def test_what_is_required_later_holds_for_runs_that_were_agreed_on(tmp_path: Path) -> None:
+def test_new_requirements_hold_for_runs_that_were_agreed_on(tmp_path: Path) -> None:
     """The client is started again, with another file."""
     play_apart(tmp_path / "run", "fedavg", **{"train.rounds": 1})
     again = client_nodes(tmp_path / "run-clients", config("fedavg"))[1]
@@ -140,7 +140,7 @@ def test_a_run_of_which_no_client_is_tested_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("limit", [9, 10])
-def test_a_server_does_not_choose_to_test_few_of_a_clients_own_samples(tmp_path: Path, limit: int) -> None:
+def test_few_own_samples_are_not_tested(tmp_path: Path, limit: int) -> None:
     asked = config("fedavg", **{"data.test_limit": limit}).data
     own, public = Source(str(tmp_path)), Source("digits")
     assert public.of_run(asked).test_limit == limit

@@ -101,7 +101,7 @@ def served(paths: Any) -> Iterator[Served]:
         running.process.wait(60)
 
 
-def test_nothing_of_it_stays_and_the_run_goes_on_when_it_is_started_again(tmp_path: Path, paths: Any, served: Served) -> None:
+def test_a_restarted_server_continues_its_run(tmp_path: Path, paths: Any, served: Served) -> None:
     from fedpriv.deploy.flower.requests import Request
 
     settings = {**SMALL, "train.rounds": 5}

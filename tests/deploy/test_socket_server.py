@@ -1,4 +1,4 @@
-"""The process of a client that stays: it outlives those that ask, and takes no local update twice, nor for one that is gone."""
+"""A client's long-lived process: it repeats no local update, and does none for a relay that is gone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fedpriv.wire.message import Refused
 
 @dataclass
 class Slow:
-    """A site that answers when it may."""
+    """A node that answers once it is allowed to."""
 
     may: threading.Event = field(default_factory=threading.Event)
     asked: list[Any] = field(default_factory=list)
@@ -83,12 +83,12 @@ def test_an_answer_that_was_lost_may_be_asked_for_again(serving: tuple[Slow, Pat
         waited(node, 1)
     node.may.set()
     assert json.loads(ask(address, frame(1), [b"part"], 60)[0]) == {"entries": [2]}
-    assert node.asked == [1, 1], "the site knows that it has answered this frame before"
+    assert node.asked == [1, 1], "the node sees the repeated frame, and may use its stored answer"
     assert "fedpriv: an answer came too late" in capfd.readouterr().err
 
 
 class Counted(ClientNode):
-    """A site that answers with the number of the answer."""
+    """A node that answers with the number of the answer."""
 
     count = 0
 
@@ -97,7 +97,7 @@ class Counted(ClientNode):
         return Frame({"error": "broken"} if frame.head["n"] == "wrong" else {"entries": [self.count]})
 
 
-def test_a_frame_that_comes_again_gets_the_same_answer_whatever_other_runs_ask(tmp_path: Path) -> None:
+def test_a_repeated_frame_gets_the_same_answer(tmp_path: Path) -> None:
     node = Counted(0, Source("digits", None, "own"), tmp_path)
 
     def said(n: object, run: str = "run", part: bytes = b"part") -> list[int]:

@@ -21,7 +21,7 @@ SOME_ARE_EMPTY: dict[str, Any] = {
 }
 
 
-def test_ten_of_those_with_data_as_in_a_simulation(tmp_path: Path) -> None:
+def test_the_default_participation_equals_a_simulations(tmp_path: Path) -> None:
     asked = with_defaults(config("fedavg", **SOME_ARE_EMPTY))
     facts = _ask_for_facts(asked, Loopback(client_nodes(tmp_path, asked)), 60)
     holders = sum(client.train > 0 for client in facts)
