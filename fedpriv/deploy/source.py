@@ -55,8 +55,8 @@ class Source:
         if self.name is None:
             if data.name not in sources():
                 raise UsageError(
-                    f"the run's config says data set {data.name!r}: clients open only registered data sets for a server; the "
-                    "client's file says where its own are (data.name)"
+                    "clients open only registered data sets for a server; the client's file says where its own are (data.name); "
+                    f"the run's config names {data.name!r}"  # at the end, as the server is not sent what follows a path
                 )
             return data.model_copy(update={"dir": self.dir})
         if data.label not in (None, self.label):
