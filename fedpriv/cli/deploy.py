@@ -56,7 +56,7 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty; --dir names a new folder")
     with _new_folder(folder) as place:
-        results = play(config, place, lambda text: say(text, err=True), _show_round).results
+        results = play(config, place, lambda text: say(text, err=True), _show_round)
     out = console()
     if folder is None:
         results.pop("run_dir")

@@ -21,9 +21,6 @@ class Loopback:
         for client, frame in frames.items():
             yield client, _serialised(self.nodes[client].answer(_serialised(frame)))
 
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 def _serialised(frame: Frame) -> Frame:
     stream = io.BytesIO()

@@ -37,9 +37,6 @@ class Grid(Protocol):
             (client, its answer, or why there is none). A client that does not answer in time may be left out.
         """
 
-    def close(self) -> None:
-        """Release resources."""
-
 
 @dataclass(frozen=True)
 class _Request:
@@ -79,6 +76,8 @@ class RemoteClients(Clients):
         self._missing = dict[int, str]()
         self._warnings, self._declined = dict[int, str](), dict[int, str]()
         self._not_sent = set[int]()
+        self.silent = set[int]()
+        """Clients that have not answered their last request."""
         self._session = secrets.token_hex(8)
         """Part of every frame. After a restart of the server it differs, so clients do not answer from before: the secure
         aggregation is another one."""
@@ -127,9 +126,6 @@ class RemoteClients(Clients):
     def not_sent(self) -> Collection[int]:
         return self._not_sent
 
-    def close(self) -> None:
-        self.grid.close()
-
     def agree(self) -> dict[int, dict[str, Any]]:
         """Have every client accept the setup; client -> its answer. Clients that do not are missing."""
         answers = {}
@@ -163,23 +159,27 @@ class RemoteClients(Clients):
             for entry in entries:
                 envelope.add(entry.facts, message=entry.message)
             frames[client] = envelope.frame(run=self.run, session=self._session)
-        silent = dict.fromkeys(frames, True)
+        unanswered = set(frames)
+        self.silent |= frames.keys()
         for client, frame in self.grid.exchange(frames, self.seconds, round):
-            if not silent.pop(client, False):
+            if client not in unanswered:
                 self.warn(f"round {round}: client {client} answers although it was not asked, or has answered before")
                 continue
+            unanswered.remove(client)
             why = frame if isinstance(frame, str) else frame.error
             if why is not None:
                 self._add_missing(client, round, why)
                 if frame == NOT_SENT:
                     self._not_sent.add(client)
-                if self._missing[client].startswith(UNKNOWN_RUN):
+                if self._missing[client].startswith(UNKNOWN_RUN):  # it gets the setup with its next frame
+                    self.silent.discard(client)
                     self._waiting[client] = [self._setup[client], *self._welcome]
                 continue
             assert isinstance(frame, Frame)
             self._waiting[client] = []
+            self.silent.discard(client)
             yield client, frame
-        for client in silent:
+        for client in filter(unanswered.__contains__, frames):
             self._add_missing(client, round, f"it has not answered within {self.seconds:g} s")
 
     def _add_declined(self, client: int, round: int, why: str) -> None:

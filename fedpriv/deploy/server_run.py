@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from fedpriv.agreement import Agreement
 from fedpriv.config import RunConfig, filled, parse
 from fedpriv.defenses import build_transforms
 from fedpriv.deploy.agreed_run import initial_digest, row_digest
-from fedpriv.deploy.client_node import UNKNOWN_RUN
-from fedpriv.deploy.frames import Envelope, Frame, one_line
+from fedpriv.deploy.frames import Envelope, one_line
 from fedpriv.deploy.handshake import (
     HANDSHAKE,
     DisjointClients,
@@ -190,8 +189,7 @@ def _run(
         warn(note)
     config = _for_clients(agreement.config).model_dump(mode="json")
     setup = {"config": config, "declared": declared_to_json(agreement.declared), "code": code_version()}
-    tracked = _TrackedGrid(grid)
-    clients = RemoteClients(tracked, folder.path.name, setup, {client.client: client.samples for client in facts}, seconds, warn)
+    clients = RemoteClients(grid, folder.path.name, setup, {client.client: client.samples for client in facts}, seconds, warn)
     if not any(folder.checkpoints.glob("round-*.json")):
         try:
             _check_agreed(agreement, clients.agree(), clients.missing())
@@ -207,7 +205,7 @@ def _run(
     def after_round(record: dict[str, Any]) -> None:
         on_round(record)
         round = record["round"]
-        if tracked.silent.issuperset(agreement.trainable) and round < agreement.config.train.rounds:
+        if clients.silent.issuperset(agreement.trainable) and round < agreement.config.train.rounds:
             warn(f"round {round}: no client gives an answer, so the run stops here; {folder.how_to_resume} continues it")
             server.stop_requested = True
         server.stop_requested = server.stop_requested or stop.exists()
@@ -215,27 +213,6 @@ def _run(
     summary, _ = conduct(server, lambda: on_start(agreement, folder), after_round, lambda: write_results(server, notes))
     stop.unlink(missing_ok=True)
     return summary
-
-
-class _TrackedGrid:
-    """A grid that notes the clients that have not answered their last request (``silent``)."""
-
-    def __init__(self, grid: Grid) -> None:
-        self.silent = set[int]()
-        self._grid = grid
-
-    def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
-        """As :meth:`Grid.exchange`."""
-        self.silent |= frames.keys()
-        for client, answer in self._grid.exchange(frames, seconds, round):
-            # a client that has lost the run's setup gets it with the next frame
-            if isinstance(answer, Frame) and (answer.error is None or one_line(answer.error).startswith(UNKNOWN_RUN)):
-                self.silent.discard(client)
-            yield client, answer
-
-    def close(self) -> None:
-        """As :meth:`Grid.close`."""
-        self._grid.close()
 
 
 def _check_agreed(agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], missing: Mapping[int, str]) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
 
 from fedpriv.config import DataConfig
 from fedpriv.data.sources import sources
@@ -15,23 +18,18 @@ MIN_TESTED = 10
 
 @dataclass(frozen=True)
 class Source:
-    """Where a client's samples come from.
+    """``data`` of a client's file. Without a ``name`` it is the registered data set that the run's config names."""
 
-    Attributes:
-        name: as ``--dataset`` takes it; ``None``: the registered data set that the run's config names.
-        dir: as ``--data-dir``.
-        share: ``own``: all samples are this client's; ``partition``: only its share of the run's partition.
-        label: column of the labels; ``None``: detected by its type or a common name.
-    """
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
-    name: str | None = None
-    dir: Path | None = None
-    share: str = "own"
-    label: str | None = None
+    name: Annotated[str | None, Field(description="as --dataset takes it: a name, a folder, a parquet or CSV file")] = None
+    dir: Annotated[Path | None, Field(description="as --data-dir")] = None
+    share: Annotated[
+        Literal["own", "partition"], Field(description="own: all samples; partition: its share of the run's partition")
+    ] = "own"
+    label: Annotated[str | None, Field(description="column of the labels; null: found by its type or a common name")] = None
 
     def __post_init__(self) -> None:
-        if self.share not in ("own", "partition"):
-            raise UsageError(f"data.share {self.share!r}: own (all samples are this client's) or partition (its share of them)")
         if self.label is not None and self.name is None:
             raise UsageError(f"data.label {self.label!r} needs data.name, the data whose column it is")
 

@@ -111,9 +111,6 @@ class Transport:
             elif pending.lost is not None:
                 yield client, f"{pending.lost}, and it has not answered since"
 
-    def close(self) -> None:
-        """Nothing to release."""
-
     def _send(
         self,
         frames: Mapping[int, Frame],

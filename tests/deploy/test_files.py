@@ -573,7 +573,7 @@ def test_a_demo_that_failed_leaves_its_files(
         (folder / "log.txt").write_text("why")
         if error is not None:
             raise error
-        return SimpleNamespace(found={"run_dir": str(folder), "equal": True})
+        return {"run_dir": str(folder), "equal": True}
 
     monkeypatch.setattr(internals, "require_flower", lambda: None)
     monkeypatch.setitem(sys.modules, "fedpriv.deploy.flower.demo", SimpleNamespace(demo=play))  # the real one imports Flower

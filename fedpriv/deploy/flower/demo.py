@@ -7,7 +7,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,17 +29,13 @@ JOIN = 180.0
 ANSWER = 300.0
 
 
-@dataclass(frozen=True)
-class Demo:
-    """The folders of the deployed and the simulated run, and the results to print."""
-
-    folder: Path
-    simulated: Path
-    results: dict[str, Any]
-
-
-def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: Callable[[dict[str, Any]], None]) -> Demo:
+def demo(
+    config: RunConfig, folder: Path, say: Callable[[str], None], on_round: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     """Set up a deployment of ``config.data.clients`` clients in a new folder, and run the config on it and in a simulation.
+
+    Returns:
+        Results to print; ``equal``: whether both runs are the same to the bit.
 
     Args:
         say: called with lines on the progress.
@@ -73,7 +68,7 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
     run.start(config.model_copy(update={"run_dir": simulated}), folder, lambda *of: None, lambda record: None, lambda text: None)
     deployed = paths.runs / "demo"
     summary = RunFolder.open(deployed).summary() or {}
-    results = {
+    return {
         "equal": _equal(paths, deployed, simulated),
         "weights_sha256": hashlib.sha256(_last_state(deployed)).hexdigest(),
         "rounds": summary["rounds"],
@@ -84,7 +79,6 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
         "accuracy": summary["accuracy"],
         "run_dir": str(deployed),
     }
-    return Demo(deployed, simulated, results)
 
 
 @contextmanager

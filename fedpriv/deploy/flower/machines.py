@@ -131,14 +131,14 @@ def serve_client() -> None:
 
     from fedpriv.deploy.client_node import ClientNode
     from fedpriv.deploy.socket_server import serve
-    from fedpriv.deploy.source import Source
     from fedpriv.plugins import load_plugins
 
     try:
         settings = read_client(Path(sys.argv[1]))
         load_plugins([Path(file) for file in sys.argv[3:]])
-        source = Source(settings.data.name, settings.data.dir, settings.data.share, settings.data.label)
-        node = ClientNode(settings.client, source, settings.folder, settings.device, settings.check_downloads, settings.requires)
+        node = ClientNode(
+            settings.client, settings.data, settings.folder, settings.device, settings.check_downloads, settings.requires
+        )
         serve(node, Path(sys.argv[2]))
     except FedprivError as error:
         sys.exit(f"fedpriv: {error}")
@@ -240,9 +240,7 @@ def _check_free(host: str, port: int, where: Path) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise UsageError(
-                f"{where}: port {port} on {host} cannot be used: {error.strerror}; another port is needed"
-            ) from None
+            raise UsageError(f"{where}: port {port} on {host} cannot be used: {error.strerror}; another port is needed") from None
 
 
 def reachable(listen: str, port: int) -> str:

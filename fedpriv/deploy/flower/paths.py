@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedpriv.config import parse, read_yaml
 from fedpriv.deploy.requires import Requires
+from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.server.run_folder import RunFolder
 
@@ -35,15 +36,6 @@ class ServerFile(_File):
     answer_within: float = Field(3600.0, gt=0, description="seconds that a client has to answer")
 
 
-class DataFile(_File):
-    """``data`` of a client's file."""
-
-    name: str | None = Field(None, description="as --dataset takes it: a name, a folder, a parquet or CSV file")
-    dir: Path | None = Field(None, description="as --data-dir")
-    share: Literal["own", "partition"] = Field("own", description="own: all samples; partition: its share of the run's partition")
-    label: str | None = Field(None, description="column of the labels; null: found by its type or a common name")
-
-
 class ClientFile(_File):
     """``client-N.yaml``; paths are relative to it."""
 
@@ -52,7 +44,7 @@ class ClientFile(_File):
     certificate: Path = Field(description="of the authority")
     key: Path = Field(description="the client's private key")
     folder: Path = Field(description="for its private states and its secret")
-    data: DataFile = DataFile()
+    data: Source = Source()
     device: str | None = Field(None, description="torch device; null: that of the run")
     check_downloads: bool = Field(True, description="refuse weights with marks of an attack on its data")
     requires: Requires = Requires()
@@ -114,10 +106,10 @@ def read_client(path: Path) -> ClientFile:
             raise UsageError(
                 f"{path}: {name} {absolute[name]} does not exist; `fedpriv deploy init` made it on the server's machine"
             )
-    folder, source = settings.data.dir, settings.data.name
-    if source is not None and (base / source).exists():
-        source = str(base / source)
-    data = settings.data.model_copy(update={"dir": folder and base / folder.expanduser(), "name": source})
+    folder, name = settings.data.dir, settings.data.name
+    if name is not None and (base / name).exists():
+        name = str(base / name)
+    data = replace(settings.data, dir=folder and base / folder.expanduser(), name=name)
     return settings.model_copy(update={**absolute, "data": data})
 
 
