@@ -40,11 +40,9 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
     \b
     Example: fedpriv deploy demo --clients 3 --method mpfedcon
     """
-    from fedpriv.deploy.flower.internals import require_flower
-    from fedpriv.errors import UsageError
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower.demo import demo as play
+    from fedpriv.errors import UsageError
 
     defaults = ("executor.name=sequential", "tracking.uri=none", "train.participation=1")
     given = (*defaults, f"data.clients={clients}", f"train.rounds={rounds}", *assignments)
@@ -120,9 +118,7 @@ def server(folder: Path) -> None:
     \b
     Example: fedpriv deploy server DIR
     """
-    from fedpriv.deploy.flower.internals import require_flower
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import DeploymentPaths
 
@@ -144,9 +140,7 @@ def client(file: Path) -> None:
     \b
     Example: fedpriv deploy client client-2.yaml
     """
-    from fedpriv.deploy.flower.internals import require_flower
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import read_client
 
@@ -171,12 +165,10 @@ def run(
     \b
     Example: fedpriv deploy run DIR --config run.yaml
     """
-    from fedpriv.deploy.flower.internals import require_flower
-    from fedpriv.errors import UsageError
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
+    from fedpriv.errors import UsageError
     from fedpriv.server.run_folder import RunFolder, default_name
 
     paths = DeploymentPaths.open(folder)
@@ -205,9 +197,7 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
     \b
     Example: fedpriv deploy resume DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b
     """
-    from fedpriv.deploy.flower.internals import require_flower
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.deploy.server_run import STOP, open_to_resume
@@ -231,9 +221,7 @@ def status(folder: Path) -> dict[str, Any]:
     \b
     Example: fedpriv deploy status DIR
     """
-    from fedpriv.deploy.flower.internals import require_flower
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.server.run_folder import RunFolder
@@ -281,6 +269,12 @@ def stop(run_dir: Path) -> None:
         raise UsageError(f"{run_dir} is {now}, not running{hint}")
     (folder.path / STOP).touch()
     say(f"{run_dir} stops after its round", err=True)
+
+
+def _require_flower() -> None:
+    from fedpriv.deploy.flower.internals import require_flower
+
+    require_flower()
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from fedpriv.config import RunConfig
 from fedpriv.data.sources import sources
 from fedpriv.deploy.flower import machines
-from fedpriv.deploy.flower.internals import require_flower
 from fedpriv.deploy.flower.paths import DeploymentPaths, make
 from fedpriv.deploy.flower.requests import Request
 from fedpriv.deploy.flower.supervisor import Supervisor
@@ -92,7 +91,6 @@ def running_deployment(paths: DeploymentPaths) -> Iterator[tuple[SuperLink, Call
     Raises:
         FedprivError: something does not start.
     """
-    require_flower()
     from fedpriv.deploy.flower.control import SuperLink
 
     settings = paths.settings()

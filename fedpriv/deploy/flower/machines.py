@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedpriv.deploy.flower.internals import require_flower
 from fedpriv.deploy.flower.paths import ClientFile, DeploymentPaths, host_port, read_client
 from fedpriv.deploy.flower.supervisor import Supervisor
 from fedpriv.deploy.flower.tls import trusting, wrong_server
@@ -42,7 +41,6 @@ def server(paths: DeploymentPaths) -> Iterator[Supervisor]:
         UsageError: its port is taken, or its certificate is invalid.
         FedprivError: it does not answer.
     """
-    require_flower()
     from fedpriv.deploy.flower.certificates import check_handshake, check_server_certificate
     from fedpriv.deploy.flower.control import SuperLink
     from fedpriv.deploy.flower.requests import Request
@@ -90,7 +88,6 @@ def client(
     Raises:
         UsageError: its file or the server's certificate is invalid, or a clock is wrong.
     """
-    require_flower()
     from fedpriv.deploy.flower.certificates import write_secret
 
     settings = read_client(path)
