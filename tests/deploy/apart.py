@@ -63,8 +63,6 @@ def agree(apart: Path, whole: Path) -> None:
     assert hashes(apart, *state) == hashes(whole, *state)
     assert len(hashes(whole, *state)) > 1
     private = {name.removeprefix("clients/"): digest for name, digest in hashes(whole, "clients/client-*").items()}
-    kept = at_the_clients(
-        apart.parent / f"{apart.name}-clients"
-    )  # may have states of earlier rounds, too
+    kept = at_the_clients(apart.parent / f"{apart.name}-clients")  # may have states of earlier rounds, too
     assert {name: kept.get(name) for name in private} == private
     assert records(apart) == records(whole)

@@ -1,4 +1,4 @@
-"""Every method ends with the same bits where its clients are apart as in a simulation."""
+"""Every method gives the same bits with remote clients as in a simulation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("method", slow_but(FEW, sorted(methods())))
-def test_apart_it_ends_where_a_simulation_does(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
+def test_every_method_equals_its_simulation(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
     agree(play_apart(tmp_path / "apart", method, **TINY), reference(method, **TINY))
 
 

@@ -1,4 +1,4 @@
-"""Clients that are silent, late, broken or strange: the round goes on without them, and nothing is counted twice."""
+"""Clients that are silent, late, broken or malicious: the round continues without them, and nothing is counted twice."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ SPOILED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("how", slow_but(["garbage"], SPOILED))
-def test_a_round_goes_on_without_such_an_answer(tmp_path: Path, how: str) -> None:
+def test_a_round_continues_without_an_invalid_answer(tmp_path: Path, how: str) -> None:
     def spoil(asked: str, round: int, client: int, answer: Any) -> list[Any]:
         return SPOILED[how](answer) if (asked, round, client) == ("train", 2, 1) else [answer]
 
@@ -112,7 +112,7 @@ def test_an_answer_under_another_number_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_old_round_is_refused(tmp_path: Path) -> None:
+def test_an_answer_of_an_old_round_is_refused(tmp_path: Path) -> None:
     old: list[Any] = []
 
     def replay(asked: str, round: int, client: int, answer: Any) -> list[Any]:
@@ -156,7 +156,7 @@ def test_a_diverged_client_ends_the_run_only_with_on_nan_stop(tmp_path: Path, ch
     assert any("client 1 diverged" in text and "left out" in text for text in warnings)
 
 
-def test_a_simulation_stops_by_default(tmp_path: Path) -> None:
+def test_on_nan_is_stop_in_simulations(tmp_path: Path) -> None:
     play(tmp_path / "whole", "fedavg", **{**SETTINGS, "train.rounds": 1})
     assert RunFolder.open(tmp_path / "whole").config().train.on_nan == "stop"
 
@@ -202,7 +202,7 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize("method", quick_first(["mpfedcon", "scaffold"]))
-def test_a_server_killed_within_a_round_goes_on(tmp_path: Path, method: str) -> None:
+def test_a_server_killed_within_a_round_can_resume(tmp_path: Path, method: str) -> None:
     """Clients that had their local update take it again, from the state before it; all of them are other processes by then."""
 
     def die(asked: str, round: int, client: int, answer: Any) -> list[Any]:
@@ -218,7 +218,7 @@ def test_a_server_killed_within_a_round_goes_on(tmp_path: Path, method: str) -> 
 
 
 @pytest.mark.slow
-def test_a_client_that_is_started_again_between_rounds_goes_on(tmp_path: Path) -> None:
+def test_clients_restarted_between_rounds_continue(tmp_path: Path) -> None:
     here, settings = tmp_path / "run-clients", config("scaffold", **SETTINGS)
 
     class Restarting(Loopback):
@@ -362,7 +362,7 @@ def test_errors_are_sent_without_paths(tmp_path: Path) -> None:
     assert "\n" not in error and "secret-place" not in error and str(tmp_path) not in error
 
 
-def test_a_client_whose_disk_is_full_is_told_what_it_can_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clients_full_disk_is_named_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_of: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -466,7 +466,7 @@ def test_dp_refuses_a_report_of_other_than_the_declared_samples(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("when", ["before the agreement", "between rounds", "with the loss of its disk"])
-def test_a_client_whose_data_have_changed_takes_no_update(tmp_path: Path, when: str) -> None:
+def test_a_client_whose_data_have_changed_does_not_train(tmp_path: Path, when: str) -> None:
     """Rate and steps of sample-level DP depend on how many they are, and the server accounts for those that were declared."""
     private = {"privacy.level": "sample", "privacy.noise": 4.0, "model.name": "mlp_lineage", "model.projection": 8}
     own = {"data.limit": None, "data.pixels": "unit", "data.partition.name": "iid", "data.name": str(tmp_path / "photos")}
@@ -507,7 +507,7 @@ def test_a_client_whose_data_have_changed_takes_no_update(tmp_path: Path, when: 
 
 
 @pytest.mark.slow
-def test_two_runs_with_secure_sums_at_once(tmp_path: Path) -> None:
+def test_concurrent_runs_with_secure_aggregation(tmp_path: Path) -> None:
     """The steps of one come between those of the other, and no client loses the upload that it holds."""
     settings = {**SETTINGS, "wire.secure_aggregation": True}
     both = client_nodes(tmp_path / "clients", config("fedavg", **settings))
@@ -692,7 +692,7 @@ def test_clients_of_about_equal_size_cause_no_warning(tmp_path: Path) -> None:
     assert warnings == []
 
 
-def test_why_a_client_cannot_take_part_is_one_short_line(tmp_path: Path) -> None:
+def test_a_refusal_is_one_short_line(tmp_path: Path) -> None:
     grid = Faulty(tmp_path / "c", lambda *of: [Frame({"error": "\x1b[2J" + "A\n" * 10**5})])
     with pytest.raises(FedprivError, match="cannot take part") as caught:
         play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
@@ -714,7 +714,7 @@ def test_absent_clients_cost_no_bytes_and_are_named(tmp_path: Path) -> None:
     assert [refusal["client"] for refusal in record["missing"]] == [2, 3]
 
 
-def test_a_client_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_client_is_named(tmp_path: Path) -> None:
     grid = Faulty(tmp_path / "c", lambda asked, round, client, answer: [] if client == 3 else [answer])
     with pytest.raises(FedprivError, match=r"client 3 has not answered within 60 s \(1 of 4 missing\)"):
         play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
@@ -727,7 +727,7 @@ def test_a_client_without_its_data_is_named(tmp_path: Path) -> None:
         play_apart(tmp_path / "run", "fedavg", grid=grid, **SETTINGS)
 
 
-def test_a_run_does_not_have_the_name_of_the_handshake(tmp_path: Path) -> None:
+def test_handshake_is_no_name_of_a_run(tmp_path: Path) -> None:
     """Else its answers would not be kept for a frame that comes again."""
     with pytest.raises(UsageError, match="handshake is what clients call the time before a run"):
         play_apart(tmp_path / HANDSHAKE, "fedavg", **SETTINGS)

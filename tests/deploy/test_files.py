@@ -1,4 +1,4 @@
-"""What ``fedpriv deploy init`` writes, and what is said of files, certificates and ports that are not right."""
+"""The files of ``fedpriv deploy init``, and errors of the deploy commands about files, certificates and ports."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_init_writes_all_that_two_machines_need(tmp_path: Path, fedpriv: Callabl
     assert "location /v1/fleet/" in proxy and "return 403" in proxy and "listen 8443" in proxy and "127.0.0.1:8400" in proxy
 
 
-def test_an_address_of_version_6_is_in_brackets(tmp_path: Path) -> None:
+def test_ipv6_addresses_are_in_brackets(tmp_path: Path) -> None:
     paths = make(tmp_path / "d", 1, "2001:db8::1", listen="::1")
     assert read_client(paths.client_file(0)).server == "[2001:db8::1]:8443"
     assert machines.reachable(paths.settings().listen, 8477) == "[::1]:8477"
@@ -110,7 +110,7 @@ def test_init_does_not_overwrite(deployment: DeploymentPaths, fedpriv: Callable[
     assert ended.exit_code == 2 and "holds a deployment already" in ended.output
 
 
-def test_init_writes_into_no_folder_that_holds_something_else(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
+def test_init_writes_only_into_new_or_empty_folders(tmp_path: Path, fedpriv: Callable[..., Result]) -> None:
     """Folders of clients among those of images would be classes of theirs."""
     (tmp_path / "photos" / "cats").mkdir(parents=True)
     (tmp_path / "file").touch()
@@ -123,9 +123,7 @@ def test_init_writes_into_no_folder_that_holds_something_else(tmp_path: Path, fe
 
 
 @needs_flower
-def test_resume_takes_back_a_stop_that_was_not_honoured(
-    tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_cancels_an_earlier_stop(tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     paths = make(tmp_path / "d", 1, "localhost", inner_port=machines.free_port())
     folder = RunFolder.create(load_config(None, {"run_dir": str(paths.runs / "killed")}), paths.runs)
     folder.update_facts(status="running", deployed={"code": code_version()})
@@ -228,7 +226,7 @@ def test_run_warns_once_that_the_server_is_away(
 
 
 @needs_flower
-def test_the_status_of_a_run_is_not_that_of_a_request(
+def test_status_shows_runs_and_failed_requests(
     tmp_path: Path, fedpriv: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fedpriv.deploy.flower.requests import Request
@@ -251,7 +249,7 @@ def test_the_status_of_a_run_is_not_that_of_a_request(
 
 
 @pytest.mark.parametrize("host", ["", "two words", "-x", "a/b", "server.example.org:8443", "a..b"])
-def test_a_host_that_is_none_is_refused(tmp_path: Path, fedpriv: Callable[..., Result], host: str) -> None:
+def test_an_invalid_host_is_refused(tmp_path: Path, fedpriv: Callable[..., Result], host: str) -> None:
     ended = fedpriv("deploy", "init", tmp_path / "d", "--clients", 1, "--host", host)
     assert ended.exit_code == 2 and "--host" in ended.output and not (tmp_path / "d").exists()
 
@@ -302,7 +300,7 @@ def test_a_folder_without_a_deployment(tmp_path: Path) -> None:
         ("poll: 1", "pol: 1", "did you mean 'poll'"),
     ],
 )
-def test_a_client_file_that_is_not_right(deployment: DeploymentPaths, line: str, instead: str, message: str) -> None:
+def test_an_invalid_client_file_is_refused(deployment: DeploymentPaths, line: str, instead: str, message: str) -> None:
     file = deployment.path / f"other-{abs(hash(instead))}.yaml"
     file.write_text(deployment.client_file(0).read_text().replace(line, instead))
     with pytest.raises(UsageError, match=message):
@@ -316,7 +314,7 @@ def test_data_beside_the_file_are_found(deployment: DeploymentPaths) -> None:
     assert read_client(file).data.name == str(deployment.path / "photos")
 
 
-def test_a_certificate_that_does_not_hold(deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_certificate_is_named(deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"is for .*server\.example\.org, not for other\.example\.org"):
         certificates.check_server_certificate(deployment.certificate, "other.example.org")
     monkeypatch.setattr(certificates, "SERVER_DAYS", -0.02)
@@ -349,7 +347,7 @@ def test_a_certificate_that_has_expired_is_renewed(
     assert ended.exit_code == 2 and "ca.key does not exist" in " ".join(ended.stderr.split())
 
 
-def test_a_port_that_is_taken(deployment: DeploymentPaths) -> None:
+def test_a_port_in_use_is_named(deployment: DeploymentPaths) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -450,7 +448,7 @@ def speaking(certificate: Path, key: Path, tls: bool = True) -> Iterator[int]:
         listening.close()
 
 
-def test_what_a_client_cannot_read_of_its_server_is_named(
+def test_unreadable_authority_and_clock_are_named(
     deployment: DeploymentPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read = read_client(deployment.client_file(0))
@@ -523,7 +521,7 @@ def test_the_operator_times_out_and_wrong_servers_are_named(
 
 
 @needs_flower
-def test_a_client_waits_for_a_server_that_is_not_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_waits_for_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machines, "RETRY", 0.05)
     port, warnings = machines.free_port(), list[str]()
     paths = make(tmp_path / "d", 1, "127.0.0.1", port)
@@ -555,7 +553,7 @@ def test_a_key_that_others_may_read_is_named(
         assert (f"other users of this machine may read {key}; chmod 600 {key}" in ended.output) == warned
 
 
-def test_without_flower_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch, fedpriv: Callable[..., Result]) -> None:
+def test_without_flower_the_install_command_is_shown(monkeypatch: pytest.MonkeyPatch, fedpriv: Callable[..., Result]) -> None:
     def missing(name: str) -> str:
         raise internals.PackageNotFoundError(name)
 

@@ -1,4 +1,4 @@
-"""Replies of which a node made the objects itself: none of them ends the run, or takes the place or the time of another's."""
+"""Forged replies of a node: none of them ends the run, or replaces or delays another node's reply."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def received(network: FlowerNetwork) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_node_that_lies_answers_for_itself_alone(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_reply_does_not_affect_others(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apps, "_message", lambda *of: None)
     network = FlowerNetwork(Nodes(Link(LIES[lie](), honest())), 2)
     answers = dict(Transport(network).exchange({0: Frame({}), 1: Frame({})}, 30, 1))

@@ -62,7 +62,7 @@ def test_each_fault_in_each_place(tmp_path: Path, reference: Reference, kind: st
     assert network.happened == [kind] * len(plan)
 
 
-def test_a_third_of_the_clients_gone_in_every_round(tmp_path: Path) -> None:
+def test_rounds_with_a_third_of_the_clients_away(tmp_path: Path) -> None:
     """Others each round: the server merges exactly those that answered, and the record names the rest."""
     settings = {**SETTINGS, "data.clients": 10, "train.rounds": 4}
 

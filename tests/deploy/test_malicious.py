@@ -1,4 +1,4 @@
-"""Clients refuse what a malicious server sends, and it reads why; the run's config cannot switch their check off."""
+"""Clients refuse the requests of a malicious server, and say why; the run's config cannot switch the check off."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ PRIVATE = {**SETTINGS, "privacy.level": "sample", "privacy.noise": 4.0, "model.p
 
 
 class Watching(Loopback):
-    """A loopback that keeps what client 0 was last asked to do."""
+    """A loopback that keeps the last training request to client 0."""
 
     asked: Frame
 
@@ -88,7 +88,7 @@ class Watching(Loopback):
         yield from super().exchange(frames, seconds, round)
 
     def train(self, **changed: Any) -> Frame:
-        """What client 0 answers to its last frame, changed so."""
+        """The answer of client 0 to that request, with changed entries."""
         return self.nodes[0].answer(
             replace(self.asked, head={**self.asked.head, "entries": [{**self.asked.entries[0], "message": 0, **changed}]})
         )
@@ -186,7 +186,7 @@ def test_a_repeated_update_on_other_samples_is_refused(tmp_path: Path) -> None:
     assert float((uploaded(grid.train()) - uploaded(first)).std()) > 1000
 
 
-def test_a_run_of_the_same_name_on_other_terms_has_other_noise(tmp_path: Path) -> None:
+def test_a_run_of_the_same_name_with_another_setup_has_other_noise(tmp_path: Path) -> None:
     """Where a client has lost what it keeps of the run, but not its secret."""
     first = uploaded(played(tmp_path, "fedavg", **{**SETTINGS, **LOUD}).train())
     for folder in (tmp_path / "run", *(tmp_path / "clients").glob("client-*/runs")):
@@ -217,7 +217,7 @@ def test_an_interrupted_repeated_update_keeps_the_ledger(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("lost", ["whole", "a round"])
-def test_a_client_that_has_lost_its_account_takes_no_update(tmp_path: Path, lost: str) -> None:
+def test_a_client_that_has_lost_its_ledger_does_not_train(tmp_path: Path, lost: str) -> None:
     grid = played(tmp_path, "fedper", **PRIVATE)
     file = tmp_path / "clients" / "client-0" / "runs" / "run" / "states" / "spent-000000.json"
     whole = load_json(file)
@@ -323,7 +323,7 @@ def test_other_clients_cost_a_client_no_memory(tmp_path: Path) -> None:
         ({"train.rounds": 10**5, "data.clients": 100, "train.local_epochs": 1000}, ""),
     ],
 )
-def test_what_would_occupy_a_client_for_ever_is_refused(asked: dict[str, Any], reason: str) -> None:
+def test_configs_that_cost_a_client_too_much_are_refused(asked: dict[str, Any], reason: str) -> None:
     entry = {"config": config("fedrep", **asked).model_dump(mode="json")}
     if not reason:
         assert config_of(entry).train.rounds == asked["train.rounds"]

@@ -73,7 +73,7 @@ def status(address: str, authority: Path) -> int:
             time.sleep(0.2)
 
 
-def test_clients_train_through_it_and_nothing_else_passes(tmp_path: Path) -> None:
+def test_nginx_lets_only_clients_pass(tmp_path: Path) -> None:
     from fedpriv.deploy.flower.demo import running_deployment
     from fedpriv.deploy.flower.machines import free_port
     from fedpriv.deploy.flower.paths import make

@@ -1,4 +1,4 @@
-"""A client opens the files that its own file names, and none that a server does."""
+"""A client opens the files that its own file names, and none that a server names."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_errors_quote_a_clients_own_data_in_its_own_log_alone(
     assert quoted not in str(answer.error) and "Doe" not in str(answer.error) and quoted in capsys.readouterr().err
 
 
-def test_an_error_that_no_one_has_thought_of_crosses_as_its_kind(
+def test_an_unexpected_error_is_sent_as_its_kind_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_of: object) -> None:
@@ -103,7 +103,7 @@ def test_a_server_names_no_other_files(tmp_path: Path) -> None:
         play_apart(tmp_path / "run", "fedavg", **{**TEXTS, "model.encoder": str(tmp_path)})
 
 
-def test_own_images_are_not_scaled_by_each_client_in_its_own_way(tmp_path: Path) -> None:
+def test_own_images_need_pixels_unit(tmp_path: Path) -> None:
     write_folder(tmp_path / "photos", list(pixels(40, 8, 8)), [0, 1] * 20)
     own, asked = Source(str(tmp_path / "photos")), {"data.limit": None, "data.partition.name": "iid"}
     error = described(tmp_path, own, **asked).error
@@ -113,7 +113,7 @@ def test_own_images_are_not_scaled_by_each_client_in_its_own_way(tmp_path: Path)
 
 
 class Reading(Loopback):
-    """A loopback that keeps the configs that the clients are sent."""
+    """A loopback that keeps the configs sent to clients."""
 
     def __init__(self, of: Mapping[int, ClientNode]) -> None:
         super().__init__(of)

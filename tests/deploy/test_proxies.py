@@ -1,4 +1,4 @@
-"""A deployment beside a proxy: its own processes are reached directly, and a client's check and its node agree."""
+"""A deployment with a proxy: processes of one machine connect directly, and a client's check and node use the same proxy."""
 
 from __future__ import annotations
 
@@ -107,9 +107,7 @@ def test_a_client_and_its_node_go_by_the_same_proxy(deployment: DeploymentPaths,
         assert asked == [server, server]
 
 
-def test_a_server_that_is_excepted_is_not_asked_by_the_proxy(
-    deployment: DeploymentPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_proxy_is_respected(deployment: DeploymentPaths, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", DEAD)
     monkeypatch.setenv("no_proxy", "server.invalid")
     with pytest.raises(machines.Unreachable) as caught:

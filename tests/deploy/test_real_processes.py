@@ -41,7 +41,7 @@ def test_a_client_whose_process_is_killed_loses_nothing(tmp_path: Path, deployme
     same(deployed, tmp_path / "whole")
 
 
-def test_a_server_whose_app_is_killed_goes_on_by_resume(tmp_path: Path, deployment: Deployment) -> None:
+def test_a_run_whose_app_was_killed_can_be_resumed(tmp_path: Path, deployment: Deployment) -> None:
     from fedpriv.deploy.flower.requests import Request
 
     play(tmp_path / "whole", "scaffold", **{**SMALL, "train.rounds": 3})
@@ -61,7 +61,7 @@ def test_a_server_whose_app_is_killed_goes_on_by_resume(tmp_path: Path, deployme
     same(first.run_dir, tmp_path / "whole")
 
 
-def test_a_superlink_that_is_killed_goes_on_from_its_database(tmp_path: Path, deployment: Deployment) -> None:
+def test_a_killed_superlink_continues_from_its_database(tmp_path: Path, deployment: Deployment) -> None:
     play(tmp_path / "whole", "fedavg", **{**SMALL, "train.rounds": 3})
 
     def kill(record: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ def test_a_node_with_a_replaced_key_is_not_admitted(deployment: Deployment, tmp_
     assert numbers() == before
 
 
-def test_a_node_that_is_killed_comes_back_and_is_asked_again(deployment: Deployment) -> None:
+def test_a_killed_node_is_asked_again(deployment: Deployment) -> None:
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 1:
             os.kill(deployment.supervisors[2].pid("its SuperNode"), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""A request may be given to two apps: the SuperLink starts another where it takes the first for dead."""
+"""Requests of runs, also of two apps for one request: the SuperLink may start another if it believes the first is dead."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_a_deployment_that_was_moved_or_copied_plays_its_own_run(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ["note_beginning", "save_json", "conduct"])
-def test_a_run_that_is_killed_as_it_begins_begins_again(tmp_path: Path, name: str) -> None:
+def test_a_run_killed_at_its_start_is_started_again(tmp_path: Path, name: str) -> None:
     """With a config alone, before it says what its clients declared, and before its first round."""
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
     play(tmp_path / "whole", "fedavg", **{**SETTINGS, "train.rounds": 1})
@@ -187,7 +187,7 @@ def test_another_run_in_the_folder_is_not_deleted(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").summary() is not None
 
 
-def test_runs_that_are_started_again_with_the_server(tmp_path: Path) -> None:
+def test_broken_off_finds_interrupted_runs(tmp_path: Path) -> None:
     chosen, requests = config("fedavg", **SETTINGS), tmp_path / "requests"
     requests.mkdir()
 
@@ -211,7 +211,7 @@ def test_runs_that_are_started_again_with_the_server(tmp_path: Path) -> None:
     assert Request.broken_off(requests) == [killed]
 
 
-def test_a_schedule_is_read_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_is_read_when_the_request_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's app runs in another folder."""
     (tmp_path / "schedule.txt").write_text("0 1\n1 2\n0 2\n")
     monkeypatch.chdir(tmp_path)
@@ -220,7 +220,7 @@ def test_a_schedule_is_read_where_it_is_named(tmp_path: Path, monkeypatch: pytes
     assert load_json(request.path)["config"]["train"]["schedule"] == [[0, 1], [1, 2], [0, 2]]
 
 
-def test_a_new_request_takes_no_run_that_is_there(tmp_path: Path) -> None:
+def test_a_new_request_refuses_an_existing_run(tmp_path: Path) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
     grid = Loopback(client_nodes(tmp_path / "run-clients", chosen))
     (tmp_path / "requests").mkdir()

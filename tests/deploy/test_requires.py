@@ -67,7 +67,7 @@ def test_an_unknown_requirement_is_refused() -> None:
         Requires(level="sample")  # type: ignore[call-arg]
 
 
-def test_a_client_refuses_before_it_says_anything_of_its_data(tmp_path: Path) -> None:
+def test_requirements_are_checked_before_data_are_loaded(tmp_path: Path) -> None:
     strict = client_nodes(tmp_path / "clients", config("fedavg"))
     strict[1].requires = Requires(methods=("fedrep",))
     with pytest.raises(FedprivError, match=r"client 1 cannot take part: this client's own file requires one of .* fedrep"):
@@ -107,7 +107,7 @@ def test_a_clip_so_small_that_norms_round_to_zero_is_refused() -> None:
         config("fedavg", **PRIVATE, **{"privacy.clip": 1e-30})
 
 
-def test_the_file_of_a_client_has_them(tmp_path: Path) -> None:
+def test_requirements_are_read_from_the_clients_file(tmp_path: Path) -> None:
     paths = make(tmp_path / "d", 1, "server.example.org")
     file = paths.client_file(0)
     assert read_client(file).requires == Requires()
@@ -118,7 +118,7 @@ def test_the_file_of_a_client_has_them(tmp_path: Path) -> None:
 # --- tests, by whose accuracies a server that lies reads samples ---------------------------------------------------------
 
 
-def test_a_client_whose_file_allows_no_tests_is_not_tested(tmp_path: Path) -> None:
+def test_requires_tests_false_prevents_tests(tmp_path: Path) -> None:
     of = client_nodes(tmp_path / "clients", config("fedavg"))
     of[1].requires = Requires(tests=False)
     warnings: list[str] = []
@@ -130,7 +130,7 @@ def test_a_client_whose_file_allows_no_tests_is_not_tested(tmp_path: Path) -> No
     assert warnings == [f"round 1: client 1 is not tested: {why}"]
 
 
-def test_a_run_of_which_no_client_is_tested_goes_on(tmp_path: Path) -> None:
+def test_a_run_without_any_tests_continues(tmp_path: Path) -> None:
     of = client_nodes(tmp_path / "clients", config("fedavg"))
     for node in of.values():
         node.requires = Requires(tests=False)

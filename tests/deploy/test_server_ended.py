@@ -1,4 +1,4 @@
-"""``deploy server`` ends in the middle of a run: no process of it stays, and the run goes on when it is started again."""
+"""``deploy server`` ends during a run: none of its processes stays, and the run continues after a restart."""
 
 from __future__ import annotations
 

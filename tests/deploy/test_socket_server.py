@@ -74,7 +74,7 @@ def waited(node: Slow, count: int) -> None:
         time.sleep(0.01)
 
 
-def test_an_answer_that_was_lost_may_be_asked_for_again(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_answer_can_be_requested_again(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
     node, address = serving
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(address))
@@ -111,14 +111,14 @@ def test_a_repeated_frame_gets_the_same_answer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("n", "run"), [("wrong", "run"), (1, HANDSHAKE)], ids=["an error", "a handshake"])
-def test_what_may_change_is_asked_again(tmp_path: Path, n: object, run: str) -> None:
+def test_errors_and_handshakes_are_not_kept(tmp_path: Path, n: object, run: str) -> None:
     node = Counted(0, Source("digits", None, "own"), tmp_path)
     for _ in range(2):
         node.answer(Frame({"run": run, "n": n}))
     assert node.count == 2
 
 
-def test_who_is_gone_gets_no_update(serving: tuple[Slow, Path]) -> None:
+def test_a_request_whose_sender_is_gone_is_skipped(serving: tuple[Slow, Path]) -> None:
     """It waited behind another's local update for longer than its answer is of use."""
     node, address = serving
     asking = threading.Thread(target=ask, args=(address, frame(1), [], 60))
@@ -131,7 +131,7 @@ def test_who_is_gone_gets_no_update(serving: tuple[Slow, Path]) -> None:
     assert node.asked == [1, 3]
 
 
-def test_a_frame_that_cannot_be_answered_does_not_end_it(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unanswerable_frame_does_not_end_the_process(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
     node, address = serving
     node.may.set()
     strange = ask(address, b'{"run": "run"}', [], 60)

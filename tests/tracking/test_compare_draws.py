@@ -1,4 +1,4 @@
-"""Over which runs ``fedpriv compare`` averages, and on which data they were scored."""
+"""Which runs ``fedpriv compare`` averages, and on which data they were evaluated."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_runs_on_samples_that_were_corrected_have_another_label(tmp_path: Path) 
     assert list(compare(runs).label) == ["mpfedcon, data hash aaaaaaaa", "mpfedcon, data hash bbbbbbbb"]
 
 
-def test_runs_of_one_config_and_seed_with_other_results_have_no_mean(tmp_path: Path) -> None:
+def test_contradictory_runs_have_no_mean(tmp_path: Path) -> None:
     runs = [drawn(tmp_path, *of) for of in (("a", 0, 1, 0.9), ("later", 0, 1, 0.7), ("b", 1, 2, 0.8))]
     assert "mpfedcon: no mean, as" in (text := shown(tmp_path, *runs)) and "±" not in text
     result = call("compare", *runs, "--output", tmp_path / "out.png", "--json")

@@ -1,4 +1,4 @@
-"""The server's final model: what of the net it is, and that MLflow gives it back."""
+"""The server's final model: which part of the net it is, and loading it from MLflow."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_server_without_an_encoder_logs_none(runs_dir: Path) -> None:
     assert not (outcome.folder.weights / "server.pt2").exists()
 
 
-def test_a_run_stopped_between_its_model_and_its_summary_is_copied_without_the_model(runs_dir: Path) -> None:
+def test_a_model_without_a_summary_is_not_copied(runs_dir: Path) -> None:
     folder = make_run(runs_dir, status="interrupted")
     (folder / "summary.json").unlink(missing_ok=True)
     (folder / "weights").mkdir(exist_ok=True)
@@ -101,9 +101,7 @@ def test_a_run_stopped_between_its_model_and_its_summary_is_copied_without_the_m
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_the_export_leaves_no_torn_model_and_the_run_goes_on(
-    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_the_export_leaves_no_partial_model(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,4 +1,4 @@
-"""The plots are drawn, also of runs that have little to show."""
+"""Plots of runs, also of those with few values."""
 
 from __future__ import annotations
 

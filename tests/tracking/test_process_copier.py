@@ -1,4 +1,4 @@
-"""Tracking in a process of its own: the run does not wait for it, and nothing is lost."""
+"""Copying in a process of its own: the run does not wait for it, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_it_goes_on_when_the_run_does_not_wait(runs_dir: Path) -> None:
+def test_the_process_continues_after_the_run(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=1, status="running")
     warnings: list[str] = []
     copying = process_copier(folder, default_uri(runs_dir), warnings, patience=0.0)
@@ -45,7 +45,7 @@ def test_it_goes_on_when_the_run_does_not_wait(runs_dir: Path) -> None:
     assert sync(folder).points == 0
 
 
-def test_it_says_that_the_run_was_killed(runs_dir: Path) -> None:
+def test_a_killed_run_is_marked_as_killed(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=1, status="running")
     copying = process_copier(folder, default_uri(runs_dir), [])
     with RunFolder(folder).alone():
@@ -57,7 +57,7 @@ def test_it_says_that_the_run_was_killed(runs_dir: Path) -> None:
     assert '"KILLED"' in (folder / "tracking.json").read_text()
 
 
-def test_what_goes_wrong_there_is_said_here(runs_dir: Path) -> None:
+def test_errors_of_the_process_become_warnings(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     (folder / "run.json").write_text("[]")
     warnings: list[str] = []
@@ -67,14 +67,14 @@ def test_what_goes_wrong_there_is_said_here(runs_dir: Path) -> None:
     assert len(warnings) == 1 and "run.json" in warnings[0] and f"fedpriv sync {folder}" in warnings[0]
 
 
-def test_a_server_that_is_away_is_said_before_mlflow_is_imported(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_server_is_noticed_before_mlflow_is_imported(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, uri = make_run(runs_dir), "http://me:secret@127.0.0.1:9"
     monkeypatch.setattr("fedpriv.tracking.to_mlflow.sync", lambda *_: pytest.fail("MLflow is imported"))
     with pytest.raises(ServerAway, match=r"tracking server http://me:\*\*\*@127\.0\.0\.1:9 does not answer"):
         MlflowTracker(folder, uri, "fedpriv").copy()
 
 
-def test_a_killed_process_is_said_to_be_gone(runs_dir: Path) -> None:
+def test_a_killed_process_causes_a_warning(runs_dir: Path) -> None:
     folder, warnings = make_run(runs_dir), list[str]()
     copying = process_copier(folder, default_uri(runs_dir), warnings)
     copying.notify()
@@ -97,7 +97,7 @@ def test_a_process_that_cannot_be_started_does_not_stop_the_run(runs_dir: Path, 
     assert len(warnings) == 1 and "cannot be started (Resource temporarily unavailable)" in warnings[0]
 
 
-def test_it_ends_with_the_run_and_its_command_shows_no_password(runs_dir: Path) -> None:
+def test_the_command_shows_no_password(runs_dir: Path) -> None:
     folder = make_run(runs_dir, status="running")
     (folder / "run.json").write_text(json.dumps([]))  # nothing to copy, so that MLflow is not imported
     copying = process_copier(folder, "http://me:sesame-open@127.0.0.1:9", [])
@@ -109,7 +109,7 @@ def test_it_ends_with_the_run_and_its_command_shows_no_password(runs_dir: Path) 
     assert process.wait(60) == 0
 
 
-def test_only_a_tracker_that_says_so_has_a_process(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_process_chooses_the_copier(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker = tracker_of(make_run(runs_dir), {"name": "mlflow", "uri": default_uri(runs_dir), "experiment": "fedpriv"})
     assert isinstance(copier_of(tracker, print, 2.0), ThreadCopier)  # tests share one import of MLflow
     monkeypatch.setattr(MlflowTracker, "own_process", True)

@@ -1,4 +1,4 @@
-"""A live run and its background thread: never in the way, and nothing lost."""
+"""Copying in a background thread: it does not disturb the run, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_system_metrics_are_sampled_while_the_run_lives(runs_dir: Path, monkeypa
     assert "SystemMetricsMonitor" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_off_means_off(runs_dir: Path) -> None:
+def test_uri_none_copies_nothing(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     tracker = thread_copier(folder, "none", [])
     tracker.notify()
@@ -196,12 +196,12 @@ def test_tensorboard_gets_the_records_without_mlflow(runs_dir: Path) -> None:
         ({"name": "tensorboard", "experiment": "mine"}, UsageError, "tracking.experiment does nothing"),
     ],
 )
-def test_a_tracker_that_cannot_be_right(config: dict[str, str], error: type[Exception], message: str) -> None:
+def test_invalid_tracking_options_are_refused(config: dict[str, str], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         check_tracking(TrackingConfig.model_validate(config))
 
 
-def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.tracking.to_tensorboard.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"uv sync --extra tensorboard"):
         check_tracking(TrackingConfig(name="tensorboard"))

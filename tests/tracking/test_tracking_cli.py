@@ -164,7 +164,7 @@ def test_sync_sends_what_was_kept(runs_dir: Path) -> None:
     assert call("sync", "--runs-dir", runs_dir).exit_code == 2
 
 
-def test_sync_of_all_runs_leaves_out_what_is_damaged_and_sends_the_others(runs_dir: Path) -> None:
+def test_sync_all_skips_damaged_runs(runs_dir: Path) -> None:
     for name in ("a", "b"):
         make_run(runs_dir, name)
     (runs_dir / "a" / "summary.json").write_text("{")
@@ -340,7 +340,7 @@ def test_compare_says_which_models_are_constant_answers(tmp_path: Path) -> None:
     assert "c: " not in done.output
 
 
-def test_compare_looks_at_no_executor_and_no_noise_that_a_run_found(tmp_path: Path) -> None:
+def test_compare_ignores_executor_and_computed_noise(tmp_path: Path) -> None:
     """Both depend on how many samples the clients of a seed have."""
     private = {"privacy.level": "sample", "privacy.target_epsilon": 8.0}
     first = configured(make_run(tmp_path, "a", seed=0), **{"executor.name": "sequential", "privacy.noise": 0.7}, **private)

@@ -1,4 +1,4 @@
-"""What a sync leaves in MLflow, and that it leaves it once."""
+"""What ``sync`` sends to MLflow, and that it sends it once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def table_of(runs_dir: Path, run: str | None) -> list[list[float]]:
     return list(table["data"])
 
 
-def test_a_runs_name_has_what_tells_it_from_another_of_its_method(runs_dir: Path) -> None:
+def test_run_names_have_options_and_defences(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     set_status(folder, "finished", changed_options={"mu": 5, "negative": "R2"})
     name = client(runs_dir).get_run(sync(folder).mlflow_run_id).info.run_name
@@ -393,7 +393,7 @@ def test_artifacts_move_with_the_folder_of_runs(runs_dir: Path) -> None:
     assert not runs_dir.exists() and places(place) == {place.as_uri()}
 
 
-def test_artifacts_of_a_moved_store_that_are_nowhere_are_asked_for(runs_dir: Path) -> None:
+def test_missing_artifacts_of_a_moved_store_are_named(runs_dir: Path) -> None:
     sync(make_run(runs_dir, rounds=2))
     place, folder = moved(runs_dir)
     (place / "mlartifacts").rename(place / "forgotten")
@@ -405,7 +405,7 @@ def test_artifacts_of_a_moved_store_that_are_nowhere_are_asked_for(runs_dir: Pat
     assert places(place) == {place.as_uri()}
 
 
-def test_artifacts_stay_where_they_are_while_that_folder_is_there(runs_dir: Path) -> None:
+def test_artifacts_in_an_existing_folder_stay_there(runs_dir: Path) -> None:
     """Of a copy, and of a store that a link leads to."""
     sync(make_run(runs_dir, rounds=2))
     (runs_dir.parent / "link").symlink_to(runs_dir)
@@ -433,7 +433,7 @@ def test_a_probe_of_a_finished_run_arrives_later(runs_dir: Path) -> None:
     assert sync(folder).points == 0
 
 
-def test_what_a_later_audit_does_not_measure_is_not_known_any_more(runs_dir: Path) -> None:
+def test_a_later_audit_clears_metrics_that_it_lacks(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=2)
     run = replace(findings().runs[0], run_id=json.loads((folder / "run.json").read_text())["run_id"])
 

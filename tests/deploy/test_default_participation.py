@@ -1,4 +1,4 @@
-"""How many clients take part in a round of a deployment whose config does not say."""
+"""The default number of participants in a round of a deployment."""
 
 from __future__ import annotations
 
