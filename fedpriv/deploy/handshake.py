@@ -104,7 +104,7 @@ def check(facts: Sequence[Facts], now: float) -> None:
         _check_same(first, other, "classes", "the classes", partial(_class_difference, first=first.classes, other=other.classes))
         _check_same(first, other, "default_model", "the default net", str)
         _check_same(first, other, "suggests", "suggestions", str)
-        _check_same(first, other, "partition", "partition", lambda value: "its own data" if value is None else str(value)[:12])
+        _check_same(first, other, "partition", "the partition", _partition)
     if not any(client.train for client in facts):
         raise UsageError("no client holds training data")
 
@@ -214,6 +214,10 @@ def _check_suggestions(facts: Facts) -> None:
             raise UsageError(
                 f"client {facts.client} suggests {one_line(key)} = {one_line(value)}, which is the operator's to choose"
             )
+
+
+def _partition(hash: str | None) -> str:
+    return "none (its own data)" if hash is None else str(hash)[:12]
 
 
 def _form(form: SampleForm) -> str:

@@ -152,7 +152,7 @@ def test_a_deployment_that_was_moved_or_copied_plays_its_own_run(tmp_path: Path,
         (first / name).mkdir(parents=True)
     Request.write(first / "requests", first / "runs" / "run", chosen, 3, 60)._begun.touch()
     getattr(shutil, how)(first, tmp_path / "second")
-    (request,) = Request.broken_off(tmp_path / "second" / "requests")
+    (request,) = Request.interrupted(tmp_path / "second" / "requests")
     assert request.run_dir == tmp_path / "second" / "runs" / "run"
     request.play(lambda clients: Loopback(client_nodes(tmp_path / "clients", chosen)))
     assert request.ended == {"finished": True}
@@ -168,12 +168,12 @@ def test_a_run_killed_at_its_start_is_started_again(tmp_path: Path, name: str) -
     grid = Loopback(client_nodes(tmp_path / "run-clients", chosen))
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
-    assert Request.broken_off(tmp_path / "requests") == []
+    assert Request.interrupted(tmp_path / "requests") == []
     with patch.object(server_run, name, side_effect=SystemExit), pytest.raises(SystemExit):  # notes nothing, as a kill
         request.play(lambda clients: grid)
-    assert request.ended is None and Request.broken_off(tmp_path / "requests") == [request]
+    assert request.ended is None and Request.interrupted(tmp_path / "requests") == [request]
     request.play(lambda clients: grid)
-    assert request.ended == {"finished": True} and Request.broken_off(tmp_path / "requests") == []
+    assert request.ended == {"finished": True} and Request.interrupted(tmp_path / "requests") == []
     agree(tmp_path / "run", tmp_path / "whole")
 
 
@@ -187,7 +187,7 @@ def test_another_run_in_the_folder_is_not_deleted(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path / "run").summary() is not None
 
 
-def test_broken_off_finds_interrupted_runs(tmp_path: Path) -> None:
+def test_interrupted_finds_runs_that_did_not_end(tmp_path: Path) -> None:
     chosen, requests = config("fedavg", **SETTINGS), tmp_path / "requests"
     requests.mkdir()
 
@@ -208,7 +208,7 @@ def test_broken_off_finds_interrupted_runs(tmp_path: Path) -> None:
     written("removed", folder=False)  # by its operator
     written("stopped")
     written("stopped", finished=False)  # resumed after a kill, and stopped
-    assert Request.broken_off(requests) == [killed]
+    assert Request.interrupted(requests) == [killed]
 
 
 def test_a_schedule_is_read_when_the_request_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def server(paths: DeploymentPaths) -> Iterator[Supervisor]:
             "--superexec-auth-secret-file", paths.secret,
         )  # fmt: skip
         _await_answer(link.answers, supervisor)
-        for request in Request.broken_off(paths.requests):  # first: `follow` asks the SuperLink for the run's app
+        for request in Request.interrupted(paths.requests):  # first: `follow` asks the SuperLink for the run's app
             link.start(request.path)
         link.admit({f"client-{number}": paths.public_key(number) for number in range(settings.clients)})
         supervisor.start(

@@ -64,7 +64,7 @@ class Request:
         return {path.stem.rpartition("-")[0]: cls(path) for path in paths}
 
     @classmethod
-    def broken_off(cls, folder: Path) -> list[Request]:
+    def interrupted(cls, folder: Path) -> list[Request]:
         """The last requests for runs that were interrupted; called before the server starts an app, so that none is running."""
         requests = cls.latest(folder).values()
         return [request for request in requests if request._begun.exists() and request.ended is None and request.run_dir.exists()]
