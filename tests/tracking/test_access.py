@@ -92,7 +92,7 @@ def test_processes_below_a_run_have_the_password_of_its_server(tmp_path: Path, m
     if by == "environment":
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     begun = SimpleNamespace(set_terminated=lambda run, status: None)
-    monkeypatch.setattr("fedpriv.tracking.parents._begun", lambda folder, uri, experiment, name: (begun, "f" * 32))
+    monkeypatch.setattr("fedpriv.tracking.parents._parent", lambda folder, uri, experiment, name: (begun, "f" * 32))
     with parent_run(tmp_path, TrackingConfig(uri=uri if by == "config" else None), "above"):
         assert (os.environ["MLFLOW_RUN_ID"], os.environ["MLFLOW_TRACKING_URI"]) == ("f" * 32, uri)
     assert os.environ.get("MLFLOW_TRACKING_URI") == (uri if by == "environment" else None)
