@@ -9,9 +9,9 @@ from typing import Any
 
 from fedpriv.config import RunConfig
 from fedpriv.deploy.client_node import ClientNode
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.server_run import resume, start
 from fedpriv.deploy.source import Source
+from tests.deploy.loopback import Loopback
 from tests.simulation.small import config
 
 ALL_KEPT = {"wire.keep_payloads": "all"}

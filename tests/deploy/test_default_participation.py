@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.server_run import _agreement, _ask_for_facts, with_defaults
 from fedpriv.server.sampling import participants
 from fedpriv.simulation.setup import build
 from tests.deploy.apart import client_nodes
+from tests.deploy.loopback import Loopback
 from tests.simulation.small import config
 
 SOME_ARE_EMPTY: dict[str, Any] = {

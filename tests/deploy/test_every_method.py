@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from fedpriv.deploy.client_node import ClientNode
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.server.run_folder import RunFolder
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, at_the_clients, play_apart
+from tests.deploy.loopback import Loopback
 from tests.marks import FEW, slow_but
 from tests.simulation.small import play
 from tests.simulation.texts_and_pairs import narrow_fusion, pairs, pairs_folder, texts, write_texts

@@ -18,7 +18,6 @@ from fedpriv.client import store
 from fedpriv.deploy.client_node import ClientNode, _without_paths
 from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.handshake import HANDSHAKE, code_version
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.remote_clients import RemoteClients
 from fedpriv.deploy.server_run import DECLARED, STOP
 from fedpriv.deploy.source import Source
@@ -30,6 +29,7 @@ from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Report
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, client_nodes, go_on, hashes, play_apart
+from tests.deploy.loopback import Loopback
 from tests.marks import quick_first, slow_but
 from tests.simulation.small import config, play
 

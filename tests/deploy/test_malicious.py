@@ -15,7 +15,6 @@ import torch
 
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Envelope, Frame
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.remote_clients import RemoteClients
 from fedpriv.deploy.request_validation import config_of
 from fedpriv.deploy.source import Source
@@ -26,6 +25,7 @@ from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import client_nodes, play_apart
+from tests.deploy.loopback import Loopback
 from tests.simulation.small import config
 
 SETTINGS: dict[str, Any] = {

@@ -11,12 +11,12 @@ import pytest
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.handshake import HANDSHAKE
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.simulation.inputs.unseen import SampleForm
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, client_nodes, play_apart
+from tests.deploy.loopback import Loopback
 from tests.simulation.small import config, play
 
 TEXTS = {"model.encoder": "tiny", "data.clients": 2, "train.participation": 1.0}

@@ -17,11 +17,11 @@ from fedpriv.config import RunConfig
 from fedpriv.deploy import transport
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.server_run import DECLARED, resume, start
 from fedpriv.deploy.transport import Lost, Transport
 from fedpriv.server.run_folder import RunFolder
 from tests.deploy.apart import client_nodes
+from tests.deploy.loopback import Loopback
 
 KINDS: dict[str, tuple[str, ...]] = {
     "server": ("before a local update", "after a local update", "between rounds"),

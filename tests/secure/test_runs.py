@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.evidence.traffic import knowledge
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.errors import FedprivError
 from fedpriv.files import save_json
@@ -30,6 +29,7 @@ from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, Sealed, seal, unseal
 from fedpriv.wire.message import Refused
 from tests.deploy.apart import client_nodes, go_on, hashes, play_apart
+from tests.deploy.loopback import Loopback
 from tests.marks import slow_but
 from tests.simulation.small import SILENT, config, play, resume, simulation
 
