@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
@@ -40,6 +40,8 @@ class Bold(NamedTuple):
     after: str = ""
 
 
+Row = tuple[str, str | Bold]
+"""A line of the summary: label and value."""
 LONG = 2.0
 """Seconds of a round after which its clients get a progress bar."""
 
@@ -140,80 +142,21 @@ class Reporter:
         if outcome.summary is None:
             self.out.print(f"Stopped after round {outcome.rounds_done}. Resume with: fedpriv resume {path}", soft_wrap=True)
             return
-        summary, protocols, rows = outcome.summary, outcome.summary["protocols"], list[tuple[str, str | Bold]]()
-        records = outcome.folder.records()
-        if summary["accuracy"] is None:
-            loss = records[-1]["metrics"].get("train_loss")
-            untested = records[-1].get("untested")
-            rows.append(("accuracy", "none: no client was tested" if untested else NO_ACCURACY.format(run=path)))
-            rows += [("training loss in the last round", f"{loss:.4g}")] if loss is not None else []
-        else:
-            spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
-            rows.append((accuracy_of(summary), Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")))
-            if (learnt_nothing := constant_answer(summary)) is not None:
-                rows.append(("  at chance level", Bold("", learnt_nothing)))
-            tested = summary["accuracy_per_client"]
-            if left_out := tested.count(None):
-                rows.append(("clients that were not tested, left out", f"{left_out} of {len(tested)}"))
-        for share, accuracy in summary.get("probe", {}).items():
-            rows.append((f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")))
-        if protocols["global_test"] is not None:
-            scores = f"{protocols['global_test']:.3f} accuracy"
-            scores += f"   {protocols['global_test_f1']:.3f} macro F1"
-            rows.append(("global model on the server's test set", scores))
-        first = records[0]["metrics"]
-        broadcast = f" (of which {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
-        rows.append(("traffic", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"))
-        if snr := summary.get("snr_db"):
-            rows.append(
-                ("signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items()))
-            )
-        if summary["local_updates_dropped"]:
-            rows.append(
-                ("diverged local trainings, left out", Bold("", f"{summary['local_updates_dropped']} of {summary['updates']}"))
-            )
-        if untrained := summary["updates_untrained"]:
-            rows.append(("local trainings without a step, left out", Bold("", f"{untrained} of {summary['updates']}")))
-        if summary["answers_refused"]:
-            rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
-        rows += self._privacy(summary.get("privacy"))
+        summary, records = outcome.summary, outcome.folder.records()
+        rows = [*_results(summary, records, path), *_costs(summary, records), *self._privacy(summary.get("privacy"))]
         if measured is not None:
             from fedpriv.audit.sentences import canaries
 
             rows += [("  measured", sentence) for sentence in canaries(measured)]
-        if summary["clients_never_trained"]:
-            included = ", whose accuracy is in the mean" if summary["accuracy"] is not None else ""
-            lost = any(record["metrics"].keys() & {"too_few_uploads", "not_finite"} for record in records)
-            how = " (a round without effect counts as none)" if lost else ""
-            rows.append(("clients that never took part", f"{summary['clients_never_trained']}{how}{included}"))
-        rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"))
-        if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
-            rows.append(("padding of batches in groups", f"{mean(padded):.1%} of the samples"))
-        if (kept := summary["payloads"])["files"]:
-            size = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; set with --keep-payloads)"
-            rows.append(("messages kept", size))
-        rows += [("run folder", path), ("tracking", self._tracking(outcome))]
+        rows += [*_rounds(summary, records), ("run folder", path), ("tracking", self._tracking(outcome))]
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
             value = (text.before, (text.bold, "bold"), text.after) if isinstance(text, Bold) else (text,)
             self.out.print(styled(f"{label:<{width}}  ", *value), soft_wrap=True)
-        config, folder = outcome.folder.config(), outcome.folder.path.parent
-        path, beside = shlex.quote(path), shlex.quote(os.path.relpath(folder))
-        again = "" if _is_default(config) else f" --config {path}/config.yaml"
-        after = []
-        if (other := _other_method(config)) is not None:
-            after.append(f"fedpriv train --method {other}{again}   the same clients, another method")
-        if summary["payloads"]["files"]:
-            after.append(f"fedpriv audit {path}   what its messages reveal")
-        after.append(f"fedpriv compare {beside}/*" if _only_runs(folder) else f"fedpriv compare {path} OTHER_RUN")
-        if summary["accuracy"] is None:
-            after.append(f"fedpriv probe {path}")
-        if (command := _ui(outcome.folder.facts["tracking"], folder, beside)) is not None:
-            after.append(command)
-        self.out.print("\nNext: " + "\n      ".join(after), soft_wrap=True)
+        self.out.print("\nNext: " + "\n      ".join(_next_commands(outcome.folder, summary)), soft_wrap=True)
 
     @staticmethod
-    def _privacy(statement: dict[str, Any] | None) -> list[tuple[str, str | Bold]]:
+    def _privacy(statement: dict[str, Any] | None) -> list[Row]:
         if statement is None:
             return []
         prv = f"{bound(statement['epsilon_prv'])} by PRV" if statement["epsilon_prv"] is not None else "too large for PRV"
@@ -239,6 +182,74 @@ class Reporter:
             return "off"
         rest = {True: "", False: f" (incomplete: {tracker.later})", None: " (the rest is on its way)"}
         return tracker.place + rest[outcome.tracked]
+
+
+def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path: str) -> Iterator[Row]:
+    """Accuracies."""
+    protocols = summary["protocols"]
+    if summary["accuracy"] is None:
+        yield "accuracy", "none: no client was tested" if records[-1].get("untested") else NO_ACCURACY.format(run=path)
+        if (loss := records[-1]["metrics"].get("train_loss")) is not None:
+            yield "training loss in the last round", f"{loss:.4g}"
+    else:
+        spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
+        yield accuracy_of(summary), Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")
+        if (constant := constant_answer(summary)) is not None:
+            yield "  at chance level", Bold("", constant)
+        tested = summary["accuracy_per_client"]
+        if left_out := tested.count(None):
+            yield "clients that were not tested, left out", f"{left_out} of {len(tested)}"
+    for share, accuracy in summary.get("probe", {}).items():
+        yield f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")
+    if protocols["global_test"] is not None:
+        scores = f"{protocols['global_test']:.3f} accuracy   {protocols['global_test_f1']:.3f} macro F1"
+        yield "global model on the server's test set", scores
+
+
+def _costs(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """Traffic, and local updates that were left out."""
+    initial = records[0]["metrics"]["bytes_down"]
+    broadcast = f" (of which {decimal(initial)} the initial model)" if initial else ""
+    yield "traffic", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"
+    if snr := summary.get("snr_db"):
+        yield "signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items())
+    if dropped := summary["local_updates_dropped"]:
+        yield "diverged local trainings, left out", Bold("", f"{dropped} of {summary['updates']}")
+    if untrained := summary["updates_untrained"]:
+        yield "local trainings without a step, left out", Bold("", f"{untrained} of {summary['updates']}")
+    if summary["answers_refused"]:
+        yield "refused answers, left out", Bold("", f"{summary['answers_refused']}")
+
+
+def _rounds(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """Participation, time, and messages that were kept."""
+    if summary["clients_never_trained"]:
+        included = ", whose accuracy is in the mean" if summary["accuracy"] is not None else ""
+        lost = any(record["metrics"].keys() & {"too_few_uploads", "not_finite"} for record in records)
+        how = " (a round without effect counts as none)" if lost else ""
+        yield "clients that never took part", f"{summary['clients_never_trained']}{how}{included}"
+    yield "time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
+    if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
+        yield "padding of batches in groups", f"{mean(padded):.1%} of the samples"
+    if (payloads := summary["payloads"])["files"]:
+        size = f"{decimal(payloads['bytes'])} in {payloads['files']} files"
+        yield "messages kept", f"{size} (payloads/; set with --keep-payloads)"
+
+
+def _next_commands(run: RunFolder, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Commands that a user may want next."""
+    config, folder = run.config(), run.path.parent
+    path, beside = shlex.quote(os.path.relpath(run.path)), shlex.quote(os.path.relpath(folder))
+    options = "" if _is_default(config) else f" --config {path}/config.yaml"
+    if (other := _other_method(config)) is not None:
+        yield f"fedpriv train --method {other}{options}   the same clients, another method"
+    if summary["payloads"]["files"]:
+        yield f"fedpriv audit {path}   what its messages reveal"
+    yield f"fedpriv compare {beside}/*" if _only_runs(folder) else f"fedpriv compare {path} OTHER_RUN"
+    if summary["accuracy"] is None:
+        yield f"fedpriv probe {path}"
+    if (command := _ui(run.facts["tracking"], folder, beside)) is not None:
+        yield command
 
 
 def constant_answer(summary: Mapping[str, Any]) -> str | None:

@@ -19,6 +19,8 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedpriv.tracking import Record
 
 _PATH = FilePath()
@@ -157,12 +159,8 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     \b
     Example: fedpriv compare runs/a runs/b
     """
-    from rich.table import Table
-
     from fedpriv.api.comparing import contradictions, figures, labels, repeated
-    from fedpriv.cli.report import constant_answer
     from fedpriv.plots import compare_curves
-    from fedpriv.server.run_folder import RunFolder
 
     folders = run_folders(runs, runs_dir)
     rows = [figures(folder) for folder in folders]
@@ -176,35 +174,10 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     if not out.is_terminal:
         out.width = 160  # for a file, which has no width
     numbered = out.width < 104  # too narrow for names, which are printed below
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("#" if numbered else "run", overflow="fold")
-    table.add_column("method", overflow="fold", min_width=6)
-    table.add_column("data set", overflow="fold", min_width=6)
-    for name in ("seed", "rounds", "accuracy", "worst\n10%", "best", "up", "down", "time"):
-        table.add_column(name, justify="right", no_wrap=True)
-    private = any(row["answer"] is not None or row["defence"] != "none" for row in rows)
-    if private:
-        table.add_column("defence", overflow="fold", min_width=6)
-        for name in ("epsilon", "recovered", "AUC"):
-            table.add_column(name, justify="right", no_wrap=True)
-    for number, row in enumerate(rows, 1):
-        table.add_row(
-            str(number) if numbered else row["run"], row["method"], Path(row["dataset"]).name, str(row["seed"]),
-            f"{row['rounds']}{'' if row['status'] == 'finished' else '*'}",
-            *(_percent(row[key]) for key in ("accuracy", "worst_tenth", "best")),
-            _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]), *(_private(row) if private else ()),
-        )  # fmt: skip
-    out.print(table)
+    out.print(_table(rows, numbered))
     for number, (folder, row) in enumerate(zip(folders, rows, strict=True), 1):
-        if row["status"] != "finished":
-            hint = f"; {RunFolder(folder).how_to_resume} continues it" if row["status"] == "killed" else ""
-            out.print(f"* {row['run']}: {row['status']}, as of its last evaluation{hint}", soft_wrap=True)
-        elif (learnt_nothing := constant_answer(row)) is not None:
-            out.print(f"{row['run']}: {learnt_nothing}", soft_wrap=True)
-        elif row["accuracy"] is None:
-            outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
-            outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"
-            out.print(f"{row['run']}: no accuracy, self-supervised; {outcome}", soft_wrap=True)
+        if (note := _note(folder, row)) is not None:
+            out.print(note, soft_wrap=True)
         if numbered:
             out.print(f"{number} = {row['run']}", soft_wrap=True)
     summaries = []
@@ -242,6 +215,48 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
         raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
     out.print(f"plot: {output}", soft_wrap=True)
     return {"runs": rows, "groups": summaries, "plot": str(output)}
+
+
+def _table(rows: Sequence[dict[str, Any]], numbered: bool) -> Table:
+    """A line for each run; with columns on privacy if any run has a defence or was audited."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("#" if numbered else "run", overflow="fold")
+    table.add_column("method", overflow="fold", min_width=6)
+    table.add_column("data set", overflow="fold", min_width=6)
+    for name in ("seed", "rounds", "accuracy", "worst\n10%", "best", "up", "down", "time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    private = any(row["answer"] is not None or row["defence"] != "none" for row in rows)
+    if private:
+        table.add_column("defence", overflow="fold", min_width=6)
+        for name in ("epsilon", "recovered", "AUC"):
+            table.add_column(name, justify="right", no_wrap=True)
+    for number, row in enumerate(rows, 1):
+        table.add_row(
+            str(number) if numbered else row["run"], row["method"], Path(row["dataset"]).name, str(row["seed"]),
+            f"{row['rounds']}{'' if row['status'] == 'finished' else '*'}",
+            *(_percent(row[key]) for key in ("accuracy", "worst_tenth", "best")),
+            _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]), *(_private(row) if private else ()),
+        )  # fmt: skip
+    return table
+
+
+def _note(folder: Path, row: dict[str, Any]) -> str | None:
+    """What the numbers of a run do not show: that it is unfinished, at chance level, or has no accuracy."""
+    from fedpriv.cli.report import constant_answer
+    from fedpriv.server.run_folder import RunFolder
+
+    if row["status"] != "finished":
+        hint = f"; {RunFolder(folder).how_to_resume} continues it" if row["status"] == "killed" else ""
+        return f"* {row['run']}: {row['status']}, as of its last evaluation{hint}"
+    if (constant := constant_answer(row)) is not None:
+        return f"{row['run']}: {constant}"
+    if row["accuracy"] is None:
+        outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
+        outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"
+        return f"{row['run']}: no accuracy, self-supervised; {outcome}"
+    return None
 
 
 def _not_comparable(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
