@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedpriv.config import RunConfig
 from fedpriv.deploy.client_node import ClientNode
@@ -17,7 +17,7 @@ from tests.simulation.small import config
 ALL_KEPT = {"wire.keep_payloads": "all"}
 
 
-def client_nodes(folder: Path, of: RunConfig, share: str = "partition") -> dict[int, ClientNode]:
+def client_nodes(folder: Path, of: RunConfig, share: Literal["own", "partition"] = "partition") -> dict[int, ClientNode]:
     """Client -> its node, in a folder of its own."""
     name, where = of.data.name, of.data.dir
     return {n: ClientNode(n, Source(name, where, share), folder / f"client-{n}") for n in range(of.data.clients)}
