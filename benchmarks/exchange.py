@@ -30,13 +30,13 @@ STARTED = 120.0
 
 def play(grid: Any, context: Any) -> None:
     """The server's app: time exchanges, and write the seconds of each to the file that the run's config names."""
-    from fedpriv.deploy.flower.apps import FlowerPost
+    from fedpriv.deploy.flower.apps import FlowerNetwork
     from fedpriv.deploy.frames import Frame
     from fedpriv.deploy.transport import Transport
 
     ours, times = bool(context.run_config["ours"]), []
-    post = FlowerPost(grid, CLIENTS)
-    transport, frame = Transport(post), Frame({"run": "no run", "said": []})
+    post = FlowerNetwork(grid, CLIENTS)
+    transport, frame = Transport(post), Frame({"run": "no run", "entries": []})
     for number in range(int(context.run_config["exchanges"]) + 1):  # the first finds nothing warm
         began = time.monotonic()
         if ours:
@@ -67,7 +67,7 @@ def measure(ours: bool, exchanges: int, place: Path) -> list[float]:
     from flwr.supercore.fab import Fab
 
     from fedpriv.deploy.flower import control, machines
-    from fedpriv.deploy.flower.demo import all_here
+    from fedpriv.deploy.flower.demo import running_deployment
     from fedpriv.deploy.flower.paths import make
 
     port = machines.free_port()
@@ -84,7 +84,7 @@ def measure(ours: bool, exchanges: int, place: Path) -> list[float]:
     bundle, _facts = build_fab_from_files(files)
     fab, out = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {}), place / "seconds.json"
     config: dict[str, Any] = {"ours": ours, "exchanges": exchanges, "out": str(out)}
-    with all_here(home) as (link, look, _keepers):
+    with running_deployment(home) as (link, look, _keepers):
         with link._client() as client:
             client.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(config)))
         until = time.monotonic() + STARTED + 20 * exchanges

@@ -197,7 +197,7 @@ def main() -> None:
 
     from fedpriv.config import load_config
     from fedpriv.deploy.flower import machines
-    from fedpriv.deploy.flower.demo import all_here
+    from fedpriv.deploy.flower.demo import running_deployment
     from fedpriv.deploy.flower.paths import make
     from fedpriv.simulation import run
 
@@ -212,7 +212,7 @@ def main() -> None:
                 file.read_text(encoding="utf-8").replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"),
                 encoding="utf-8",
             )
-        with all_here(home) as (link, look, keepers):
+        with running_deployment(home) as (link, look, keepers):
             killer = Killer(random.Random(options.seed), keepers, options.spread, options.kills, began + 60 * options.minutes)
             while killer.left:
                 method, before = METHODS[len(runs) % len(METHODS)], killer.left

@@ -70,7 +70,7 @@ def no_waiting() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         patch.setattr("fedpriv.server.run_folder.git_commit", lambda: "0" * 40)
-        patch.setattr("fedpriv.tracking.to_mlflow.MlflowTracker.apart", False)  # one import of MLflow serves all tests
+        patch.setattr("fedpriv.tracking.to_mlflow.MlflowTracker.own_process", False)  # one import of MLflow serves all tests
         yield
 
 

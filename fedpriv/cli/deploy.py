@@ -1,4 +1,4 @@
-"""``fedpriv deploy``: a run whose clients are on other machines."""
+"""``fedpriv deploy``: runs with clients on other machines."""
 
 from __future__ import annotations
 
@@ -40,37 +40,35 @@ def demo(clients: int, method: str, rounds: int, assignments: tuple[str, ...], f
     \b
     Example: fedpriv deploy demo --clients 3 --method mpfedcon
     """
-    from fedpriv.deploy.flower.needed import require_flower
+    _require_flower()
+    from fedpriv.deploy.flower.demo import demo as play
     from fedpriv.errors import UsageError
 
-    require_flower()
-    from fedpriv.deploy.flower.demo import demo as play
-
-    usual = ("executor.name=sequential", "tracking.uri=none", "train.participation=1")
-    given = (*usual, f"data.clients={clients}", f"train.rounds={rounds}", *assignments)
+    defaults = ("executor.name=sequential", "tracking.uri=none", "train.participation=1")
+    given = (*defaults, f"data.clients={clients}", f"train.rounds={rounds}", *assignments)
     config = config_from(None, given, {"method": method})
     if config.data.clients != clients:
-        raise UsageError("--set data.clients: --clients sets it")
+        raise UsageError("--set data.clients: use --clients")
     if config.privacy.level == "sample":
         raise UsageError("privacy.level sample: a demo compares with a simulation, and clients draw their noise from secrets")
     if folder is not None and folder.exists() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty; --dir names a new folder")
     with _new_folder(folder) as place:
-        found = play(config, place, lambda text: say(text, err=True), _show_round).found
+        results = play(config, place, lambda text: say(text, err=True), _show_round)
     out = console()
     if folder is None:
-        found.pop("run_dir")
-    for name, value in found.items():
+        results.pop("run_dir")
+    for name, value in results.items():
         out.print(f"{name:<16} {value}", soft_wrap=True)
-    if not found["equal"]:
+    if not results["equal"]:
         why = "; defences that draw random numbers do so from the clients' secrets" if config.wire.transforms else ""
         say(f"fedpriv: the deployed run and the simulation differ{why}", err=True)
         if click.get_current_context().meta.get("fedpriv.json"):
             import json
 
-            click.echo(json.dumps(found))
+            click.echo(json.dumps(results))
         sys.exit(1)
-    return found
+    return results
 
 
 @command(deploy, "init")
@@ -87,14 +85,14 @@ def init(folder: Path, clients: int, host: str, port: int, listen: str) -> dict[
     """
     from fedpriv.deploy.flower.paths import make
 
-    home = make(folder, clients, host, port, listen)
+    paths = make(folder, clients, host, port, listen)
     out = console()
     out.print(f"server: fedpriv deploy server {folder}", soft_wrap=True)
     out.print(
         f"client: copy {folder}/client-N.yaml and {folder}/client-N/, then fedpriv deploy client client-N.yaml", soft_wrap=True
     )
     out.print(f"then:   fedpriv deploy run {folder} --method fedavg", soft_wrap=True)
-    return {"dir": str(home.path), "clients": clients, "host": host, "port": port}
+    return {"dir": str(paths.path), "clients": clients, "host": host, "port": port}
 
 
 @command(deploy, "renew")
@@ -105,11 +103,11 @@ def renew(folder: Path) -> dict[str, Any]:
     \b
     Example: fedpriv deploy renew DIR
     """
-    from fedpriv.deploy.flower import paths as files
+    from fedpriv.deploy.flower.paths import DeploymentPaths, renew_certificate
 
-    files.renew(home := files.DeploymentPaths.open(folder))
-    console().print(f"{home.certificate} is new: start the server again, and nginx where it is used", soft_wrap=True)
-    return {"certificate": str(home.certificate)}
+    renew_certificate(paths := DeploymentPaths.open(folder))
+    console().print(f"{paths.certificate} is new: restart the server, and nginx if you use it", soft_wrap=True)
+    return {"certificate": str(paths.certificate)}
 
 
 @command(deploy, "server")
@@ -120,17 +118,15 @@ def server(folder: Path) -> None:
     \b
     Example: fedpriv deploy server DIR
     """
-    from fedpriv.deploy.flower.needed import require_flower
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import DeploymentPaths
 
-    home = DeploymentPaths.open(folder)
-    with machines.server(home) as supervisor:
-        settings = home.settings()
-        _warn_of_readable(home.authority_key, home.key, home.secret)
-        say(f"server on {settings.listen}:{settings.port}; it writes {home.log}", err=True)
+    paths = DeploymentPaths.open(folder)
+    with machines.server(paths) as supervisor:
+        settings = paths.settings()
+        _warn_of_readable(paths.authority_key, paths.key, paths.secret)
+        say(f"server on {settings.listen}:{settings.port}; it writes {paths.log}", err=True)
         supervisor.watch()
 
 
@@ -144,9 +140,7 @@ def client(file: Path) -> None:
     \b
     Example: fedpriv deploy client client-2.yaml
     """
-    from fedpriv.deploy.flower.needed import require_flower
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.paths import read_client
 
@@ -166,32 +160,30 @@ def run(
 ) -> dict[str, Any] | None:
     """Start a run with the clients of a deployment, and show its rounds.
 
-    Its folder is in DIR/runs. Ctrl-C stops the display, not the run; to stop the run, use `fedpriv deploy stop`.
+    Its folder is in DIR/runs. Ctrl-C stops the display, not the run; `fedpriv deploy stop` stops the run.
 
     \b
     Example: fedpriv deploy run DIR --config run.yaml
     """
-    from fedpriv.deploy.flower.needed import require_flower
-    from fedpriv.errors import UsageError
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
+    from fedpriv.errors import UsageError
     from fedpriv.server.run_folder import RunFolder, default_name
 
-    home = DeploymentPaths.open(folder)
-    settings = home.settings()
+    paths = DeploymentPaths.open(folder)
+    settings = paths.settings()
     config = config_from(config_file, assignments, flags)
     if config.data.clients != settings.clients:
         if "clients" in config.data.model_fields_set:
             raise UsageError(f"data.clients {config.data.clients}: the deployment has {settings.clients} (server.yaml)")
         config = config.model_copy(update={"data": config.data.model_copy(update={"clients": settings.clients})})
-    run_dir = (config.run_dir or home.runs / default_name(config)).absolute()
-    RunFolder(run_dir).check_new()  # before its clients are asked
-    if run_dir.resolve().parent != home.runs.resolve():
-        raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {home.runs}, for `deploy resume`")
-    link = _link(home)  # no request is left where no server takes it
-    return _conduct(home, link, Request.write(home.requests, run_dir, config, settings.clients, settings.answer_within), detach)
+    run_dir = (config.run_dir or paths.runs / default_name(config)).absolute()
+    RunFolder(run_dir).check_new()  # before any client is asked
+    if run_dir.resolve().parent != paths.runs.resolve():
+        raise UsageError(f"--run-dir {config.run_dir}: the runs of a deployment must be in {paths.runs}, for `deploy resume`")
+    link = _link(paths)  # before the request is written, so that none is left if no server answers
+    return _follow(paths, link, Request.write(paths.requests, run_dir, config, settings.clients, settings.answer_within), detach)
 
 
 @command(deploy, "resume")
@@ -205,22 +197,20 @@ def resume(run_dir: Path, detach: bool) -> dict[str, Any] | None:
     \b
     Example: fedpriv deploy resume DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b
     """
-    from fedpriv.deploy.flower.needed import require_flower
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
-    from fedpriv.deploy.serving import STOP, to_resume
+    from fedpriv.deploy.server_run import STOP, open_to_resume
     from fedpriv.errors import UsageError
 
     if (run_dir / "server.yaml").exists():
         raise UsageError(f"{run_dir} is a deployment; name one of its runs, in {run_dir / 'runs'}")
-    folder = to_resume(run_dir)
-    home = DeploymentPaths.open(folder.path.parent.parent)
-    settings, link = home.settings(), _link(home)
-    (folder.path / STOP).unlink(missing_ok=True)  # of a run that was killed before it could stop
-    request = Request.write(home.requests, folder.path, None, settings.clients, settings.answer_within)
-    return _conduct(home, link, request, detach)
+    folder = open_to_resume(run_dir)
+    paths = DeploymentPaths.open(folder.path.parent.parent)
+    settings, link = paths.settings(), _link(paths)
+    (folder.path / STOP).unlink(missing_ok=True)  # left by a kill
+    request = Request.write(paths.requests, folder.path, None, settings.clients, settings.answer_within)
+    return _follow(paths, link, request, detach)
 
 
 @command(deploy, "status")
@@ -231,34 +221,32 @@ def status(folder: Path) -> dict[str, Any]:
     \b
     Example: fedpriv deploy status DIR
     """
-    from fedpriv.deploy.flower.needed import require_flower
-
-    require_flower()
+    _require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.server.run_folder import RunFolder
 
-    home, out = DeploymentPaths.open(folder), console()
-    nodes = [{"name": node.name, "status": node.status} for node in _link(home).nodes()]
+    paths, out = DeploymentPaths.open(folder), console()
+    nodes = [{"name": node.name, "status": node.status} for node in _link(paths).nodes()]
     runs: dict[str, dict[str, Any]] = {}
-    for path in sorted(home.runs.iterdir()):
+    for path in sorted(paths.runs.iterdir()):
         if (path / "config.yaml").exists():
-            kept = RunFolder.open(path)
-            records = kept.records()
+            run_folder = RunFolder.open(path)
+            records = run_folder.records()
             done = records[-1]["round"] if records else 0
-            runs[path.name] = {"status": kept.status, "rounds": done, "of": kept.config().train.rounds}
-    for name, request in Request.latest(home.requests).items():
+            runs[path.name] = {"status": run_folder.status, "rounds": done, "of": run_folder.config().train.rounds}
+    for name, request in Request.latest(paths.requests).items():
         if (error := (request.ended or {}).get("error")) is not None:
             runs.setdefault(name, {"status": "failed", "rounds": 0, "of": None})["error"] = error
     for node in nodes:
         out.print(f"{node['name']:<12} {node['status']}", soft_wrap=True)
-    for name, one in runs.items():
-        if one["of"] is None:
-            about = f"not begun: {one['error']}"
-        else:  # a run goes on where a request to resume it was refused, as a second one is
-            about = f"round {one['rounds']} of {one['of']}" + (f"; last request: {one['error']}" if "error" in one else "")
-        out.print(f"{name}  {one['status']}, {about}", soft_wrap=True)
-    return {"clients": nodes, "runs": [{"run": name, **one} for name, one in runs.items()]}
+    for name, run in runs.items():
+        if run["of"] is None:
+            progress = f"not begun: {run['error']}"
+        else:  # the error is that of another request for the run, such as a second one to resume it
+            progress = f"round {run['rounds']} of {run['of']}" + (f"; last request: {run['error']}" if "error" in run else "")
+        out.print(f"{name}  {run['status']}, {progress}", soft_wrap=True)
+    return {"clients": nodes, "runs": [{"run": name, **run} for name, run in runs.items()]}
 
 
 @command(deploy, "stop")
@@ -269,7 +257,7 @@ def stop(run_dir: Path) -> None:
     \b
     Example: fedpriv deploy stop DIR/runs/20260131-120000-mpfedcon-digits-s0-1a2b
     """
-    from fedpriv.deploy.serving import STOP
+    from fedpriv.deploy.server_run import STOP
     from fedpriv.errors import UsageError
     from fedpriv.server.run_folder import RunFolder
 
@@ -283,9 +271,15 @@ def stop(run_dir: Path) -> None:
     say(f"{run_dir} stops after its round", err=True)
 
 
+def _require_flower() -> None:
+    from fedpriv.deploy.flower.internals import require_flower
+
+    require_flower()
+
+
 @contextmanager
 def _new_folder(given: Path | None) -> Iterator[Path]:
-    """A block with a folder: the given one, or a temporary one, which is kept after a failure, as its logs say why."""
+    """A block with a folder: the given one, or a temporary one, which is kept after a failure for its logs."""
     import shutil
     import tempfile
 
@@ -313,42 +307,42 @@ def _warn_of_readable(*secrets: Path) -> None:
         say(f"warning: other users of this machine may read {path}; chmod 600 {path}", err=True)
 
 
-def _conduct(home: Any, link: Any, request: Any, detach: bool) -> dict[str, Any] | None:
-    """Have a request played, and show the rounds of its run."""
+def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any] | None:
+    """Start the run of a request, and show its rounds; the summary."""
     import os
     import time
 
     from fedpriv.cli.report import accuracy_of
-    from fedpriv.deploy.serving import DECLARED
+    from fedpriv.deploy.server_run import DECLARED
     from fedpriv.errors import FedprivError
     from fedpriv.server.run_folder import RunFolder
 
     run_dir = request.run_dir
     records = RunFolder(run_dir).records()
-    done = records[-1]["round"] if records else -1  # which a run that is resumed does not show again
-    number, looked, answered = link.start(request.path), time.monotonic(), True
+    done = records[-1]["round"] if records else -1  # rounds that a resumed run does not show again
+    number, checked, answers = link.start(request.path), time.monotonic(), True
 
-    def alive() -> None:
-        nonlocal looked, answered
-        if time.monotonic() > looked + 5:
-            before, answered = answered, link.check(number)
-            if before and not answered:
-                say(f"warning: the server does not answer any more; `fedpriv deploy server {home.path}` starts it", err=True)
-            looked = time.monotonic()
+    def check_alive() -> None:
+        nonlocal checked, answers
+        if time.monotonic() > checked + 5:
+            before, answers = answers, link.check(number)
+            if before and not answers:
+                say(f"warning: the server does not answer any more; `fedpriv deploy server {paths.path}` starts it", err=True)
+            checked = time.monotonic()
 
     shown = os.path.relpath(run_dir)
     if detach:
         console().print(f"started: {shown}", soft_wrap=True)
         return {"run_dir": str(run_dir)}
-    _say_who_is_awaited(link, home)
+    _show_absent(link, paths)
     try:
-        finished = request.follow(alive, _show_round, lambda text: say(f"warning: {text}", err=True), done)
+        finished = request.follow(check_alive, _show_round, lambda text: say(f"warning: {text}", err=True), done)
     except FedprivError as error:
-        if request.ended is None and (run_dir / DECLARED).exists():  # its app was ended, and can say no more
-            raise FedprivError(f"{error}; `fedpriv deploy resume {shown}` goes on with the run") from None
+        if request.ended is None and (run_dir / DECLARED).exists():  # its app was killed
+            raise FedprivError(f"{error}; `fedpriv deploy resume {shown}` continues the run") from None
         raise
     if not finished:
-        console().print(f"Stopped. Go on with: fedpriv deploy resume {shown}", soft_wrap=True)
+        console().print(f"Stopped. Continue with: fedpriv deploy resume {shown}", soft_wrap=True)
         sys.exit(130)
     summary = RunFolder.open(run_dir).summary()
     if summary and summary["accuracy"] is not None:
@@ -357,8 +351,8 @@ def _conduct(home: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
     return summary
 
 
-def _say_who_is_awaited(link: Any, home: Any) -> None:
-    """Name the clients that are not connected, for which the beginning of a run waits."""
+def _show_absent(link: Any, paths: Any) -> None:
+    """Name the clients that are not connected; the start of a run waits for them."""
     import time
 
     from fedpriv.deploy.transport import JOIN
@@ -368,22 +362,22 @@ def _say_who_is_awaited(link: Any, home: Any) -> None:
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + JOIN))
         names = ", ".join(away[:_SHOWN]) + (", ..." if len(away) > _SHOWN else "")
         say(
-            f"waiting for {len(away)} of {home.settings().clients} clients to connect, until {until} ({JOIN:g} s): {names}; "
-            f"`fedpriv deploy status {home.path}` shows them",
+            f"waiting for {len(away)} of {paths.settings().clients} clients to connect, until {until} ({JOIN:g} s): {names}; "
+            f"`fedpriv deploy status {paths.path}` shows them",
             err=True,
         )
 
 
-def _link(home: Any) -> Any:
+def _link(paths: Any) -> Any:
     from fedpriv.deploy.flower.control import SuperLink
     from fedpriv.deploy.flower.machines import reachable
     from fedpriv.errors import FedprivError
 
-    settings = home.settings()
+    settings = paths.settings()
     address = reachable(settings.listen, settings.port)
-    link = SuperLink(address, home.authority)
+    link = SuperLink(address, paths.authority)
     if not link.answers():
-        raise FedprivError(f"no server answers on {address}; `fedpriv deploy server {home.path}` starts it")
+        raise FedprivError(f"no server answers on {address}; `fedpriv deploy server {paths.path}` starts it")
     return link
 
 

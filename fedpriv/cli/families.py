@@ -26,7 +26,6 @@ MODULES: Final = {
     "fedpriv.server.run_folder": "run-folder",
     "fedpriv.server.run_lock": "run-folder",
     "fedpriv.tracking.folder": "run-folder",
-    "fedpriv.tracking.forms": "run-folder",
     "fedpriv.simulation.reopening": "run-folder",
     "fedpriv.privacy": "privacy",
     "fedpriv.secure": "privacy",

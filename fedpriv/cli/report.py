@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import mean
@@ -33,19 +33,21 @@ NO_ACCURACY = "none: self-supervised, see fedpriv probe {run}"
 
 
 class Bold(NamedTuple):
-    """A value of the summary with its figure in bold."""
+    """A value of the summary with a part in bold."""
 
     before: str
     bold: str
     after: str = ""
 
 
+Row = tuple[str, str | Bold]
+"""A line of the summary: label and value."""
 LONG = 2.0
-"""Seconds of a round after which its clients get a bar."""
+"""Seconds of a round after which its clients get a progress bar."""
 
 
 class Reporter:
-    """Progress on standard error (live bars on a terminal, a line a round elsewhere), the summary on ``out``."""
+    """Shows progress on standard error (bars on a terminal, else a line a round), and the summary on ``out``."""
 
     def __init__(self, out: Console) -> None:
         self.out = out
@@ -63,7 +65,7 @@ class Reporter:
         self._durations: list[float] = []
         self._score = "no accuracy yet"
         self._began = 0.0
-        """Of the round, on the progress bar's clock."""
+        """Start of the round, on the progress bar's clock."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -95,7 +97,7 @@ class Reporter:
         self.begin(config.train.rounds, folder.records()[-1]["round"] if folder.records() else 0)
 
     def begin(self, rounds: int, done: int) -> None:
-        """Show the bars of a run of so many rounds, of which some are done."""
+        """Show the progress bar of a run, of whose rounds some are done."""
         self._rounds = rounds
         self._task = self._bar.add_task(self._score, total=rounds, completed=done, what="round")
         self._clients = self._bar.add_task("", total=None, visible=False, what="clients")
@@ -134,87 +136,27 @@ class Reporter:
         """Print the summary, or how to resume the run.
 
         Args:
-            measured: what the run's canaries show.
+            measured: results of the run's canaries.
         """
         path = os.path.relpath(outcome.folder.path)
         if outcome.summary is None:
             self.out.print(f"Stopped after round {outcome.rounds_done}. Resume with: fedpriv resume {path}", soft_wrap=True)
             return
-        summary, protocols, rows = outcome.summary, outcome.summary["protocols"], list[tuple[str, str | Bold]]()
-        records = outcome.folder.records()
-        if summary["accuracy"] is None:
-            loss = records[-1]["metrics"].get("train_loss")
-            untested = records[-1].get("untested")
-            rows.append(("accuracy", "none: no client was tested" if untested else NO_ACCURACY.format(run=path)))
-            rows += [("training loss in the last round", f"{loss:.4g}")] if loss is not None else []
-        else:
-            spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
-            rows.append((accuracy_of(summary), Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")))
-            if (learnt_nothing := constant_answer(summary)) is not None:
-                rows.append(("  at chance level", Bold("", learnt_nothing)))
-            tested = summary["accuracy_per_client"]
-            if left_out := tested.count(None):
-                rows.append(("clients that were not tested, left out", f"{left_out} of {len(tested)}"))
-        for share, accuracy in summary.get("probe", {}).items():
-            rows.append((f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")))
-        if protocols["global_test"] is not None:
-            scores = f"{protocols['global_test']:.3f} accuracy"
-            if (f1 := protocols["global_test_f1"]) is not None:  # a run of an earlier version has none
-                scores += f"   {f1:.3f} macro F1"
-            rows.append(("global model on the server's test set", scores))
-        first = records[0]["metrics"]
-        broadcast = f" (of which {decimal(first['bytes_down'])} the initial model)" if first["bytes_down"] else ""
-        rows.append(("traffic", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"))
-        if snr := summary.get("snr_db"):
-            rows.append(
-                ("signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items()))
-            )
-        if summary["local_updates_dropped"]:
-            rows.append(
-                ("diverged local trainings, left out", Bold("", f"{summary['local_updates_dropped']} of {summary['updates']}"))
-            )
-        if untrained := summary.get("updates_untrained"):  # a run of an earlier version has none
-            rows.append(("local trainings without a step, left out", Bold("", f"{untrained} of {summary['updates']}")))
-        if summary["answers_refused"]:
-            rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
-        rows += self._privacy(summary.get("privacy"))
+        summary, records = outcome.summary, outcome.folder.records()
+        rows = [*_results(summary, records, path), *_costs(summary, records), *self._privacy(summary.get("privacy"))]
         if measured is not None:
             from fedpriv.audit.sentences import canaries
 
             rows += [("  measured", sentence) for sentence in canaries(measured)]
-        if summary["clients_never_trained"]:
-            counted = ", whose accuracy is in the mean" if summary["accuracy"] is not None else ""
-            lost = any(record["metrics"].keys() & {"too_few_uploads", "not_finite"} for record in records)
-            how = " (a round without effect counts as none)" if lost else ""
-            rows.append(("clients that never took part", f"{summary['clients_never_trained']}{how}{counted}"))
-        rows.append(("time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"))
-        if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
-            rows.append(("padding of batches in groups", f"{mean(padded):.1%} of the samples"))
-        if (kept := summary["payloads"])["files"]:
-            size = f"{decimal(kept['bytes'])} in {kept['files']} files (payloads/; set with --keep-payloads)"
-            rows.append(("messages kept", size))
-        rows += [("run folder", path), ("tracking", self._tracking(outcome))]
+        rows += [*_rounds(summary, records), ("run folder", path), ("tracking", self._tracking(outcome))]
         width = max(len(label) for label, _ in rows)
         for label, text in rows:
             value = (text.before, (text.bold, "bold"), text.after) if isinstance(text, Bold) else (text,)
             self.out.print(styled(f"{label:<{width}}  ", *value), soft_wrap=True)
-        config, folder = outcome.folder.config(), outcome.folder.path.parent
-        path, beside = shlex.quote(path), shlex.quote(os.path.relpath(folder))
-        again = "" if _is_usual(config) else f" --config {path}/config.yaml"
-        after = []
-        if (other := _other_method(config)) is not None:
-            after.append(f"fedpriv train --method {other}{again}   the same clients, another method")
-        if summary["payloads"]["files"]:
-            after.append(f"fedpriv audit {path}   what its messages reveal")
-        after.append(f"fedpriv compare {beside}/*" if _only_runs(folder) else f"fedpriv compare {path} OTHER_RUN")
-        if summary["accuracy"] is None:
-            after.append(f"fedpriv probe {path}")
-        if (command := _ui(outcome.folder.facts["tracking"], folder, beside)) is not None:
-            after.append(command)
-        self.out.print("\nNext: " + "\n      ".join(after), soft_wrap=True)
+        self.out.print("\nNext: " + "\n      ".join(_next_commands(outcome.folder, summary)), soft_wrap=True)
 
     @staticmethod
-    def _privacy(statement: dict[str, Any] | None) -> list[tuple[str, str | Bold]]:
+    def _privacy(statement: dict[str, Any] | None) -> list[Row]:
         if statement is None:
             return []
         prv = f"{bound(statement['epsilon_prv'])} by PRV" if statement["epsilon_prv"] is not None else "too large for PRV"
@@ -242,59 +184,126 @@ class Reporter:
         return tracker.place + rest[outcome.tracked]
 
 
+def _results(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], path: str) -> Iterator[Row]:
+    """Accuracies."""
+    protocols = summary["protocols"]
+    if summary["accuracy"] is None:
+        yield "accuracy", "none: no client was tested" if records[-1].get("untested") else NO_ACCURACY.format(run=path)
+        if (loss := records[-1]["metrics"].get("train_loss")) is not None:
+            yield "training loss in the last round", f"{loss:.4g}"
+    else:
+        spread = f"{protocols['worst_tenth']:.3f} worst tenth   {protocols['best_client']:.3f} best"
+        yield accuracy_of(summary), Bold("", f"{summary['accuracy']:.3f}", f" mean   {spread}")
+        if (constant := constant_answer(summary)) is not None:
+            yield "  at chance level", Bold("", constant)
+        tested = summary["accuracy_per_client"]
+        if left_out := tested.count(None):
+            yield "clients that were not tested, left out", f"{left_out} of {len(tested)}"
+    for share, accuracy in summary.get("probe", {}).items():
+        yield f"linear probe, {float(share):.0%} of the labels", Bold("", f"{accuracy:.3f}")
+    if protocols["global_test"] is not None:
+        scores = f"{protocols['global_test']:.3f} accuracy   {protocols['global_test_f1']:.3f} macro F1"
+        yield "global model on the server's test set", scores
+
+
+def _costs(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """Traffic, and local updates that were left out."""
+    initial = records[0]["metrics"]["bytes_down"]
+    broadcast = f" (of which {decimal(initial)} the initial model)" if initial else ""
+    yield "traffic", f"{decimal(summary['bytes_up'])} up, {decimal(summary['bytes_down'])} down{broadcast}"
+    if snr := summary.get("snr_db"):
+        yield "signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items())
+    if dropped := summary["local_updates_dropped"]:
+        yield "diverged local trainings, left out", Bold("", f"{dropped} of {summary['updates']}")
+    if untrained := summary["updates_untrained"]:
+        yield "local trainings without a step, left out", Bold("", f"{untrained} of {summary['updates']}")
+    if summary["answers_refused"]:
+        yield "refused answers, left out", Bold("", f"{summary['answers_refused']}")
+
+
+def _rounds(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> Iterator[Row]:
+    """Participation, time, and messages that were kept."""
+    if summary["clients_never_trained"]:
+        included = ", whose accuracy is in the mean" if summary["accuracy"] is not None else ""
+        lost = any(record["metrics"].keys() & {"too_few_uploads", "not_finite"} for record in records)
+        how = " (a round without effect counts as none)" if lost else ""
+        yield "clients that never took part", f"{summary['clients_never_trained']}{how}{included}"
+    yield "time", f"{summary['seconds']:.1f} s for {summary['rounds']} round{'s' * (summary['rounds'] != 1)}"
+    if padded := [record["metrics"]["padding"] for record in records if "padding" in record["metrics"]]:
+        yield "padding of batches in groups", f"{mean(padded):.1%} of the samples"
+    if (payloads := summary["payloads"])["files"]:
+        size = f"{decimal(payloads['bytes'])} in {payloads['files']} files"
+        yield "messages kept", f"{size} (payloads/; set with --keep-payloads)"
+
+
+def _next_commands(run: RunFolder, summary: Mapping[str, Any]) -> Iterator[str]:
+    """Commands that a user may want next."""
+    config, folder = run.config(), run.path.parent
+    path, beside = shlex.quote(os.path.relpath(run.path)), shlex.quote(os.path.relpath(folder))
+    options = "" if _is_default(config) else f" --config {path}/config.yaml"
+    if (other := _other_method(config)) is not None:
+        yield f"fedpriv train --method {other}{options}   the same clients, another method"
+    if summary["payloads"]["files"]:
+        yield f"fedpriv audit {path}   what its messages reveal"
+    yield f"fedpriv compare {beside}/*" if _only_runs(folder) else f"fedpriv compare {path} OTHER_RUN"
+    if summary["accuracy"] is None:
+        yield f"fedpriv probe {path}"
+    if (command := _ui(run.facts["tracking"], folder, beside)) is not None:
+        yield command
+
+
 def constant_answer(summary: Mapping[str, Any]) -> str | None:
-    """That the model of a summary answers the same whatever it is shown, or is no better than one that does; ``None``: it is
-    better, or it is not known, as of an earlier version."""
-    only, guessed = summary.get("only_answer"), summary.get("chance")
+    """A note that the model predicts one class for all samples, or is no better than such a model; ``None``: it is better."""
+    only, chance = summary.get("only_answer"), summary.get("chance")
     if only is not None:
         return f"the model predicts {printable(only)} for every test sample"
-    if not summary.get("at_chance") or guessed is None:
+    if not summary.get("at_chance") or chance is None:
         return None
-    return f"within its 95 % interval, the accuracy is no better than a constant answer's ({guessed:.1%})"
+    return f"within its 95 % interval, the accuracy is no better than a constant answer's ({chance:.1%})"
 
 
 def accuracy_of(summary: Mapping[str, Any]) -> str:
-    """What the accuracy of a summary is."""
+    """What the accuracy of a summary is measured on, and after which rounds."""
     what = "validation accuracy" if summary["split"] == "validation" else "accuracy"
     last = summary["averaged_rounds"]
     return f"{what} per client, {f'mean of the last {last} rounds' if last > 1 else 'after the last round'}"
 
 
-def _samples(least: int, most: int) -> str:
-    """Between which numbers of samples the clients hold."""
-    return f"{least}-{most} samples" if least < most else f"{most} sample{'s' * (most != 1)}"
+def _samples(smallest: int, largest: int) -> str:
+    """The range of the clients' numbers of samples."""
+    return f"{smallest}-{largest} samples" if smallest < largest else f"{largest} sample{'s' * (largest != 1)}"
 
 
 def _left_out(federation: Federation) -> str:
-    """A remark on the partition: images that no client holds, clients without images."""
+    """A note on the partition: clients without images, images that no client holds."""
     import numpy as np
 
     partition, images = federation.data.partition, len(federation.dataset.train_labels)
-    held = [*partition.train, *partition.validation, *(partition.test if partition.test_split == "train" else ())]
-    assigned = len(np.unique(np.concatenate(held)))
-    remarks = []
+    assigned_to = [*partition.train, *partition.validation, *(partition.test if partition.test_split == "train" else ())]
+    assigned = len(np.unique(np.concatenate(assigned_to)))
+    notes = []
     if empty := federation.config.data.clients - len(federation.data.nonempty):
-        remarks.append(f"{empty} of them without any")
+        notes.append(f"{empty} of them without any")
     if assigned < images:
-        remarks.append(f"{images - assigned:,} of {images:,} images assigned to no client")
-    return f" ({', '.join(remarks)})" if remarks else ""
+        notes.append(f"{images - assigned:,} of {images:,} images assigned to no client")
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def _other_method(config: RunConfig) -> str | None:
-    """A method that the config also suits; ``None``: that depends on what its masks hide."""
-    if any(one["name"] == "mask" for one in config.wire.transforms):
+    """A method to compare with under the same config; ``None``: it depends on what a mask hides."""
+    if any(transform["name"] == "mask" for transform in config.wire.transforms):
         return None
     if config.method.name != "fedavg":
-        return "fedavg"  # a composed run's halves go with its method
+        return "fedavg"  # a composed run's objective and aggregation belong to its method
     return "fedrep" if config.privacy.level != "none" else "mpfedcon"  # no noise covers MpFedcon's class centres
 
 
 def _ui(tracking: Mapping[str, Any], folder: Path, beside: str) -> str | None:
-    """The ``fedpriv ui`` that shows a run of that folder; ``None``: its records are not in a store that it opens."""
+    """The command that shows a run of that folder in MLflow; ``None``: its store is none that ``fedpriv ui`` opens."""
     from fedpriv.tracking import default_uri
 
     uri = tracking["uri"]
-    if tracking.get("name", "mlflow") != "mlflow" or uri == "none" or uri.startswith("http"):
+    if tracking["name"] != "mlflow" or uri == "none" or uri.startswith("http"):
         return None
     if uri == default_uri(folder):
         return f"fedpriv ui{'' if beside == 'runs' else f' --runs-dir {beside}'}"
@@ -302,7 +311,7 @@ def _ui(tracking: Mapping[str, Any], folder: Path, beside: str) -> str | None:
 
 
 def _only_runs(folder: Path) -> bool:
-    """Whether all that a shell's ``*`` names in a folder is what ``fedpriv compare`` takes."""
+    """Whether ``fedpriv compare`` takes all that a shell's ``*`` names in a folder."""
     try:
         run_folders(tuple(str(path) for path in folder.iterdir() if not path.name.startswith(".")), folder)
     except FedprivError:  # no run, or a damaged one
@@ -310,9 +319,11 @@ def _only_runs(folder: Path) -> bool:
     return True
 
 
-def _is_usual(config: RunConfig) -> bool:
-    """Whether the config has the defaults except for the method, so that a bare ``fedpriv train`` has the same clients."""
-    usual = type(config)()
+def _is_default(config: RunConfig) -> bool:
+    """Whether the config is the default except for the method, so that ``fedpriv train`` without options has the same clients."""
+    default = type(config)()
     partition = config.data.partition.model_copy(update={"seed": None})
-    same_data = config.data.model_copy(update={"partition": partition}) == usual.data
-    return same_data and config.eval == usual.eval and config.seed == usual.seed and config.train.rounds == usual.train.rounds
+    same_data = config.data.model_copy(update={"partition": partition}) == default.data
+    return (
+        same_data and config.eval == default.eval and config.seed == default.seed and config.train.rounds == default.train.rounds
+    )

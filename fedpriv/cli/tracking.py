@@ -19,6 +19,8 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fedpriv.tracking import Record
 
 _PATH = FilePath()
@@ -39,7 +41,7 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     Example: fedpriv ui --port 5001
     """
     from fedpriv.tracking import artifact_dir, create_store, default_uri, named_store, sqlite_path, tracked_in, whole_address
-    from fedpriv.tracking.store import check_database
+    from fedpriv.tracking.access import check_database
 
     if not runs_dir.is_dir() and tracking_uri is None:
         raise UsageError(f"there is no runs folder {runs_dir}; --runs-dir names another, `fedpriv train` makes one")
@@ -49,8 +51,8 @@ def ui(runs_dir: Path, tracking_uri: str | None, host: str, port: int) -> None:
     arguments = ["--host", host, "--port", str(port), "--workers", "1"]
     if (store := sqlite_path(uri)) is not None:
         if not store.is_file() and any(tracked_in(file.parent) == store for file in runs_dir.glob("*/run.json")):
-            say(f"making the MLflow store {store}, as no run is in it yet")
-            create_store(store)  # or wait until another process has made it
+            say(f"creating the MLflow store {store}, which has no runs yet")
+            create_store(store)  # or wait until another process has created it
         if not store.is_file():
             raise UsageError(f"no MLflow store {store}; `fedpriv train` makes one, --runs-dir or --tracking-uri name another")
         arguments += ["--artifacts-destination", str(artifact_dir(store))]
@@ -100,7 +102,7 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
 
     if every == bool(runs):
         raise UsageError("name the runs to send, or use --all")
-    if every:  # of which one may be damaged, which is no reason to keep back the others
+    if every:  # a damaged run does not keep the others back
         folders = [path.parent for path in sorted(runs_dir.glob("*/config.yaml")) if (path.parent / "run.json").exists()]
     else:
         folders = [find_run(name, runs_dir) for name in runs]
@@ -109,7 +111,7 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
     away: set[str] = set()  # servers that did not answer are not tried again for other runs
     results: list[dict[str, Any]] = []
     failures: list[FedprivError] = []
-    kept = FedprivError if every else (TrackingError, ForeignStore)
+    tolerated = FedprivError if every else (TrackingError, ForeignStore)
     for folder in folders:
         uri = ""
         try:
@@ -119,7 +121,7 @@ def sync_runs(runs: tuple[str, ...], every: bool, runs_dir: Path, tracking_uri: 
             if uri in away:
                 continue
             report = sync(folder, tracking_uri)
-        except kept as error:
+        except tolerated as error:
             failures.append(error)
             console().print(f"{folder.name}: not sent: {error}", soft_wrap=True)
             if isinstance(error, ServerAway):
@@ -157,17 +159,13 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     \b
     Example: fedpriv compare runs/a runs/b
     """
-    from rich.table import Table
-
     from fedpriv.api.comparing import contradictions, figures, labels, repeated
-    from fedpriv.cli.report import constant_answer
     from fedpriv.plots import compare_curves
-    from fedpriv.server.run_folder import RunFolder
 
     folders = run_folders(runs, runs_dir)
     rows = [figures(folder) for folder in folders]
     named = labels(folders, rows)
-    again, contradicted = repeated(named, rows), contradictions(named, rows)
+    repeats, contradicted = repeated(named, rows), contradictions(named, rows)
     groups: dict[str, list[int]] = {}
     for index, label in enumerate(named):
         groups.setdefault(label, []).append(index)
@@ -175,7 +173,54 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     out = console()
     if not out.is_terminal:
         out.width = 160  # for a file, which has no width
-    numbered = out.width < 104  # too narrow for names: numbers, and the names below
+    numbered = out.width < 104  # too narrow for names, which are printed below
+    out.print(_table(rows, numbered))
+    for number, (folder, row) in enumerate(zip(folders, rows, strict=True), 1):
+        if (note := _note(folder, row)) is not None:
+            out.print(note, soft_wrap=True)
+        if numbered:
+            out.print(f"{number} = {row['run']}", soft_wrap=True)
+    summaries = []
+    plotted: dict[str, list[int]] = {}
+    for label, members in groups.items():
+        # Repeated runs are left out of the spread, and so are unfinished ones, whose accuracies are of other rounds.
+        distinct = [index for index in members if not repeats[index]]
+        done = [index for index in distinct if rows[index]["status"] == "finished"]
+        plotted[label] = done or distinct
+        averaged = [rows[index] for index in done if rows[index]["accuracy"] is not None]
+        accuracies = [] if label in contradicted else [row["accuracy"] for row in averaged]
+        average = statistics.fmean(accuracies) if accuracies else None
+        spread = statistics.stdev(accuracies) if len(accuracies) > 1 else None
+        names = [rows[index]["run"] for index in members]
+        repeated_names = [rows[index]["run"] for index in members if repeats[index]]
+        summaries.append(
+            {"label": label, "runs": names, "repeated": repeated_names, "accuracy_mean": average, "accuracy_std": spread}
+        )
+        left_out = _left_out(repeated=len(repeated_names), unfinished=len(distinct) - len(done))
+        if average is not None and spread is not None:
+            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {_count_seeds(averaged)}{left_out}", soft_wrap=True)
+        elif label in contradicted:
+            out.print(f"{label}: no mean, as runs with the same config and seed differ in their results", soft_wrap=True)
+        elif repeated_names:
+            out.print(f"{label}: no spread over seeds{left_out}", soft_wrap=True)
+    if {row["split"] for row in rows} == {"validation"}:
+        out.print("accuracies are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
+    for why in (*contradicted.values(), *_not_comparable(rows)):
+        say(f"warning: {why}", err=True)
+    curves = {printable(label): [_tested(folders[index]) for index in members] for label, members in plotted.items()}
+    try:
+        leaks = {printable(label): _leaks([rows[index] for index in members]) for label, members in groups.items()}
+        compare_curves(curves, output, leaks)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
+    out.print(f"plot: {output}", soft_wrap=True)
+    return {"runs": rows, "groups": summaries, "plot": str(output)}
+
+
+def _table(rows: Sequence[dict[str, Any]], numbered: bool) -> Table:
+    """A line for each run; with columns on privacy if any run has a defence or was audited."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("#" if numbered else "run", overflow="fold")
     table.add_column("method", overflow="fold", min_width=6)
@@ -194,56 +239,28 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
             *(_percent(row[key]) for key in ("accuracy", "worst_tenth", "best")),
             _size(row["bytes_up"]), _size(row["bytes_down"]), _duration(row["seconds"]), *(_private(row) if private else ()),
         )  # fmt: skip
-    out.print(table)
-    for number, (folder, row) in enumerate(zip(folders, rows, strict=True), 1):
-        if row["status"] != "finished":
-            hint = f"; {RunFolder(folder).how_to_resume} continues it" if row["status"] == "killed" else ""
-            out.print(f"* {row['run']}: {row['status']}, as of its last evaluation{hint}", soft_wrap=True)
-        elif (learnt_nothing := constant_answer(row)) is not None:
-            out.print(f"{row['run']}: {learnt_nothing}", soft_wrap=True)
-        elif row["accuracy"] is None:
-            outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
-            outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"
-            out.print(f"{row['run']}: no accuracy, self-supervised; {outcome}", soft_wrap=True)
-        if numbered:
-            out.print(f"{number} = {row['run']}", soft_wrap=True)
-    summaries = []
-    drawn: dict[str, list[int]] = {}
-    for label, members in groups.items():
-        # A repeated run adds nothing to a spread; an unfinished one has the accuracy of another round.
-        once = [index for index in members if not again[index]]
-        done = [index for index in once if rows[index]["status"] == "finished"]
-        drawn[label] = done or once
-        counted = [rows[index] for index in done if rows[index]["accuracy"] is not None]
-        reached = [] if label in contradicted else [row["accuracy"] for row in counted]
-        average = statistics.fmean(reached) if reached else None
-        spread = statistics.stdev(reached) if len(reached) > 1 else None
-        names = [rows[index]["run"] for index in members]
-        twice = [rows[index]["run"] for index in members if again[index]]
-        summaries.append({"label": label, "runs": names, "repeated": twice, "accuracy_mean": average, "accuracy_std": spread})
-        left_out = _left_out(repeated=len(twice), unfinished=len(once) - len(done))
-        if average is not None and spread is not None:
-            out.print(f"{label}: {average:.1%} ± {spread:.1%} over {_draws(counted)}{left_out}", soft_wrap=True)
-        elif label in contradicted:
-            out.print(f"{label}: no mean, as runs with one config and seed have other results", soft_wrap=True)
-        elif twice:
-            out.print(f"{label}: no spread over seeds{left_out}", soft_wrap=True)
-    if {row["split"] for row in rows} == {"validation"}:
-        out.print("accuracies are on the clients' validation data (eval.split), not on their test data", soft_wrap=True)
-    for why in (*contradicted.values(), *_not_comparable(rows)):
-        say(f"warning: {why}", err=True)
-    curves = {printable(label): [_tested(folders[index]) for index in members] for label, members in drawn.items()}
-    try:
-        leaks = {printable(label): _leaks([rows[index] for index in members]) for label, members in groups.items()}
-        compare_curves(curves, output, leaks)
-    except OSError as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}; --output names another file") from None
-    out.print(f"plot: {output}", soft_wrap=True)
-    return {"runs": rows, "groups": summaries, "plot": str(output)}
+    return table
+
+
+def _note(folder: Path, row: dict[str, Any]) -> str | None:
+    """What the numbers of a run do not show: that it is unfinished, at chance level, or has no accuracy."""
+    from fedpriv.cli.report import constant_answer
+    from fedpriv.server.run_folder import RunFolder
+
+    if row["status"] != "finished":
+        hint = f"; {RunFolder(folder).how_to_resume} continues it" if row["status"] == "killed" else ""
+        return f"* {row['run']}: {row['status']}, as of its last evaluation{hint}"
+    if (constant := constant_answer(row)) is not None:
+        return f"{row['run']}: {constant}"
+    if row["accuracy"] is None:
+        outcome = ", ".join(f"{value:.1%} with {float(share):.0%} of the labels" for share, value in row["probe"].items())
+        outcome = f"linear probe {outcome}" if outcome else f"see fedpriv probe {row['run']}"
+        return f"{row['run']}: no accuracy, self-supervised; {outcome}"
+    return None
 
 
 def _not_comparable(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Lines on why accuracies of the runs cannot be compared."""
+    """Reasons for which accuracies of the runs cannot be compared, in a line each."""
     if len({row["split"] for row in rows}) > 1:
         validated = ", ".join(row["run"] for row in rows if row["split"] == "validation")
         yield f"accuracies on validation data ({validated}) and on test data are not comparable"
@@ -252,30 +269,30 @@ def _not_comparable(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     if len(lengths := sorted({row["rounds"] for row in rows if row["status"] == "finished"})) > 1:
         yield f"runs of different lengths ({', '.join(map(str, lengths))} rounds)"
     for dataset in datasets:
-        found = [row for row in rows if row["dataset"] == dataset]
-        if len({row["data_hash"] for row in found} - {None}) > 1:
+        group = [row for row in rows if row["dataset"] == dataset]
+        if len({row["data_hash"] for row in group} - {None}) > 1:
             reason = "they changed between the runs, or options of the data differ"
             yield f"accuracies on other samples of {Path(dataset).name} are not comparable ({reason})"
-        for seed in dict.fromkeys(row["seed"] for row in found):
-            if len({row["partition_hash"] for row in found if row["seed"] == seed}) > 1:
+        for seed in dict.fromkeys(row["seed"] for row in group):
+            if len({row["partition_hash"] for row in group if row["seed"] == seed}) > 1:
                 yield f"{Path(dataset).name}, seed {seed}: the clients of the runs hold different samples"
 
 
-def _draws(rows: Sequence[dict[str, Any]]) -> str:
-    """Over what an accuracy is averaged: seeds, or seeds and partitions where several runs have the same seed."""
+def _count_seeds(rows: Sequence[dict[str, Any]]) -> str:
+    """What an accuracy is averaged over: ``3 seeds``, or runs of seeds and partitions if several runs have the same seed."""
     seeds, partitions = (len({row[key] for row in rows}) for key in ("seed", "partition_hash"))
-    of = f"{seeds} seed{'s' * (seeds > 1)}"
-    return of if seeds == len(rows) else f"{len(rows)} runs of {of} and {partitions} partition{'s' * (partitions > 1)}"
+    text = f"{seeds} seed{'s' * (seeds > 1)}"
+    return text if seeds == len(rows) else f"{len(rows)} runs of {text} and {partitions} partition{'s' * (partitions > 1)}"
 
 
 def _left_out(**counts: int) -> str:
-    """Which runs of a label are not in its summary, by why."""
-    said = ", ".join(f"{count} {why} run{'s' * (count > 1)}" for why, count in counts.items() if count)
-    return f" ({said} left out)" if said else ""
+    """How many runs of a label are left out of its summary, by reason."""
+    text = ", ".join(f"{count} {why} run{'s' * (count > 1)}" for why, count in counts.items() if count)
+    return f" ({text} left out)" if text else ""
 
 
 def _tested(folder: Path) -> list[Record]:
-    """The records of a run, without rounds that were tested otherwise than its result: before fine-tuning at the end."""
+    """The records of a run, without the rounds before a fine-tuning at its end, whose accuracies are not comparable."""
     from fedpriv.api.comparing import summary
     from fedpriv.tracking import read_records
 
@@ -284,12 +301,12 @@ def _tested(folder: Path) -> list[Record]:
 
 
 def _leaks(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
-    """(share recovered, accuracy) of the runs of which both are known."""
+    """(share recovered, accuracy) of the runs that have both."""
     return [(row["recovered"], row["accuracy"]) for row in rows if row["recovered"] is not None and row["accuracy"] is not None]
 
 
 def _private(row: dict[str, Any]) -> tuple[str, ...]:
-    """The cells of a run's defences and leakage."""
+    """The table cells on a run's defences and leakage."""
     from fedpriv.audit.formats import bound
 
     epsilon = "-" if row["epsilon"] is None else bound(row["epsilon"])

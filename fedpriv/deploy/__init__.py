@@ -1,5 +1,5 @@
-"""A run whose clients are on other machines: the same two halves, joined by Flower.
+"""Runs with clients on other machines.
 
-``frames`` to ``serving`` know no network: they carry sealed messages over any :class:`~fedpriv.deploy.remote_clients.Grid`. Only
-``flower`` and ``bundle`` import Flower.
+Only ``flower`` knows the network: the other modules exchange sealed messages over any
+:class:`~fedpriv.deploy.remote_clients.Grid`.
 """

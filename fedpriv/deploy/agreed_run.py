@@ -1,4 +1,4 @@
-"""A run to whose terms a client has agreed, as it is played there: net, data, private states and part in secure sums."""
+"""A client's part in a run whose setup it has accepted: net, data, private states, and masks of secure aggregation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedpriv.client.suspicion import secret_draw
 from fedpriv.config import RunConfig
 from fedpriv.data.augmentation.augment import augmentation
 from fedpriv.data.federated import ClientData
-from fedpriv.deploy.handshake import Apart
+from fedpriv.deploy.handshake import DisjointClients
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_json, remembered
 from fedpriv.simulation.run_setup import settle
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
     from fedpriv.client.masking import Masking
 
 
-class Untested(FedprivError):
-    """A test that a client does not take. It is no error for the server: the round goes on without the accuracy."""
+class DeclinedTest(FedprivError):
+    """The client does not take a test. The round goes on without its accuracy."""
 
 
 class AgreedRun:
-    """A run at one of its clients.
+    """One client's part in a run.
 
     Args:
-        declared: what the server says of all clients' data.
+        declared: what the server says about all clients' data.
         loaded: this client's data.
-        secret: of the run, at this client.
-        terms: checksum of all that the server and its clients have agreed on.
+        secret: this client's secret for the run.
+        checksum: of the setup that server and clients have agreed on.
     """
 
     def __init__(
@@ -50,26 +50,26 @@ class AgreedRun:
         loaded: Loaded,
         store: ClientStore,
         secret: bytes,
-        terms: str,
+        checksum: str,
     ) -> None:
-        self.name, self.store, self._number, self._terms = name, store, number, terms
+        self.name, self.store, self._number, self._checksum = name, store, number, checksum
         sizes = {number: size} if (size := loaded.data.size(number)) else {}
-        agreement, net = settle(config, loaded.prepared.build, declared, sizes, Apart(sizes), loaded.device)
+        agreement, net = settle(config, loaded.prepared.build, declared, sizes, DisjointClients(sizes), loaded.device)
         augment = augmentation(config.data.augment or "none", loaded.dataset.mean, loaded.dataset.std)
         self.agreement, self.initial = agreement, agreement.initial
         self.initial_digest, self.agreement_fingerprint = initial_digest(agreement), agreement.config.fingerprint()
         self.model = Resident(net, agreement.space, loaded.device)
         data = ClientData(loaded.data, number)
-        self.client = Client(number, agreement, data, store, augment, secret, terms, self._check_repeated)
+        self.client = Client(number, agreement, data, store, augment, secret, checksum, self._check_repeated)
         self._broadcast: str | None = None
         self.masking = _masking(number, agreement, name, store.folder.parent)
         torch.set_num_threads(config.threads)
 
     def take_broadcast(self, message: Sealed) -> None:
-        """Start from the model that every client is sent.
+        """Set the initial model.
 
         Raises:
-            FedprivError: it is none, or another than the one before.
+            FedprivError: the message holds no model, or not the model that was set before.
         """
         if self._broadcast not in (None, message.digest):
             raise FedprivError(f"client {self._number} has the initial model of run {self.name}, and this is another")
@@ -77,54 +77,60 @@ class AgreedRun:
         self._broadcast = message.digest
 
     def received(self, round: int, message: Sealed | None) -> Received:
-        """A download as the client reads it."""
+        """Decode a download."""
         return receive(self.agreement, round, message, self.initial, secret_draw())
 
     def _check_repeated(self, what: Literal["update", "test"], round: int, started: str) -> None:
-        """Refuse a second local update in a round where what is sent depends on draws: it would spend more of an epsilon than the
-        ledger books, and the mean of many has less noise. A local update that starts from exactly the same has the same draws.
+        """Refuse a second local update of a round, if it differs and noise is added: it would cost privacy that the ledger does
+        not account for, and averaging would cancel the noise. An identical request gets the same noise.
 
-        Refuse a second test, too: with models of its choice, a server reads test samples out of their accuracies.
+        Refuse a second test, too: with models of its choice, a server reads test samples out of the accuracies.
+
+        Args:
+            started: digest of all that the local update or test starts from.
 
         Raises:
-            FedprivError: the round was played with another message, from another state, or on other samples.
-            Damaged: the ledger does not know of a local update any more.
-            Untested: it was tested so.
+            FedprivError: the client trained in this round from another message, state or data.
+            Damaged: the ledger has lost a local update.
+            DeclinedTest: the client was tested in this round on another message, state or data.
         """
         folder, other = self.store.folder.parent, "with another message, from another state or on other data"
         if what == "test":
             if not remembered(folder / "tested.json", str(round), started):
-                raise Untested(f"client {self._number} was tested in round {round} {other}, and is tested once a round")
+                raise DeclinedTest(f"client {self._number} was tested in round {round} {other}, and is tested once a round")
             return
         private = self.agreement.config.privacy.level == "sample"
         if not private and not self.agreement.transforms:
             return
         if private:
-            self._check_ledger(round, folder / "asked.json")
-        if not remembered(folder / "asked.json", str(round), started):
-            raise FedprivError(f"client {self._number} has played round {round} {other}: it adds noise to one turn a round")
+            self._check_ledger(round, folder / "trained.json")
+        if not remembered(folder / "trained.json", str(round), started):
+            raise FedprivError(
+                f"client {self._number} has trained in round {round} {other}: it adds noise to one local update a round"
+            )
 
-    def _check_ledger(self, round: int, asked: Path) -> None:
-        """Refuse to begin again at zero where the ledger is lost.
+    def _check_ledger(self, round: int, trained: Path) -> None:
+        """Check that the ledger has every round of ``trained``, so that a lost ledger does not start again at zero.
 
-        A round is in the ledger before it is in ``asked``, so a kill between the two is no loss.
+        A round is written to the ledger before ``trained``, so a kill between the two loses nothing.
         """
         spent = self.store.spent(self._number)
-        if lost := sorted(int(one) for one in (load_json(asked) if asked.exists() else {}) if int(one) not in spent):
+        rounds = map(int, load_json(trained) if trained.exists() else {})
+        if lost := sorted(number for number in rounds if number not in spent):
             raise Damaged(
                 f"{self.store.ledger_file(self._number)} does not have what client {self._number} spent on privacy in round "
-                f"{lost[0]}, so it takes no local update in run {self.name} until that file is put back"
+                f"{lost[0]}, so it does not train in run {self.name} until that file is put back"
             )
         if round not in spent:
             self.store.book(self._number, round, [])
 
-    def told(self, message: Sealed | None) -> bytes:
-        """What the server has sent the client for a round, and before the first one, by checksums."""
-        return f"{self._terms}, {self._broadcast}, {message and message.digest}".encode()
+    def context(self, message: Sealed | None) -> bytes:
+        """Checksums of the setup, the initial model and a round's message, which secure aggregation binds its keys to."""
+        return f"{self._checksum}, {self._broadcast}, {message and message.digest}".encode()
 
 
 def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Masking | None:
-    """A client's part in secure sums; ``None``: the run has none."""
+    """The client's masks for secure aggregation; ``None`` if the run does not use it."""
     if not agreement.config.wire.secure_aggregation:
         return None
     from fedpriv.client.masking import Masking
@@ -133,11 +139,11 @@ def _masking(number: int, agreement: Agreement, run: str, folder: Path) -> Maski
 
 
 def initial_digest(agreement: Agreement) -> str:
-    """SHA-256 (hex) of the initial model, with its constants."""
-    constants = [one.double().flatten() for one in agreement.constants.values()]
-    return digest_of(torch.cat([agreement.initial.cpu().double(), *constants]))
+    """SHA-256 (hex) of the initial model and its constants."""
+    constants = [tensor.double().flatten() for tensor in agreement.constants.values()]
+    return row_digest(torch.cat([agreement.initial.cpu().double(), *constants]))
 
 
-def digest_of(row: torch.Tensor) -> str:
+def row_digest(row: torch.Tensor) -> str:
     """SHA-256 (hex) of a row of numbers ``(p,)``."""
     return hashlib.sha256(row.detach().cpu().numpy().tobytes()).hexdigest()

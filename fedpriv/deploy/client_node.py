@@ -1,4 +1,4 @@
-"""The client's end: its data, its private states and its secret stay on its disk; it answers frames with frames."""
+"""A client on its own machine. Its data, private states and secret stay on its disk; it answers frames with frames."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.data.sources import standardised_by_itself
-from fedpriv.deploy.agreed_run import AgreedRun, Untested
-from fedpriv.deploy.frames import Envelope, Frame, line_of
-from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version, differing, told_by_server
+from fedpriv.deploy.agreed_run import AgreedRun, DeclinedTest
+from fedpriv.deploy.frames import Envelope, Frame, one_line
+from fedpriv.deploy.handshake import HANDSHAKE, Facts, code_version, declared_from_json, first_difference
 from fedpriv.deploy.request_validation import config_of, last_of, number_of, rounds_of
 from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source
@@ -36,34 +37,31 @@ from fedpriv.wire.message import Refused
 if TYPE_CHECKING:
     from fedpriv.client.masking import Masking
 
-_RUN = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
-ANYTHING = Requires()
-MOST_AT_ONCE = 8
-"""Runs whose last answer and upload a client holds in memory."""
-MOST_ASKED = 64
-"""Things that one frame asks for; a server needs a handful. Meanwhile a client answers no other frame."""
 UNKNOWN_RUN = "unknown run"
-"""How a client begins its answer where it has not the terms of the run; the server then sends them again."""
-
-
-_LOG = "the client's own log says why"
+"""Beginning of the error for a run whose setup the client does not have; the server then sends the setup again."""
+MAX_RUNS_KEPT = 8
+"""Runs whose last answer and masked upload are kept in memory."""
+MAX_REQUESTS = 64
+"""Requests in a frame; a server needs a handful. The client answers no other frame meanwhile."""
+NO_REQUIREMENTS = Requires()
+_RUN_NAME = re.compile(r"\w[\w.+-]{0,200}", re.ASCII)
+_SEE_LOG = "the client's own log says why"
 _BROADCAST = "broadcast-"
-"""In the folder of a run: how the file of the initial model is called, before its checksum."""
+"""Prefix of the file of the initial model in a run's folder; the rest of the name is its checksum."""
 
 
-class Untold(FedprivError):
-    """An error for the server to read, in place of its cause, which only the client's own log gets."""
+class PrivateError(FedprivError):
+    """An error for the server to read; its cause goes only into the client's own log."""
 
 
 class ClientNode:
     """One client on its own machine.
 
     Args:
-        folder: of its secret, and for each run of its terms and private states; made with mode 700.
-        device: where it trains; ``None``: as the run's config says.
-        check_downloads: whether it refuses downloads with marks of an attack. The run's config, which comes from the server, does
-            not decide that.
-        requires: what it requires of every run.
+        folder: for the client's secret, and the setup and private states of each run; created with mode 700.
+        device: the torch device; ``None``: that of the run's config.
+        check_downloads: whether to refuse downloads with marks of an attack. The server's config cannot change it.
+        requires: what every run must have for this client to take part.
     """
 
     def __init__(
@@ -73,45 +71,45 @@ class ClientNode:
         folder: Path,
         device: str | None = None,
         check_downloads: bool = True,
-        requires: Requires = ANYTHING,
+        requires: Requires = NO_REQUIREMENTS,
     ) -> None:
         self.number, self.source, self.folder, self.device = number, source, folder, device
         self.check_downloads, self.requires = check_downloads, requires
-        self._open: AgreedRun | None = None
+        self._current: AgreedRun | None = None
         self._loaded: tuple[str, Loaded] | None = None
-        self._answered: dict[str, tuple[bytes, Frame]] = {}
-        """Run -> digest of its last frame, and the answer."""
-        self._held: dict[str, Masking] = {}
-        """Run -> its upload that waits for a secure sum, while local updates of another run are taken."""
+        self._answers: dict[str, tuple[bytes, Frame]] = {}
+        """Run -> digest of the last frame, and its answer."""
+        self._maskings: dict[str, Masking] = {}
+        """Run -> the upload that waits for secure aggregation, while other runs train."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def answer(self, frame: Frame) -> Frame:
-        """What it answers; an error becomes one line, without paths.
+        """Answer a frame; an error becomes one line without paths.
 
-        A frame that comes again, as its answer was lost, gets the same answer: a step of a secure sum is taken once. Errors and
-        handshakes may be others the next time.
+        A frame that is sent again because its answer was lost gets the same answer, so that no step of secure aggregation is done
+        twice. Errors and answers of the handshake are not kept.
         """
         digest, run = frame.digest, str(frame.head.get("run"))
-        if run in self._answered and self._answered[run][0] == digest:
-            return self._answered[run][1]
+        if run in self._answers and self._answers[run][0] == digest:
+            return self._answers[run][1]
         answer = self._answer(frame)
         if answer.error is None and run != HANDSHAKE:
-            _keep_latest(self._answered, run, (digest, answer))
+            _keep_latest(self._answers, run, (digest, answer))
         return answer
 
     def _answer(self, frame: Frame) -> Frame:
         envelope = Envelope()
         try:
-            asked, run = frame.head.get("said"), frame.head.get("run")
-            if not isinstance(asked, list) or not isinstance(run, str) or not _RUN.fullmatch(run):
-                raise Refused("a frame that asks for nothing in no run")
-            if len(asked) > MOST_ASKED:
-                raise Refused(f"a frame that asks for {len(asked)} things; at most {MOST_ASKED} are possible")
-            for one in asked:
-                if not isinstance(one, dict) or (act := self._acts.get(one.get("do"))) is None:
-                    raise Refused("a frame that asks for what no client does")
-                act(self, run, one, frame, envelope)
-        except Untold as error:
+            requests, run = frame.head.get("entries"), frame.head.get("run")
+            if not isinstance(requests, list) or not isinstance(run, str) or not _RUN_NAME.fullmatch(run):
+                raise Refused("a frame without requests or without the name of a run")
+            if len(requests) > MAX_REQUESTS:
+                raise Refused(f"a frame of {len(requests)} requests; at most {MAX_REQUESTS} are possible")
+            for request in requests:
+                if not isinstance(request, dict) or (handler := self._handlers.get(request.get("do"))) is None:
+                    raise Refused("a frame with an unknown request")
+                handler(self, run, request, frame, envelope)
+        except PrivateError as error:
             return self._failed(frame, str(error.__cause__), str(error))
         except (FedprivError, Refused) as error:
             return self._failed(frame, str(error))
@@ -119,19 +117,19 @@ class ClientNode:
             return self._failed(frame, f"{type(error).__name__}: {error}", f"{type(error).__name__}: {error.strerror}")
         except Exception as error:  # whose text may quote a sample
             kind = type(error).__name__
-            return self._failed(frame, f"{kind}: {error}", f"the client cannot answer ({kind}); {_LOG}")
+            return self._failed(frame, f"{kind}: {error}", f"the client cannot answer ({kind}); {_SEE_LOG}")
         return envelope.frame()
 
-    def _failed(self, frame: Frame, text: str, told: str | None = None) -> Frame:
-        """An error as the server may read it (``told``, or the text), without paths; the client's own log has all of it."""
-        print(f"fedpriv: {line_of(str(frame.head.get('run')))}: {line_of(text)}", file=sys.stderr, flush=True)
-        return Envelope().frame(error=_pathless(text if told is None else told, self.folder, self.source))
+    def _failed(self, frame: Frame, text: str, public: str | None = None) -> Frame:
+        """Log an error, and send the server its public text (by default the same) without paths."""
+        print(f"fedpriv: {one_line(str(frame.head.get('run')))}: {one_line(text)}", file=sys.stderr, flush=True)
+        return Envelope().frame(error=_without_paths(text if public is None else public, self.folder, self.source))
 
-    # --- what a server may ask -----------------------------------------------------------------------------------------
+    # --- handlers of requests ------------------------------------------------------------------------------------------
 
-    def _describe(self, run: str, asked: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
-        """Say of its data what the server must know."""
-        self.requires.check(config := config_of(asked))
+    def _describe(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
+        """Declare what the server must know about the data."""
+        self.requires.check(config := config_of(request))
         loaded = self._load(config)
         dataset, data = loaded.dataset, loaded.data
         if dataset.vectors is not None and self.source.share == "own":
@@ -141,7 +139,7 @@ class ClientNode:
                 "its images would be standardised by its own mean and deviation, which differ from the other clients'; "
                 "--set data.pixels=unit scales them to [0, 1] at all clients"
             )
-        if loaded.config.privacy.level == "sample" and any(len(held) > 1 for held in data.partition.holders()):
+        if loaded.config.privacy.level == "sample" and any(len(clients) > 1 for clients in data.partition.holders()):
             raise UsageError(
                 f"privacy.level sample: partition {loaded.config.data.partition.name} assigns samples to several clients, and "
                 "the server, which has no data, would count each client's spending alone; use another partition, such as iid"
@@ -153,94 +151,93 @@ class ClientNode:
             SampleForm.of(dataset, loaded.prepared.encoder),
             dataset.classes,
             **self._samples(loaded),
-            usual_model=dataset.default_model,
+            default_model=dataset.default_model,
             lacks=data.lacking(self.number),
             suggests=dict(dataset.suggests),
             partition=data.partition.hash() if self.source.share == "partition" else None,
         )
-        envelope.say(facts.told())
+        envelope.add(asdict(facts))
 
-    def _agree(self, run: str, asked: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
-        """Take the terms of a run, and how many samples it has declared: they do not change any more."""
+    def _agree(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
+        """Accept the setup of a run, and the number of samples that it is based on; neither changes any more."""
         if run == HANDSHAKE:  # whose answers are not kept
             raise Refused(f"a run that is called {HANDSHAKE}")
         folder = self._folder(run)
-        terms = {"run": run, "config": asked.get("config"), "declared": asked.get("declared"), "code": asked.get("code")}
-        samples = asked.get("samples")
-        if (folder / "terms.json").exists():
-            known = load_json(folder / "terms.json")
-            if known != terms:
-                raise FedprivError(f"the terms of run {run} differ from those that this client has agreed to")
+        setup = {"run": run, "config": request.get("config"), "declared": request.get("declared"), "code": request.get("code")}
+        samples = request.get("samples")
+        if (folder / "setup.json").exists():
+            if load_json(folder / "setup.json") != setup:
+                raise FedprivError(f"the setup of run {run} differs from the one that this client has agreed to")
             samples = load_json(folder / "samples.json")
         if not isinstance(samples, dict):
-            raise Refused("terms that do not say how many samples the client has declared")
-        opened = self._opened(run, terms, samples)
-        if not (folder / "terms.json").exists():
+            raise Refused("a setup without the number of samples that the client has declared")
+        opened = self._open(run, setup, samples)
+        if not (folder / "setup.json").exists():
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             save_json(folder / "samples.json", samples)
-            save_json(folder / "terms.json", terms)
-        self._open = opened
-        envelope.say({"initial": opened.initial_digest, "config": opened.agreement_fingerprint})
+            save_json(folder / "setup.json", setup)
+        self._current = opened
+        envelope.add({"initial": opened.initial_digest, "config": opened.agreement_fingerprint})
 
-    def _welcome(self, run: str, asked: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
-        """Keep the initial model."""
-        opened, message = self._of(run), frame.sealed(asked.get("message"))
+    def _welcome(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
+        """Store the initial model."""
+        opened, message = self._run(run), frame.sealed(request.get("message"))
         if message is None:
             raise Refused("a welcome without a model")
         opened.take_broadcast(message)
         write_atomically(self._folder(run) / f"{_BROADCAST}{message.digest}", message.data)
-        envelope.say({})
+        envelope.add({})
 
-    def _train(self, run: str, asked: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
-        """Take a local update."""
-        opened, round = self._of(run), number_of(asked, "round")
+    def _train(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
+        """Train for a round; answer with the upload and a report, or with public keys if uploads are summed securely."""
+        opened, round = self._run(run), number_of(request, "round")
         rounds = opened.agreement.config.train.rounds
         if not 1 <= round <= rounds:
             raise Refused(f"a local update in round {round} of a run of {rounds}")
-        message, last = frame.sealed(asked.get("message")), last_of(asked, round)
+        message, last = frame.sealed(request.get("message")), last_of(request, round)
         answer = opened.client.train(opened.model, opened.received(round, message), last)
         if opened.masking is not None:
             try:
-                answer = opened.masking.hold(answer, {} if message is None else message.tensors(), opened.told(message))
-            except Refused as reason:  # it has numbers of the upload, such as its norm, and the server sets the bound
-                opened.store.forget([(self.number, round)])  # such a local update does not count
-                raise Untold(f"its upload cannot be summed; {_LOG}") from reason
-        envelope.say({}, upload=answer.upload, report=answer.report)
+                answer = opened.masking.hold(answer, {} if message is None else message.tensors(), opened.context(message))
+            except Refused as reason:  # which may quote the upload's norm, and the server chooses the bound
+                opened.store.forget([(self.number, round)])  # the local update does not count
+                raise PrivateError(f"its upload cannot be summed; {_SEE_LOG}") from reason
+        envelope.add({}, upload=answer.upload, report=answer.report)
 
-    def _step(self, run: str, asked: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
-        """Take a step of a secure sum."""
-        opened, message = self._of(run), frame.sealed(asked.get("message"))
+    def _step(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
+        """Do a step of secure aggregation."""
+        opened, message = self._run(run), frame.sealed(request.get("message"))
         if message is None or opened.masking is None:
-            raise Refused("a step of a secure sum that is none")
-        envelope.say({}, message=opened.masking.answer(message))
+            raise Refused("a step of secure aggregation without a message, or in a run without it")
+        envelope.add({}, message=opened.masking.answer(message))
 
-    def _test(self, run: str, asked: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
-        """Score the server's model on its own test samples."""
-        opened, round = self._of(run), number_of(asked, "round")
-        message, rounds = frame.sealed(asked.get("message")), opened.agreement.config.train.rounds
+    def _test(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
+        """Evaluate the server's model on this client's test samples."""
+        opened, round = self._run(run), number_of(request, "round")
+        message, rounds = frame.sealed(request.get("message")), opened.agreement.config.train.rounds
         if round > rounds:
             raise Refused(f"a test in round {round} of a run of {rounds}")
-        received, last = opened.received(round, message), last_of(asked, round + 1)
+        received, last = opened.received(round, message), last_of(request, round + 1)
         try:
             if not self.requires.tests:
-                raise Untested("its own file allows no tests (requires.tests)")
+                raise DeclinedTest("its own file allows no tests (requires.tests)")
             answer = opened.client.test(opened.model, received, last)
-        except Untested as reason:
-            envelope.say({"untested": str(reason)})
+        except DeclinedTest as reason:
+            envelope.add({"untested": str(reason)})
         else:
-            envelope.say({}, report=answer.report)
+            envelope.add({}, report=answer.report)
 
-    def _forget(self, run: str, asked: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
-        """Remove states that the server will not name again."""
-        self._of(run).store.forget((self.number, round) for round in rounds_of(asked))
-        envelope.say({})
+    def _forget(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
+        """Delete the states of rounds that the server no longer needs."""
+        self._run(run).store.forget((self.number, round) for round in rounds_of(request))
+        envelope.add({})
 
-    def _keep_only(self, run: str, asked: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
-        """Remove all states but some."""
-        self._of(run).store.keep_only([(self.number, round) for round in rounds_of(asked)])
-        envelope.say({})
+    def _keep_only(self, run: str, request: Mapping[str, Any], frame: Frame, envelope: Envelope) -> None:
+        """Delete all states except those of some rounds."""
+        self._run(run).store.keep_only([(self.number, round) for round in rounds_of(request)])
+        envelope.add({})
 
-    _acts: Mapping[Any, Callable[[ClientNode, str, Mapping[str, Any], Frame, Envelope], None]] = {
+    _handlers: Mapping[Any, Callable[[ClientNode, str, Mapping[str, Any], Frame, Envelope], None]] = {
         "describe": _describe,
         "agree": _agree,
         "welcome": _welcome,
@@ -253,55 +250,55 @@ class ClientNode:
 
     # ---------------------------------------------------------------------------------------------------------------------
 
-    def _of(self, run: str) -> AgreedRun:
-        """The run, from the disk where this process does not know it yet."""
-        if self._open is not None and self._open.name == run:
-            return self._open
-        path = self._folder(run) / "terms.json"
-        terms = load_json(path) if path.exists() else {}
-        if terms.get("run") != run:  # the folder may be that of another, where a file system ignores case
+    def _run(self, run: str) -> AgreedRun:
+        """A run that was agreed on, loaded from disk if it is not the current one."""
+        if self._current is not None and self._current.name == run:
+            return self._current
+        path = self._folder(run) / "setup.json"
+        setup = load_json(path) if path.exists() else {}
+        if setup.get("run") != run:  # on a file system that ignores case, the folder may be that of another run
             raise Refused(f"{UNKNOWN_RUN} {run}")
-        self._open = self._opened(run, terms, load_json(self._folder(run) / "samples.json"))
-        return self._open
+        self._current = self._open(run, setup, load_json(self._folder(run) / "samples.json"))
+        return self._current
 
-    def _opened(self, run: str, terms: Mapping[str, Any], samples: Mapping[str, Any]) -> AgreedRun:
-        if self._open is None or self._open.name != run:
-            if terms.get("code") != code_version():
-                raise UsageError(
-                    f"this client runs fedpriv {code_version()}, the server {terms.get('code')}; install the same on both"
-                )
-            config = config_of(terms)
-            self.requires.check(config)
-            config = config.with_check(self.check_downloads)
-            declared = told_by_server(terms.get("declared"))
-            if len(declared.trainable) > config.data.clients:
-                raise UsageError(f"the server declares {len(declared.trainable)} clients of a run of {config.data.clients}")
-            loaded = self._load(config)
-            here = _as_in(config, loaded.config)
-            if here.fingerprint() != config.fingerprint():
-                raise UsageError(f"the config differs: {differing(config, here)}")
-            if samples != (now := self._samples(loaded)):  # by these the server accounts for privacy, and weights what it gets
-                raise UsageError(
-                    f"client {self.number} declared {samples.get('train')} training and {samples.get('test')} test samples for "
-                    f"run {run} and has {now['train']} and {now['test']} now; the run needs the data that it began with"
-                )
-            store = ClientStore(self._folder(run) / "states", hint="make room; until then the run goes on without this client")
-            digest = hashlib.sha256(json.dumps(terms, sort_keys=True).encode())
-            opened = AgreedRun(run, self.number, config, declared, loaded, store, self._secret(run), digest.hexdigest())
-            self.requires.check_tests(opened.agreement.method)
-            if (kept := self._kept_broadcast(run)) is not None:
-                opened.take_broadcast(kept)
-            if opened.masking is not None:
-                opened.masking = self._held.get(run, opened.masking)
-                _keep_latest(self._held, run, opened.masking)
-            return opened
-        return self._open
+    def _open(self, run: str, setup: Mapping[str, Any], samples: Mapping[str, Any]) -> AgreedRun:
+        if self._current is not None and self._current.name == run:
+            return self._current
+        if setup.get("code") != code_version():
+            raise UsageError(
+                f"this client runs fedpriv {code_version()}, the server {setup.get('code')}; install the same on both"
+            )
+        config = config_of(setup)
+        self.requires.check(config)
+        config = config.with_check(self.check_downloads)
+        declared = declared_from_json(setup.get("declared"))
+        if len(declared.trainable) > config.data.clients:
+            raise UsageError(f"the server declares {len(declared.trainable)} clients of a run of {config.data.clients}")
+        loaded = self._load(config)
+        here = _with_run_choices(config, loaded.config)
+        if here.fingerprint() != config.fingerprint():
+            raise UsageError(f"the config differs: {first_difference(config, here)}")
+        if samples != (now := self._samples(loaded)):  # the server's privacy accounting and weights are based on them
+            raise UsageError(
+                f"client {self.number} declared {samples.get('train')} training and {samples.get('test')} test samples for "
+                f"run {run} and has {now['train']} and {now['test']} now; the run needs the data that it began with"
+            )
+        store = ClientStore(self._folder(run) / "states", hint="make room; until then the run goes on without this client")
+        checksum = hashlib.sha256(json.dumps(setup, sort_keys=True).encode()).hexdigest()
+        opened = AgreedRun(run, self.number, config, declared, loaded, store, self._secret(run), checksum)
+        self.requires.check_tests(opened.agreement.method)
+        if (broadcast := self._kept_broadcast(run)) is not None:
+            opened.take_broadcast(broadcast)
+        if opened.masking is not None:
+            opened.masking = self._maskings.get(run, opened.masking)
+            _keep_latest(self._maskings, run, opened.masking)
+        return opened
 
     def _kept_broadcast(self, run: str) -> Sealed | None:
-        """The initial model of a run as it came; ``None``: it has not come yet.
+        """The stored initial model of a run; ``None``: there is none yet.
 
         Raises:
-            Refused: it is damaged. It is removed, and the server sends it again.
+            Refused: the file is damaged. It is deleted, and the server sends the model again.
         """
         for path in self._folder(run).glob(f"{_BROADCAST}*"):
             data = path.read_bytes()
@@ -312,45 +309,46 @@ class ClientNode:
         return None
 
     def _samples(self, loaded: Loaded) -> dict[str, int]:
-        """How many it has to train on and to be tested on."""
+        """Numbers of training and test samples."""
         data = loaded.data
         return {"train": data.size(self.number), "test": len(data.indices(loaded.config.eval.split, self.number))}
 
     def _load(self, config: RunConfig) -> Loaded:
-        """Its data, prepared for a config; those of the last one are kept."""
-        own = {"plugins": (), "run_dir": None, "device": self.device or config.device}
-        wanted = config.model_copy(update={"data": self.source.of_run(config.data), **own})
-        if wanted.data.clients <= self.number:
-            raise UsageError(f"the run has {wanted.data.clients} clients (data.clients), and this is client {self.number}")
-        if self._loaded is None or self._loaded[0] != wanted.to_yaml():
-            partitioning = partition_dataset if self.source.share == "partition" else self._all_mine
+        """The data, prepared for a config; the last result is cached."""
+        local = {"plugins": (), "run_dir": None, "device": self.device or config.device}
+        config = config.model_copy(update={"data": self.source.of_run(config.data), **local})
+        if config.data.clients <= self.number:
+            raise UsageError(f"the run has {config.data.clients} clients (data.clients), and this is client {self.number}")
+        if self._loaded is None or self._loaded[0] != config.to_yaml():
+            partition = partition_dataset if self.source.share == "partition" else self._own_partition
             try:
-                self._loaded = wanted.to_yaml(), load(wanted, partitioning)
+                self._loaded = config.to_yaml(), load(config, partition)
             except FedprivError as error:
                 if self.source.private:
-                    raise Untold(f"its data cannot be read as the run's config says; {_LOG}, which may quote them") from error
+                    raise PrivateError(
+                        f"its data cannot be read as the run's config says; {_SEE_LOG}, which may quote them"
+                    ) from error
                 raise
         return self._loaded[1]
 
-    def _all_mine(self, dataset: Dataset, config: RunConfig) -> Partition:
-        """Every sample is this client's, and other clients' samples are elsewhere."""
+    def _own_partition(self, dataset: Dataset, config: RunConfig) -> Partition:
+        """The partition in which every sample is this client's, and the other clients have none."""
         labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
         options = config.data.partition.model_copy(update={"name": "iid", "test": "disjoint"})
         alone = config.data.model_copy(update={"clients": 1, "partition": options})
-        mine = make_partition(*labels, len(dataset.classes), alone, config.data.partition.seed or 0)
+        whole = make_partition(*labels, len(dataset.classes), alone, config.data.partition.seed or 0)
+        empty = np.zeros(0, np.int64)
 
-        nothing = np.zeros(0, np.int64)
+        def assigned(parts: Sequence[Any]) -> list[Any]:
+            return [parts[0] if client == self.number else empty for client in range(config.data.clients)]
 
-        def at_my_place(held: Sequence[Any]) -> list[Any]:
-            return [held[0] if client == self.number else nothing for client in range(config.data.clients)]
-
-        return Partition(at_my_place(mine.train), at_my_place(mine.validation), at_my_place(mine.test), None, mine.test_split)
+        return Partition(assigned(whole.train), assigned(whole.validation), assigned(whole.test), None, whole.test_split)
 
     def _folder(self, run: str) -> Path:
         return self.folder / "runs" / run
 
     def _secret(self, run: str) -> bytes:
-        """Of a run: that of the client, mixed with the run's name, so that no two runs draw the same noise."""
+        """The secret of a run (32 bytes): the client's secret hashed with the run's name, so that no two runs share noise."""
         path = self.folder / "secret"
         if not path.exists():
             write_atomically(path, secrets.token_bytes(32))
@@ -361,32 +359,32 @@ class ClientNode:
         return hashlib.blake2b(run.encode(), digest_size=32, key=secret).digest()
 
 
-def _keep_latest(held: dict[str, Any], run: str, what: object) -> None:
-    """Keep it as the latest of at most :data:`MOST_AT_ONCE` runs."""
-    held.pop(run, None)
-    held[run] = what
-    if len(held) > MOST_AT_ONCE:
-        del held[next(iter(held))]
+def _keep_latest(kept: dict[str, Any], run: str, value: object) -> None:
+    """Store a run's value as the latest of at most :data:`MAX_RUNS_KEPT`."""
+    kept.pop(run, None)
+    kept[run] = value
+    if len(kept) > MAX_RUNS_KEPT:
+        del kept[next(iter(kept))]
 
 
-def _as_in(run: RunConfig, loaded: RunConfig) -> RunConfig:
-    """The config of loaded data, but for what each client decides for itself, which is as in the run's."""
+def _with_run_choices(run: RunConfig, loaded: RunConfig) -> RunConfig:
+    """The config of loaded data, with the run's values for what each client chooses itself, so that the two can be compared."""
     partition = loaded.data.partition.model_copy(update={"column": run.data.partition.column})
     same = {name: getattr(run.data, name) for name in ("name", "dir", "label")}
     return loaded.model_copy(update={"data": loaded.data.model_copy(update={**same, "partition": partition})})
 
 
-def _pathless(text: str, folder: Path, source: Source) -> str:
+def _without_paths(text: str, folder: Path, source: Source) -> str:
     """One line without paths of this machine, and without addresses, which may hold a password.
 
-    A path in the client's folder is "a file". What follows any other is not told, as it may be part of a name with spaces.
+    A path in the client's folder becomes "a file". Any other path ends the text, as its end cannot be told: names have spaces.
     """
     text = re.sub(rf"{re.escape(str(folder))}[/\\][^\s:;,'\"]*", "a file", text)
-    relative = [one for one in (os.environ.get("FEDPRIV_DATA"), source.dir, source.name) if one]
-    places = [rf"(?<!\w){re.escape(str(Path(one)))}(?=[/\\])" for one in relative]
-    found = re.search("|".join([r"\w+://", *places, r"(?<![\w.])(~\w*|[A-Za-z]:)?[/\\](?=\S)"]), text)
-    if found is None:
-        return line_of(text)
-    what = "an address" if "://" in found[0] else "a file"
-    before = text[: found.start()].rstrip("'\"")
-    return line_of(f"{before}{what}, of which the client's own log says more")
+    relative = [place for place in (os.environ.get("FEDPRIV_DATA"), source.dir, source.name) if place]
+    places = [rf"(?<!\w){re.escape(str(Path(place)))}(?=[/\\])" for place in relative]
+    match = re.search("|".join([r"\w+://", *places, r"(?<![\w.])(~\w*|[A-Za-z]:)?[/\\](?=\S)"]), text)
+    if match is None:
+        return one_line(text)
+    what = "an address" if "://" in match[0] else "a file"
+    before = text[: match.start()].rstrip("'\"")
+    return one_line(f"{before}{what} (more in the client's own log)")

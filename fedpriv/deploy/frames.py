@@ -1,4 +1,4 @@
-"""What crosses between a server and one of its clients: a head of JSON, and sealed messages as they are."""
+"""What a server and a client exchange: frames with a JSON head, and sealed messages as they are."""
 
 from __future__ import annotations
 
@@ -13,105 +13,105 @@ from fedpriv.untrusted.names import printable, shortened
 from fedpriv.wire import Sealed, unseal
 from fedpriv.wire.message import Refused
 
-DEEPEST = 64
-"""How deep a head may be nested; the terms of a run, which are the deepest, take about ten."""
+MAX_DEPTH = 64
+"""Nesting levels of a head; the setup of a run, the deepest one, has about ten."""
 
 
-def line_of(told: Any) -> str:
-    """What another machine told, as it may be shown and kept: one line of at most 300 letters, all of which can be printed."""
+def one_line(value: Any) -> str:
+    """A value from another machine as one line of at most 300 printable characters."""
     try:
-        text = str(told)
-    except RecursionError:  # it was read higher up the stack
+        text = str(value)
+    except RecursionError:  # the JSON was decoded with more stack than is left here
         text = "something nested too deeply"
     return shortened(printable(" ".join(shortened(text, 3000, 1000).split())), 300, 100)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One letter, with as many sealed messages as its head says."""
+    """A request or a response: a head, and the sealed messages that its entries refer to by position."""
 
     head: Mapping[str, Any]
     parts: tuple[bytes, ...] = ()
 
     @property
     def head_bytes(self) -> bytes:
-        """The head as it crosses."""
+        """The head as it is sent."""
         return json.dumps(self.head).encode()
 
     @property
     def digest(self) -> bytes:
-        """SHA-256 of all of it."""
-        found = hashlib.sha256(self.head_bytes)
+        """SHA-256 of head and parts."""
+        digest = hashlib.sha256(self.head_bytes)
         for part in self.parts:
-            found.update(hashlib.sha256(part).digest())
-        return found.digest()
+            digest.update(hashlib.sha256(part).digest())
+        return digest.digest()
 
     @property
-    def said(self) -> list[Any]:
-        """What it says, in order; nothing where that is no list."""
-        said = self.head.get("said")
-        return said if isinstance(said, list) else []
+    def entries(self) -> list[Any]:
+        """The requests, or their responses, in order; empty if the head has no list of them."""
+        entries = self.head.get("entries")
+        return entries if isinstance(entries, list) else []
 
     @property
     def error(self) -> Any:
-        """Why it is no answer; ``None``: it is one."""
+        """The reason for which the request failed, as the client gives it; ``None`` for success."""
         return self.head.get("error")
 
     @classmethod
     def of(cls, head: bytes, parts: Sequence[bytes]) -> Frame:
-        """The frame of a head as it crossed, and its parts.
+        """Decode a frame.
 
         Raises:
-            Refused: the head is no mapping of JSON, or nested so deep that what reads it may run out of stack.
+            Refused: the head is no JSON object, or is nested deeper than ``MAX_DEPTH``.
         """
         try:
-            found = json.loads(head)
+            decoded = json.loads(head)
         except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
+            decoded = None
+        if not isinstance(decoded, dict):
             raise Refused("a frame whose head is no mapping of JSON")
-        if not _ends_within(DEEPEST, found):
-            raise Refused(f"a frame whose head is nested more than {DEEPEST} deep")
-        return cls(found, tuple(parts))
+        if not _is_nested_within(MAX_DEPTH, decoded):
+            raise Refused(f"a frame whose head is nested more than {MAX_DEPTH} deep")
+        return cls(decoded, tuple(parts))
 
-    def sealed(self, place: Any) -> Sealed | None:
-        """The message at a place among its parts; ``None``: the place is none.
+    def sealed(self, index: Any) -> Sealed | None:
+        """The message in a part; ``None`` for the index ``None``.
 
         Raises:
-            Refused: there is none, or it is no sealed message.
+            Refused: there is no such part, or it is not a sealed message.
         """
-        if place is None:
+        if index is None:
             return None
-        if not isinstance(place, int) or not 0 <= place < len(self.parts):
-            raise Refused(f"a frame of {len(self.parts)} messages names message {line_of(place)}")
-        return unseal(self.parts[place])
+        if not isinstance(index, int) or not 0 <= index < len(self.parts):
+            raise Refused(f"a frame of {len(self.parts)} messages names message {one_line(index)}")
+        return unseal(self.parts[index])
 
 
 @dataclass
 class Envelope:
-    """A frame that is being written: what it asks or answers, in order, with the messages that belong to it."""
+    """A frame under construction."""
 
-    said: list[dict[str, Any]] = field(default_factory=list)
+    entries: list[dict[str, Any]] = field(default_factory=list)
     parts: list[bytes] = field(default_factory=list)
 
-    def say(self, facts: Mapping[str, Any], **messages: Sealed | None) -> None:
-        """Add an entry; each message is named by its place among the parts."""
-        places: dict[str, int] = {}
+    def add(self, facts: Mapping[str, Any], **messages: Sealed | None) -> None:
+        """Add an entry; each of its messages becomes a part, and the entry has the part's index under the message's name."""
+        indices: dict[str, int] = {}
         for name, message in messages.items():
             if message is not None:
-                places[name] = len(self.parts)
+                indices[name] = len(self.parts)
                 self.parts.append(message.data)
-        self.said.append({**facts, **places})
+        self.entries.append({**facts, **indices})
 
     def frame(self, **head: Any) -> Frame:
-        """All of it."""
-        return Frame({**head, "said": self.said}, tuple(self.parts))
+        """The frame, with further keys of its head."""
+        return Frame({**head, "entries": self.entries}, tuple(self.parts))
 
 
-def _ends_within(deepest: int, value: Any) -> bool:
-    """Whether JSON is nested no deeper; without recursion, as it may be too deep for that."""
+def _is_nested_within(depth: int, value: Any) -> bool:
+    """Whether JSON has at most so many levels; iterative, as recursion may exhaust the stack."""
     level = [value]
-    for _ in range(deepest):
-        inner = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+    for _ in range(depth):
+        inner = [list(item.values()) if isinstance(item, dict) else item for item in level if isinstance(item, dict | list)]
         level = list(chain.from_iterable(inner))
-    return not any(isinstance(one, dict | list) for one in level)
+    return not any(isinstance(item, dict | list) for item in level)

@@ -1,10 +1,10 @@
-"""What clients declare before the first round, and whether it fits together."""
+"""What clients declare before the first round, and the checks that they fit together."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from typing import Any
 import fedpriv
 from fedpriv.agreement import Declared
 from fedpriv.config import RunConfig, parse
-from fedpriv.deploy.frames import line_of
+from fedpriv.deploy.frames import one_line
 from fedpriv.errors import UsageError
 from fedpriv.models.encoders import BUILT_IN
 from fedpriv.models.user_net import is_own
@@ -23,30 +23,30 @@ from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.untrusted.names import shortened
 
 HANDSHAKE = "handshake"
-"""The run of frames before there is one."""
-CLOCKS = 300.0
-"""Seconds by which clocks may differ; certificates, keys and the time a message has depend on them."""
+"""The name of the run in frames that are sent before there is one."""
+MAX_CLOCK_DIFFERENCE = 300.0
+"""Seconds; certificates, keys and times to live depend on the clocks."""
 _SUGGESTED = re.compile(
     r"data\.(partition\.\w+|image_size|max_tokens|augment)|train\.(lr|participation|batch_size|local_epochs|optimizer)"
     r"|model\.(encoder|backbone|pretrained|projection|projector|predictor|tune)",
     re.ASCII,
 )
-"""Keys of the config that data sets suggest."""
-MOST_SAMPLES = 2**31 - 1
-"""That a client may declare to have. The server can check none of them, and counts uploads by them."""
+"""Config keys that a data set may suggest values for."""
+MAX_SAMPLES = 2**31 - 1
+"""The most samples that a client may declare. The server cannot check the number, and weights uploads by it."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a client declares: of its data nothing but this.
+    """All that a client declares about itself and its data.
 
     Attributes:
         code: version of fedpriv, and the beginning of a hash of its source files.
-        time: its clock, in seconds since 1970.
+        time: the client's clock, in seconds since 1970.
         train, test: numbers of samples.
-        lacks: of image-text pairs, what it does not have.
-        usual_model, suggests: what its data set suggests for open keys of the config.
-        partition: hash of the partition of which it holds a share; ``None``: its data are its own.
+        lacks: the modality that is missing, if the samples are incomplete image-text pairs.
+        default_model, suggests: what the data set suggests for config keys that are not set.
+        partition: hash of the partition that the client takes its share of; ``None``: its data are its own.
     """
 
     client: int
@@ -56,31 +56,27 @@ class Facts:
     classes: tuple[str, ...]
     train: int
     test: int
-    usual_model: str
+    default_model: str
     lacks: Modality | None = None
     suggests: Mapping[str, Any] = field(default_factory=dict)
     partition: str | None = None
 
     @property
     def samples(self) -> dict[str, int]:
-        """How many it has to train on and to be tested on."""
+        """Numbers of training and test samples."""
         return {"train": self.train, "test": self.test}
 
-    def told(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
     @classmethod
-    def of(cls, told: Any, client: int) -> Facts:
-        """Read what a client told; :class:`UsageError` where it makes no sense."""
-        return parse(cls, told, f"what client {client} declares")
+    def parse(cls, values: Any, client: int) -> Facts:
+        """Read a client's declaration from JSON; :class:`UsageError` if it is invalid."""
+        return parse(cls, values, f"what client {client} declares")
 
 
 @cache
 def code_version() -> str:
-    """Version of this fedpriv, with a hash of its source files: two that differ may compute different numbers.
+    """The version of this fedpriv with a hash of its source files, as different sources may compute different numbers.
 
-    Attacks are no part of a deployment. They are a link in a clone and a folder in a wheel.
+    Attacks are left out: a deployment does not use them, and they are a link in a clone but a folder in a wheel.
     """
     root = Path(fedpriv.__file__).parent
     digest = hashlib.sha256()
@@ -91,123 +87,137 @@ def code_version() -> str:
 
 
 def check(facts: Sequence[Facts], now: float) -> None:
-    """Check that clients can train together, with this server.
+    """Check that clients can train together with this server.
 
     Args:
-        facts: of all clients, in order; ``now``: the server's clock.
+        facts: of all clients, in order.
+        now: the server's clock, in seconds since 1970.
 
     Raises:
-        UsageError: which client differs, in what, and what the others have.
+        UsageError: names the client that differs, and in what.
     """
-    for one in facts:
-        if one.code != code_version():
-            raise UsageError(
-                f"client {one.client} runs fedpriv {line_of(one.code)}, this server {code_version()}; install the same on both"
-            )
-        if abs(one.time - now) > CLOCKS:
-            raise UsageError(f"the clock of client {one.client} is {one.time - now:+.0f} s from the server's; set both by NTP")
-        _check_suggested(one)
-        for number in (one.train, one.test):
-            if not 0 <= number <= MOST_SAMPLES:
-                raise UsageError(f"client {one.client} declares {shortened(str(number), 30, 5)} samples, not 0 to {MOST_SAMPLES}")
+    for client in facts:
+        _check_one(client, now)
     first = facts[0]
-    for one in facts[1:]:
-        _same(first, one, "form", "samples of", _form)
-        _same(first, one, "classes", "the classes", partial(_listed, first=first.classes, other=one.classes))
-        _same(first, one, "usual_model", "the usual net", str)
-        _same(first, one, "suggests", "suggestions", str)
-        _same(
-            first, one, "partition", "partition", lambda partition: "its own data" if partition is None else str(partition)[:12]
-        )
-    if not any(one.train for one in facts):
+    for other in facts[1:]:
+        _check_same(first, other, "form", "samples of", _form)
+        _check_same(first, other, "classes", "the classes", partial(_class_difference, first=first.classes, other=other.classes))
+        _check_same(first, other, "default_model", "the default net", str)
+        _check_same(first, other, "suggests", "suggestions", str)
+        _check_same(first, other, "partition", "the partition", _partition)
+    if not any(client.train for client in facts):
         raise UsageError("no client holds training data")
 
 
-def outweighing(facts: Sequence[Facts], config: RunConfig) -> list[str]:
-    """Warnings of a client that alone outweighs all others, of more than one: in the model, where uploads are weighted by
-    samples, and in the weighted accuracy."""
-    found = []
+def _check_one(facts: Facts, now: float) -> None:
+    if facts.code != code_version():
+        raise UsageError(
+            f"client {facts.client} runs fedpriv {one_line(facts.code)}, this server {code_version()}; install the same on both"
+        )
+    if abs(facts.time - now) > MAX_CLOCK_DIFFERENCE:
+        raise UsageError(f"the clock of client {facts.client} is {facts.time - now:+.0f} s from the server's; set both by NTP")
+    _check_suggestions(facts)
+    for number in (facts.train, facts.test):
+        if not 0 <= number <= MAX_SAMPLES:
+            raise UsageError(f"client {facts.client} declares {shortened(str(number), 30, 5)} samples, not 0 to {MAX_SAMPLES}")
+
+
+def warn_of_majorities(facts: Sequence[Facts], config: RunConfig) -> list[str]:
+    """Warnings about a client with more than half of all training samples (if uploads are weighted by them) or test samples."""
+    warnings = []
     if (config.aggregation or config.method).params.get("weights") != "uniform":
         what = (
             "training samples, which the server cannot check: where uploads are weighted by samples, the model is mostly its own"
         )
-        found += _most({one.client: one.train for one in facts}, what)
+        warnings += _majority({client.client: client.train for client in facts}, what)
     what = "test samples, which the server cannot check: the accuracy that is weighted by samples is mostly its own"
-    return found + _most({one.client: one.test for one in facts}, what)
+    return warnings + _majority({client.client: client.test for client in facts}, what)
 
 
-def _most(samples: Mapping[int, int], what: str) -> list[str]:
+def _majority(samples: Mapping[int, int], what: str) -> list[str]:
     sizes = {client: size for client, size in samples.items() if size}
-    total, client = sum(sizes.values()), max(sizes, key=lambda one: sizes[one], default=0)
+    total, client = sum(sizes.values()), max(sizes, key=sizes.__getitem__, default=0)
     if len(sizes) < 3 or 2 * sizes[client] <= total:
         return []
     return [f"client {client} declares {sizes[client]} of all {total} {what}"]
 
 
 def declared(facts: Sequence[Facts]) -> Declared:
-    """What the server knows of the clients' data."""
-    sizes = {one.client: one.train for one in facts if one.train}
-    lacks = {one.client: one.lacks for one in facts if one.lacks is not None}
+    """What the server knows about the clients' data."""
+    sizes = {client.client: client.train for client in facts if client.train}
+    lacks = {client.client: client.lacks for client in facts if client.lacks is not None}
     return Declared(len(facts[0].classes), sorted(sizes), sum(sizes.values()) / len(sizes), max(sizes.values()), lacks)
 
 
-def told_to_clients(known: Declared) -> dict[str, Any]:
-    """The same as JSON, for the clients."""
-    lacks = [[client, what] for client, what in sorted(known.lacks.items())]
+def declared_to_json(known: Declared) -> dict[str, Any]:
+    """A declaration for the clients, as JSON values."""
+    lacks = [[client, modality] for client, modality in sorted(known.lacks.items())]
     return asdict(known) | {"trainable": list(known.trainable), "lacks": lacks}
 
 
-def told_by_server(told: Any) -> Declared:
-    """Read what :func:`told_to_clients` made; :class:`UsageError` where it makes no sense."""
-    lacks = told.get("lacks") if isinstance(told, dict) else None
-    if not isinstance(lacks, list) or not all(isinstance(one, list) and len(one) == 2 for one in lacks):
+def declared_from_json(values: Any) -> Declared:
+    """The inverse of :func:`declared_to_json`; :class:`UsageError` if the values are invalid."""
+    lacks = values.get("lacks") if isinstance(values, dict) else None
+    if not isinstance(lacks, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in lacks):
         raise UsageError("what the server declares: no list of who lacks what")
-    return parse(Declared, {**told, "lacks": dict(lacks)}, "what the server declares")
+    return parse(Declared, {**values, "lacks": dict(lacks)}, "what the server declares")
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Clients of which no two hold the same sample, as far as is known: client -> its number of training samples."""
+class DisjointClients:
+    """A partition whose samples are unknown: no sample is assumed to be at two clients.
+
+    Attributes:
+        sizes: client -> number of training samples.
+    """
 
     sizes: Mapping[int, int]
 
     def holders(self) -> list[tuple[int, ...]]:
-        """Each on its own."""
+        """Groups of clients that hold a common sample: each client alone."""
         return [(client,) for client in sorted(self.sizes)]
 
     def distinct(self) -> int:
-        """All of them."""
+        """Number of different samples."""
         return sum(self.sizes.values())
 
 
-def differing(ours: RunConfig, theirs: RunConfig) -> str:
-    """The first key, by its dotted name, in which two configs differ, with both values."""
+def first_difference(there: RunConfig, here: RunConfig) -> str:
+    """The first dotted key in which two configs differ, with both values."""
 
     def walk(a: Any, b: Any, path: str) -> str | None:
         if isinstance(a, dict) and isinstance(b, dict):
-            return next((found for key in sorted({*a, *b}) if (found := walk(a.get(key), b.get(key), f"{path}.{key}"))), None)
+            inner = (walk(a.get(key), b.get(key), f"{path}.{key}") for key in sorted({*a, *b}))
+            return next(filter(None, inner), None)
         return None if a == b else f"{path[1:]} is {a!r} there and {b!r} here"
 
-    return walk(ours.model_dump(mode="json"), theirs.model_dump(mode="json"), "") or "they do not differ"
+    return walk(there.model_dump(mode="json"), here.model_dump(mode="json"), "") or "they do not differ"
 
 
-def _same(first: Facts, other: Facts, field: str, what: str, shown: Any) -> None:
-    mine, its = getattr(first, field), getattr(other, field)
-    if mine != its:
+def _check_same(first: Facts, other: Facts, field: str, what: str, describe: Callable[[Any], str]) -> None:
+    expected, value = getattr(first, field), getattr(other, field)
+    if expected != value:
         raise UsageError(
-            f"client {other.client} has {what} {line_of(shown(its))}, client {first.client} {line_of(shown(mine))}; "
-            "they must be the same"
+            f"client {other.client} has {what} {one_line(describe(value))}, client {first.client} "
+            f"{one_line(describe(expected))}; they must be the same"
         )
 
 
-def _check_suggested(one: Facts) -> None:
-    """A data set suggests how it is partitioned and trained on, and a net: nothing that a server would open, import or connect
-    to."""
-    if is_own(one.usual_model):
-        raise UsageError(f"client {one.client} suggests the net {line_of(one.usual_model)}, which would have to be imported")
-    for key, value in one.suggests.items():
+def _check_suggestions(facts: Facts) -> None:
+    """Check that a data set suggests only how to partition it and train on it, and nothing that a server would open or import."""
+    if is_own(facts.default_model):
+        raise UsageError(
+            f"client {facts.client} suggests the net {one_line(facts.default_model)}, which would have to be imported"
+        )
+    for key, value in facts.suggests.items():
         if not _SUGGESTED.fullmatch(key) or (key == "model.encoder" and value not in BUILT_IN):
-            raise UsageError(f"client {one.client} suggests {line_of(key)} = {line_of(value)}, which is the operator's to say")
+            raise UsageError(
+                f"client {facts.client} suggests {one_line(key)} = {one_line(value)}, which is the operator's to choose"
+            )
+
+
+def _partition(hash: str | None) -> str:
+    return "none (its own data)" if hash is None else str(hash)[:12]
 
 
 def _form(form: SampleForm) -> str:
@@ -219,10 +229,11 @@ def _form(form: SampleForm) -> str:
     return " with ".join(parts)
 
 
-def _listed(classes: Sequence[str], first: Sequence[str], other: Sequence[str]) -> str:
-    own, both = set(classes), {*first} & {*other}  # a client may declare a million
-    only = next((name for name in classes if name not in both), None)
-    lacks = next((name for name in (*first, *other) if name not in own), None)
-    if only is not None or lacks is not None:
-        return f"{len(classes)}, " + (f"with {only!r}" if only is not None else f"without {lacks!r}")
+def _class_difference(classes: Sequence[str], first: Sequence[str], other: Sequence[str]) -> str:
+    """The number of classes, and one that the other client has not, or that is missing. Linear: there may be a million."""
+    own, common = set(classes), {*first} & {*other}
+    extra = next((name for name in classes if name not in common), None)
+    missing = next((name for name in (*first, *other) if name not in own), None)
+    if extra is not None or missing is not None:
+        return f"{len(classes)}, " + (f"with {extra!r}" if extra is not None else f"without {missing!r}")
     return f"{len(classes)} in another order"

@@ -1,4 +1,4 @@
-"""The clients of a run, as a server reaches them on other machines: one frame to each, and whatever comes back in time."""
+"""The server's view of clients on other machines: a frame to each, and the answers that arrive in time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from fedpriv.agreement import Agreement
 from fedpriv.deploy.client_node import UNKNOWN_RUN
-from fedpriv.deploy.frames import Envelope, Frame, line_of
+from fedpriv.deploy.frames import Envelope, Frame, one_line
 from fedpriv.deploy.handshake import Facts
 from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.evaluation.protocols import client_summary
@@ -27,39 +27,36 @@ class Grid(Protocol):
     """Carries frames to clients by number, and their answers back."""
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
-        """Give each client its frame.
+        """Send each client its frame, and wait for the answers.
 
         Args:
-            seconds: when to stop waiting.
+            seconds: timeout.
             round: for logs.
 
         Yields:
-            (client, its answer, or in a line why there is none); a client without either is not there at the end.
+            (client, its answer, or why there is none). A client that does not answer in time may be left out.
         """
-
-    def close(self) -> None:
-        """Release what it holds."""
 
 
 @dataclass(frozen=True)
-class _Task:
-    """Something that a client is to do; ``facts`` say what, ``message`` belongs to it."""
+class _Request:
+    """A request to a client, and the message that belongs to it."""
 
     facts: Mapping[str, Any]
     message: Sealed | None = None
 
 
 class RemoteClients(Clients):
-    """Clients of other machines.
+    """Clients on other machines.
 
-    What needs no answer of its own (the terms, the initial model, states that may go) waits for the next frame to its client, and
-    is sent again with each until one was answered.
+    Requests whose answer nobody waits for (to store the initial model, to delete states) are added to the next frame to the
+    client, and repeated until one was answered.
 
     Args:
-        run: the run's name, under which clients keep what is theirs.
-        terms: what every client has to agree to, for one that has lost it.
-        samples: client -> how many it has declared, by what they are for; it takes part with as many.
-        seconds: how long an answer may take.
+        run: the run's name, under which clients keep what belongs to it.
+        setup: what every client has to agree to; it is sent again to a client that has lost it.
+        samples: client -> the numbers of training and test samples that it declared.
+        seconds: timeout of an answer.
         warn: called with warnings of one line.
     """
 
@@ -67,25 +64,28 @@ class RemoteClients(Clients):
         self,
         grid: Grid,
         run: str,
-        terms: Mapping[str, Any],
+        setup: Mapping[str, Any],
         samples: Mapping[int, Mapping[str, int]],
         seconds: float,
         warn: Warn,
     ) -> None:
         self.grid, self.run, self.seconds, self.warn = grid, run, seconds, warn
-        self._terms = {client: _Task({"do": "agree", **terms, "samples": known}) for client, known in samples.items()}
-        self._welcome = list[_Task]()
-        self._waiting: dict[int, list[_Task]] = {client: [] for client in samples}
+        self._setup = {client: _Request({"do": "agree", **setup, "samples": counts}) for client, counts in samples.items()}
+        self._welcome = list[_Request]()
+        self._waiting: dict[int, list[_Request]] = {client: [] for client in samples}
         self._missing = dict[int, str]()
-        self._last_said, self._declined = dict[int, str](), dict[int, str]()
+        self._warnings, self._declined = dict[int, str](), dict[int, str]()
         self._not_sent = set[int]()
+        self.silent = set[int]()
+        """Clients that have not answered their last request."""
         self._session = secrets.token_hex(8)
-        """Tells a frame that is sent again from the same one of a server that was started again, whose secure sum is another."""
+        """Part of every frame. After a restart of the server it differs, so clients do not answer from before: the secure
+        aggregation is another one."""
 
     def welcome(self, broadcast: Sealed) -> None:
-        self._welcome = [_Task({"do": "welcome"}, broadcast)]
-        for tasks in self._waiting.values():
-            tasks += self._welcome
+        self._welcome = [_Request({"do": "welcome"}, broadcast)]
+        for requests in self._waiting.values():
+            requests += self._welcome
 
     def train(self, instruction: Instruction) -> Iterator[Answer]:
         return self._ask("train", instruction)
@@ -94,29 +94,31 @@ class RemoteClients(Clients):
         return self._ask("test", instruction)
 
     def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
-        envelopes = {client: [*self._waiting[client], _Task({"do": "step"}, question)] for client, question in questions.items()}
-        for client, frame in self._exchange(envelopes, round):
+        requests = {
+            client: [*self._waiting[client], _Request({"do": "step"}, question)] for client, question in questions.items()
+        }
+        for client, frame in self._exchange(requests, round):
             try:
-                if (found := frame.sealed(_last_said(frame).get("message"))) is None:
-                    raise Refused("it says nothing")
+                if (message := frame.sealed(_last_entry(frame).get("message"))) is None:
+                    raise Refused("it has no message")
             except Refused as reason:
-                self._misses(client, round, f"what it sent is none: {reason}")
+                self._add_missing(client, round, f"its answer is invalid: {reason}")
                 continue
-            yield client, found
+            yield client, message
 
     def damaged(self, states: Mapping[int, int]) -> str | None:
-        return None  # a client whose state is gone says so when it is to go on from it
+        return None  # a client that has lost its state says so when it is to continue from it
 
     def forget(self, states: Iterable[tuple[int, int]]) -> None:
         for client, round in states:
-            self._waiting[client].append(_Task({"do": "forget", "rounds": [round]}))
+            self._waiting[client].append(_Request({"do": "forget", "rounds": [round]}))
 
     def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
         kept: dict[int, list[int]] = {number: [] for number in self._waiting}
         for client, round in states:
             kept[client].append(round)
         for client, rounds in kept.items():
-            self._waiting[client].append(_Task({"do": "keep_only", "rounds": sorted(rounds)}))
+            self._waiting[client].append(_Request({"do": "keep_only", "rounds": sorted(rounds)}))
 
     def missing(self) -> Mapping[int, str]:
         return self._missing
@@ -124,79 +126,80 @@ class RemoteClients(Clients):
     def not_sent(self) -> Collection[int]:
         return self._not_sent
 
-    def close(self) -> None:
-        self.grid.close()
-
     def agree(self) -> dict[int, dict[str, Any]]:
-        """Have every client take the terms; what each answers, by client. One that does not is missing."""
-        found = {}
-        for client, frame in self._exchange({client: [terms] for client, terms in self._terms.items()}, 0):
-            if frame.said and isinstance(frame.said[-1], dict):
-                found[client] = frame.said[-1]
-        return found
+        """Have every client accept the setup; client -> its answer. Clients that do not are missing."""
+        answers = {}
+        for client, frame in self._exchange({client: [request] for client, request in self._setup.items()}, 0):
+            if frame.entries and isinstance(frame.entries[-1], dict):
+                answers[client] = frame.entries[-1]
+        return answers
 
     def _ask(self, what: str, instruction: Instruction) -> Iterator[Answer]:
-        envelopes = {}
+        requests = {}
         for client in instruction.clients:
             facts = {"do": what, "round": instruction.round, "last": instruction.last.get(client)}
-            envelopes[client] = [*self._waiting[client], _Task(facts, instruction.message)]
+            requests[client] = [*self._waiting[client], _Request(facts, instruction.message)]
         self._missing, self._not_sent = {}, set()
-        for client, frame in self._exchange(envelopes, instruction.round):
+        for client, frame in self._exchange(requests, instruction.round):
             try:
-                if what == "test" and (why := _last_said(frame).get("untested")) is not None:
-                    self._declines(client, instruction.round, line_of(why))
+                if what == "test" and (why := _last_entry(frame).get("untested")) is not None:
+                    self._add_declined(client, instruction.round, one_line(why))
                     continue
                 answer = _answer(client, frame)
             except Refused as reason:
-                self._misses(client, instruction.round, f"what it sent is none: {reason}")
+                self._add_missing(client, instruction.round, f"its answer is invalid: {reason}")
                 continue
             yield answer
 
-    def _exchange(self, envelopes: Mapping[int, Sequence[_Task]], round: int) -> Iterator[tuple[int, Frame]]:
-        """Send tasks to each client, and yield the frames of those that did them all."""
+    def _exchange(self, requests: Mapping[int, Sequence[_Request]], round: int) -> Iterator[tuple[int, Frame]]:
+        """Send each client its requests, and yield the answers of those that did all of them."""
         frames = {}
-        for client, tasks in envelopes.items():
+        for client, entries in requests.items():
             envelope = Envelope()
-            for task in tasks:
-                envelope.say(task.facts, message=task.message)
+            for entry in entries:
+                envelope.add(entry.facts, message=entry.message)
             frames[client] = envelope.frame(run=self.run, session=self._session)
-        silent = dict.fromkeys(frames, True)
+        unanswered = set(frames)
+        self.silent |= frames.keys()
         for client, frame in self.grid.exchange(frames, self.seconds, round):
-            if not silent.pop(client, False):
+            if client not in unanswered:
                 self.warn(f"round {round}: client {client} answers although it was not asked, or has answered before")
                 continue
+            unanswered.remove(client)
             why = frame if isinstance(frame, str) else frame.error
             if why is not None:
-                self._misses(client, round, why)
+                self._add_missing(client, round, why)
                 if frame == NOT_SENT:
                     self._not_sent.add(client)
-                if self._missing[client].startswith(UNKNOWN_RUN):
-                    self._waiting[client] = [self._terms[client], *self._welcome]
+                if self._missing[client].startswith(UNKNOWN_RUN):  # it gets the setup with its next frame
+                    self.silent.discard(client)
+                    self._waiting[client] = [self._setup[client], *self._welcome]
                 continue
             assert isinstance(frame, Frame)
             self._waiting[client] = []
+            self.silent.discard(client)
             yield client, frame
-        for client in silent:
-            self._misses(client, round, f"it has not answered within {self.seconds:g} s")
+        for client in filter(unanswered.__contains__, frames):
+            self._add_missing(client, round, f"it has not answered within {self.seconds:g} s")
 
-    def _declines(self, client: int, round: int, why: str) -> None:
-        """It takes no test; a warning says so once, and not in each round."""
+    def _add_declined(self, client: int, round: int, why: str) -> None:
+        """Note that a client takes no test; the warning is not repeated in later rounds."""
         self._missing[client] = why
         if self._declined.get(client) != why:
             self.warn(f"round {round}: client {client} is not tested: {why}")
         self._declined[client] = why
 
-    def _misses(self, client: int, round: int, why: Any) -> None:
-        self._missing[client] = line_of(why)
-        said = f"round {round}: client {client} gives no answer: {self._missing[client]}"
-        if self._last_said.get(client) != said:  # a round asks twice, for a local update and for a test
-            self.warn(said)
-        self._last_said[client] = said
+    def _add_missing(self, client: int, round: int, why: Any) -> None:
+        self._missing[client] = one_line(why)
+        warning = f"round {round}: client {client} gives no answer: {self._missing[client]}"
+        if self._warnings.get(client) != warning:  # a round asks twice, for a local update and for a test
+            self.warn(warning)
+        self._warnings[client] = warning
 
 
 @dataclass
 class RemoteScorer:
-    """Scores a server's state by the clients' tests alone: the server has no data.
+    """Evaluates the server's model by the clients' tests alone: the server has no data.
 
     Attributes:
         facts: what the clients declared, in order.
@@ -211,22 +214,22 @@ class RemoteScorer:
     def score(
         self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
     ) -> tuple[dict[str, float], list[float | None] | None]:
-        """Metrics of the pass, with the bytes of its messages, and each client's accuracy (``None``: no test samples, or no
-        answer); no list: the method learns without labels."""
+        """Metrics of the evaluation, with the bytes of its messages, and each client's accuracy (``None``: no test samples, or no
+        answer); no list if the method learns without labels."""
         method = self.agreement.method
         if not method.objective.labels:
             return {}, None
         names = method.shared_names
         message = seal(Payload(self.agreement.space.unpack(server.row, names), round)) if names else None
         accuracies, refused = list[float | None]([None] * len(self.facts)), dict[int, str]()
-        tested = [one.client for one in self.facts if one.test]
+        tested = [client.client for client in self.facts if client.test]
         states = {client: last[client] for client in tested if client in last}
         for answer in self.clients.test(Instruction(round, tested, message, states)):
             self.meter("report", answer.report)
             try:
                 accuracies[answer.client] = _accuracy(answer, round, self.facts[answer.client].test)
             except Refused as reason:
-                refused[answer.client] = line_of(reason)
+                refused[answer.client] = one_line(reason)
                 self.clients.warn(f"round {round}: the test of client {answer.client} is refused: {refused[answer.client]}")
         self.untested = {**self.clients.missing(), **refused}
         if message is not None:
@@ -236,17 +239,17 @@ class RemoteScorer:
         metrics = {"bytes_up_tests": float(up), "bytes_down_tests": float(down)}
         if all(accuracy is None for accuracy in accuracies):
             return metrics, accuracies
-        return {**client_summary(accuracies, [one.test for one in self.facts]), **metrics}, accuracies
+        return {**client_summary(accuracies, [client.test for client in self.facts]), **metrics}, accuracies
 
 
-def _last_said(frame: Frame) -> Mapping[str, Any]:
-    if not frame.said or not isinstance(frame.said[-1], dict):
-        raise Refused("it says nothing")
-    return frame.said[-1]
+def _last_entry(frame: Frame) -> Mapping[str, Any]:
+    if not frame.entries or not isinstance(frame.entries[-1], dict):
+        raise Refused("it has no entry")
+    return frame.entries[-1]
 
 
 def _answer(client: int, frame: Frame) -> Answer:
-    upload, report = (frame.sealed(_last_said(frame).get(name)) for name in ("upload", "report"))
+    upload, report = (frame.sealed(_last_entry(frame).get(name)) for name in ("upload", "report"))
     if report is None:
         raise Refused("it has no report")
     return Answer(client, upload, report)
@@ -256,7 +259,7 @@ def _accuracy(answer: Answer, round: int, samples: int) -> float | None:
     report = Report.of(answer.report)
     if (report.round, report.client) != (round, answer.client):
         raise Refused(f"it is of client {report.client} in round {report.round}")
-    if report.num_examples != samples:  # by which it is weighted
+    if report.num_examples != samples:  # by which the accuracy is weighted
         raise Refused(f"it reports {report.num_examples} test samples and declared {samples}")
     if report.accuracy is not None and not 0 <= report.accuracy <= 1:
         raise Refused(f"an accuracy of {report.accuracy:g}")

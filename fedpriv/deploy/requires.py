@@ -12,8 +12,7 @@ from fedpriv.methods.base import Method
 class Requires(BaseModel):
     """``requires`` of a client's file.
 
-    The client keeps its own account of a run with DP, so that the epsilon of its config is not exceeded. The epsilons of several
-    runs add up, and are not limited here.
+    The epsilon is that of one run, and the client's own ledger ensures that it is not exceeded. The sum over runs is not limited.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -25,24 +24,19 @@ class Requires(BaseModel):
     tests: bool = Field(True, description="false: it is not tested, as accuracies tell a lying server of its samples")
 
     def check(self, config: RunConfig) -> None:
-        """
-        Raises:
-            UsageError: the run does not have what is required.
-        """
+        """Raise :class:`UsageError` if a run's config does not have what is required."""
         if lacking := self._lacking(config):
             raise UsageError(f"this client's own file requires {lacking}")
 
     def check_tests(self, method: Method) -> None:
-        """
-        Raises:
-            UsageError: an epsilon or secure aggregation is required, and accuracies would show what is trained before tests.
-        """
+        """Raise :class:`UsageError` if a method fine-tunes before tests, and so its accuracies reveal what a required epsilon or
+        secure aggregation should protect."""
         if (what := self._covering) and any(map(method.adaptation, range(method.context.config.train.rounds + 1))):
             raise UsageError(f"this client's own file requires {what}, and no {what} covers fine-tuning before tests")
 
     @property
     def _covering(self) -> str:
-        """What is required to protect training data, if the client is tested, which it does not cover."""
+        """The required protection of training data, which does not cover the accuracies of tests; empty if there are none."""
         if not self.tests:
             return ""
         return "epsilon" if self.epsilon is not None else "secure aggregation" if self.secure_aggregation else ""

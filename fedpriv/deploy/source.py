@@ -1,62 +1,60 @@
-"""Where a client's samples come from, which its own file says: no server has other files read, or other columns."""
+"""Where a client's samples come from. The client's own file decides it: no server can have other files or columns read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
 
 from fedpriv.config import DataConfig
 from fedpriv.data.sources import sources
 from fedpriv.errors import UsageError
 
-FEWEST_TESTED = 10
-"""Fewer of a client's own samples no server may choose to test (``data.test_limit``)."""
+MIN_TESTED = 10
+"""The lowest ``data.test_limit`` that a client accepts for its own samples."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a client's samples come from.
+    """``data`` of a client's file. Without a ``name`` it is the registered data set that the run's config names."""
 
-    Attributes:
-        name: as ``--dataset`` takes it; ``None``: as the run's config says, if that is a registered name.
-        dir: as ``--data-dir``.
-        share: ``own``: all of it is this client's; ``partition``: its share, as the run's partition deals it.
-        label: column of the labels; ``None``: found by its type or a common name.
-    """
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
-    name: str | None = None
-    dir: Path | None = None
-    share: str = "own"
-    label: str | None = None
+    name: Annotated[str | None, Field(description="as --dataset takes it: a name, a folder, a parquet or CSV file")] = None
+    dir: Annotated[Path | None, Field(description="as --data-dir")] = None
+    share: Annotated[
+        Literal["own", "partition"], Field(description="own: all samples; partition: its share of the run's partition")
+    ] = "own"
+    label: Annotated[str | None, Field(description="column of the labels; null: found by its type or a common name")] = None
 
     def __post_init__(self) -> None:
-        if self.share not in ("own", "partition"):
-            raise UsageError(f"data.share {self.share!r}: own (all samples are this client's) or partition (its share of them)")
         if self.label is not None and self.name is None:
-            raise UsageError(f"data.label {self.label!r}: a column of which data? data.name says where they are")
+            raise UsageError(f"data.label {self.label!r} needs data.name, the data whose column it is")
 
     @property
     def private(self) -> bool:
-        """Whether the samples may be others than everyone can get."""
+        """Whether the samples may differ from a public data set."""
         return self.dir is not None or (self.name is not None and self.name not in sources())
 
     def of_run(self, data: DataConfig) -> DataConfig:
-        """What a run's config says of the data, with what the client alone decides: which files, and which of their columns.
+        """A run's data config, with the files and columns that this client chooses.
 
         Raises:
-            UsageError: the config names files, or another column of this client's; or it has so few of the client's own samples
-                tested that an accuracy tells of a single one.
+            UsageError: the config names files, or another label column; or it tests so few of the client's own samples that an
+                accuracy reveals single ones.
         """
-        if self.private and data.test_limit is not None and data.test_limit < FEWEST_TESTED:
+        if self.private and data.test_limit is not None and data.test_limit < MIN_TESTED:
             raise UsageError(
                 f"data.test_limit {data.test_limit}: an accuracy on so few of a client's own samples tells of single ones; "
-                f"at least {FEWEST_TESTED}"
+                f"at least {MIN_TESTED}"
             )
         if self.name is None:
             if data.name not in sources():
                 raise UsageError(
-                    "clients open no files that a server names, only registered data sets; the client's file says where its own "
-                    f"are (data.name); the run's config says data set {data.name!r}"
+                    "clients open only registered data sets for a server; the client's file says where its own are (data.name); "
+                    f"the run's config names {data.name!r}"  # at the end, as the server is not sent what follows a path
                 )
             return data.model_copy(update={"dir": self.dir})
         if data.label not in (None, self.label):

@@ -1,4 +1,4 @@
-"""Frames over a network that loses some: each is sent again until its client has answered, or the time is up."""
+"""Exchange of frames over an unreliable network: each frame is sent again until its client has answered, or time is up."""
 
 from __future__ import annotations
 
@@ -10,50 +10,50 @@ from typing import Protocol
 from fedpriv.deploy.frames import Frame
 
 POLL = 0.2
-"""Seconds between questions for answers."""
-LOOK = 1.0
-"""Seconds between looks at who is connected."""
+"""Seconds between checks for answers."""
+CONNECTION_POLL = 1.0
+"""Seconds between checks of who is connected."""
 JOIN, JOIN_AGAIN = 120.0, 5.0
-"""Seconds in which a client that is not connected may come back before it is given up; if it was away in an exchange before."""
+"""Seconds that a client that is not connected has to come back; the second if it was given up in an earlier exchange."""
 NOT_SENT = "its node is not connected"
-"""Why there is no answer of a client that was sent nothing."""
+"""Why a client that could be sent nothing has not answered."""
 TRIES = 3
-"""A frame is sent again, in case it was lost without a word, each time this part of the exchange's time has passed."""
+"""Times that a frame is sent within an exchange, at equal intervals, in case it was lost without an error."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A frame or its answer did not arrive, for a reason that may pass; ``None``: it was not in time."""
+    """A frame or its answer was lost for a reason that may pass; ``None``: its time to live has expired."""
 
     why: str | None
 
 
 class Network(Protocol):
-    """A network between a server and clients with numbers. It may lose frames and answers, and delay them."""
+    """A network between a server and numbered clients. It may lose or delay frames and answers."""
 
     def connected(self) -> Mapping[int, str]:
-        """Who can be reached now: client -> its connection; another one means that what it was sent before is lost."""
+        """Client -> its connection; if that has changed, what was sent over the previous one is lost."""
 
     def send(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Mapping[str, int]:
-        """Send frames that are of use for some seconds; ticket -> client, of those that went off.
+        """Send frames with a time to live (seconds); ticket -> client, for those that were sent.
 
         Args:
             round: for logs.
         """
 
     def receive(self, tickets: Iterable[str]) -> Iterable[tuple[str, Frame | str | Lost]]:
-        """What has come for tickets: (ticket, its answer, or in a line why there will be none)."""
+        """What has arrived for tickets: (ticket, the answer, or why there will be none)."""
 
 
 @dataclass
-class _Asked:
+class _Pending:
     """A client whose answer is awaited.
 
     Attributes:
-        since: when it was sent its frame, or from when on it could not be.
-        connection: by which it was sent; ``None``: it is to be sent.
-        lost: why its last frame was.
-        sent: whether one went off.
+        since: when its frame was sent, or since when it waits to be sent.
+        connection: over which it was sent; ``None``: it waits to be sent.
+        lost: why the last frame was lost.
+        sent: whether any was sent.
     """
 
     since: float
@@ -64,78 +64,78 @@ class _Asked:
 
     @property
     def away(self) -> str:
-        """Why there is no answer, where its node is not connected."""
+        """Why there is no answer, if the client is not connected."""
         return NOT_SENT + (" any more" if self.sent else "")
 
-    def again(self, why: str | None = None) -> None:
-        """It is to be sent once more."""
+    def resend(self, why: str | None = None) -> None:
+        """Mark the frame to be sent again."""
         self.since, self.connection, self.lost = time.monotonic(), None, why
 
 
 class Transport:
-    """A grid over a post.
+    """A :class:`~fedpriv.deploy.remote_clients.Grid` over a network.
 
-    A local update that is asked for again gives the same bytes, so it does not matter which answer arrives: the first is given
-        on, others
-    are left.
+    A client that gets the same request again gives the same bytes, so the first answer is passed on and others are ignored.
     """
 
-    def __init__(self, post: Network) -> None:
-        self._post = post
+    def __init__(self, network: Network) -> None:
+        self._network = network
         self._away = set[int]()
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         """As :meth:`fedpriv.deploy.remote_clients.Grid.exchange`."""
-        began = time.monotonic()
-        asked, here, looked = {client: _Asked(began) for client in frames}, dict[int, str](), -LOOK
-        while asked and (now := time.monotonic()) < began + seconds:
-            if now >= looked + LOOK or any(one.connection is None for one in asked.values()):
-                here, looked = dict(self._post.connected()), now
-            for client, one in asked.items():
-                if one.connection is not None:
-                    if here.get(client, one.connection) != one.connection:
-                        one.again("its node was started again")
-                    elif now >= one.since + seconds / TRIES:
-                        one.again()
-            self._send(
-                {client: frames[client] for client in asked.keys() & here.keys()}, asked, here, began + seconds - now, round
-            )
-            for client in [client for client, one in asked.items() if one.connection is None]:
-                if now > asked[client].since + (JOIN_AGAIN if client in self._away else JOIN):
+        end = time.monotonic() + seconds
+        waiting = {client: _Pending(end - seconds) for client in frames}
+        connected, checked = dict[int, str](), -CONNECTION_POLL
+        while waiting and (now := time.monotonic()) < end:
+            if now >= checked + CONNECTION_POLL or any(pending.connection is None for pending in waiting.values()):
+                connected, checked = dict(self._network.connected()), now
+            for client, pending in waiting.items():
+                if pending.connection is not None:
+                    if connected.get(client, pending.connection) != pending.connection:
+                        pending.resend("its node was started again")
+                    elif now >= pending.since + seconds / TRIES:
+                        pending.resend()
+            reachable = {client: frames[client] for client in waiting.keys() & connected.keys()}
+            self._send(reachable, waiting, connected, end - now, round)
+            for client in [client for client, pending in waiting.items() if pending.connection is None]:
+                if now > waiting[client].since + (JOIN_AGAIN if client in self._away else JOIN):
                     self._away.add(client)
-                    yield client, asked.pop(client).away
-            yield from self._received(asked)
-            if asked:
+                    yield client, waiting.pop(client).away
+            yield from self._receive(waiting)
+            if waiting:
                 time.sleep(POLL)
-        for client, one in asked.items():
-            if client not in here:
-                yield client, one.away
-            elif one.lost is not None:
-                yield client, f"{one.lost}, and it has not answered since"
-
-    def close(self) -> None:
-        """There is nothing to release."""
+        for client, pending in waiting.items():
+            if client not in connected:
+                yield client, pending.away
+            elif pending.lost is not None:
+                yield client, f"{pending.lost}, and it has not answered since"
 
     def _send(
-        self, frames: Mapping[int, Frame], asked: Mapping[int, _Asked], here: Mapping[int, str], seconds: float, round: int
+        self,
+        frames: Mapping[int, Frame],
+        waiting: Mapping[int, _Pending],
+        connected: Mapping[int, str],
+        seconds: float,
+        round: int,
     ) -> None:
-        ready = {client: frame for client, frame in sorted(frames.items()) if asked[client].connection is None}
-        for ticket, client in (self._post.send(ready, seconds, round) if ready else {}).items():
-            one = asked[client]
-            one.since, one.connection, one.sent = time.monotonic(), here[client], True
-            one.tickets.add(ticket)
+        ready = {client: frame for client, frame in sorted(frames.items()) if waiting[client].connection is None}
+        for ticket, client in (self._network.send(ready, seconds, round) if ready else {}).items():
+            pending = waiting[client]
+            pending.since, pending.connection, pending.sent = time.monotonic(), connected[client], True
+            pending.tickets.add(ticket)
             self._away.discard(client)
 
-    def _received(self, asked: dict[int, _Asked]) -> Iterator[tuple[int, Frame | str]]:
-        senders = {ticket: client for client, one in asked.items() for ticket in one.tickets}
-        for ticket, answer in self._post.receive(senders) if senders else ():
+    def _receive(self, waiting: dict[int, _Pending]) -> Iterator[tuple[int, Frame | str]]:
+        senders = {ticket: client for client, pending in waiting.items() for ticket in pending.tickets}
+        for ticket, answer in self._network.receive(senders) if senders else ():
             client = senders.get(ticket)
-            if client not in asked:
+            if client not in waiting:
                 continue
             if isinstance(answer, Lost):
-                asked[client].tickets.discard(ticket)
-                if not asked[client].tickets:
-                    asked[client].again(answer.why)
+                waiting[client].tickets.discard(ticket)
+                if not waiting[client].tickets:
+                    waiting[client].resend(answer.why)
             else:
-                del asked[client]
+                del waiting[client]
                 yield client, answer

@@ -19,15 +19,14 @@ if TYPE_CHECKING:
     from fedpriv.evaluation.protocols import Confusion
 
 _MOST_NUMBERS, _MOST_NAMES = 20, 100
-"""Largest numbers of classes for which cells have numbers, and rows and columns have names."""
+"""Most classes for which cells have numbers, and rows and columns have names."""
 _LONGEST_NAME = 20
 
 
 def confusion_report(confusion: Confusion, classes: Sequence[str], round: int) -> dict[str, Any]:
     """Contents of ``confusion.json``: precision, recall, F1 (shares) and support (test samples) of each class, and the matrix.
 
-    Of many classes it has, in place of the matrix, the ``pairs`` of true and predicted class that occur, by number, with their
-    samples: ``[true, predicted, samples]``.
+    For many classes there is no matrix, but the ``pairs`` of classes that occur, by number: ``[true, predicted, samples]``.
 
     Args:
         confusion: number of samples ``(C, C)`` by true class (row) and predicted class (column).
@@ -52,14 +51,14 @@ def _cells(confusion: Confusion) -> dict[str, Any]:
 
 
 def draw_confusion(confusion: Confusion, classes: Sequence[str], path: Path) -> bool:
-    """Draw a confusion matrix: a row per true class, coloured by the share of its samples that each class is predicted for.
+    """Draw a confusion matrix: a row per true class, coloured by the share of its samples that is predicted as each class.
 
-    Each cell shows its share in percent where there is room, and each row and column its class's name; a class without
-    samples is a grey row.
+    If there is room, cells show their share in percent, and rows and columns the class's name. A class without samples is a grey
+    row.
 
     Args:
         confusion: as for :func:`confusion_report`.
-        path: the PNG (1500 pixels wide) to write; nothing is written of so many classes that a cell would be no pixel.
+        path: the PNG (1500 pixels wide) to write; it is not written if a cell would be smaller than a pixel.
 
     Returns:
         Whether it was drawn.
@@ -75,7 +74,7 @@ def draw_confusion(confusion: Confusion, classes: Sequence[str], path: Path) -> 
         from matplotlib.ticker import PercentFormatter
 
         axes = figure.subplots()
-        # By the square root, so that a confusion of one in a hundred is visible.
+        # On a square-root scale, so that 1 % is visible.
         image = axes.imshow(
             shares, interpolation="nearest", norm=PowerNorm(0.5, 0, 1), cmap=colormaps["Blues"].with_extremes(bad="#ebebeb")
         )
@@ -102,7 +101,7 @@ def _name(axes: Axes, classes: Sequence[str]) -> None:
     # A name such as "$5" must not be read as a formula.
     names = map(printable, classes)
     short = [name if len(name) <= _LONGEST_NAME else name[: _LONGEST_NAME - 1] + "…" for name in names]
-    size = min(12.0, 420 / len(classes))  # of some 500 points in all, so that lines do not touch
+    size = min(12.0, 420 / len(classes))  # the axes have some 500 points
     upright = len(classes) <= 12 and max(map(len, short)) * len(short) <= 72
     axes.set_xticks(range(len(classes)), short, fontsize=size, rotation=0 if upright else 90, parse_math=False)
     axes.set_yticks(range(len(classes)), short, fontsize=size, parse_math=False)

@@ -1,7 +1,7 @@
-"""The plots of runs: accuracy over rounds and bytes, and the distribution of accuracy over clients.
+"""Plots of runs: accuracy over rounds and bytes, and the distribution of accuracy over clients.
 
-Colours are Okabe and Ito's, which suit colour-blind readers. Figures are drawn without pyplot, which needs no window system and
-changes no global state.
+Colours are Okabe and Ito's, which suit colour-blind readers. Figures are drawn without pyplot, so no window system is needed
+and no global state changes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 BLUE, ORANGE = "#0072B2", "#D55E00"
 PALETTE = (BLUE, ORANGE, "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 FURTHER = ("#882255", "#999933", "#332288", "#44AA99", "#AA4499", "#777777", "#DDCC77")
-"""Of Tol's muted scheme, for series beyond :data:`PALETTE`. Lines and marks differ, too, as so many colours look alike."""
+"""Tol's muted scheme, for series beyond :data:`PALETTE`. Line styles and markers differ, too, as so many colours look alike."""
 LINES = ("-", "--", ":")  # by repetition of the palette
 MARKERS = "os^DvPX*<>dph"
-_LETTER = 0.092
-"""Its width in a legend, in inches."""
-_WIDE = 0.125
-"""That of a wide one, by which labels are wrapped."""
+_CHARACTER = 0.092
+"""Width of a character in a legend, in inches."""
+_WIDE_CHARACTER = 0.125
+"""The same for wrapping labels, which may have many wide characters."""
 
 _STYLE: Any = {
     "font.size": 12,
@@ -56,7 +56,7 @@ _STYLE: Any = {
 
 
 def learning_curve(records: Sequence[Record], path: Path) -> None:
-    """Draw one run: accuracy over the rounds with the clients' spread, and below it the training loss.
+    """Draw a run: accuracy over the rounds with the clients' spread, and below it the training loss.
 
     Args:
         records: as :func:`fedpriv.tracking.read_records` returns them.
@@ -83,7 +83,7 @@ def learning_curve(records: Sequence[Record], path: Path) -> None:
 
 
 def draw_accuracy(axes: Axes, records: Sequence[Record]) -> None:
-    """Draw the accuracy of one run over its rounds, with the clients' spread and the linear probe, onto axes."""
+    """Draw the accuracy of a run over its rounds, with the clients' spread and the linear probe, onto axes."""
     evaluated = [(record["round"], value) for record in records if (value := _accuracy(record)) is not None]
     probed: dict[float, list[tuple[int, float]]] = {}
     for record in records:
@@ -126,10 +126,10 @@ def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        few = max(1, len(known) // 10)  # as in worst_tenth
+        tenth = max(1, len(known) // 10)  # as in worst_tenth
         gap = 0.82 if len(known) <= 100 else 1.0
         positions = range(1, len(known) + 1)
-        axes.bar(positions, known, width=gap, color=[ORANGE] * few + [BLUE] * (len(known) - few), linewidth=0)
+        axes.bar(positions, known, width=gap, color=[ORANGE] * tenth + [BLUE] * (len(known) - tenth), linewidth=0)
         if average is not None:
             line = axes.axhline(average, color="#222222", linewidth=1.6, linestyle="--", label=f"mean {average:.1%}")
             marks = [Patch(color=ORANGE, label=f"worst tenth: {worst:.1%} on average"), line]
@@ -149,25 +149,25 @@ def per_client_accuracy(accuracies: Sequence[float | None], path: Path) -> None:
 def compare_curves(
     runs: Mapping[str, Sequence[Sequence[Record]]], path: Path, leaks: Mapping[str, Sequence[tuple[float, float]]] | None = None
 ) -> None:
-    """Draw several runs: accuracy over rounds and over the bytes sent so far, and against leakage, side by side.
+    """Draw several runs side by side: accuracy over rounds, over the bytes sent, and against leakage.
 
-    The legend has them in the order of their accuracies at the end. A run of a single evaluation is a hollow mark.
+    The legend is in the order of the final accuracies. A run with a single evaluation is a hollow marker.
 
     Args:
-        runs: label -> the records of each run (each seed) with that label. Of several seeds the line is the mean over the rounds
-            that all of them evaluated, and the band goes from the lowest to the highest.
-        path: the PNG to write, 1650 pixels wide, with leakage 2400.
-        leaks: label -> (share of samples recovered, accuracy) of each audited run; with fewer than two of them it is not drawn.
+        runs: label -> the records of each run (each seed) with that label. For several seeds the line is the mean over the rounds
+            that all of them evaluated, and the band spans from the lowest to the highest.
+        path: the PNG to write, 1650 pixels wide, or 2400 with leakage.
+        leaks: label -> (share of samples recovered, accuracy) of each audited run; drawn for two or more.
     """
     audited = leaks if leaks is not None and sum(map(len, leaks.values())) > 1 else {}
     width = 16 if audited else 11
     shown = {
-        label: fill(label + (f" ({len(group)} seeds)" if len(group) > 1 else ""), int((width - 1.2) / _WIDE))
+        label: fill(label + (f" ({len(group)} seeds)" if len(group) > 1 else ""), int((width - 1.2) / _WIDE_CHARACTER))
         for label, group in runs.items()
     }
     lines = [line for text in shown.values() for line in text.splitlines()]
     longest = max(map(len, lines), default=0) + len(" (no accuracy)")
-    columns = max(1, min(3, len(runs), int(width / (0.8 + _LETTER * longest))))
+    columns = max(1, min(3, len(runs), int(width / (0.8 + _CHARACTER * longest))))
 
     def draw(figure: Figure) -> None:
         left, right, *third = figure.subplots(1, 3 if audited else 2, sharey=True)
@@ -228,7 +228,7 @@ def _bytes(record: Record) -> float:
 
 
 def _look(index: int, points: int) -> dict[str, Any]:
-    """Colour, line and marks of curve number ``index``; neighbours mark other points, so that both show where they coincide."""
+    """Style of curve number ``index``; neighbours mark different points, so that both are visible where they coincide."""
     colours = PALETTE + FURTHER
     look = {"color": colours[index % len(colours)], "marker": MARKERS[index % len(MARKERS)]}
     if points == 1:
@@ -239,18 +239,18 @@ def _look(index: int, points: int) -> dict[str, Any]:
 
 
 def _end(line: Line2D) -> float:
-    """The last height of a curve; below all others where it has none."""
+    """The last value of a curve; minus infinity if it has none."""
     heights = np.asarray(line.get_ydata(), dtype=float)
     return float(heights[-1]) if len(heights) else -math.inf
 
 
 def _marks(points: Sequence[Any]) -> dict[str, Any]:
-    # Few points are marked, many are a line.
+    """Markers for few points; for many, a line alone."""
     return {"marker": "o", "markersize": 5} if len(points) <= 25 else {}
 
 
 def _accuracy_axis(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")  # as many decimals as tell the ticks apart
+    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.6g}%")  # as many decimals as needed
     axes.set_ylabel("accuracy of clients, %")
 
 
@@ -268,14 +268,14 @@ def _bytes_axis(axes: Axes) -> None:
 
 
 def styled() -> AbstractContextManager[None]:
-    """A block in which figures have the style of all plots."""
+    """A block in which figures get the common style."""
     import matplotlib
 
     return matplotlib.rc_context(_STYLE)
 
 
 def save(draw: Callable[[Figure], None], path: Path, size: tuple[float, float]) -> None:
-    """Draw a figure of ``size`` inches by ``draw``, in the style of all plots, and write it as a PNG with 150 dpi."""
+    """Write the figure that ``draw`` makes, of ``size`` inches and in the common style, as a PNG with 150 dpi."""
     from matplotlib.figure import Figure
 
     with styled():

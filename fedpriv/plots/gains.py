@@ -1,4 +1,4 @@
-"""What clients gain over training alone, as a distribution."""
+"""Box plots of the clients' gains over training alone."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def client_gains(gains: Mapping[str, Sequence[float]], alone: str, path: Path) -
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
-        better = [f"{label}\n{sum(gain > 0 for gain in of) / len(of):.0%} gain" for label, of in gains.items()]
+        better = [f"{label}\n{sum(gain > 0 for gain in values) / len(values):.0%} gain" for label, values in gains.items()]
         middle = {"color": ORANGE, "linewidth": 2.2}
         box = {"facecolor": BLUE, "alpha": 0.3, "linewidth": 0}
         axes.boxplot(
-            [list(of) for of in gains.values()],
+            [list(values) for values in gains.values()],
             orientation="horizontal",
             whis=(5, 95),
             widths=0.6,

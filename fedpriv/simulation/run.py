@@ -31,7 +31,7 @@ from fedpriv.simulation.results import write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
-from fedpriv.tracking import beside, check_tracking, default_uri, tracker_of
+from fedpriv.tracking import check_tracking, copier_of, default_uri, tracker_of
 
 if TYPE_CHECKING:
     from fedpriv.evaluation.protocols import Confusion
@@ -267,7 +267,7 @@ def _conducted(
             went_on["diverged"] = None
     tracking = folder.facts["tracking"]
     patience = tracking.get("wait", server.config.tracking.wait)  # runs of earlier versions say nothing
-    tracker = beside(tracker_of(folder.path, tracking), warn, patience, partial(profile.beside, "tracking"))
+    tracker = copier_of(tracker_of(folder.path, tracking), warn, patience, partial(profile.beside, "tracking"))
     status, summary = "failed", None
     try:
         with folder.writing("run.json"):

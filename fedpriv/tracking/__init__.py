@@ -1,13 +1,12 @@
 """Tracking, by MLflow unless the config names another tracker. The run folder is the primary record; a tracker copies it.
 
-The round loop writes the folder and calls :meth:`Background.notify`; tracking only reads the records. Records that were not sent
-(the server was unreachable, the process was killed) stay in the folder, and :func:`sync` sends them later.
+The round loop writes the folder and notifies a copier, which only reads the records. Records that were not sent (the server was
+unreachable, the process was killed) stay in the folder, and :func:`sync` sends them later.
 """
 
 from fedpriv.server.records import Record
 from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, settle_store, whole_address
-from fedpriv.tracking.apart import Apart, beside
-from fedpriv.tracking.background import Background
+from fedpriv.tracking.copiers import ProcessCopier, ThreadCopier, copier_of
 from fedpriv.tracking.folder import find_run, flatten, read_records, read_run
 from fedpriv.tracking.mirror import SyncReport, sync, target_uri
 from fedpriv.tracking.parents import parent_run
@@ -23,17 +22,17 @@ from fedpriv.tracking.store import (
 from fedpriv.tracking.trackers import Tracker, check_tracking, tracker_of
 
 __all__ = [
-    "Apart",
-    "Background",
     "ForeignStore",
+    "ProcessCopier",
     "Record",
     "ServerAway",
     "SyncReport",
+    "ThreadCopier",
     "Tracker",
     "TrackingError",
     "artifact_dir",
-    "beside",
     "check_tracking",
+    "copier_of",
     "create_store",
     "default_uri",
     "find_run",

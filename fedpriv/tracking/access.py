@@ -1,7 +1,7 @@
-"""Which store a run may be sent to, and with which secrets: the user's, whatever the run folder says.
+"""Which tracking store a run may be sent to, and with which credentials.
 
-A run folder may come from elsewhere. What it says of a tracking store is followed only where the user's own configuration says
-the same, since MLflow sends this user's credentials to whatever server it is pointed at.
+A run folder may come from elsewhere, and MLflow sends this user's credentials to any server that it is pointed at. So the store
+that a folder names is used only if the user's own configuration names it, too.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from urllib.parse import quote
 
 from fedpriv.errors import UsageError
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.tracking.store import TrackingError, default_uri, sqlite_path
+from fedpriv.tracking.store import TrackingError, default_uri, explained, sqlite_path
 from fedpriv.untrusted.addresses import HIDDEN, keep_secrets, tracking_address, with_secrets
 
 
 class ForeignStore(UsageError):
-    """A run folder names a store that the user's own configuration does not."""
+    """A run folder names a store that the user's own configuration does not name."""
 
 
 def named_store(uri: str) -> str:
-    """A store that the user names, as it may be shown; ``none`` is one, too.
+    """A store that the user names, without its secrets, or ``none``.
 
     Raises:
         UsageError: it is no tracking URI.
@@ -33,46 +33,46 @@ def named_store(uri: str) -> str:
         raise UsageError(f"tracking URI {keep_secrets(uri)}: {error}") from None
 
 
-def permitted_store(run_dir: Path, said: str | None) -> str:
-    """The store that a run folder says, if that is the user's own, too: in ``MLFLOW_TRACKING_URI``, or beside the run folder.
+def permitted_store(run_dir: Path, uri: str | None) -> str:
+    """The store that a run folder names, if it is the user's: that of ``MLFLOW_TRACKING_URI``, or the file beside the run folder.
 
     Args:
-        said: by the folder; ``None``: nothing.
+        uri: named by the folder; ``None``: none, so the default.
 
     Raises:
         ForeignStore: it is another; the message says how to allow it.
     """
     runs_dir = run_dir.resolve().parent
-    usual = default_uri(runs_dir)
-    if said is None or said == "none":
-        return said or usual
-    said = named_store(said)
+    default = default_uri(runs_dir)
+    if uri is None or uri == "none":
+        return uri or default
+    uri = named_store(uri)
     beside = f"sqlite:///{runs_dir / 'mlflow.db'}"
-    if same_store(said, usual) or same_store(said, beside):
-        return said
-    store = sqlite_path(said)
-    moved = store is not None and not store.exists()  # with its runs: it would be made anew in the old place
+    if same_store(uri, default) or same_store(uri, beside):
+        return uri
+    store = sqlite_path(uri)
+    moved = store is not None and not store.exists()  # together with its runs
     hint = (
         f"for the one beside the run: --tracking-uri {shlex.quote(beside)}"
         if moved
-        else f"to use it: --tracking-uri {shlex.quote(said)}"
+        else f"to use it: --tracking-uri {shlex.quote(uri)}"
     )
     raise ForeignStore(
-        f"{run_dir} names the tracking store {said}, which is neither MLFLOW_TRACKING_URI nor beside the run"
+        f"{run_dir} names the tracking store {uri}, which is neither MLFLOW_TRACKING_URI nor beside the run"
         f"{', and not there' if moved else ''}; {hint}"
     )
 
 
 def settle_store(run: RunFolder, uri: str | None) -> None:
-    """Before a run goes on: note the store that the user names; without one, refuse what only the folder names.
+    """Before a run is resumed, save the store that the user names in its folder, or check the one that the folder names.
 
     Args:
-        uri: ``"none"``: no tracking from now on; ``None``: the store that the folder says.
+        uri: ``"none"``: no tracking from now on; ``None``: the store that the folder names.
 
     Raises:
-        ForeignStore: it is not the user's own.
+        ForeignStore: the folder's store is not the user's.
     """
-    if not run.facts:  # killed before it noted the store of its config
+    if not run.facts:  # killed before it saved the store of its config
         in_config = run.config().tracking.uri
         if uri is None or named_store(uri) != in_config:
             permitted_store(run.path, in_config)
@@ -86,10 +86,10 @@ def settle_store(run: RunFolder, uri: str | None) -> None:
 
 
 def whole_address(shown: str) -> str:
-    """What MLflow is given: with the secrets that this process knows, or that MLflow's own variables or file hold.
+    """A store's URI with its secrets, which this process knows or MLflow's own variables or file hold.
 
     Raises:
-        TrackingError: it needs a secret that is in none of them, or the file is open to others.
+        TrackingError: a secret is in none of them, or the file is open to others.
     """
     from mlflow.utils.credentials import read_mlflow_creds
 
@@ -99,23 +99,23 @@ def whole_address(shown: str) -> str:
     whole = with_secrets(shown)
     if whole is not None:
         return whole
-    found, token = read_mlflow_creds(), os.environ.get("MLFLOW_TRACKING_TOKEN")
+    credentials, token = read_mlflow_creds(), os.environ.get("MLFLOW_TRACKING_TOKEN")
     user, at, host = shown.rpartition("@")
-    secret = found.password or token if user.endswith(f":{HIDDEN}") else token or found.password
+    secret = credentials.password or token if user.endswith(f":{HIDDEN}") else token or credentials.password
     if not secret or HIDDEN in host:
         raise TrackingError(
             f"{shown} needs its password, which is never stored: set MLFLOW_TRACKING_PASSWORD (for a token "
             "MLFLOW_TRACKING_TOKEN), or MLFLOW_TRACKING_URI with the password in it"
         )
-    if secret == token and user.endswith(f":{HIDDEN}") and shown.startswith("http"):  # which MLflow sends by itself
+    if secret == token and user.endswith(f":{HIDDEN}") and shown.startswith("http"):  # MLflow sends the token itself
         return f"{shown.partition('://')[0]}://{host}"
     whole = f"{user.removesuffix(HIDDEN)}{quote(secret, safe='')}{at}{host}"
-    keep_secrets(whole)  # so that the secret is known in messages
+    keep_secrets(whole)  # so that messages do not show it
     return whole
 
 
 def _check_file() -> None:
-    """MLflow's file of credentials must not be open to others."""
+    """Raise :class:`TrackingError` if other users may read MLflow's file of credentials."""
     path = Path.home() / ".mlflow" / "credentials"
     try:
         mode = path.stat().st_mode
@@ -125,11 +125,21 @@ def _check_file() -> None:
         raise TrackingError(f"{path} holds your MLflow credentials and is open to others: chmod 600 {path}")
 
 
-def same_store(one: str, other: str) -> bool:
-    """Whether two URIs, both without secrets, name one store: a file by whatever path, a server with or without a last slash."""
-    return _compared(one) == _compared(other)
+def same_store(first: str, second: str) -> bool:
+    """Whether two URIs without secrets name the same store, whatever the path to a file, or a server's last slash."""
+    return _normalised(first) == _normalised(second)
 
 
-def _compared(uri: str) -> str:
+def check_database(uri: str) -> None:
+    """Raise :class:`TrackingError`, of one line, if a database other than SQLite cannot be reached."""
+    import sqlalchemy
+
+    try:
+        sqlalchemy.create_engine(whole_address(uri)).connect().close()
+    except (ImportError, sqlalchemy.exc.SQLAlchemyError) as error:
+        raise explained(error, uri) from None
+
+
+def _normalised(uri: str) -> str:
     store = sqlite_path(uri)
     return f"sqlite:///{store.resolve()}" if store is not None else uri.rstrip("/").lower()

@@ -8,13 +8,105 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, without_checksum
 from fedpriv.server.records import Record, Records, lines_of, parsed
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
+
+
+class _Form(BaseModel):
+    """The keys of a file that are read; others are ignored."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Tracking(_Form):
+    name: str
+    uri: str | None
+    experiment: str | None
+
+
+class _Facts(_Form):
+    """``run.json``."""
+
+    run_id: str
+    method: str
+    dataset: str
+    seed: int
+    created_ms: int
+    status: Literal["running", "finished", "interrupted", "failed"]
+    versions: dict[str, str] | None = None
+    git_commit: str | None = None
+    partition_hash: str
+    data_hash: str = ""
+    config_fingerprint: str = ""
+    device: str | None = None
+    processor: str | None = None
+    plugins: dict[str, str] = {}
+    changed_options: dict[str, Any] = {}
+    continued: list[dict[str, Any]] = []
+    diverged: dict[str, int] | None = None
+    tracking: _Tracking
+
+
+class _Tensor(_Form):
+    shape: list[int]
+    dtype: str
+
+
+class _Model(_Form):
+    part: Literal["classifier", "encoder"]
+    inputs: dict[str, _Tensor]
+    output: list[int]
+    classes: list[str]
+
+
+class _Summary(_Form):
+    """``summary.json``."""
+
+    rounds: int
+    accuracy: float | None
+    accuracy_per_client: list[float | None]
+    protocols: dict[str, Any]
+    bytes_up: float
+    bytes_down: float
+    seconds: float
+    probe: dict[str, float] = {}
+    privacy: dict[str, Any] | None = None
+    model: _Model | None = None
+
+
+class _Line(_Form):
+    """A line of ``metrics.jsonl``."""
+
+    round: int
+    time_ms: float
+    metrics: dict[str, float | None]
+    per_client: dict[str, list[float | None]] | None = None
+    payloads: str = ""
+
+
+class _Cursor(_Form):
+    """``tracking.json``."""
+
+    uri: str
+    experiment: str
+
+
+class _Probe(_Form):
+    """A file of ``probe/``."""
+
+    run_id: str
+    dataset: str
+    fraction: float
+    features: str
+    accuracy: float
+    accuracy_as_is: float | None
+    accuracy_logistic: float | None
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
@@ -30,39 +122,38 @@ def read_run(run_dir: Path) -> dict[str, Any]:
 
 
 def read_lines(run_dir: Path, skip: int = 0) -> tuple[list[Record], int]:
-    """The complete lines of ``metrics.jsonl`` after the first ``skip``, and the number of complete lines in all.
+    """The records in ``metrics.jsonl`` after the first ``skip`` lines, and the total number of complete lines.
 
-    Text after the last newline is a line that is still being written, or was truncated by a kill, and is left out, like lines
-    that are damaged.
+    An incomplete last line, which is being written or was truncated by a kill, is left out, as are damaged lines.
     """
     lines = lines_of(run_dir / "metrics.jsonl")
-    return list(_sound(lines[skip:])), len(lines)
+    return list(_undamaged(lines[skip:])), len(lines)
 
 
-def _sound(lines: Sequence[bytes]) -> Iterator[Record]:
+def _undamaged(lines: Sequence[bytes]) -> Iterator[Record]:
     for line in lines:
         with suppress(ValueError):
             yield parsed(line)
 
 
 def read_records(run_dir: Path) -> list[Record]:
-    """All records of a run, one per round in order; ``Damaged`` where one is not known any more."""
+    """All records of a run, one per round in order; :class:`Damaged` if one is lost."""
     return RunFolder(run_dir).records()
 
 
 def audit_metrics(run_dir: Path) -> dict[str, float]:
-    """The numbers in which an audit gives a run's leakage, by name; empty: it was not audited.
+    """The metrics of a run's audit; empty if it was not audited.
 
     Raises:
-        Damaged: the report is not what this version of fedpriv writes.
+        Damaged: the report does not have the expected form.
     """
     path = run_dir / "audit" / "audit.json"
     if not path.exists():
         return {}
     run_id = read_run(run_dir).get("run_id")
     try:
-        runs = [one for one in load_json(path)["runs"] if one["run_id"] == run_id]
-        return {str(name): float(value) for one in runs for name, value in one["metrics"].items()}
+        runs = [run for run in load_json(path)["runs"] if run["run_id"] == run_id]
+        return {str(name): float(value) for run in runs for name, value in run["metrics"].items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise Damaged(f"{path} is not what fedpriv writes; `fedpriv audit` writes it anew") from error
 
@@ -77,11 +168,10 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
-    """The folder of a run given by a path, a run id, or a unique prefix of a folder's name under ``runs_dir``.
+    """Find a run folder by its path, its run id, or a unique prefix of its name under ``runs_dir``, and check it.
 
     Raises:
-        UsageError: the path is not a run folder, the prefix is not unique, or there is no such run; or what :func:`check_run`
-            says of the folder.
+        UsageError: the path is not a run folder, the prefix is not unique, or there is no such run; or as :func:`check_run`.
     """
     folder = _find_folder(run, runs_dir)
     check_run(folder)
@@ -89,30 +179,31 @@ def find_run(run: str, runs_dir: Path = Path("runs")) -> Path:
 
 
 def check_run(folder: Path) -> None:
-    """Check a run folder, which may come from elsewhere: no links that lead out, and files of the form that fedpriv writes.
+    """Check a run folder, which may come from elsewhere: no links that lead out of it, and files as fedpriv writes them.
 
-    A truncated line of ``metrics.jsonl`` is skipped, and files that are not there yet are allowed.
+    Truncated lines of ``metrics.jsonl`` and missing files are allowed.
 
     Raises:
-        UsageError: a link leads out; Damaged: a file is of another form. In one line, the first thing wrong.
+        UsageError: a link leads out.
+        Damaged: a file has another form; the message names the first error.
     """
-    check_links(folder)
-    for name, form in (("run.json", Facts), ("summary.json", Summary), ("tracking.json", Cursor)):
+    _check_links(folder)
+    for name, form in (("run.json", _Facts), ("summary.json", _Summary), ("tracking.json", _Cursor)):
         if (path := folder / name).exists():
-            check_form(form, load_json(path), path)
+            _check_form(form, load_json(path), path)
     for path in folder.glob("probe/*.json"):
-        check_form(Probe, load_json(path), path)
+        _check_form(_Probe, load_json(path), path)
     for number, line in enumerate(lines_of(folder / "metrics.jsonl"), 1):
         try:
             record = json.loads(line)
             record = without_checksum(record, "the line") if isinstance(record, dict) else record
-        except (ValueError, Damaged):  # a record that is lost is named where it is needed
+        except (ValueError, Damaged):  # an error only where the record is needed
             continue
         except RecursionError:
             record = None
-        check_form(Line, record, f"{folder / 'metrics.jsonl'}, line {number}")
+        _check_form(_Line, record, f"{folder / 'metrics.jsonl'}, line {number}")
     for number, record in Records(folder).committed().items():
-        check_form(Line, record, f"the checkpoint of round {number} in {folder}")
+        _check_form(_Line, record, f"the checkpoint of round {number} in {folder}")
 
 
 def _find_folder(run: str, runs_dir: Path) -> Path:
@@ -152,5 +243,28 @@ def _find_folder(run: str, runs_dir: Path) -> Path:
 def _run_id(folder: Path) -> Any:
     try:
         return read_run(folder).get("run_id")
-    except FedprivError:  # another run's folder, and not the one that is sought
+    except FedprivError:  # a damaged folder, which is not the one that is sought
         return None
+
+
+def _check_form(form: type[_Form], values: Any, path: Path | str) -> None:
+    """Raise :class:`Damaged`, with the first error, if the values of a file have another form."""
+    try:
+        TypeAdapter(form).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "all of it"
+        raise Damaged(f"{path} is not what fedpriv writes: {where}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+
+
+def _check_links(folder: Path) -> None:
+    """Raise :class:`UsageError` if a symbolic link leads out of the folder: its target would be read, uploaded or overwritten."""
+    root = folder.resolve()
+    for path in _links(folder):
+        if not path.resolve().is_relative_to(root):
+            raise UsageError(f"{path} is a symbolic link out of the run folder, which is not followed; put a copy in its place")
+
+
+def _links(folder: Path) -> Iterator[Path]:
+    for where, folders, files in os.walk(folder):
+        yield from (path for name in (*folders, *files) if (path := Path(where) / name).is_symlink())

@@ -2,6 +2,9 @@
 
 ``tracking.json`` in the run folder stores the progress of the copy. It is written after each acknowledged request, so a request
 whose acknowledgement was lost is sent again; MLflow's SQL stores keep one of two equal points.
+
+MLflow's own asynchronous logging is not used: its queue is in memory, a failed batch is dropped, and batches may overtake each
+other.
 """
 
 from __future__ import annotations
@@ -13,17 +16,16 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.files import Damaged, load_json
+from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.server.run_folder import RunFolder
 from fedpriv.tracking.access import named_store, permitted_store, same_store, whole_address
-from fedpriv.tracking.cursor import CURSOR, Cursor, stored_cursor
 from fedpriv.tracking.folder import audit_metrics, read_lines, read_records, read_run
 from fedpriv.tracking.model import MODEL, send_model
 from fedpriv.tracking.names import (
@@ -56,10 +58,40 @@ ARTIFACTS = (
     "config.yaml", "run.json", "summary.json", "confusion.json", "metrics.jsonl", "partition.safetensors", "plots/**/*",
     "weights/**/*", "probe/*", "audit/*",
 )  # fmt: skip
+CURSOR = "tracking.json"
+"""File in the run folder: how far the copy is."""
 _CLIENTS = "clients.json"
 _WITH_ADDRESSES: Mapping[str, Callable[[Path], Mapping[str, Any]]] = {"config.yaml": read_yaml, "run.json": load_json}
 _METRICS_PER_BATCH, _PARAMS_PER_BATCH = 1000, 100  # MLflow's limits
 _DATASET_ATTEMPTS = 4
+
+
+@dataclass
+class Cursor:
+    """Progress of the copy to a store."""
+
+    uri: str
+    experiment: str
+    experiment_id: str | None = None
+    mlflow_run_id: str | None = None
+    lines_sent: int = 0
+    last_round: int = -1
+    params_sent: bool = False
+    artifacts_sent: dict[str, str] = field(default_factory=dict)
+    status_sent: str | None = None
+
+    @classmethod
+    def load(cls, path: Path, uri: str, experiment: str) -> Cursor:
+        """The stored cursor; a new one if there is none, or it is unreadable or belongs to another store."""
+        try:
+            stored = cls(**load_json(path))
+        except (Damaged, TypeError):
+            return cls(uri, experiment)
+        return stored if (stored.uri, stored.experiment) == (uri, experiment) else cls(uri, experiment)
+
+    def save(self, path: Path) -> None:
+        """Write the cursor atomically: every command refuses a run with an incomplete cursor."""
+        save_json(path, asdict(self))
 
 
 @dataclass(frozen=True)
@@ -74,33 +106,39 @@ class SyncReport:
     status: str | None = None
 
 
+def _stored_cursor(run_dir: Path) -> dict[str, Any]:
+    """The contents of the file, whatever store it belongs to; empty if there is none."""
+    path = run_dir / CURSOR
+    return load_json(path) if path.exists() else {}
+
+
 def target_uri(run_dir: Path, uri: str | None = None) -> str:
-    """The store to which :func:`sync` sends a run: ``uri``, else the last one, else that of ``run.json``, else the default.
+    """The store that :func:`sync` sends a run to: ``uri``, else the last one, else that of ``run.json``, else the default.
 
     Raises:
-        ForeignStore: see :func:`sync`.
+        ForeignStore: as :func:`sync`.
     """
     if uri is not None:
         return named_store(uri)
     wanted = read_run(run_dir).get("tracking") or {}
-    return permitted_store(run_dir, stored_cursor(run_dir).get("uri") or wanted.get("uri"))
+    return permitted_store(run_dir, _stored_cursor(run_dir).get("uri") or wanted.get("uri"))
 
 
 def sync(run_dir: Path, uri: str | None = None, experiment: str | None = None) -> SyncReport:
-    """Send the new records of a run, live or finished, to MLflow. Repeated calls send nothing twice.
+    """Send the new records of a live or finished run to MLflow. Repeated calls send nothing twice.
 
     Args:
         run_dir: the run's folder.
         uri: MLflow tracking URI; ``None``: the store to which the run was sent before, else that of ``run.json``, else
-            :func:`default_uri`, and only if it is the user's own. ``"none"`` sends nothing.
+            :func:`default_uri`; it must be the user's own. ``"none"`` sends nothing.
         experiment: MLflow experiment name; ``None``: as for ``uri``.
 
     Raises:
         UsageError: ``run_dir`` is not a run folder.
         ForeignStore: the folder names a store that the user's own configuration does not.
-        TrackingError: the server does not answer or refuses; records that it accepted before are not sent again.
+        TrackingError: the server does not answer, or refuses a request. The next call continues from there.
     """
-    facts, before = read_run(run_dir), stored_cursor(run_dir)
+    facts, before = read_run(run_dir), _stored_cursor(run_dir)
     wanted, cursor_path = facts.get("tracking") or {}, run_dir / CURSOR
     uri = target_uri(run_dir, uri)
     experiment = experiment or before.get("experiment") or wanted.get("experiment") or "fedpriv"
@@ -130,7 +168,7 @@ class _Copy:
 
         self.run_dir, self.facts, self.cursor = run_dir, facts, cursor
         self.client: MlflowClient = MlflowClient(tracking_uri=whole_address(cursor.uri))
-        # Where it is not known whether the run is running: what was sent before.
+        # The status that was sent before, if it is unknown whether the run is running.
         self.status = STATUS.get(RunFolder(run_dir).status) or cursor.status_sent or "RUNNING"
         self.params = self.points = self.artifacts = 0
 
@@ -160,10 +198,10 @@ class _Copy:
     def _done(self, **progress: Any) -> None:
         for name, value in progress.items():
             setattr(self.cursor, name, value)
-        self.cursor.save(self.run_dir / "tracking.json")
+        self.cursor.save(self.run_dir / CURSOR)
 
     def _existing_run(self) -> Run | None:
-        """The MLflow run of this folder; if it is missing from the store, the cursor is reset."""
+        """The MLflow run of this folder; ``None``, with a new cursor, if the store has none."""
         from mlflow.exceptions import MlflowException
 
         if self.cursor.mlflow_run_id is not None:
@@ -175,24 +213,23 @@ class _Copy:
                 self._done(**asdict(Cursor(self.cursor.uri, self.cursor.experiment)))  # the store was deleted
             else:
                 if run.info.lifecycle_stage == "deleted":
-                    raise TrackingError(
-                        f"the run was deleted in MLflow; remove {self.run_dir / 'tracking.json'} to send it again"
-                    )
-                self._check_place(run.info.artifact_uri)
+                    raise TrackingError(f"the run was deleted in MLflow; remove {self.run_dir / CURSOR} to send it again")
+                self._check_artifact_uri(run.info.artifact_uri)
                 return run
-        # If the acknowledgement of an earlier create_run was lost, the run is found by its tag.
+        # The run's tag finds it if the acknowledgement of create_run was lost.
         self._done(experiment_id=experiment_id(self.client, self.cursor.uri, self.cursor.experiment))
         query = f"tags.`fedpriv.run_key` = '{quote(self._key, safe='@ ')}'"
-        found = self.client.search_runs([self.cursor.experiment_id or ""], query, max_results=1)
-        if not found:
+        runs = self.client.search_runs([self.cursor.experiment_id or ""], query, max_results=1)
+        if not runs:
             return None
-        self._check_place(found[0].info.artifact_uri)
-        self._done(mlflow_run_id=found[0].info.run_id, status_sent=found[0].info.status)
-        return found[0]
+        info = runs[0].info
+        self._check_artifact_uri(info.artifact_uri)
+        self._done(mlflow_run_id=info.run_id, status_sent=info.status)
+        return runs[0]
 
     @property
     def _key(self) -> str:
-        # A folder that was deleted and created again under the same name is another run, with another time.
+        # With its time: a folder that was deleted and created again under the same name is another run.
         return f"{self.facts['run_id']}@{self.facts['created_ms']}"
 
     def _create_run(self) -> None:
@@ -208,7 +245,7 @@ class _Copy:
             "mlflow.source.type": "LOCAL",
             "mlflow.source.git.commit": facts.get("git_commit"),
         } | {f"fedpriv.version.{package}": version for package, version in (facts.get("versions") or {}).items()}
-        store = without_secrets(os.environ.get("MLFLOW_TRACKING_URI", ""))  # the cursor's is without them, too
+        store = without_secrets(os.environ.get("MLFLOW_TRACKING_URI", ""))  # as the cursor's
         if os.environ.get("MLFLOW_RUN_ID") and same_store(store, self.cursor.uri):
             tags["mlflow.parentRunId"] = os.environ["MLFLOW_RUN_ID"]  # started by `mlflow run`, or by `fedpriv frontier`
         run = self.client.create_run(
@@ -217,19 +254,19 @@ class _Copy:
             run_name=run_name(facts, read_yaml(self.run_dir / "config.yaml")),
             tags={key: str(value) for key, value in tags.items() if value is not None},
         )
-        self._check_place(run.info.artifact_uri)
+        self._check_artifact_uri(run.info.artifact_uri)
         self._done(mlflow_run_id=run.info.run_id, status_sent="RUNNING")
 
-    def _check_place(self, place: str) -> None:
-        """A store that is a file may come from elsewhere, like a run folder: it does not say which server gets the artifacts."""
-        if sqlite_path(self.cursor.uri) is not None and not place.startswith(("file:", "/")):
-            raise TrackingError(f"{self.cursor.uri} would send artifacts to {place.partition('?')[0]}, and not beside itself")
+    def _check_artifact_uri(self, uri: str) -> None:
+        """Check that an SQLite store, which may come from elsewhere, sends artifacts to no server."""
+        if sqlite_path(self.cursor.uri) is not None and not uri.startswith(("file:", "/")):
+            raise TrackingError(f"{self.cursor.uri} would send artifacts to {uri.partition('?')[0]}, and not beside itself")
 
     def _send_params(self, known: set[str]) -> None:
         from mlflow.entities import Dataset, DatasetInput, Param
 
         config = read_yaml(self.run_dir / "config.yaml")
-        # MLflow does not allow changes of a param, so existing ones stay (a resumed run may have another device).
+        # Parameters cannot be changed in MLflow, so existing ones stay: a resumed run may have another device.
         fresh = [Param(key, value) for key, value in params(config).items() if key not in known]
         for start in range(0, len(fresh), _PARAMS_PER_BATCH):
             batch = fresh[start : start + _PARAMS_PER_BATCH]
@@ -240,7 +277,7 @@ class _Copy:
         self._done(params_sent=True)
 
     def _send_dataset(self, dataset: DatasetInput) -> None:
-        """MLflow looks the dataset up and then inserts it: of runs that do so at once, only one succeeds at first."""
+        """Log the data set; again if another run inserted it at the same time, between MLflow's look-up and its insertion."""
         from mlflow.exceptions import MlflowException
 
         for attempt in range(_DATASET_ATTEMPTS):
@@ -249,12 +286,12 @@ class _Copy:
                 return
             except MlflowException as error:
                 if attempt == _DATASET_ATTEMPTS - 1 or error.error_code not in ("INTERNAL_ERROR", "BAD_REQUEST"):
-                    raise  # otherwise another run inserted it: now it is found
+                    raise
 
     def _send_metrics(self) -> None:
-        # A file that was mended has a line a round, and perhaps fewer than were read of it before.
+        # A file that was repaired has one line a round, and may be shorter than before.
         records, lines = read_lines(self.run_dir, skip=min(self.cursor.lines_sent, self.cursor.last_round + 1))
-        # A resumed run may write a round again: records that were sent stay; otherwise the later line counts.
+        # A resumed run may write a round again: the later line counts, unless the record was sent.
         fresh = {record["round"]: record for record in records if record["round"] > self.cursor.last_round}
         batch: list[Metric] = []
         for number, record in sorted(fresh.items()):
@@ -279,7 +316,7 @@ class _Copy:
             if sent.get(name.as_posix()) == stamp:
                 continue
             if name.as_posix() == MODEL and not (self.run_dir / "summary.json").exists():
-                continue  # of a run that was stopped among its results, which are written again when it goes on
+                continue  # the run was stopped while it wrote its results, and writes them again when it is resumed
             if not path.resolve().is_relative_to(root):
                 raise UsageError(f"{path} is a symbolic link out of the run folder, which is not followed")
             if name.as_posix() in _WITH_ADDRESSES and _holds_password(path):
@@ -289,7 +326,7 @@ class _Copy:
                 self._send_table(client_table(read_records(self.run_dir)))
             if name.as_posix() == "audit/audit.json":
                 values = {f"audit/{name}": value for name, value in audit_metrics(self.run_dir).items()}
-                self._log(as_points(self._audited_before() | values, int(time.time() * 1000), 0))
+                self._log(as_points(self._previous_audit() | values, int(time.time() * 1000), 0))
             if name.parts[0] == "probe":
                 self._log(as_points(probe_values(load_json(path)), int(time.time() * 1000), 0))
             if name.as_posix() == MODEL:
@@ -300,9 +337,8 @@ class _Copy:
             self._done(artifacts_sent=sent | {name.as_posix(): stamp})
             sent = self.cursor.artifacts_sent
 
-    def _audited_before(self) -> dict[str, float]:
-        """The names that earlier audits of the run logged, as NaN: MLflow shows the last value of each, and a later audit that
-        does not measure it would leave that of an earlier one."""
+    def _previous_audit(self) -> dict[str, float]:
+        """The metrics of previous audits, as NaN: a metric that the new audit does not have must not keep its previous value."""
         logged = self.client.get_run(self._id).data.metrics
         return {name: math.nan for name in logged if name.startswith("audit/")}
 
@@ -310,26 +346,26 @@ class _Copy:
         run, summary = self.client.get_run(self._id), load_json(self.run_dir / "summary.json")
         if not summary.get("model"):
             raise Damaged(f"{path} is not what fedpriv writes: summary.json does not say what it is")
-        self._check_place(self.client.get_experiment(run.info.experiment_id).artifact_location)
+        self._check_artifact_uri(self.client.get_experiment(run.info.experiment_id).artifact_location)
         send_model(self.client, run, path, self.facts, summary)
 
     def _send_summary(self, summary: dict[str, Any]) -> None:
         self._log(as_points(summary_values(summary), self._end_ms(), int(summary.get("rounds", 0))))
 
     def _send_table(self, table: dict[str, Any] | None) -> None:
-        """A file in the form of MLflow's ``log_table``, which would append it to one that is there."""
+        """Write a table as MLflow's ``log_table`` does, but without appending it to an existing one."""
         if table is not None:
             self.client.log_dict(self._id, table, _CLIENTS)
             self.client.set_tag(self._id, "mlflow.loggedArtifacts", json.dumps([{"path": _CLIENTS, "type": "table"}]))
 
     def _end_ms(self) -> int:
-        """The time of the last record, so that a late sync does not change the run's duration."""
+        """Time of the last record (ms), so that a late sync does not change the run's duration."""
         records = read_records(self.run_dir)
         return int(records[-1]["time_ms"] if records else self.facts["created_ms"])
 
 
 def _description(facts: Mapping[str, Any], run_dir: Path) -> str:
-    """Markdown, with the line that reproduces the run."""
+    """A note on the run (Markdown), with the command that repeats it."""
     return (
         f"{facts['method']} on {dataset_name(facts)}, seed {facts['seed']}. To run it again, with the artifact `config.yaml`:\n\n"
         f"    fedpriv train --config config.yaml\n\nOn its own machine: `fedpriv audit {run_dir.resolve()}`"
@@ -337,7 +373,7 @@ def _description(facts: Mapping[str, Any], run_dir: Path) -> str:
 
 
 def _holds_password(path: Path) -> bool:
-    """Whether a file of the run holds that of a tracking URI, as one that an older version wrote may."""
+    """Whether a file of the run, which may come from elsewhere, contains the password of a tracking URI."""
     text, tracking = path.read_text(encoding="utf-8"), _WITH_ADDRESSES[path.name](path).get("tracking")
     uri = str(tracking.get("uri")) if isinstance(tracking, Mapping) else ""
     return without_secrets(text) != text or shown_address(uri) != uri
@@ -346,13 +382,13 @@ def _holds_password(path: Path) -> bool:
 def _user() -> str | None:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container whose user has no name
+    except (OSError, KeyError):  # the user of a container may have no name
         return None
 
 
 @contextmanager
 def _alone(run_dir: Path, uri: str) -> Iterator[None]:
-    """A block in which no other process sends the run, since two would each create it in MLflow."""
+    """A block in which no other process sends the run: two would each create it in MLflow."""
     from filelock import FileLock, Timeout
 
     try:

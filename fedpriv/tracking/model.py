@@ -1,4 +1,4 @@
-"""The server's final model in MLflow: a PyTorch model with a signature, of the file that the run exported."""
+"""Logging the server's final model: a PyTorch model with a signature, from the file that the run exported."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ _PARTS = {
 
 
 def send_model(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """Log the model, so that ``mlflow.pytorch.load_model("runs:/<id>/model")`` gives it. The file is not opened: it may come
-    from elsewhere, and MLflow checks it when it is loaded.
+    """Log the model, so that ``mlflow.pytorch.load_model("runs:/<id>/model")`` loads it. The file, which may come from elsewhere,
+    is not opened; MLflow checks it when it loads it.
 
     Args:
-        facts, summary: of the run; ``model`` of the summary says what the file holds.
+        facts, summary: of the run; ``model`` in the summary describes the file.
     """
     from mlflow import pyfunc
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
     from mlflow.models import Model
 
-    experiment, run_id, said = run.info.experiment_id, run.info.run_id, summary["model"]
-    known = client.search_logged_models([experiment], f"source_run_id = '{run_id}'")
-    if any(one.status == LoggedModelStatus.READY for one in known):  # the acknowledgement was lost
+    experiment, run_id, form = run.info.experiment_id, run.info.run_id, summary["model"]
+    models = client.search_logged_models([experiment], f"source_run_id = '{run_id}'")
+    if any(model.status == LoggedModelStatus.READY for model in models):  # the acknowledgement was lost
         return
-    about = f"{facts['method']} on {Path(facts['dataset']).name}: {_PARTS[said['part']]}. {_inputs(said)}"
-    logged = client.create_logged_model(experiment, "model", run_id, model_type=said["part"], tags={"mlflow.note.content": about})
-    metadata = {"part": said["part"], "description": about, "classes": said["classes"]}
-    model = Model(run_id=run_id, model_id=logged.model_id, signature=_signature(said), metadata=metadata)
+    about = f"{facts['method']} on {Path(facts['dataset']).name}: {_PARTS[form['part']]}. {_inputs(form)}"
+    logged = client.create_logged_model(experiment, "model", run_id, model_type=form["part"], tags={"mlflow.note.content": about})
+    metadata = {"part": form["part"], "description": about, "classes": form["classes"]}
+    model = Model(run_id=run_id, model_id=logged.model_id, signature=_signature(form), metadata=metadata)
     model.add_flavor("pytorch", model_data="data", pytorch_version=facts["versions"]["torch"], code=None)
-    if len(said["inputs"]) == 1:  # MLflow's general form has one tensor
+    if len(form["inputs"]) == 1:  # pyfunc models have one input
         pyfunc.add_to_model(model, loader_module="mlflow.pytorch", data="data", model_config={"device": None})
     with TemporaryDirectory() as folder:
         (Path(folder) / "data").mkdir()
@@ -54,20 +54,22 @@ def send_model(client: MlflowClient, run: Run, file: Path, facts: Mapping[str, A
     client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, summary["rounds"])])
 
 
-def _inputs(said: Mapping[str, Any]) -> str:
-    shapes = ", ".join(f"{name} (N, {', '.join(map(str, one['shape']))}) {one['dtype']}" for name, one in said["inputs"].items())
-    normal = f", images on the [0, 1] scale less {said['mean']}, divided by {said['std']}" if "mean" in said else ""
+def _inputs(form: Mapping[str, Any]) -> str:
+    shapes = ", ".join(
+        f"{name} (N, {', '.join(map(str, tensor['shape']))}) {tensor['dtype']}" for name, tensor in form["inputs"].items()
+    )
+    normal = f", images on the [0, 1] scale less {form['mean']}, divided by {form['std']}" if "mean" in form else ""
     return f"Inputs as in training: {shapes}{normal}."
 
 
-def _signature(said: Mapping[str, Any]) -> Any:
+def _signature(form: Mapping[str, Any]) -> Any:
     import numpy as np
     from mlflow.models import ModelSignature
     from mlflow.types import Schema, TensorSpec
 
-    def tensor(one: Mapping[str, Any], name: str | None = None) -> TensorSpec:
-        return TensorSpec(np.dtype(one["dtype"]), (-1, *one["shape"]), name)
+    def spec(tensor: Mapping[str, Any], name: str | None = None) -> TensorSpec:
+        return TensorSpec(np.dtype(tensor["dtype"]), (-1, *tensor["shape"]), name)
 
-    named = len(said["inputs"]) > 1
-    inputs = Schema([tensor(one, name if named else None) for name, one in said["inputs"].items()])
-    return ModelSignature(inputs, Schema([tensor({"dtype": "float32", "shape": said["output"]})]))
+    named = len(form["inputs"]) > 1
+    inputs = Schema([spec(tensor, name if named else None) for name, tensor in form["inputs"].items()])
+    return ModelSignature(inputs, Schema([spec({"dtype": "float32", "shape": form["output"]})]))

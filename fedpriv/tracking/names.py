@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric
 
 
-# The dashboard groups charts by the prefix before a slash, sorted by name, and shows the rest last. So the most important metrics
-# have prefixes that come first.
 SECTIONS = {
     "accuracy": "accuracy/mean",
     "bytes_up": "bytes/up",
@@ -30,23 +28,24 @@ SECTIONS = {
     "epsilon": "privacy/epsilon",
     "clipped": "privacy/clipped",
 }
+"""Metric of a round -> its name in MLflow, whose dashboard groups charts by the prefix before a slash, sorted by name."""
 ALWAYS = (
     "method.name", "data.name", "data.clients", "data.partition.name", "model.name", "train.rounds", "train.local_epochs",
     "train.batch_size", "train.lr", "seed",
 )  # fmt: skip
-"""Keys of the config that are parameters of every run; further ones where they differ from the defaults."""
+"""Config keys that are parameters of every run. Others are if they differ from the defaults."""
 _ELSEWHERE = ("run_dir", "tracking", "plugins", "executor", "wire.transforms", "wire.secure_aggregation")
-"""Keys that are no parameters: where records go, who runs the clients, and what :func:`defence` says."""
+"""Config keys that are no parameters: where records go, how clients are run, and what :func:`defence` describes."""
 _NOT_COMPARED = (
     "seed", "rounds", "averaged_rounds", "tested_from", "payloads.files", "protocols.last_rounds_client_mean",
     "protocols.worst_tenth", "protocols.best_client",
 )  # fmt: skip
-"""Numbers of a summary of which no chart is wanted: bookkeeping, and what has another name there."""
+"""Numbers of a summary that need no chart: bookkeeping, and duplicates."""
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "interrupted": "KILLED", "killed": "KILLED", "failed": "FAILED"}
 
 
 def point_values(record: Record) -> dict[str, float]:
-    """MLflow's metrics of one round: the totals, and the spread over clients."""
+    """Metrics of a round for MLflow: the totals, and the spread over clients."""
     values = _numbers(record["metrics"])
     for name, per_client in (record.get("per_client") or {}).items():
         _add_spread(values, name, per_client)
@@ -54,7 +53,7 @@ def point_values(record: Record) -> dict[str, float]:
 
 
 def client_table(records: Sequence[Record]) -> dict[str, Any] | None:
-    """The last evaluation of each client as a table in MLflow's form; ``None``: clients were not evaluated."""
+    """The last evaluation of each client, in the form of MLflow's tables; ``None``: clients were not evaluated."""
     last = next((record["per_client"] for record in reversed(records) if record.get("per_client")), None)
     if last is None:
         return None
@@ -63,8 +62,7 @@ def client_table(records: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def run_name(facts: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    """``mpfedcon · digits · s0``; with changed options (``mpfedcon:mu=5``) and defences, as the legends of charts
-    have nothing else."""
+    """``mpfedcon · digits · s0``, with changed options (``mpfedcon:mu=5``) and defences: legends of charts show nothing else."""
     defended = defence(config)
     method = _with_options(facts["method"], facts.get("changed_options") or {})
     parts = [method, dataset_name(facts), f"s{facts['seed']}", *([] if defended == "none" else [defended])]
@@ -72,29 +70,30 @@ def run_name(facts: Mapping[str, Any], config: Mapping[str, Any]) -> str:
 
 
 def params(config: Mapping[str, Any]) -> dict[str, str]:
-    """MLflow's parameters: few, flat, and what a comparison of runs asks for; ``config.yaml``, an artifact, has all keys."""
-    usual = dict(flatten(RunConfig().model_dump(mode="json")))
-    found = {"defence": defence(config)}
+    """Parameters for MLflow: the few config keys that a comparison of runs needs; ``config.yaml``, an artifact, has all."""
+    defaults = dict(flatten(RunConfig().model_dump(mode="json")))
+    values = {"defence": defence(config)}
     for key, value in flatten(config):
-        if key == "data.partition.seed" and value == config.get("seed"):  # as it is by default: one column too many
+        if key == "data.partition.seed" and value == config.get("seed"):  # the default
             continue
-        apart = any(key == one or key.startswith(f"{one}.") for one in _ELSEWHERE)
-        if not apart and (key in ALWAYS or key.startswith("method.") or value != usual.get(key)):
-            found[key] = param_value(value)
-    return found
+        left_out = any(key == prefix or key.startswith(f"{prefix}.") for prefix in _ELSEWHERE)
+        if not left_out and (key in ALWAYS or key.startswith("method.") or value != defaults.get(key)):
+            values[key] = param_value(value)
+    return values
 
 
 def defence(config: Mapping[str, Any]) -> str:
-    """The defences of a run in a text, as ``fedpriv frontier --defenses`` takes them; ``none`` where there are none."""
+    """The defences of a run as ``fedpriv frontier --defenses`` takes them, or ``none``."""
     wire, privacy = config.get("wire") or {}, config.get("privacy") or {}
     parts = []
-    for one in wire.get("transforms") or ():
-        parts.append(_with_options(one["name"], {name: value for name, value in one.items() if name != "name"}))
+    for transform in wire.get("transforms") or ():
+        options = {name: value for name, value in transform.items() if name != "name"}
+        parts.append(_with_options(transform["name"], options))
     if wire.get("secure_aggregation"):
         parts.append("secure-aggregation")
     if privacy.get("level", "none") != "none":
-        much = "target_epsilon" if privacy.get("target_epsilon") is not None else "noise"
-        parts.append(f"dp-{privacy['level']}:{much}={privacy.get(much)}")
+        key = "target_epsilon" if privacy.get("target_epsilon") is not None else "noise"
+        parts.append(f"dp-{privacy['level']}:{key}={privacy.get(key)}")
     return "+".join(parts) or "none"
 
 
@@ -103,14 +102,14 @@ def _with_options(name: str, options: Mapping[str, Any]) -> str:
 
 
 def summary_values(summary: dict[str, Any]) -> dict[str, float]:
-    """MLflow's metrics from ``summary.json``, under ``final/``, for sorting tables of runs."""
+    """Metrics of ``summary.json`` for MLflow, under ``final/``, to sort tables of runs by."""
     values = _numbers({key: value for key, value in flatten(summary) if key not in _NOT_COMPARED})
     _add_spread(values, "accuracy", summary.get("accuracy_per_client") or [])
     return {f"final/{key}": value for key, value in values.items()}
 
 
 def probe_values(row: dict[str, Any]) -> dict[str, float]:
-    """MLflow's metrics from a probe of a finished run, under ``probe/``: accuracy by data set and share of the labels."""
+    """Metrics of a probe of a finished run for MLflow: ``probe/<data set> <share of the labels>`` and the like."""
     name = f"{row['dataset']} {row['fraction']:g}" + ("" if row["features"] == "pooled" else f" {row['features']}")
     values = {f"probe/{name}": row["accuracy"], f"probe_as_is/{name}": row["accuracy_as_is"]}
     values[f"probe_logistic/{name}"] = row["accuracy_logistic"]
@@ -128,8 +127,8 @@ def _add_spread(values: dict[str, float], name: str, per_client: list[float | No
 
 
 def dataset_name(facts: Mapping[str, Any]) -> str:
-    """The data set's name; of a path, its last part."""
-    return Path(facts["dataset"]).name  # it may be the path of a folder
+    """The data set's name; for a path, its last part."""
+    return Path(facts["dataset"]).name
 
 
 def _numbers(values: dict[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The MLflow run above the runs of one command."""
+"""A parent run in MLflow for all runs of one command."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 Finish = Callable[[Mapping[str, float], Path], None]
-"""Logs metrics, and all files that lie in a folder."""
+"""Logs metrics, and all files in a folder."""
 _ENVIRONMENT = ("MLFLOW_RUN_ID", "MLFLOW_TRACKING_URI")
 
 
 @contextmanager
 def parent_run(folder: Path, tracking: TrackingConfig, name: str) -> Iterator[Finish]:
-    """A block whose runs, started here or in processes that this one starts, hang below one run in MLflow.
+    """A block whose runs, in this process or in those that it starts, get one parent run in MLflow.
 
     Args:
-        folder: of the command; its ``runs`` hold the runs. ``parent.json`` in it names the MLflow run, for the next call.
-        tracking: that of the runs; without MLflow there is no parent, and nothing is logged.
+        folder: of the command; the runs are in ``runs``. ``parent.json`` names the parent run, for the next call.
+        tracking: of the runs; without MLflow there is no parent, and nothing is logged.
 
     Raises:
-        TrackingError: the store does not answer, or refuses.
+        TrackingError: the store does not answer, or refuses a request.
     """
     if tracking.name != "mlflow" or tracking.uri == "none":
         yield lambda metrics, files: None
@@ -52,13 +52,13 @@ def parent_run(folder: Path, tracking: TrackingConfig, name: str) -> Iterator[Fi
         if (store := sqlite_path(uri)) is not None:
             uri = f"sqlite:///{store}"
             create_store(store)
-        client, run = _begun(folder, uri, tracking.experiment, name)
+        client, run = _parent(folder, uri, tracking.experiment, name)
     except FedprivError:
         raise
     except Exception as error:
         raise explained(error, uri) from error
     before = {key: os.environ.get(key) for key in _ENVIRONMENT}
-    # With its password: the processes that this one starts have no other source of it.
+    # With the password, which child processes get from nowhere else.
     os.environ.update(zip(_ENVIRONMENT, (run, with_secrets(uri) or uri), strict=True))
 
     def finish(metrics: Mapping[str, float], files: Path) -> None:
@@ -82,8 +82,8 @@ def parent_run(folder: Path, tracking: TrackingConfig, name: str) -> Iterator[Fi
         client.set_terminated(run, status)
 
 
-def _begun(folder: Path, uri: str, experiment: str, name: str) -> tuple[MlflowClient, str]:
-    """The client, and the id of the run: that of an earlier call, or a new one."""
+def _parent(folder: Path, uri: str, experiment: str, name: str) -> tuple[MlflowClient, str]:
+    """A client, and the id of the parent run: that of an earlier call, or a new one."""
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
@@ -95,7 +95,7 @@ def _begun(folder: Path, uri: str, experiment: str, name: str) -> tuple[MlflowCl
             client.update_run(known["run"], status="RUNNING")
             return client, str(known["run"])
     except (OSError, ValueError, KeyError, TypeError, MlflowException):
-        pass  # there was none, or the store was deleted
+        pass  # no earlier call, or the store was deleted
     tags = {"mlflow.source.name": "fedpriv", "mlflow.source.type": "LOCAL"}
     run = client.create_run(experiment_id(client, uri, experiment), run_name=name, tags=tags).info.run_id
     write_atomically(file, json.dumps({"uri": uri, "run": run}).encode())

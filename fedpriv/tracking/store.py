@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 _PATIENCE = 120
-"""Seconds to wait for another process that makes the same store."""
+"""Seconds to wait for another process that creates the same store."""
 _QUICK = 2.0
-"""Seconds that a server may take to show that it is there."""
+"""Seconds for a server to accept a request."""
 _PLACES = {"experiments": "artifact_location", "runs": "artifact_uri", "logged_models": "artifact_location"}
-"""Where MLflow's schema keeps whole paths of artifacts: table -> column."""
+"""Table -> column with absolute paths of artifacts, in MLflow's schema."""
 
 
 class TrackingError(FedprivError):
@@ -40,7 +40,7 @@ class ServerAway(TrackingError):
 
 
 def default_uri(base: Path) -> str:
-    """``MLFLOW_TRACKING_URI`` where it is set, without its secrets, else the SQLite file ``mlflow.db`` in the runs folder."""
+    """``MLFLOW_TRACKING_URI`` without its secrets if it is set, else the SQLite file ``mlflow.db`` in the runs folder."""
     return keep_secrets(os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{base.resolve() / 'mlflow.db'}")
 
 
@@ -52,9 +52,9 @@ def sqlite_path(uri: str) -> Path | None:
 
 
 def tracked_in(run_dir: Path) -> Path | None:
-    """The file of the SQLite store that a run folder says; ``None``: none, or another tracker."""
+    """The file of the SQLite store that a run folder names; ``None``: another kind of store or tracker."""
     tracking = read_run(run_dir).get("tracking") or {}
-    return sqlite_path(tracking.get("uri") or "") if tracking.get("name", "mlflow") == "mlflow" else None
+    return sqlite_path(tracking.get("uri") or "") if tracking.get("name") == "mlflow" else None
 
 
 def artifact_dir(store: Path) -> Path:
@@ -63,10 +63,8 @@ def artifact_dir(store: Path) -> Path:
 
 
 def quiet_mlflow() -> None:
-    """Set short timeouts for MLflow, and turn off its output and telemetry; the user's environment variables take precedence.
-
-    It reaches this machine without a proxy.
-    """
+    """Set short timeouts for MLflow, turn off its output and telemetry, and let it reach this machine without a proxy. The user's
+    environment variables take precedence."""
     go_direct()
     for name, value in {
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -86,9 +84,9 @@ def quiet_mlflow() -> None:
 def create_store(path: Path) -> None:
     """Create an SQLite store with MLflow's schema if there is none.
 
-    In a separate process, because the migrations block the interpreter for seconds and reconfigure logging; in a draft that is
-    moved into place, because a kill would leave a partial schema that MLflow cannot open; under a lock, because several runs may
-    start at once.
+    A separate process does it, as the migrations block the interpreter for seconds and reconfigure logging. It writes a draft
+    that is then moved into place, as a kill would leave a partial schema that MLflow cannot open. A lock keeps several runs from
+    doing it at once.
     """
     if path.exists():
         return
@@ -97,27 +95,27 @@ def create_store(path: Path) -> None:
     drafts = f".{path.name}-"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=path.parent).close()  # the lock would wait for ever for a folder that takes no files
+        tempfile.TemporaryFile(dir=path.parent).close()  # the lock would wait for ever in a read-only folder
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=_PATIENCE):
-            for left in path.parent.glob(f"{glob.escape(drafts)}*"):  # by a process that was killed
-                shutil.rmtree(left, ignore_errors=True)
+            for draft in path.parent.glob(f"{glob.escape(drafts)}*"):  # left by a process that was killed
+                shutil.rmtree(draft, ignore_errors=True)
             if not path.exists():
                 _make_store(path, drafts)
     except OSError as error:
         raise TrackingError(f"cannot create {path}: {error.strerror or error}") from None
     except Timeout:
-        raise TrackingError(f"cannot create {path}: another process has been at it for {_PATIENCE} s") from None
+        raise TrackingError(f"cannot create {path}: another process has been creating it for {_PATIENCE} s") from None
 
 
 def _make_store(path: Path, drafts: str) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=drafts) as folder:
         draft = Path(folder) / path.name
-        # In its own session, so that Ctrl-C, after which the run is still recorded, does not end it.
+        # In its own session: Ctrl-C stops the run, but it is still recorded.
         command = python_command("from mlflow.cli import cli; cli()", "db", "upgrade", f"sqlite:///{draft}")
         maker = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True, encoding="utf-8"
         )
-        import mlflow  # noqa: F401 -- it takes seconds too, and they may as well pass meanwhile
+        import mlflow  # noqa: F401 -- it takes seconds, too, which pass meanwhile
 
         _, stderr = maker.communicate()
         if maker.returncode:
@@ -126,9 +124,9 @@ def _make_store(path: Path, drafts: str) -> None:
 
 
 def follow_move(uri: str) -> None:
-    """After a folder of runs was moved: let the SQLite store in it name the artifacts beside it, not those in the old place.
+    """Update the paths of artifacts in an SQLite store whose folder was moved.
 
-    To be called after a client has opened the store, which has MLflow's schema then.
+    To be called after a client has opened the store, so that it has MLflow's schema.
 
     Raises:
         TrackingError: the artifacts are neither in the old place nor beside the store.
@@ -140,7 +138,7 @@ def follow_move(uri: str) -> None:
         named = database.execute("SELECT DISTINCT artifact_location FROM experiments WHERE artifact_location LIKE 'file:///%'")
         for (place,) in named.fetchall():
             old = Path(unquote(place.removeprefix("file://")))
-            # isdir is also false for a place that this user may not look into: it is none to write to, either.
+            # isdir is also false for a folder that this user may not enter, and so could not write to.
             if old.name != own.name or old.resolve() == own.resolve() or os.path.isdir(old):
                 continue
             if not own.is_dir():
@@ -156,10 +154,10 @@ def follow_move(uri: str) -> None:
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
-    """The id of an experiment by its name; it is created if there is none.
+    """The id of an experiment, which is created if it does not exist.
 
     Raises:
-        TrackingError: it was deleted in MLflow.
+        TrackingError: the experiment was deleted in MLflow.
     """
     from mlflow.exceptions import MlflowException
 
@@ -180,11 +178,10 @@ def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
 
 
 def check_server(uri: str) -> None:
-    """Check that something listens where a server should, in tenths of a second: MLflow, which would find out, takes seconds to
-    import, by when a short run has ended.
+    """Check within tenths of a second that a server accepts connections: importing MLflow takes longer than a short run.
 
     Raises:
-        ServerAway: nothing does.
+        ServerAway: it does not.
     """
     if not uri.startswith("http"):
         return
@@ -193,7 +190,7 @@ def check_server(uri: str) -> None:
     scheme, _, rest = uri.partition("://")
     try:
         requests.head(f"{scheme}://{rest.rpartition('@')[2]}", timeout=_QUICK).close()
-    except requests.exceptions.SSLError:  # an answer, of which MLflow may know more
+    except requests.exceptions.SSLError:  # there is a server; MLflow's error will say more
         pass
     except requests.ConnectionError as error:
         raise explained(error, uri) from None
@@ -201,19 +198,8 @@ def check_server(uri: str) -> None:
         pass
 
 
-def check_database(uri: str) -> None:
-    """Raise :class:`TrackingError`, of one line, where a database that is no SQLite file cannot be asked."""
-    import sqlalchemy
-
-    from fedpriv.tracking.access import whole_address
-
-    try:
-        sqlalchemy.create_engine(whole_address(uri)).connect().close()
-    except (ImportError, sqlalchemy.exc.SQLAlchemyError) as error:
-        raise explained(error, uri) from None
-
-
 def explained(error: Exception, uri: str) -> TrackingError:
+    """The :class:`TrackingError` for an error of MLflow, in one line; :class:`ServerAway` if the server does not answer."""
     import requests
 
     cause: BaseException | None = error

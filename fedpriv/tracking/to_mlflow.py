@@ -22,19 +22,19 @@ class MlflowTracker(Tracker):
     """MLflow: an SQLite store beside the run folders, or a tracking server."""
 
     uses: ClassVar[frozenset[str]] = frozenset({"uri", "experiment", "system_metrics", "log_model", "wait"})
-    apart: ClassVar[bool] = True
+    own_process: ClassVar[bool] = True
 
     def __init__(self, run_dir: Path, uri: str, experiment: str) -> None:
         super().__init__(run_dir, keep_secrets(uri), experiment)
         self._monitor: SystemMetricsMonitor | None = None
-        self._found = False
-        # Not in the background thread, as changing the environment while other threads read it is not safe.
+        self._reached = False
+        # Not in the background thread: changing the environment while other threads read it is not safe.
         quiet_mlflow()
 
     def copy(self) -> None:
-        if not self._found:
+        if not self._reached:
             check_server(self.uri)
-            self._found = True
+            self._reached = True
         report = sync(self.run_dir, self.uri, self.experiment)
         wanted = read_run(self.run_dir)["tracking"].get("system_metrics")
         if wanted and self._monitor is None and report.status == "RUNNING":
@@ -50,11 +50,11 @@ class MlflowTracker(Tracker):
 
     @property
     def later(self) -> str:
-        return f"`fedpriv sync {self.run_dir}{self._again}` sends them later"
+        return f"`fedpriv sync {self.run_dir}{self._option}` sends them later"
 
     @property
-    def _again(self) -> str:
-        """The option with which a later command sends to a store that is not the usual one."""
+    def _option(self) -> str:
+        """The option that `fedpriv sync` needs for a store other than the user's own."""
         try:
             permitted_store(self.run_dir, self.uri)
         except UsageError:
@@ -63,7 +63,7 @@ class MlflowTracker(Tracker):
 
 
 def _monitor(report: SyncReport) -> SystemMetricsMonitor:
-    """MLflow's own thread that samples this machine's load; it is a live measurement, and no record of the folder."""
+    """Start MLflow's thread that samples this machine's load, which is in no record of the folder."""
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
     assert report.uri is not None

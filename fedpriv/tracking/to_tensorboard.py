@@ -43,7 +43,7 @@ class TensorBoardTracker(Tracker):
     def _new_writer(self) -> SummaryWriter:
         from torch.utils.tensorboard import SummaryWriter
 
-        # A killed run left its own events, which would be shown twice: all are written again from the records.
+        # All events are written again from the records: those of a killed run would be shown twice.
         shutil.rmtree(self._folder, ignore_errors=True)
         writer = SummaryWriter(str(self._folder))
         config = (self.run_dir / "config.yaml").read_text(encoding="utf-8")

@@ -5,64 +5,64 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedpriv.config import RunConfig
 from fedpriv.deploy.client_node import ClientNode
-from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.serving import resume, start
+from fedpriv.deploy.server_run import resume, start
 from fedpriv.deploy.source import Source
+from tests.deploy.loopback import Loopback
 from tests.simulation.small import config
 
 ALL_KEPT = {"wire.keep_payloads": "all"}
 
 
-def sites(folder: Path, of: RunConfig, share: str = "partition") -> dict[int, ClientNode]:
-    """A client for each number, in folders of their own."""
+def client_nodes(folder: Path, of: RunConfig, share: Literal["own", "partition"] = "partition") -> dict[int, ClientNode]:
+    """Client -> its node, in a folder of its own."""
     name, where = of.data.name, of.data.dir
     return {n: ClientNode(n, Source(name, where, share), folder / f"client-{n}") for n in range(of.data.clients)}
 
 
 def play_apart(folder: Path, method: str, warnings: list[str] | None = None, grid: Any = None, **overrides: Any) -> Path:
-    """A whole run; the clients' folders are beside the run's."""
+    """Run a config with clients that share only frames with the server; their folders are beside the run's."""
     chosen = config(method, **overrides, run_dir=str(folder))
-    said = [] if warnings is None else warnings
-    grid = grid or Loopback(sites(folder.parent / f"{folder.name}-clients", chosen))
-    start(chosen, folder.parent, grid, 60, lambda *of: None, lambda record: None, said.append)
+    warned = [] if warnings is None else warnings
+    grid = grid or Loopback(client_nodes(folder.parent / f"{folder.name}-clients", chosen))
+    start(chosen, folder.parent, grid, 60, lambda *of: None, lambda record: None, warned.append)
     return folder
 
 
 def go_on(folder: Path, grid: Any, warnings: list[str] | None = None) -> None:
-    """Resume it."""
-    said = [] if warnings is None else warnings
-    resume(folder, grid, 60, lambda *of: None, lambda record: None, said.append)
+    """Resume such a run."""
+    warned = [] if warnings is None else warnings
+    resume(folder, grid, 60, lambda *of: None, lambda record: None, warned.append)
 
 
 def hashes(folder: Path, *patterns: str) -> dict[str, str]:
-    """Of the files that match, by their names."""
+    """Relative path -> SHA-256 of the files that match."""
     files = sorted(path for pattern in patterns for path in folder.glob(pattern))
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def at_the_clients(folder: Path) -> dict[str, str]:
-    """The private states that clients apart keep, as a simulation names them."""
-    found = sorted(folder.glob("client-*/runs/*/states/client-*"))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
+    """File name in a simulation -> SHA-256 of the clients' private states."""
+    files = sorted(folder.glob("client-*/runs/*/states/client-*"))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """What a simulation and a deployment both measure."""
+    """The metrics that a simulation and a deployment both have."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     measured = ("participants", "train_loss", "accuracy", "bytes_up", "total_bytes_up", "total_bytes_down")
     return [{**line["per_client"], **{name: line["metrics"].get(name) for name in measured}} for line in lines]
 
 
 def agree(apart: Path, whole: Path) -> None:
-    """Both ended with the same bits: checkpoints, messages, private states, weights, accuracies."""
+    """Assert that checkpoints, messages, private states, weights and accuracies are equal to the bit."""
     state = ("checkpoints/server-*.safetensors", "payloads/*/*", "weights/*")
     assert hashes(apart, *state) == hashes(whole, *state)
     assert len(hashes(whole, *state)) > 1
     private = {name.removeprefix("clients/"): digest for name, digest in hashes(whole, "clients/client-*").items()}
-    kept = at_the_clients(apart.parent / f"{apart.name}-clients")  # and states that the server will say are not needed any more
+    kept = at_the_clients(apart.parent / f"{apart.name}-clients")  # may have states of earlier rounds, too
     assert {name: kept.get(name) for name in private} == private
     assert records(apart) == records(whole)

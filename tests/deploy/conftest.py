@@ -1,4 +1,4 @@
-"""Runs in a simulation and the same ones with clients apart, and what is compared of them."""
+"""Fixtures of the simulation's tests, whose runs deployments are compared with."""
 
 from __future__ import annotations
 

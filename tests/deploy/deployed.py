@@ -31,12 +31,12 @@ LONGEST = 600.0
 
 @dataclass
 class Deployment:
-    """What a test may do to it."""
+    """A running deployment."""
 
-    home: Any
+    paths: Any
     link: Any
     look: Callable[[], None]
-    keepers: list[Any]
+    supervisors: list[Any]
 
     def play(
         self,
@@ -47,16 +47,16 @@ class Deployment:
         answer: float = ANSWER,
         **more: Any,
     ) -> Path:
-        """A run of that name, to its end.
+        """Run a config to its end.
 
         Args:
-            meanwhile: called now and then.
-            answer: seconds that an answer may take.
+            meanwhile: called regularly.
+            answer: timeout of an answer (seconds).
         """
         from fedpriv.deploy.flower.requests import Request
 
         chosen = config(method, **{**SMALL, **more})
-        request = Request.write(self.home.requests, self.home.runs / name, chosen, self.home.settings().clients, answer)
+        request = Request.write(self.paths.requests, self.paths.runs / name, chosen, self.paths.settings().clients, answer)
         number = self.link.start(request.path)
         assert self.follow(request, number, on_round, meanwhile)
         return Path(request.run_dir)
@@ -68,7 +68,7 @@ class Deployment:
         on_round: Callable[[Any], None] = lambda record: None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> bool:
-        """Wait for a run's end, but not for ever."""
+        """Wait for the end of a run, with a timeout."""
         until = time.monotonic() + LONGEST
 
         def look() -> None:
@@ -82,14 +82,14 @@ class Deployment:
 @contextmanager
 def deployed(folder: Path, clients: int) -> Iterator[Deployment]:
     """A deployment in a new folder, on 127.0.0.1, beside a proxy at which nothing listens."""
-    from fedpriv.deploy.flower.demo import all_here
+    from fedpriv.deploy.flower.demo import running_deployment
     from fedpriv.deploy.flower.machines import free_port
     from fedpriv.deploy.flower.paths import make
 
     port = free_port()
-    home = make(folder, clients, "127.0.0.1", port, inner_port=port)
+    paths = make(folder, clients, "127.0.0.1", port, inner_port=port)
     for number in range(clients):
-        file = home.client_file(number)
+        file = paths.client_file(number)
         file.write_text(file.read_text().replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"))
     with pytest.MonkeyPatch.context() as patch:
         for name in ("http_proxy", "https_proxy", "all_proxy"):
@@ -97,19 +97,19 @@ def deployed(folder: Path, clients: int) -> Iterator[Deployment]:
         for name in ("no_proxy", "NO_PROXY"):
             patch.setenv(name, "")  # so that it is put back
             patch.delenv(name)
-        with all_here(home) as (link, look, keepers):
-            yield Deployment(home, link, look, keepers)
+        with running_deployment(paths) as (link, look, supervisors):
+            yield Deployment(paths, link, look, supervisors)
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Of three clients."""
-    with deployed(tmp_path_factory.mktemp("deployed") / "d", 3) as made:
-        yield made
+    """A deployment of three clients."""
+    with deployed(tmp_path_factory.mktemp("deployed") / "d", 3) as running:
+        yield running
 
 
 def same(deployed: Path, whole: Path) -> None:
-    """Both ended with the same bits at the server."""
+    """Assert that checkpoints, messages, weights and metrics are equal to the bit."""
     state = ("checkpoints/server-*.safetensors", "payloads/*/*", "weights/*")
     assert hashes(deployed, *state) == hashes(whole, *state)
     assert records(deployed) == records(whole)

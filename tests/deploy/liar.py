@@ -1,4 +1,4 @@
-"""A client's resident process that does not always do as it should: a file says in which round it does what."""
+"""A client's process that misbehaves in the rounds that a file names."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.wire import Payload, Sealed, seal, unseal
 
-TURNS = "updates.txt"
-"""In a client's folder: a line for every local update that was begun."""
+UPDATES = "updates.txt"
+"""File in a client's folder: a line for every local update that was begun."""
 LIE = "lie.json"
-"""In a client's folder: ``round`` and ``how``."""
+"""File in a client's folder: ``round`` and ``how`` of the misbehaviour."""
 
 
 def changed(sealed: Sealed, how: str) -> Sealed:
-    """An upload in another shape (``schema``), or a thousand times as long."""
+    """An upload of another shape (``schema``), or with a thousand times the norm."""
     tensors = sealed.tensors()
     if how == "schema":
         first = sorted(tensors)[0]
@@ -32,22 +32,22 @@ def changed(sealed: Sealed, how: str) -> Sealed:
 
 
 def lying(answer: Callable[[ClientNode, Frame], Frame]) -> Callable[[ClientNode, Frame], Frame]:
-    """``ClientNode._answer``, but for what the file says of a round."""
+    """``ClientNode._answer`` with the misbehaviour that the file names."""
 
-    def answers(site: ClientNode, frame: Frame) -> Frame:
-        asked, file = frame.said[-1], site.folder / LIE
+    def answers(node: ClientNode, frame: Frame) -> Frame:
+        asked, file = frame.entries[-1], node.folder / LIE
         lie = json.loads(file.read_text()) if file.exists() else {}
         if asked["do"] != "train":
-            return answer(site, frame)
-        with (site.folder / TURNS).open("a") as updates:
+            return answer(node, frame)
+        with (node.folder / UPDATES).open("a") as updates:
             updates.write(f"{frame.head['run']} {asked['round']}\n")
         if lie.get("round") != asked["round"]:
-            return answer(site, frame)
+            return answer(node, frame)
         if lie["how"] == "sleep":
             time.sleep(lie["seconds"])
-            return answer(site, frame)
-        honest = answer(site, frame)
-        at = honest.said[-1]["upload"]
+            return answer(node, frame)
+        honest = answer(node, frame)
+        at = honest.entries[-1]["upload"]
         parts = list(honest.parts)
         parts[at] = changed(unseal(parts[at]), lie["how"]).data
         return replace(honest, parts=tuple(parts))
@@ -55,20 +55,20 @@ def lying(answer: Callable[[ClientNode, Frame], Frame]) -> Callable[[ClientNode,
     return answers
 
 
-def stay() -> None:
-    """In place of :func:`fedpriv.deploy.flower.machines.stay`."""
+def serve_client() -> None:
+    """In place of :func:`fedpriv.deploy.flower.machines.serve_client`."""
     from fedpriv.deploy.flower import machines
 
-    ClientNode._answer = lying(ClientNode._answer)  # type: ignore[method-assign]  # what it answers anew, not what it has answered before
-    machines.stay()
+    ClientNode._answer = lying(ClientNode._answer)  # type: ignore[method-assign]  # new answers, not stored ones
+    machines.serve_client()
 
 
 def tell(folder: Path, **lie: object) -> None:
-    """Say what a client does next."""
+    """Set a client's misbehaviour."""
     (folder / LIE).write_text(json.dumps(lie))
 
 
 def updates(folder: Path) -> list[str]:
     """Run and round of the local updates that it has begun."""
-    file = folder / TURNS
+    file = folder / UPDATES
     return file.read_text().splitlines() if file.exists() else []

@@ -1,4 +1,4 @@
-"""Every method ends with the same bits where its clients are apart as in a simulation."""
+"""Every method gives the same bits with remote clients as in a simulation."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from fedpriv.deploy.client_node import ClientNode
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.server.run_folder import RunFolder
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, at_the_clients, play_apart
+from tests.deploy.loopback import Loopback
 from tests.marks import FEW, slow_but
 from tests.simulation.small import play
 from tests.simulation.texts_and_pairs import narrow_fusion, pairs, pairs_folder, texts, write_texts
@@ -33,7 +33,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("method", slow_but(FEW, sorted(methods())))
-def test_apart_it_ends_where_a_simulation_does(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
+def test_every_method_equals_its_simulation(tmp_path: Path, reference: Callable[..., Path], method: str) -> None:
     agree(play_apart(tmp_path / "apart", method, **TINY), reference(method, **TINY))
 
 
@@ -93,7 +93,7 @@ def test_clients_with_data_of_their_own(tmp_path: Path, fedpriv: Callable[..., A
     kept = RunFolder.open(folder)
     assert kept.facts["deployed"]["own_data"] is True and kept.summary() is not None
     declared = json.loads((folder / "declared.json").read_text())["clients"]
-    assert [one["train"] + one["test"] for one in declared] == [24, 36]
+    assert [client["train"] + client["test"] for client in declared] == [24, 36]
     for command in (["attack", "analytic", "--run", folder], ["audit", folder], ["probe", folder]):
         ended = fedpriv(*command)
         assert ended.exit_code == 2 and "not scored: its clients' data are on their own machines" in ended.output, ended.output

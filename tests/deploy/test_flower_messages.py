@@ -1,4 +1,4 @@
-"""Contents of Flower's messages that are no frames: whatever a node puts where the frame should be is refused in words."""
+"""Frames in Flower's messages; contents that are no frame are refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGE = 10**15
 """As a number of bytes, more than any memory."""
 
 
-def test_a_frame_comes_as_it_was_sent() -> None:
+def test_a_frame_round_trips_through_a_message() -> None:
     assert _unpacked(_packed(b"{}", (b"one", b"two"))) == (b"{}", [b"one", b"two"])
 
 
@@ -36,6 +36,6 @@ def test_a_frame_comes_as_it_was_sent() -> None:
         {"head": ConfigRecord({"head": [1, 2]}), "parts": ArrayRecord({"0": Array("uint8", (1,), "fedpriv.sealed", b"1")})},
     ],
 )
-def test_anything_else_is_refused(content: dict[str, Any]) -> None:
+def test_messages_without_a_frame_are_refused(content: dict[str, Any]) -> None:
     with pytest.raises(Broken, match="a message"):
         _unpacked(RecordDict(content))

@@ -1,4 +1,4 @@
-"""Replies of which a node made the objects itself: none of them ends the run, or takes the place or the time of another's."""
+"""Forged replies of a node: none of them ends the run, or replaces or delays another node's reply."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from flwr.superlink.grid.http_grid import HttpGrid
 from google.protobuf.message import DecodeError
 
 from fedpriv.deploy.flower import apps
-from fedpriv.deploy.flower.apps import FlowerPost, _packed, _unpacked
+from fedpriv.deploy.flower.apps import FlowerNetwork, _packed, _unpacked
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.stream import MOST_PARTS, Broken
+from fedpriv.deploy.stream import MAX_PARTS, Broken
 from fedpriv.deploy.transport import Lost, Transport
 
 pytestmark = pytest.mark.extra("deploy")
@@ -52,11 +52,11 @@ class Link:
         self.unreadable = set[str]()
 
     def PullMessages(self, request: Any) -> Any:  # noqa: N802 -- Flower's name
-        found = [self.replies.pop(ticket) for ticket in request.message_ids if ticket in self.replies]
-        if self.unreadable & {reply.ticket for reply in found}:
+        replies = [self.replies.pop(ticket) for ticket in request.message_ids if ticket in self.replies]
+        if self.unreadable & {reply.ticket for reply in replies}:
             raise DecodeError("Error parsing message")
         return PullAppMessagesResponse(
-            messages_list=[one.known for one in found], message_object_trees=[one.tree for one in found]
+            messages_list=[reply.known for reply in replies], message_object_trees=[reply.tree for reply in replies]
         )
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802 -- Flower's name
@@ -92,9 +92,9 @@ def message(ticket: str, content: RecordDict | None = None) -> Any:
 
 def honest(ticket: str = HONEST, content: RecordDict | None = None, within: str | None = None) -> Reply:
     """A reply as a node's app makes it; ``within``: the ticket that its bytes name."""
-    one = message(within or ticket, _packed(b"{}", (b"data",)) if content is None else content)
-    objects = {name: inner.deflate() for name, inner in get_all_nested_objects(one).items()}
-    return Reply(ticket, one.object_id, get_object_tree(one), objects)
+    reply = message(within or ticket, _packed(b"{}", (b"data",)) if content is None else content)
+    objects = {name: inner.deflate() for name, inner in get_all_nested_objects(reply).items()}
+    return Reply(ticket, reply.object_id, get_object_tree(reply), objects)
 
 
 class Made:
@@ -107,7 +107,7 @@ class Made:
         validate_object_content(content)
         self.name = get_object_id(content)
         self.tree = ObjectTree(object_id=self.name, children=[child.tree for child in children])
-        self.objects = {self.name: content, **{name: one for child in children for name, one in child.objects.items()}}
+        self.objects = {self.name: content, **{name: inner for child in children for name, inner in child.objects.items()}}
 
     def reply(self) -> Reply:
         return Reply(LIAR, self.name, self.tree, self.objects)
@@ -130,9 +130,9 @@ def array(chunk: Made, times: int) -> Made:
 
 
 def without_a_child() -> Reply:
-    found = honest(LIAR)
-    del found.tree.children[:]
-    return found
+    reply = honest(LIAR)
+    del reply.tree.children[:]
+    return reply
 
 
 def chunk(size: int) -> Made:
@@ -151,26 +151,26 @@ LIES = {
 }
 
 
-def received(post: FlowerPost) -> dict[str, Any]:
-    return dict(post.receive([HONEST, LIAR]))
+def received(network: FlowerNetwork) -> dict[str, Any]:
+    return dict(network.receive([HONEST, LIAR]))
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_node_that_lies_answers_for_itself_alone(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_reply_does_not_affect_others(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apps, "_message", lambda *of: None)
-    post = FlowerPost(Nodes(Link(LIES[lie](), honest())), 2)
-    found = dict(Transport(post).exchange({0: Frame({}), 1: Frame({})}, 30, 1))
-    assert found[0] == Frame({}, (b"data",))
-    assert isinstance(found[1], str) and ("no message of Flower's" in found[1] or "array" in found[1])
+    network = FlowerNetwork(Nodes(Link(LIES[lie](), honest())), 2)
+    answers = dict(Transport(network).exchange({0: Frame({}), 1: Frame({})}, 30, 1))
+    assert answers[0] == Frame({}, (b"data",))
+    assert isinstance(answers[1], str) and ("no message of Flower's" in answers[1] or "array" in answers[1])
 
 
-def test_an_answer_is_of_the_client_that_was_asked_whatever_ticket_its_bytes_name() -> None:
-    assert list(received(FlowerPost(Nodes(Link(honest(LIAR, within=HONEST))), 2))) == [LIAR]
+def test_a_reply_belongs_to_the_ticket_that_the_superlink_names() -> None:
+    assert list(received(FlowerNetwork(Nodes(Link(honest(LIAR, within=HONEST))), 2))) == [LIAR]
 
 
-def test_what_repeats_itself_a_little_comes_whole() -> None:
-    found = received(FlowerPost(Nodes(Link(with_array(array(chunk(MB), 60)))), 2))
-    assert found[LIAR].parts == (bytes(60 * MB),)
+def test_arrays_of_repeated_chunks_are_accepted() -> None:
+    answers = received(FlowerNetwork(Nodes(Link(with_array(array(chunk(MB), 60)))), 2))
+    assert answers[LIAR].parts == (bytes(60 * MB),)
 
 
 @pytest.mark.parametrize("sent", [0, 10])
@@ -179,9 +179,9 @@ def test_a_reply_is_bounded_by_what_was_sent(sent: int, monkeypatch: pytest.Monk
     monkeypatch.setattr(apps, "_message", lambda *of: None)
     large = honest(LIAR, _packed(b"{}", tuple(bytes([n]) * MB for n in range(70))))
     link = Link(large, honest())
-    post = FlowerPost(Nodes(link), 2)
-    post.connected()
-    post.send({0: Frame({}, (bytes(sent * MB),)), 1: Frame({})}, 60, 1)
+    network = FlowerNetwork(Nodes(link), 2)
+    network.connected()
+    network.send({0: Frame({}, (bytes(sent * MB),)), 1: Frame({})}, 60, 1)
     pulled: list[str] = []
     pull = link.PullObject
 
@@ -190,47 +190,47 @@ def test_a_reply_is_bounded_by_what_was_sent(sent: int, monkeypatch: pytest.Monk
         return pull(request)
 
     monkeypatch.setattr(link, "PullObject", noted)
-    found = received(post)
-    assert found[HONEST] == Frame({}, (b"data",))
+    answers = received(network)
+    assert answers[HONEST] == Frame({}, (b"data",))
     if sent:
-        assert isinstance(found[LIAR], Frame)
+        assert isinstance(answers[LIAR], Frame)
     else:
-        assert found[LIAR] == f"a reply of more than {64 * MB} bytes"
+        assert answers[LIAR] == f"a reply of more than {64 * MB} bytes"
         assert len(set(pulled)) < len(large.objects) + 3
 
 
-def test_no_one_waits_for_a_node_that_still_sends() -> None:
+def test_incomplete_replies_delay_no_others() -> None:
     slow = honest(LIAR, _packed(b"{}", (b"slow",)))
     link = Link(slow, honest())
     last = next(reversed(slow.objects))
     link.objects[last] = b""
-    post = FlowerPost(Nodes(link), 2)
-    assert list(received(post)) == [HONEST]
-    assert list(post.receive([LIAR])) == []
+    network = FlowerNetwork(Nodes(link), 2)
+    assert list(received(network)) == [HONEST]
+    assert list(network.receive([LIAR])) == []
     link.objects[last] = slow.objects[last]
-    assert dict(post.receive([LIAR])) == {LIAR: Frame({}, (b"slow",))}
+    assert dict(network.receive([LIAR])) == {LIAR: Frame({}, (b"slow",))}
 
 
-def test_what_was_not_sent_in_time_is_lost() -> None:
+def test_a_reply_without_objects_is_lost() -> None:
     link = Link(honest(LIAR))
     link.objects.clear()
-    assert isinstance(received(FlowerPost(Nodes(link), 2))[LIAR], Lost)
+    assert isinstance(received(FlowerNetwork(Nodes(link), 2))[LIAR], Lost)
 
 
-def test_after_an_unreadable_answer_of_the_superlink_each_is_asked_for_by_itself() -> None:
+def test_replies_are_pulled_one_by_one_after_a_decode_error() -> None:
     link = Link(honest(), honest(LIAR))
     link.unreadable = {LIAR}
-    post = FlowerPost(Nodes(link), 2)
-    assert all(isinstance(answer, Lost) for answer in received(post).values())
+    network = FlowerNetwork(Nodes(link), 2)
+    assert all(isinstance(answer, Lost) for answer in received(network).values())
     link.replies = {reply.ticket: reply for reply in (honest(), honest(LIAR))}  # they were sent the frame again
-    found = received(post)
-    assert found[HONEST] == Frame({}, (b"data",)) and "DecodeError" in found[LIAR]
+    answers = received(network)
+    assert answers[HONEST] == Frame({}, (b"data",)) and "DecodeError" in answers[LIAR]
 
 
 def test_many_names_of_one_array_and_too_many_parts_are_refused() -> None:
-    one = Array("uint8", (MB,), "fedpriv.sealed", bytes(MB))
+    array = Array("uint8", (MB,), "fedpriv.sealed", bytes(MB))
     head = ConfigRecord({"head": b"{}"})
-    for names, why in ((100, "of which 1048576 crossed"), (MOST_PARTS + 1, "parts")):
-        parts = ArrayRecord({f"{name:05d}": one for name in range(names)})
+    for names, why in ((100, "of which 1048576 were sent"), (MAX_PARTS + 1, "parts")):
+        parts = ArrayRecord({f"{name:05d}": array for name in range(names)})
         with pytest.raises(Broken, match=why):
             _unpacked(RecordDict({"head": head, "parts": parts}))

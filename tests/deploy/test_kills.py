@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {
 FRAMES = range(CLIENTS, CLIENTS * (2 + 2 * ROUNDS))
 """Of a run without faults, after those in which clients describe their data: the terms, then a local update and a test in each
 round."""
-TURNS = [at for at in FRAMES[CLIENTS:] if at // CLIENTS % 2 == 0]
+UPDATES = [at for at in FRAMES[CLIENTS:] if at // CLIENTS % 2 == 0]
 KILLS = 10
 METHODS = ("mpfedcon", "scaffold", "fedavg", "fedrep", "feddyn")
 """One for each seed; KILLS of them make 50."""
@@ -38,39 +38,39 @@ METHODS = ("mpfedcon", "scaffold", "fedavg", "fedrep", "feddyn")
 
 def same(tmp_path: Path, whole: Path, method: str, plan: dict[int, str]) -> Unreliable:
     """Play a run by a plan, and compare it with one without faults."""
-    post, _ = play_through(tmp_path / "run", config(method, **SETTINGS), plan)
+    network, _ = play_through(tmp_path / "run", config(method, **SETTINGS), plan)
     agree(tmp_path / "run", whole)
     records = RunFolder.open(tmp_path / "run").records()
     assert [record["round"] for record in records] == list(range(ROUNDS + 1))
     assert not any("missing" in record or "refused" in record for record in records)
-    return post
+    return network
 
 
 @pytest.mark.parametrize(("seed", "method"), slow_but([0], list(enumerate(METHODS))))
 def test_kills_by_chance(tmp_path: Path, reference: Reference, seed: int, method: str) -> None:
     plan = {at + CLIENTS: kind for at, kind in drawn(seed, KILLS, len(FRAMES)).items()}
-    post = same(tmp_path, reference(method, **SETTINGS), method, plan)
-    roles = Counter(role for kind in post.happened for role, kinds in KINDS.items() if kind in kinds)
+    network = same(tmp_path, reference(method, **SETTINGS), method, plan)
+    roles = Counter(role for kind in network.happened for role, kinds in KINDS.items() if kind in kinds)
     assert len(roles) == 3 and roles.total() == KILLS
 
 
 @pytest.mark.parametrize("kind", slow_but(["sealing"], [kind for kinds in KINDS.values() for kind in kinds]))
 def test_each_fault_in_each_place(tmp_path: Path, reference: Reference, kind: str) -> None:
     """In the first local update, in the last, and in local updates one after another."""
-    plan = dict.fromkeys((TURNS[0], TURNS[1], TURNS[CLIENTS + 2], TURNS[-1]), kind)
-    post = same(tmp_path, reference("mpfedcon", **SETTINGS), "mpfedcon", plan)
-    assert post.happened == [kind] * len(plan)
+    plan = dict.fromkeys((UPDATES[0], UPDATES[1], UPDATES[CLIENTS + 2], UPDATES[-1]), kind)
+    network = same(tmp_path, reference("mpfedcon", **SETTINGS), "mpfedcon", plan)
+    assert network.happened == [kind] * len(plan)
 
 
-def test_a_third_of_the_clients_gone_in_every_round(tmp_path: Path) -> None:
+def test_rounds_with_a_third_of_the_clients_away(tmp_path: Path) -> None:
     """Others each round: the server merges exactly those that answered, and the record names the rest."""
     settings = {**SETTINGS, "data.clients": 10, "train.rounds": 4}
 
     def gone(round: int) -> set[int]:
         return {(3 * round + step) % 10 for step in range(3)}
 
-    def leave(post: Unreliable, record: dict[str, Any]) -> None:
-        post.away = gone(record["round"] + 1)
+    def leave(network: Unreliable, record: dict[str, Any]) -> None:
+        network.away = gone(record["round"] + 1)
 
     _, warnings = play_through(tmp_path / "run", config("fedavg", **settings), {}, leave)
     folder = RunFolder.open(tmp_path / "run")
@@ -86,9 +86,9 @@ def test_a_third_of_the_clients_gone_in_every_round(tmp_path: Path) -> None:
         )
     for round in range(1, 4):
         uploads = [kept.upload(round, client) for client in kept.clients(round)]
-        counts = torch.tensor([float(one.num_examples or 0) for one in uploads], dtype=torch.float64)
+        counts = torch.tensor([float(upload.num_examples or 0) for upload in uploads], dtype=torch.float64)
         after = kept.download(round + 1)
         assert after is not None
         for name, tensor in after.tensors().items():
-            merged = sum(n * one.tensors()[name].double() for n, one in zip(counts, uploads, strict=True)) / counts.sum()
+            merged = sum(n * upload.tensors()[name].double() for n, upload in zip(counts, uploads, strict=True)) / counts.sum()
             assert torch.allclose(tensor.double(), merged, atol=1e-7), name

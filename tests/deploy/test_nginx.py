@@ -63,8 +63,8 @@ def status(address: str, authority: Path) -> int:
     until = time.monotonic() + 30
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=10, context=ssl.create_default_context(cafile=authority)) as found:
-                return int(found.status)
+            with urllib.request.urlopen(request, timeout=10, context=ssl.create_default_context(cafile=authority)) as response:
+                return int(response.status)
         except urllib.error.HTTPError as error:
             return error.code
         except urllib.error.URLError:  # nginx has not started yet
@@ -73,20 +73,20 @@ def status(address: str, authority: Path) -> int:
             time.sleep(0.2)
 
 
-def test_clients_train_through_it_and_nothing_else_passes(tmp_path: Path) -> None:
-    from fedpriv.deploy.flower.demo import all_here
+def test_nginx_lets_only_clients_pass(tmp_path: Path) -> None:
+    from fedpriv.deploy.flower.demo import running_deployment
     from fedpriv.deploy.flower.machines import free_port
     from fedpriv.deploy.flower.paths import make
 
     public, inner = free_port(), free_port()
-    home = make(tmp_path / "d", 3, "localhost", public, inner_port=inner)
+    paths = make(tmp_path / "d", 3, "localhost", public, inner_port=inner)
     for number in range(3):
-        file = home.client_file(number)
+        file = paths.client_file(number)
         file.write_text(file.read_text().replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"))
     play(tmp_path / "whole", "mpfedcon", **SMALL)
-    with nginx(home.path / "nginx.conf", tmp_path / "nginx"), all_here(home) as (link, look, keepers):
-        same(Deployment(home, link, look, keepers).play("proxied", "mpfedcon"), tmp_path / "whole")
+    with nginx(paths.path / "nginx.conf", tmp_path / "nginx"), running_deployment(paths) as (link, look, supervisors):
+        same(Deployment(paths, link, look, supervisors).play("proxied", "mpfedcon"), tmp_path / "whole")
         above = [f"/v1/fleet/{dots}control/runs" for dots in ("../", "%2e%2e/", "..%2f", "./..//")]
         for path in ("/", "/flwr.proto.Control/ListRuns", "/v1/control/runs", *above):
-            assert status(f"https://localhost:{public}{path}", home.authority) == 403, path
-        assert status(f"https://localhost:{public}/v1/fleet/pull-messages", home.authority) in (400, 401), "no key"
+            assert status(f"https://localhost:{public}{path}", paths.authority) == 403, path
+        assert status(f"https://localhost:{public}/v1/fleet/pull-messages", paths.authority) in (400, 401), "no key"

@@ -1,4 +1,4 @@
-"""A client opens the files that its own file names, and none that a server does."""
+"""A client opens the files that its own file names, and none that a server names."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Envelope, Frame
 from fedpriv.deploy.handshake import HANDSHAKE
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.simulation.inputs.unseen import SampleForm
 from tests.data.image_files import pixels, write_folder
-from tests.deploy.apart import ALL_KEPT, agree, play_apart, sites
+from tests.deploy.apart import ALL_KEPT, agree, client_nodes, play_apart
+from tests.deploy.loopback import Loopback
 from tests.simulation.small import config, play
 
 TEXTS = {"model.encoder": "tiny", "data.clients": 2, "train.participation": 1.0}
@@ -34,7 +34,7 @@ def reports(tmp_path: Path) -> Path:
 def described(tmp_path: Path, source: Source, **asked: Any) -> Frame:
     """What a client answers to a server that asks it to describe its data for such a config."""
     envelope = Envelope()
-    envelope.say({"do": "describe", "config": config("fedavg", **asked).model_dump(mode="json")})
+    envelope.add({"do": "describe", "config": config("fedavg", **asked).model_dump(mode="json")})
     return ClientNode(0, source, tmp_path / "state").answer(envelope.frame(run=HANDSHAKE))
 
 
@@ -56,8 +56,8 @@ def test_a_server_chooses_no_column_of_a_clients_own_data(tmp_path: Path, report
     by_column = {"data.partition.name": "by_column", "data.partition.column": "patient"}
     for asked in ({}, {"data.label": "diagnosis"}, by_column):
         answer = described(tmp_path, own, **TEXTS, **{"data.name": "elsewhere.csv"}, **asked)
-        assert answer.error is None and sorted(answer.said[0]["classes"]) == ["cold", "flu"]
-    with pytest.raises(UsageError, match="a column of which data"):
+        assert answer.error is None and sorted(answer.entries[0]["classes"]) == ["cold", "flu"]
+    with pytest.raises(UsageError, match=r"needs data\.name"):
         Source(label="diagnosis")
 
 
@@ -80,7 +80,7 @@ def test_errors_quote_a_clients_own_data_in_its_own_log_alone(
     assert quoted not in str(answer.error) and "Doe" not in str(answer.error) and quoted in capsys.readouterr().err
 
 
-def test_an_error_that_no_one_has_thought_of_crosses_as_its_kind(
+def test_an_unexpected_error_is_sent_as_its_kind_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(*_of: object) -> None:
@@ -103,7 +103,7 @@ def test_a_server_names_no_other_files(tmp_path: Path) -> None:
         play_apart(tmp_path / "run", "fedavg", **{**TEXTS, "model.encoder": str(tmp_path)})
 
 
-def test_own_images_are_not_scaled_by_each_client_in_its_own_way(tmp_path: Path) -> None:
+def test_own_images_need_pixels_unit(tmp_path: Path) -> None:
     write_folder(tmp_path / "photos", list(pixels(40, 8, 8)), [0, 1] * 20)
     own, asked = Source(str(tmp_path / "photos")), {"data.limit": None, "data.partition.name": "iid"}
     error = described(tmp_path, own, **asked).error
@@ -113,14 +113,14 @@ def test_own_images_are_not_scaled_by_each_client_in_its_own_way(tmp_path: Path)
 
 
 class Reading(Loopback):
-    """A loopback that keeps the configs that the clients are sent."""
+    """A loopback that keeps the configs sent to clients."""
 
     def __init__(self, of: Mapping[int, ClientNode]) -> None:
         super().__init__(of)
         self.configs: list[Mapping[str, Any]] = []
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
-        self.configs += [said["config"] for frame in frames.values() for said in frame.said if "config" in said]
+        self.configs += [entry["config"] for frame in frames.values() for entry in frame.entries if "config" in entry]
         yield from super().exchange(frames, seconds, round)
 
 
@@ -130,9 +130,9 @@ def test_a_schedule_is_sent_as_the_clients_of_each_round(tmp_path: Path) -> None
     follows = {"train.rounds": 2, "train.selection": "schedule", "train.schedule": str(file)}
     asked = {"data.clients": 3, "data.limit": 100, "train.participation": 1.0, **follows, **ALL_KEPT}
     play(tmp_path / "whole", "fedavg", **asked)
-    grid = Reading(sites(tmp_path / "apart-clients", config("fedavg", **asked)))
+    grid = Reading(client_nodes(tmp_path / "apart-clients", config("fedavg", **asked)))
     agree(play_apart(tmp_path / "apart", "fedavg", grid=grid, **asked), tmp_path / "whole")
-    assert grid.configs and all(one["train"]["schedule"] == [[0, 2], [1, 2]] for one in grid.configs)
+    assert grid.configs and all(sent["train"]["schedule"] == [[0, 2], [1, 2]] for sent in grid.configs)
     file.write_text("0 7\n")
     with pytest.raises(UsageError, match=r"schedule\.txt:1: '0 7'"):
         play_apart(tmp_path / "other", "fedavg", grid=Reading({}), **asked)

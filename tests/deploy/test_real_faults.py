@@ -29,25 +29,25 @@ SECONDS = 60.0
 @pytest.fixture(autouse=True)
 def liars(deployment: Deployment) -> None:
     """Resident processes that lie where a file says so; no file says so yet."""
-    for number, supervisor in enumerate(deployment.keepers[1:]):
+    for number, supervisor in enumerate(deployment.supervisors[1:]):
         folder(deployment, number).joinpath(liar.LIE).unlink(missing_ok=True)
-        kept = supervisor._kept[f"client {number}"]
-        honest = "from fedpriv.deploy.flower.machines import stay"
-        lying = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.deploy.liar import stay"
-        if any(honest in part for part in kept.command):
-            kept.command = [part.replace(honest, lying) for part in kept.command]
+        process = supervisor._processes[f"client {number}"]
+        honest = "from fedpriv.deploy.flower.machines import serve_client"
+        lying = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.deploy.liar import serve_client"
+        if any(honest in part for part in process.command):
+            process.command = [part.replace(honest, lying) for part in process.command]
             os.kill(supervisor.pid(f"client {number}"), signal.SIGKILL)
 
 
 def folder(deployment: Deployment, number: int) -> Path:
-    return Path(deployment.home.path / f"client-{number}" / "state")
+    return Path(deployment.paths.path / f"client-{number}" / "state")
 
 
 def named(record: dict[str, Any], how: str) -> list[int]:
-    return [one["client"] for one in record.get(how, ())]
+    return [client["client"] for client in record.get(how, ())]
 
 
-def test_a_wrong_schema_and_a_thousandfold_update_are_refused_and_named(deployment: Deployment) -> None:
+def test_a_wrong_schema_and_a_huge_update_are_refused(deployment: Deployment) -> None:
     liar.tell(folder(deployment, 1), round=1, how="schema")
     liar.tell(folder(deployment, 2), round=2, how="thousandfold")
     run = deployment.play("lies", "fedavg", **{"train.rounds": 3, "train.max_update_norm": 100.0})
@@ -58,7 +58,7 @@ def test_a_wrong_schema_and_a_thousandfold_update_are_refused_and_named(deployme
     assert [len(list(run.glob(f"payloads/round-000{round}/client-*.safetensors"))) for round in (1, 2, 3)] == [2, 2, 3]
 
 
-def test_a_run_goes_on_without_a_client_that_never_answers_and_one_that_is_late(deployment: Deployment) -> None:
+def test_a_run_continues_without_silent_and_late_clients(deployment: Deployment) -> None:
     """Each round is bounded by its time; the one that hangs is killed by its operator, and comes back. No test before the last
     round, which would wait for them too."""
     liar.tell(folder(deployment, 1), round=1, how="sleep", seconds=10_000)
@@ -67,7 +67,7 @@ def test_a_run_goes_on_without_a_client_that_never_answers_and_one_that_is_late(
     def end(record: dict[str, Any]) -> None:
         if record["round"] == 1:
             (folder(deployment, 1) / liar.LIE).unlink()  # or it might be asked for its local update once more, and hang again
-            os.kill(deployment.keepers[2].pid("client 1"), signal.SIGKILL)
+            os.kill(deployment.supervisors[2].pid("client 1"), signal.SIGKILL)
 
     run = deployment.play("late", "fedavg", end, answer=SECONDS, **{"train.rounds": 3, "eval.every": 3, "eval.last": 1})
     records = RunFolder.open(run).records()
@@ -79,7 +79,7 @@ def test_a_run_goes_on_without_a_client_that_never_answers_and_one_that_is_late(
     assert "fedpriv: an answer came too late" in late.read_text()
 
 
-def test_a_node_killed_in_the_middle_of_a_update_gives_its_answer_once(tmp_path: Path, deployment: Deployment) -> None:
+def test_a_node_killed_during_an_update_answers_once(tmp_path: Path, deployment: Deployment) -> None:
     """The local update is not taken again: the process that took it still has its answer when the frame comes once more."""
     play(tmp_path / "whole", "mpfedcon", **{**SMALL, "train.rounds": 3})
     liar.tell(folder(deployment, 0), round=2, how="sleep", seconds=5)
@@ -87,47 +87,47 @@ def test_a_node_killed_in_the_middle_of_a_update_gives_its_answer_once(tmp_path:
 
     def kill() -> None:
         if not killed and "mid-local update 2" in liar.updates(folder(deployment, 0)):
-            killed.append(deployment.keepers[1].pid("its SuperNode"))
+            killed.append(deployment.supervisors[1].pid("its SuperNode"))
             os.kill(killed[0], signal.SIGKILL)
 
     run = deployment.play("mid-local update", "mpfedcon", meanwhile=kill, **{"train.rounds": 3})
-    assert killed and deployment.keepers[1].pid("its SuperNode") != killed[0]
+    assert killed and deployment.supervisors[1].pid("its SuperNode") != killed[0]
     same(run, tmp_path / "whole")
     assert liar.updates(folder(deployment, 0)).count("mid-local update 2") == 1
 
 
-def test_an_unknown_key_and_a_second_node_with_a_key_are_not_admitted(tmp_path: Path, deployment: Deployment) -> None:
+def test_unknown_keys_and_second_nodes_are_not_admitted(tmp_path: Path, deployment: Deployment) -> None:
     """The operator of such a node reads why in a line, and a run that is played meanwhile counts every client once."""
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.certificates import make_client_key
 
     play(tmp_path / "whole", "fedavg", **SMALL)
     make_client_key(tmp_path / "key")
-    keys = {"unknown": tmp_path / "key", "second": deployment.home.path / "client-1" / "key"}
-    said: dict[str, str] = {}
+    keys = {"unknown": tmp_path / "key", "second": deployment.paths.path / "client-1" / "key"}
+    errors: dict[str, str] = {}
     with ExitStack() as stack:
-        keepers = {}
+        supervisors = {}
         for name, key in keys.items():
-            own = (deployment.home.path / "client-1.yaml").read_text()
-            own = own.replace("certificate: client-1", f"certificate: {deployment.home.path}/client-1")
+            own = (deployment.paths.path / "client-1.yaml").read_text()
+            own = own.replace("certificate: client-1", f"certificate: {deployment.paths.path}/client-1")
             own = own.replace("key: client-1/key", f"key: {key}").replace("folder: client-1", f"folder: {tmp_path / name}")
             (tmp_path / f"{name}.yaml").write_text(own)
-            keepers[name] = stack.enter_context(machines.client(tmp_path / f"{name}.yaml"))
+            supervisors[name] = stack.enter_context(machines.client(tmp_path / f"{name}.yaml"))
 
         def watch() -> None:
-            for name in keepers.keys() - said.keys():
+            for name in supervisors.keys() - errors.keys():
                 try:
-                    keepers[name].look()
+                    supervisors[name].look()
                 except FedprivError as error:
-                    said[name] = str(error)
+                    errors[name] = str(error)
 
         same(deployment.play("doubles", "fedavg", meanwhile=watch), tmp_path / "whole")
         until = time.monotonic() + 200
-        while len(said) < len(keys):
+        while len(errors) < len(keys):
             watch()
             assert time.monotonic() < until
             time.sleep(0.5)
-    for line in said.values():
+    for line in errors.values():
         assert line == (
             "its SuperNode cannot run: the server does not admit this node: its key is not registered, or another node with the "
             "same key is connected"

@@ -20,7 +20,7 @@ pytestmark = REAL
 
 
 @pytest.mark.parametrize("method", ["fedavg", "scaffold", "mpfedcon"])
-def test_it_ends_where_a_simulation_does(tmp_path: Path, deployment: Deployment, method: str) -> None:
+def test_a_run_equals_a_simulation(tmp_path: Path, deployment: Deployment, method: str) -> None:
     play(tmp_path / "whole", method, **SMALL)
     same(deployment.play(method, method), tmp_path / "whole")
 
@@ -32,7 +32,7 @@ def test_a_client_whose_process_is_killed_loses_nothing(tmp_path: Path, deployme
 
     def kill(record: dict[str, Any]) -> None:
         if record["round"] in (1, 2):
-            killed.append(deployment.keepers[1].pid("client 0"))
+            killed.append(deployment.supervisors[1].pid("client 0"))
             os.kill(killed[-1], signal.SIGKILL)
 
     deployed = deployment.play("killed", "mpfedcon", kill, **{"train.rounds": 4})
@@ -41,12 +41,12 @@ def test_a_client_whose_process_is_killed_loses_nothing(tmp_path: Path, deployme
     same(deployed, tmp_path / "whole")
 
 
-def test_a_server_whose_app_is_killed_goes_on_by_resume(tmp_path: Path, deployment: Deployment) -> None:
+def test_a_run_whose_app_was_killed_can_be_resumed(tmp_path: Path, deployment: Deployment) -> None:
     from fedpriv.deploy.flower.requests import Request
 
     play(tmp_path / "whole", "scaffold", **{**SMALL, "train.rounds": 3})
     chosen = config("scaffold", **{**SMALL, "train.rounds": 3})
-    first = Request.write(deployment.home.requests, deployment.home.runs / "app-killed", chosen, 3, ANSWER)
+    first = Request.write(deployment.paths.requests, deployment.paths.runs / "app-killed", chosen, 3, ANSWER)
     number = deployment.link.start(first.path)
 
     def stop(record: dict[str, Any]) -> None:
@@ -56,28 +56,28 @@ def test_a_server_whose_app_is_killed_goes_on_by_resume(tmp_path: Path, deployme
     with pytest.raises(FedprivError, match=r"the server's app was ended \(stopped\)"):
         deployment.follow(first, number, stop, lambda: deployment.link.check(number))
     time.sleep(5)
-    again = Request.write(deployment.home.requests, first.run_dir, None, 3, ANSWER)
+    again = Request.write(deployment.paths.requests, first.run_dir, None, 3, ANSWER)
     assert deployment.follow(again, deployment.link.start(again.path))
     same(first.run_dir, tmp_path / "whole")
 
 
-def test_a_superlink_that_is_killed_goes_on_from_its_database(tmp_path: Path, deployment: Deployment) -> None:
+def test_a_killed_superlink_continues_from_its_database(tmp_path: Path, deployment: Deployment) -> None:
     play(tmp_path / "whole", "fedavg", **{**SMALL, "train.rounds": 3})
 
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 1:
-            os.kill(deployment.keepers[0].pid("the SuperLink"), signal.SIGKILL)
+            os.kill(deployment.supervisors[0].pid("the SuperLink"), signal.SIGKILL)
 
     same(deployment.play("link-killed", "fedavg", kill, **{"train.rounds": 3}), tmp_path / "whole")
 
 
-def test_the_holder_of_a_key_that_was_replaced_is_not_admitted_any_more(deployment: Deployment, tmp_path: Path) -> None:
+def test_a_node_with_a_replaced_key_is_not_admitted(deployment: Deployment, tmp_path: Path) -> None:
     from fedpriv.deploy.flower.certificates import make_client_key
 
     def numbers() -> dict[str, int]:
         return {node.name: node.number for node in deployment.link.nodes()}
 
-    before, keys = numbers(), {f"client-{number}": deployment.home.public_key(number) for number in range(3)}
+    before, keys = numbers(), {f"client-{number}": deployment.paths.public_key(number) for number in range(3)}
     for name in ("first", "second"):
         make_client_key(tmp_path / name)
     deployment.link.admit({**keys, "client-3": tmp_path / "first.pub"})
@@ -88,10 +88,10 @@ def test_the_holder_of_a_key_that_was_replaced_is_not_admitted_any_more(deployme
     assert numbers() == before
 
 
-def test_a_node_that_is_killed_comes_back_and_is_asked_again(deployment: Deployment) -> None:
+def test_a_killed_node_is_asked_again(deployment: Deployment) -> None:
     def kill(record: dict[str, Any]) -> None:
         if record["round"] == 1:
-            os.kill(deployment.keepers[2].pid("its SuperNode"), signal.SIGKILL)
+            os.kill(deployment.supervisors[2].pid("its SuperNode"), signal.SIGKILL)
 
     deployed = deployment.play("node-killed", "scaffold", kill, **{"train.rounds": 4})
     records = RunFolder.open(deployed).records()

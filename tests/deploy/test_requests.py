@@ -1,4 +1,4 @@
-"""A request may be given to two apps: the SuperLink starts another where it takes the first for dead."""
+"""Requests of runs, also of two apps for one request: the SuperLink may start another if it believes the first is dead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 import os
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,14 @@ from unittest.mock import patch
 
 import pytest
 
-from fedpriv.deploy import serving
+from fedpriv.deploy import server_run
 from fedpriv.deploy.flower.requests import GivenUp, Request
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.errors import UsageError
 from fedpriv.files import load_json, save_json
 from fedpriv.server.run_folder import RunFolder
-from tests.deploy.apart import agree, sites
+from tests.deploy.apart import agree, client_nodes
+from tests.deploy.loopback import Loopback
 from tests.simulation.small import config, play
 
 SETTINGS = {
@@ -48,18 +47,18 @@ class Doomed(Loopback):
 @pytest.mark.parametrize(
     ("chosen", "written"), [({}, "drop"), ({"train.on_nan": "stop"}, "stop"), ({"aggregation.name": "euc"}, "stop")]
 )
-def test_whether_a_client_may_end_the_run_is_as_chosen_else_no(tmp_path: Path, chosen: dict[str, Any], written: str) -> None:
+def test_on_nan_is_as_chosen_else_drop(tmp_path: Path, chosen: dict[str, Any], written: str) -> None:
     request = Request.write(tmp_path, tmp_path / "run", config("fedavg", **{**SETTINGS, **chosen}), 3, 60)
     assert load_json(request.path)["config"]["train"]["on_nan"] == written
 
 
-def test_what_is_left_open_stays_open_to_what_the_clients_data_suggest(tmp_path: Path) -> None:
+def test_a_request_leaves_open_what_the_data_may_suggest(tmp_path: Path) -> None:
     request = Request.write(tmp_path, tmp_path / "run", config("fedavg", **SETTINGS), 3, 60)
-    said = load_json(request.path)["config"]
-    assert said["train"]["lr"] == 0.05 and "partition" not in said["data"]
+    written = load_json(request.path)["config"]
+    assert written["train"]["lr"] == 0.05 and "partition" not in written["data"]
 
 
-def test_clients_that_come_with_shared_data_are_who_holds_them(tmp_path: Path) -> None:
+def test_clients_of_the_data_become_the_partition(tmp_path: Path) -> None:
     """Each client of the deployment opens the same folder, and that suggests its own clients."""
     for number, name in enumerate(("north", "south", "west")):
         folder = tmp_path / "data" / "clients" / name
@@ -69,17 +68,17 @@ def test_clients_that_come_with_shared_data_are_who_holds_them(tmp_path: Path) -
     chosen = config("fedavg", **{**SETTINGS, "data.name": str(tmp_path / "data"), "data.limit": None, "train.rounds": 1})
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
-    request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+    request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     folder = RunFolder.open(tmp_path / "run")
     assert folder.config().data.partition.name == "given" and request.ended == {"finished": True}
     assert [record.get("refused") for record in folder.records()] == [None, None]
     assert (folder.summary() or {})["clients_never_trained"] == 0
 
 
-def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None:
+def test_a_second_app_continues_the_run_of_the_first(tmp_path: Path) -> None:
     play(tmp_path / "whole", "mpfedcon", **SETTINGS)
     chosen = config("mpfedcon", **SETTINGS)
-    here = sites(tmp_path / "run-clients", chosen)
+    here = client_nodes(tmp_path / "run-clients", chosen)
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
     doomed = Doomed(here)
@@ -100,21 +99,21 @@ def test_the_second_goes_on_where_the_first_was_given_up(tmp_path: Path) -> None
     request.play(lambda clients: pytest.fail("it is played once"))
 
 
-def test_who_follows_a_run_is_shown_its_rounds_and_warnings(tmp_path: Path) -> None:
+def test_follow_reports_rounds_and_warnings(tmp_path: Path) -> None:
     """What the server's app prints would be in the SuperLink's database alone."""
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1, "train.max_update_norm": 1e-6})
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
-    request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
-    said: list[str] = []
-    assert request.follow(lambda: None, lambda record: None, said.append)
-    assert [text for text in said if "what client 2 sent is refused" in text], said
+    request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
+    warnings: list[str] = []
+    assert request.follow(lambda: None, lambda record: None, warnings.append)
+    assert [text for text in warnings if "what client 2 sent is refused" in text], warnings
     shown: list[dict[str, Any]] = []
     assert request.follow(lambda: None, shown.append, after=0)
     assert [record["round"] for record in shown] == [1], "who resumes a run has seen its first rounds"
 
 
-def test_a_warning_that_a_full_disk_does_not_take_ends_no_run(
+def test_a_full_disk_at_a_warning_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1, "train.max_update_norm": 1e-6})
@@ -126,7 +125,7 @@ def test_a_warning_that_a_full_disk_does_not_take_ends_no_run(
         return real(path, mode, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", full)
-    request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+    request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     assert request.ended == {"finished": True}
     assert "what client 0 sent is refused" in capsys.readouterr().err
 
@@ -137,17 +136,13 @@ def test_the_last_request_of_each_run(tmp_path: Path) -> None:
     assert Request.latest(tmp_path) == {"a-1": second, "b": other} and first != second
 
 
-def test_the_last_request_is_the_last_whatever_the_clock_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, earlier = config("fedavg", **SETTINGS), Request(tmp_path / f"a-1-{time.time_ns()}.json")
-    save_json(earlier.path, {"run_dir": str(tmp_path / "a-1"), "config": None, "clients": 3, "seconds": 60})
-    assert Request.latest(tmp_path) == {"a-1": earlier}, "the name that an earlier version gave"
-    monkeypatch.setattr(time, "time_ns", lambda: 5)
-    for _ in range(2):
-        latest = Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60)
-        assert Request.latest(tmp_path) == {"a-1": latest}
-    latest._begun.touch()
-    latest.path.unlink()
-    assert not Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60)._begun.exists(), "a number is given once"
+def test_requests_are_ordered_by_number_and_not_by_clock(tmp_path: Path) -> None:
+    chosen = config("fedavg", **SETTINGS)
+    requests = [Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60) for _ in range(11)]
+    assert Request.latest(tmp_path) == {"a-1": requests[-1]}
+    requests[-1]._begun.touch()
+    requests[-1].path.unlink()
+    assert not Request.write(tmp_path, tmp_path / "a-1", chosen, 3, 60)._begun.exists(), "a number is used once"
 
 
 @pytest.mark.parametrize("how", ["copytree", "move"])
@@ -157,57 +152,50 @@ def test_a_deployment_that_was_moved_or_copied_plays_its_own_run(tmp_path: Path,
         (first / name).mkdir(parents=True)
     Request.write(first / "requests", first / "runs" / "run", chosen, 3, 60)._begun.touch()
     getattr(shutil, how)(first, tmp_path / "second")
-    (request,) = Request.broken_off(tmp_path / "second" / "requests")
+    (request,) = Request.interrupted(tmp_path / "second" / "requests")
     assert request.run_dir == tmp_path / "second" / "runs" / "run"
-    request.play(lambda clients: Loopback(sites(tmp_path / "clients", chosen)))
+    request.play(lambda clients: Loopback(client_nodes(tmp_path / "clients", chosen)))
     assert request.ended == {"finished": True}
     assert RunFolder.open(tmp_path / "second" / "runs" / "run").summary() is not None
     assert not (first / "runs" / "run" / "config.yaml").exists()
 
 
-def test_a_request_of_an_earlier_version_names_its_whole_path(tmp_path: Path) -> None:
-    request = Request(tmp_path / "requests" / "run-1760000000000000000.json")
-    request.path.parent.mkdir()
-    save_json(request.path, {"run_dir": "/elsewhere/runs/run", "config": None, "clients": 3, "seconds": 60})
-    assert request.run_dir == Path("/elsewhere/runs/run")
-
-
 @pytest.mark.parametrize("name", ["note_beginning", "save_json", "conduct"])
-def test_a_run_that_is_killed_as_it_begins_begins_again(tmp_path: Path, name: str) -> None:
+def test_a_run_killed_at_its_start_is_started_again(tmp_path: Path, name: str) -> None:
     """With a config alone, before it says what its clients declared, and before its first round."""
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
     play(tmp_path / "whole", "fedavg", **{**SETTINGS, "train.rounds": 1})
-    grid = Loopback(sites(tmp_path / "run-clients", chosen))
+    grid = Loopback(client_nodes(tmp_path / "run-clients", chosen))
     (tmp_path / "requests").mkdir()
     request = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)
-    assert Request.broken_off(tmp_path / "requests") == []
-    with patch.object(serving, name, side_effect=SystemExit), pytest.raises(SystemExit):  # notes nothing, as a kill
+    assert Request.interrupted(tmp_path / "requests") == []
+    with patch.object(server_run, name, side_effect=SystemExit), pytest.raises(SystemExit):  # notes nothing, as a kill
         request.play(lambda clients: grid)
-    assert request.ended is None and Request.broken_off(tmp_path / "requests") == [request]
+    assert request.ended is None and Request.interrupted(tmp_path / "requests") == [request]
     request.play(lambda clients: grid)
-    assert request.ended == {"finished": True} and Request.broken_off(tmp_path / "requests") == []
+    assert request.ended == {"finished": True} and Request.interrupted(tmp_path / "requests") == []
     agree(tmp_path / "run", tmp_path / "whole")
 
 
-def test_a_beginning_is_not_cleared_where_another_run_has_taken_its_place(tmp_path: Path) -> None:
+def test_another_run_in_the_folder_is_not_deleted(tmp_path: Path) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
     request = Request.write(tmp_path, tmp_path / "run", chosen, 3, 60)
     request._begun.touch()
     play(tmp_path / "run", "fedavg", **{**SETTINGS, "train.rounds": 1})
     with pytest.raises(UsageError, match="holds a run already"):
-        request.play(lambda clients: Loopback(sites(tmp_path / "run-clients", chosen)))
+        request.play(lambda clients: Loopback(client_nodes(tmp_path / "run-clients", chosen)))
     assert RunFolder.open(tmp_path / "run").summary() is not None
 
 
-def test_runs_that_are_started_again_with_the_server(tmp_path: Path) -> None:
+def test_interrupted_finds_runs_that_did_not_end(tmp_path: Path) -> None:
     chosen, requests = config("fedavg", **SETTINGS), tmp_path / "requests"
     requests.mkdir()
 
-    def written(name: str, began: bool = True, made: bool = True, **note: Any) -> Request:
+    def written(name: str, began: bool = True, folder: bool = True, **note: Any) -> Request:
         request = Request.write(requests, tmp_path / name, chosen, 3, 60)
         if began:
             request._begun.touch()
-        if made:
+        if folder:
             (tmp_path / name).mkdir(exist_ok=True)
         if note:
             save_json(request._note, note)
@@ -217,13 +205,13 @@ def test_runs_that_are_started_again_with_the_server(tmp_path: Path) -> None:
     written("ended", finished=True)
     written("failed", error="why")
     written("not-begun", began=False)
-    written("removed", made=False)  # by its operator
+    written("removed", folder=False)  # by its operator
     written("stopped")
     written("stopped", finished=False)  # resumed after a kill, and stopped
-    assert Request.broken_off(requests) == [killed]
+    assert Request.interrupted(requests) == [killed]
 
 
-def test_a_schedule_is_read_where_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_is_read_when_the_request_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's app runs in another folder."""
     (tmp_path / "schedule.txt").write_text("0 1\n1 2\n0 2\n")
     monkeypatch.chdir(tmp_path)
@@ -232,9 +220,9 @@ def test_a_schedule_is_read_where_it_is_named(tmp_path: Path, monkeypatch: pytes
     assert load_json(request.path)["config"]["train"]["schedule"] == [[0, 1], [1, 2], [0, 2]]
 
 
-def test_a_new_request_takes_no_run_that_is_there(tmp_path: Path) -> None:
+def test_a_new_request_refuses_an_existing_run(tmp_path: Path) -> None:
     chosen = config("fedavg", **{**SETTINGS, "train.rounds": 1})
-    grid = Loopback(sites(tmp_path / "run-clients", chosen))
+    grid = Loopback(client_nodes(tmp_path / "run-clients", chosen))
     (tmp_path / "requests").mkdir()
     Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60).play(lambda clients: grid)
     again = Request.write(tmp_path / "requests", tmp_path / "run", chosen, 3, 60)

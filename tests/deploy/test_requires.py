@@ -9,12 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from fedpriv.deploy.flower.paths import make, read_client
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.server.run_folder import RunFolder
-from tests.deploy.apart import play_apart, sites
+from tests.deploy.apart import client_nodes, play_apart
+from tests.deploy.loopback import Loopback
 from tests.simulation.small import config
 
 PRIVATE = {"privacy.level": "sample", "privacy.target_epsilon": 8.0}
@@ -55,11 +55,11 @@ VALIDATION = {"eval.split": "validation", "data.validation_fraction": 0.2}
 def test_what_a_run_lacks(requires: dict[str, Any], method: str, settings: dict[str, Any], lacking: str) -> None:
     try:
         Requires(**requires).check(config(method, **settings))
-        told = ""
+        message = ""
     except UsageError as error:
-        told = str(error)
-    assert bool(told) == bool(lacking) and lacking in told
-    assert not told or told.startswith("this client's own file requires ")
+        message = str(error)
+    assert bool(message) == bool(lacking) and lacking in message
+    assert not message or message.startswith("this client's own file requires ")
 
 
 def test_an_unknown_requirement_is_refused() -> None:
@@ -67,23 +67,23 @@ def test_an_unknown_requirement_is_refused() -> None:
         Requires(level="sample")  # type: ignore[call-arg]
 
 
-def test_a_client_refuses_before_it_says_anything_of_its_data(tmp_path: Path) -> None:
-    strict = sites(tmp_path / "clients", config("fedavg"))
+def test_requirements_are_checked_before_data_are_loaded(tmp_path: Path) -> None:
+    strict = client_nodes(tmp_path / "clients", config("fedavg"))
     strict[1].requires = Requires(methods=("fedrep",))
     with pytest.raises(FedprivError, match=r"client 1 cannot take part: this client's own file requires one of .* fedrep"):
         play_apart(tmp_path / "run", "fedavg", grid=Loopback(strict))
     assert strict[1]._loaded is None
 
 
-def test_what_is_required_later_holds_for_runs_that_were_agreed_on(tmp_path: Path) -> None:
+def test_new_requirements_hold_for_runs_that_were_agreed_on(tmp_path: Path) -> None:
     """The client is started again, with another file."""
     play_apart(tmp_path / "run", "fedavg", **{"train.rounds": 1})
-    again = sites(tmp_path / "run-clients", config("fedavg"))[1]
-    assert again._of("run").name == "run"
-    strict = sites(tmp_path / "run-clients", config("fedavg"))[1]
+    again = client_nodes(tmp_path / "run-clients", config("fedavg"))[1]
+    assert again._run("run").name == "run"
+    strict = client_nodes(tmp_path / "run-clients", config("fedavg"))[1]
     strict.requires = Requires(secure_aggregation=True)
     with pytest.raises(UsageError, match=r"requires wire\.secure_aggregation"):
-        strict._of("run")
+        strict._run("run")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_is_required_later_holds_for_runs_that_were_agreed_on(tmp_path: Pat
 def test_accuracies_after_fine_tuning_are_not_covered(
     tmp_path: Path, required: Requires, settings: dict[str, Any], covers: str
 ) -> None:
-    strict = sites(tmp_path / "clients", config("fedavg-ft", **settings))
+    strict = client_nodes(tmp_path / "clients", config("fedavg-ft", **settings))
     strict[1].requires = required
     with pytest.raises(FedprivError, match=rf"client 1 did not agree .* {covers} fine-tuning before tests"):
         play_apart(tmp_path / "run", "fedavg-ft", grid=Loopback(strict), **settings)
@@ -107,9 +107,9 @@ def test_a_clip_so_small_that_norms_round_to_zero_is_refused() -> None:
         config("fedavg", **PRIVATE, **{"privacy.clip": 1e-30})
 
 
-def test_the_file_of_a_client_has_them(tmp_path: Path) -> None:
-    home = make(tmp_path / "d", 1, "server.example.org")
-    file = home.client_file(0)
+def test_requirements_are_read_from_the_clients_file(tmp_path: Path) -> None:
+    paths = make(tmp_path / "d", 1, "server.example.org")
+    file = paths.client_file(0)
     assert read_client(file).requires == Requires()
     file.write_text(file.read_text().replace("epsilon: null", "epsilon: 4").replace("methods: null", "methods: [fedavg]"))
     assert read_client(file).requires == Requires(epsilon=4, methods=("fedavg",))
@@ -118,29 +118,29 @@ def test_the_file_of_a_client_has_them(tmp_path: Path) -> None:
 # --- tests, by whose accuracies a server that lies reads samples ---------------------------------------------------------
 
 
-def test_a_client_whose_file_allows_no_tests_is_not_tested(tmp_path: Path) -> None:
-    of = sites(tmp_path / "clients", config("fedavg"))
+def test_requires_tests_false_prevents_tests(tmp_path: Path) -> None:
+    of = client_nodes(tmp_path / "clients", config("fedavg"))
     of[1].requires = Requires(tests=False)
     warnings: list[str] = []
     folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", warnings, Loopback(of), **{"train.rounds": 2}))
     why = "its own file allows no tests (requires.tests)"
     for record in folder.records()[1:]:
         assert record["untested"] == [{"client": 1, "reason": why}] and "missing" not in record
-        assert [one is None for one in record["per_client"]["accuracy"]] == [client == 1 for client in of]
+        assert [accuracy is None for accuracy in record["per_client"]["accuracy"]] == [client == 1 for client in of]
     assert warnings == [f"round 1: client 1 is not tested: {why}"]
 
 
-def test_a_run_of_which_no_client_is_tested_goes_on(tmp_path: Path) -> None:
-    of = sites(tmp_path / "clients", config("fedavg"))
-    for site in of.values():
-        site.requires = Requires(tests=False)
+def test_a_run_without_any_tests_continues(tmp_path: Path) -> None:
+    of = client_nodes(tmp_path / "clients", config("fedavg"))
+    for node in of.values():
+        node.requires = Requires(tests=False)
     folder = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=Loopback(of), **{"train.rounds": 2}))
     summary = folder.summary()
     assert summary is not None and summary["rounds"] == 2 and summary["accuracy"] is None
 
 
 @pytest.mark.parametrize("limit", [9, 10])
-def test_a_server_does_not_choose_to_test_few_of_a_clients_own_samples(tmp_path: Path, limit: int) -> None:
+def test_few_own_samples_are_not_tested(tmp_path: Path, limit: int) -> None:
     asked = config("fedavg", **{"data.test_limit": limit}).data
     own, public = Source(str(tmp_path)), Source("digits")
     assert public.of_run(asked).test_limit == limit

@@ -1,4 +1,4 @@
-"""``deploy server`` ends in the middle of a run: no process of it stays, and the run goes on when it is started again."""
+"""``deploy server`` ends during a run: none of its processes stays, and the run continues after a restart."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDS = {1: signal.SIGTERM, 3: signal.SIGKILL, 4: signal.SIGINT}
 def family(pid: int) -> set[int]:
     """A process, those that it has started, and those that they have."""
     try:
-        started = [int(one) for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text().split()]
+        started = [int(child) for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text().split()]
     except OSError:  # it has ended meanwhile
         started = []
     return {pid}.union(*map(family, started))
@@ -43,12 +43,12 @@ def running(pid: int) -> bool:
 class Served:
     """The command ``deploy server``, in a session of its own, as from another terminal."""
 
-    def __init__(self, home: Any, link: Any) -> None:
-        self.home, self.link = home, link
+    def __init__(self, paths: Any, link: Any) -> None:
+        self.paths, self.link = paths, link
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "fedpriv", "deploy", "server", str(self.home.path)]
+        command = [sys.executable, "-m", "fedpriv", "deploy", "server", str(self.paths.path)]
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True, text=True)
         assert self.process.stderr is not None
@@ -68,45 +68,45 @@ class Served:
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Any:
+def paths(tmp_path: Path) -> Any:
     from fedpriv.deploy.flower.machines import free_port
     from fedpriv.deploy.flower.paths import make
 
     port = free_port()
-    made = make(tmp_path / "d", 3, "127.0.0.1", port, inner_port=port)
+    deployment = make(tmp_path / "d", 3, "127.0.0.1", port, inner_port=port)
     for number in range(3):
-        file = made.client_file(number)
+        file = deployment.client_file(number)
         file.write_text(file.read_text().replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"))
-    return made
+    return deployment
 
 
 @pytest.fixture
-def served(home: Any) -> Iterator[Served]:
+def served(paths: Any) -> Iterator[Served]:
     """With all clients."""
     from fedpriv.deploy.flower import machines
     from fedpriv.deploy.flower.control import SuperLink
 
-    one = Served(home, SuperLink(f"127.0.0.1:{home.settings().port}", home.authority))
+    running = Served(paths, SuperLink(f"127.0.0.1:{paths.settings().port}", paths.authority))
     try:
         with ExitStack() as stack:
             for number in range(3):
-                stack.enter_context(machines.client(home.client_file(number), patience=machines.START))
+                stack.enter_context(machines.client(paths.client_file(number), patience=machines.START))
             until = time.monotonic() + 180
-            while any(node.status != "online" for node in one.link.nodes()):
+            while any(node.status != "online" for node in running.link.nodes()):
                 assert time.monotonic() < until
                 time.sleep(0.5)
-            yield one
+            yield running
     finally:
-        one.process.terminate()
-        one.process.wait(60)
+        running.process.terminate()
+        running.process.wait(60)
 
 
-def test_nothing_of_it_stays_and_the_run_goes_on_when_it_is_started_again(tmp_path: Path, home: Any, served: Served) -> None:
+def test_a_restarted_server_continues_its_run(tmp_path: Path, paths: Any, served: Served) -> None:
     from fedpriv.deploy.flower.requests import Request
 
     settings = {**SMALL, "train.rounds": 5}
     play(tmp_path / "whole", "scaffold", **settings)
-    request = Request.write(home.requests, home.runs / "ended", config("scaffold", **settings), 3, ANSWER)
+    request = Request.write(paths.requests, paths.runs / "ended", config("scaffold", **settings), 3, ANSWER)
     number, ends, until = served.link.start(request.path), dict(ENDS), time.monotonic() + LONGEST
 
     def end(record: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def test_nothing_of_it_stays_and_the_run_goes_on_when_it_is_started_again(tmp_pa
 
     def alive() -> None:
         served.link.check(number)
-        assert time.monotonic() < until, (home.log).read_text()[-4000:]
+        assert time.monotonic() < until, (paths.log).read_text()[-4000:]
 
     assert request.follow(alive, end)
     assert not ends

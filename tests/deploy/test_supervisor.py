@@ -1,4 +1,4 @@
-"""Processes that end are started again, and given up only where they end again and again."""
+"""Processes that end are started again, and given up if they always end early."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def looked_at(supervisor: Supervisor, log: Path, starts: int) -> None:
     supervisor.look()
 
 
-def test_a_process_that_ends_early_now_and_then_is_kept(tmp_path: Path) -> None:
+def test_a_process_that_ends_early_is_started_again(tmp_path: Path) -> None:
     with Supervisor(tmp_path / "log", tmp_path) as supervisor:
         supervisor.start("it", f"exec({STARTS!r})", TOO_OFTEN - 2)
         looked_at(supervisor, tmp_path / "log", TOO_OFTEN - 1)
 
 
-def test_one_that_ends_after_each_of_its_starts_is_given_up(tmp_path: Path) -> None:
+def test_a_process_that_always_ends_early_is_given_up(tmp_path: Path) -> None:
     with Supervisor(tmp_path / "log", tmp_path) as supervisor:
         supervisor.start("it", f"exec({STARTS!r})", 100)
         with pytest.raises(FedprivError, match="it ends again and again"):

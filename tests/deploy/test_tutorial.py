@@ -69,7 +69,7 @@ def test_the_tutorial(tmp_path: Path, background: list[subprocess.Popen[bytes]],
         return done.stdout
 
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    said: dict[str, str] = {}
+    outputs: dict[str, str] = {}
     for line in commands(port):
         if line == "fedpriv deploy status trial":
             until = time.monotonic() + 300
@@ -77,8 +77,8 @@ def test_the_tutorial(tmp_path: Path, background: list[subprocess.Popen[bytes]],
                 assert time.monotonic() < until, now
                 time.sleep(1)
         else:
-            said[line] = run(line)
-    payloads, state = (said[line] for line in said if line.startswith("ls "))
+            outputs[line] = run(line)
+    payloads, state = (outputs[line] for line in outputs if line.startswith("ls "))
     assert "round" in payloads and state.strip()
-    assert any("accuracy" in text for line, text in said.items() if line.startswith("fedpriv deploy run"))
+    assert any("accuracy" in text for line, text in outputs.items() if line.startswith("fedpriv deploy run"))
     assert (tmp_path / "trial" / "runs" / "first" / "audit" / "audit.html").exists()

@@ -1,4 +1,4 @@
-"""A network of clients in this process that loses, doubles and delays what it carries, and kills of processes, by a plan."""
+"""A network to clients in this process that loses, doubles and delays frames, and kills processes, by a plan."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedpriv.config import RunConfig
 from fedpriv.deploy import transport
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.serving import DECLARED, resume, start
+from fedpriv.deploy.server_run import DECLARED, resume, start
 from fedpriv.deploy.transport import Lost, Transport
 from fedpriv.server.run_folder import RunFolder
-from tests.deploy.apart import sites
+from tests.deploy.apart import client_nodes
+from tests.deploy.loopback import Loopback
 
 KINDS: dict[str, tuple[str, ...]] = {
     "server": ("before a local update", "after a local update", "between rounds"),
@@ -35,7 +35,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     ),
     "carrier": ("loses a frame", "loses an answer", "loses silently", "doubles a frame", "doubles an answer", "is late"),
 }
-IN_A_TURN: dict[str, tuple[type, str, bool]] = {
+IN_AN_UPDATE: dict[str, tuple[type, str, bool]] = {
     "beginning": (Client, "private", False),
     "about to keep its state": (ClientStore, "keep", False),
     "having kept its state": (ClientStore, "keep", True),
@@ -47,11 +47,11 @@ LATE = 3.0
 
 
 class Killed(BaseException):
-    """What no code handles."""
+    """An exception that no code handles."""
 
 
 class Clock:
-    """Time that passes where one waits."""
+    """A clock that only sleeping advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -61,16 +61,16 @@ class Clock:
         return self.now
 
     def sleep(self, seconds: float) -> None:
-        """Let it be later."""
+        """Advance the clock."""
         self.now += seconds
 
 
 @dataclass
 class Unreliable:
-    """A post to sites, of which some of the frames of a run meet with a fault.
+    """A network to client nodes that has faults at some frames of a run.
 
     Attributes:
-        plan: number of a frame to a client (from 0, of all that are sent) -> what happens to it.
+        plan: number of a frame (from 0, in the order of sending) -> its fault.
         away: clients that cannot be reached.
         happened: the faults so far.
     """
@@ -81,7 +81,7 @@ class Unreliable:
     clock: Clock
     away: set[int] = field(default_factory=set)
     happened: list[str] = field(default_factory=list)
-    sites: dict[int, ClientNode] = field(default_factory=dict)
+    nodes: dict[int, ClientNode] = field(default_factory=dict)
     starts: dict[int, int] = field(default_factory=dict)
     dies: bool = False
     _sent: int = 0
@@ -92,8 +92,8 @@ class Unreliable:
             self.start(client)
 
     def start(self, client: int) -> None:
-        """Start the process of a client; it knows what is on its disk."""
-        self.sites[client] = sites(self.folder, self.config)[client]
+        """Start a client's process, which loads what is on its disk."""
+        self.nodes[client] = client_nodes(self.folder, self.config)[client]
         self.starts[client] = self.starts.get(client, 0) + 1
 
     def connected(self) -> dict[int, str]:
@@ -121,8 +121,8 @@ class Unreliable:
 
     def _carry(self, client: int, frame: Frame, ticket: str, fault: str | None) -> None:
         def answer(frame: Frame, after: float = 0.0) -> None:
-            ((_, found),) = Loopback(self.sites).exchange({client: frame}, 0, 0)
-            self._answers.append((self.clock.now + after, ticket, found))
+            ((_, result),) = Loopback(self.nodes).exchange({client: frame}, 0, 0)
+            self._answers.append((self.clock.now + after, ticket, result))
 
         def lose() -> None:
             self._answers.append((self.clock.now, ticket, Lost("its node was gone")))
@@ -161,7 +161,7 @@ class Unreliable:
             case "is late":
                 answer(frame, LATE)
             case _:
-                with suppress(Killed), dying(*IN_A_TURN[fault]):
+                with suppress(Killed), dying(*IN_AN_UPDATE[fault]):
                     answer(frame)  # of a test, or of a local update that keeps nothing, before it is killed
                 self.start(client)
 
@@ -189,26 +189,26 @@ def drawn(seed: int, kills: int, frames: int) -> dict[int, str]:
 def play_through(folder: Path, config: RunConfig, plan: Mapping[int, str], on_round: Any = None) -> tuple[Unreliable, list[str]]:
     """A run to its end, resumed as often as its server is killed; its network, and the warnings."""
     clock, warnings = Clock(), list[str]()
-    post = Unreliable(folder.parent / f"{folder.name}-clients", config, plan, clock)
+    network = Unreliable(folder.parent / f"{folder.name}-clients", config, plan, clock)
 
     def after(record: dict[str, Any]) -> None:
         if on_round is not None:
-            on_round(post, record)
-        if post.dies:
-            post.dies = False
+            on_round(network, record)
+        if network.dies:
+            network.dies = False
             raise Killed
 
     with patch.object(transport, "time", clock):
         while not _finished(folder):
-            said: Any = (60.0, lambda *of: None, after, warnings.append)
+            arguments: Any = (60.0, lambda *of: None, after, warnings.append)
             try:
                 if (folder / DECLARED).exists():
-                    resume(folder, Transport(post), *said)
+                    resume(folder, Transport(network), *arguments)
                 else:
-                    start(config.model_copy(update={"run_dir": folder}), folder.parent, Transport(post), *said)
+                    start(config.model_copy(update={"run_dir": folder}), folder.parent, Transport(network), *arguments)
             except Killed:
                 continue
-    return post, warnings
+    return network, warnings
 
 
 def _finished(folder: Path) -> bool:

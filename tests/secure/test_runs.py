@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.evidence.traffic import knowledge
 from fedpriv.deploy.frames import Frame
-from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.errors import FedprivError
 from fedpriv.files import save_json
@@ -29,7 +28,8 @@ from fedpriv.simulation.run import start
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Payload, Sealed, seal, unseal
 from fedpriv.wire.message import Refused
-from tests.deploy.apart import go_on, hashes, play_apart, sites
+from tests.deploy.apart import client_nodes, go_on, hashes, play_apart
+from tests.deploy.loopback import Loopback
 from tests.marks import slow_but
 from tests.simulation.small import SILENT, config, play, resume, simulation
 
@@ -202,7 +202,7 @@ class Losing(Loopback):
     """A loopback that spoils what clients answer in a step of a round's sum, or to its local update."""
 
     def __init__(self, folder: Path, spoil: Any, method: str = "mpfedcon", **options: Any) -> None:
-        super().__init__(sites(folder, config(method, **{**ON, **options})))
+        super().__init__(client_nodes(folder, config(method, **{**ON, **options})))
         self.spoil = spoil
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
@@ -460,7 +460,7 @@ class Altered(Losing):
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         asked = dict(frames)
         for client, frame in frames.items():
-            if round == self.round and client in self.altered and frame.said[-1]["do"] == "train":
+            if round == self.round and client in self.altered and frame.entries[-1]["do"] == "train":
                 *first, model = frame.parts
                 other = {
                     name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in unseal(model).tensors().items()
@@ -481,7 +481,7 @@ def test_a_killed_round_is_summed_again_over_the_same_uploads_alone(tmp_path: Pa
 
 def test_an_upload_is_not_summed_over_other_clients_in_another_run(tmp_path: Path) -> None:
     """Runs of one config and seed begin with the same uploads, and the difference of two sums would be one."""
-    here = sites(tmp_path / "clients", config("fedavg", **ON))
+    here = client_nodes(tmp_path / "clients", config("fedavg", **ON))
     play_apart(tmp_path / "first", "fedavg", grid=Loopback(here), **ON)
     for name, more, summed in (("more", {"train.participation": 1.0}, False), ("same", {}, True), ("seed", {"seed": 1}, True)):
         warnings: list[str] = []
@@ -531,7 +531,7 @@ def test_an_upload_is_not_summed_with_other_weights_in_another_run(tmp_path: Pat
     """From two sums over the same clients with other weights, that of the client whose weight is odd could be computed. FedNova
     divides by the number of steps, and a statistic of its own goes with the same model."""
     uneven = {**EVERY, "data.limit": 201}
-    grid = Loopback(sites(tmp_path / "clients", config("fedavg", **uneven)))
+    grid = Loopback(client_nodes(tmp_path / "clients", config("fedavg", **uneven)))
     play_apart(tmp_path / "first", "fedavg", grid=grid, **uneven)
     warnings: list[str] = []
     play_apart(tmp_path / "second", method, warnings, grid, **uneven, **options)
@@ -553,7 +553,7 @@ def test_sums_that_an_earlier_version_remembered_count(tmp_path: Path, these: st
     play(tmp_path / "whole", "fedavg", **EVERY)
     known = dict.fromkeys(hashes(tmp_path / "whole" / "payloads" / "round-0001", "hidden-*").values())
     sum_of_it = hashlib.sha256(repr(clients).encode()).hexdigest()
-    here = sites(tmp_path / "clients", config("fedavg", **EVERY))
+    here = client_nodes(tmp_path / "clients", config("fedavg", **EVERY))
     for site in here.values():
         save_json(site.folder / "summed.json", {f"{upload}{these}": sum_of_it for upload in known})
     warnings: list[str] = []
@@ -580,7 +580,7 @@ def test_a_client_that_has_refused_a_sum_reveals_no_shares_for_it(tmp_path: Path
             return [answer]
         refused.append(client)
         made_up = {other: bytes(messages.WIDTHS["confirmed"]) for other in range(5) if other != client}
-        return [Frame({"said": [{"message": 0}]}, (messages.table("confirmed", round, client, made_up).data,))]
+        return [Frame({"entries": [{"message": 0}]}, (messages.table("confirmed", round, client, made_up).data,))]
 
     refused: list[int] = []
     play_apart(tmp_path / "first", "fedavg", grid=Unasked(tmp_path / "clients", without_client_4, "fedavg", **EVERY), **EVERY)
@@ -607,10 +607,10 @@ class Agreeing(Losing):
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         asked = dict(frames)
         for client, frame in frames.items():
-            first, *others = frame.said
+            first, *others = frame.entries
             if client != self.but and first["do"] == "agree":
                 declared = {**first["declared"], "most_samples": 2**31 - 1}
-                asked[client] = replace(frame, head={**frame.head, "said": [{**first, "declared": declared}, *others]})
+                asked[client] = replace(frame, head={**frame.head, "entries": [{**first, "declared": declared}, *others]})
         return super().exchange(asked, seconds, round)
 
 
@@ -663,16 +663,16 @@ class Leaving(Loopback):
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         there = dict(frames)
-        if round == 1 and 4 in frames and frames[4].said[-1]["do"] == "step" and unseal(frames[4].parts[-1]).kind == "letters":
+        if round == 1 and 4 in frames and frames[4].entries[-1]["do"] == "step" and unseal(frames[4].parts[-1]).kind == "letters":
             del there[4]
             yield 4, NOT_SENT
         if round == 1:
-            last = [frame.parts[-1] for frame in there.values() if frame.said[-1]["do"] in ("train", "step")]
+            last = [frame.parts[-1] for frame in there.values() if frame.entries[-1]["do"] in ("train", "step")]
             self.carried += sum(map(len, last))
         yield from super().exchange(there, seconds, round)
 
 
 def test_a_step_that_was_not_sent_is_not_counted(tmp_path: Path) -> None:
-    grid = Leaving(sites(tmp_path / "run-clients", config("fedavg", **EVERY)))
+    grid = Leaving(client_nodes(tmp_path / "run-clients", config("fedavg", **EVERY)))
     record = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **EVERY)).records()[1]
     assert record["summed"] == [0, 1, 2, 3] and record["metrics"]["bytes_down"] == grid.carried

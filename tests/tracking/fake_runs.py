@@ -62,7 +62,7 @@ def make_run(
         "data": {"name": dataset, "clients": clients, "partition": {"name": "classes", "alpha": 0.5}},
         "train": {"rounds": max(1, rounds), "lr": 0.01},
         "wire": {"transforms": [{"name": "clip", "norm": 1.0}]},
-        "tracking": {"uri": uri, "experiment": "fedpriv"},
+        "tracking": {"name": "mlflow", "uri": uri, "experiment": "fedpriv"},
         "seed": seed,
         "run_dir": None,
     }
@@ -106,7 +106,7 @@ def set_status(folder: Path, status: str, **facts: Any) -> None:
         "git_commit": "0123abc",
         "partition_hash": "c0ffee",
         "device": "cpu",
-        "tracking": {"uri": uri, "experiment": "fedpriv"},
+        "tracking": {"name": "mlflow", "uri": uri, "experiment": "fedpriv"},
     }
     draft = path.with_suffix(".new")
     draft.write_text(json.dumps(new | old | facts | {"status": status}))

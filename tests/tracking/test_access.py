@@ -1,4 +1,4 @@
-"""Where a run is sent, with which secrets, and what never holds one."""
+"""Which stores runs may be sent to, with which secrets, and files that never contain one."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Listener:
 
 @pytest.fixture
 def listener() -> Iterator[Listener]:
-    made = Listener()
-    yield made
-    made.server.shutdown()
+    listener = Listener()
+    yield listener
+    listener.server.shutdown()
 
 
 def basic(user: str, password: str) -> str:
@@ -74,7 +74,7 @@ def holds_secret(folder: Path) -> list[str]:
     return [str(path) for path in folder.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
 
 
-def test_a_password_in_the_address_reaches_the_server_and_nothing_else(tmp_path: Path, listener: Listener) -> None:
+def test_a_password_reaches_only_the_server(tmp_path: Path, listener: Listener) -> None:
     folder = make_run(tmp_path / "runs")
     shown = f"http://me:***@{listener.host}"
     for extra in ((), ("--json",), ("--debug",)):
@@ -92,16 +92,14 @@ def test_processes_below_a_run_have_the_password_of_its_server(tmp_path: Path, m
     if by == "environment":
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     begun = SimpleNamespace(set_terminated=lambda run, status: None)
-    monkeypatch.setattr("fedpriv.tracking.parents._begun", lambda folder, uri, experiment, name: (begun, "f" * 32))
+    monkeypatch.setattr("fedpriv.tracking.parents._parent", lambda folder, uri, experiment, name: (begun, "f" * 32))
     with parent_run(tmp_path, TrackingConfig(uri=uri if by == "config" else None), "above"):
         assert (os.environ["MLFLOW_RUN_ID"], os.environ["MLFLOW_TRACKING_URI"]) == ("f" * 32, uri)
     assert os.environ.get("MLFLOW_TRACKING_URI") == (uri if by == "environment" else None)
 
 
 @pytest.mark.parametrize("given", [f"http://me:{SECRET}@host:5000", "http://me:***@host:5000/"])
-def test_a_run_hangs_below_that_of_the_same_server_whatever_the_address_shows(
-    runs_dir: Path, monkeypatch: pytest.MonkeyPatch, given: str
-) -> None:
+def test_a_parent_run_is_found_with_or_without_a_password(runs_dir: Path, monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     from mlflow import MlflowClient
 
     store = f"sqlite:///{runs_dir / 'mlflow.db'}"
@@ -142,7 +140,7 @@ def test_mlflows_file_of_credentials_is_for_its_owner_alone(tmp_path: Path, list
     assert set(listener.heard) == {basic("me", SECRET)}
 
 
-def test_the_address_of_a_database_gets_its_password_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_databases_password_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TrackingError, match="set MLFLOW_TRACKING_PASSWORD"):
         whole_address("postgresql://me:***@host/db")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "p@ss")
@@ -174,7 +172,7 @@ def test_a_folder_does_not_say_who_gets_the_users_credentials(
     assert target_uri(folder) == uri
 
 
-def test_a_run_killed_before_it_noted_its_store_is_asked_about_its_config(
+def test_the_configs_store_counts_if_run_json_has_none(
     tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "runs" / "a"
@@ -203,7 +201,7 @@ def test_resume_refuses_a_foreign_store_and_takes_a_named_one(
     assert json.loads((folder / "run.json").read_text())["tracking"]["uri"] == f"http://me:***@{listener.host}"
 
 
-def test_where_a_run_was_copied_before_does_not_permit_the_store_that_it_goes_on_with(
+def test_tracking_json_does_not_permit_the_folders_store(
     tmp_path: Path, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://mine.example")
@@ -264,7 +262,7 @@ def test_a_store_from_elsewhere_does_not_say_where_artifacts_go(runs_dir: Path, 
     assert listener.heard == []
 
 
-def test_a_store_in_a_folder_that_takes_no_files_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_store_in_a_read_only_folder_is_refused(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     result = call("sync", folder, "--tracking-uri", "sqlite:////proc/x.db")
     assert result.exit_code == 1 and "cannot create /proc/x.db" in result.stderr and len(result.stderr.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""Over which runs ``fedpriv compare`` averages, and on which data they were scored."""
+"""Which runs ``fedpriv compare`` averages, and on which data they were evaluated."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def test_runs_that_repeat_another_are_left_out_and_counted(tmp_path: Path) -> No
     runs.append(drawn(tmp_path, "part", 2, 3, 0.0, status="interrupted"))
     assert "mpfedcon: 85.0% ± 7.1% over 2 seeds (1 repeated run, 1 unfinished run left out)\n" in shown(tmp_path, *runs)
     assert "mpfedcon: no spread over seeds (1 repeated run left out)\n" in shown(tmp_path, *runs[:2])
-    found = call("compare", *runs, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1]
-    assert json.loads(found)["groups"][0]["repeated"] == ["again"]
+    output = call("compare", *runs, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1]
+    assert json.loads(output)["groups"][0]["repeated"] == ["again"]
     table = compare(runs)
     kept = table[(table.status == "finished") & ~table.repeated]
     assert kept.groupby("label").accuracy.mean()["mpfedcon"] == pytest.approx(0.85)
 
 
 def test_accuracies_on_validation_data_are_said_to_be(tmp_path: Path) -> None:
-    one, other = (
+    first, other = (
         configured(make_run(tmp_path, name, seed=seed), **{"eval.split": "validation"}) for name, seed in (("a", 0), ("b", 1))
     )
-    assert "accuracies are on the clients' validation data (eval.split)" in shown(tmp_path, one, other)
+    assert "accuracies are on the clients' validation data (eval.split)" in shown(tmp_path, first, other)
     tested = make_run(tmp_path, "c", seed=2)
     assert "validation data" not in shown(tmp_path, tested)
-    mixed = call("compare", one, tested, "--output", tmp_path / "out.png")
+    mixed = call("compare", first, tested, "--output", tmp_path / "out.png")
     assert "accuracies on validation data (a) and on test data are not comparable" in mixed.stderr
 
 
@@ -82,7 +82,7 @@ def test_runs_on_samples_that_were_corrected_have_another_label(tmp_path: Path) 
     assert list(compare(runs).label) == ["mpfedcon, data hash aaaaaaaa", "mpfedcon, data hash bbbbbbbb"]
 
 
-def test_runs_of_one_config_and_seed_with_other_results_have_no_mean(tmp_path: Path) -> None:
+def test_contradictory_runs_have_no_mean(tmp_path: Path) -> None:
     runs = [drawn(tmp_path, *of) for of in (("a", 0, 1, 0.9), ("later", 0, 1, 0.7), ("b", 1, 2, 0.8))]
     assert "mpfedcon: no mean, as" in (text := shown(tmp_path, *runs)) and "±" not in text
     result = call("compare", *runs, "--output", tmp_path / "out.png", "--json")

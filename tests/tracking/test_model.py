@@ -1,4 +1,4 @@
-"""The server's final model: what of the net it is, and that MLflow gives it back."""
+"""The server's final model: which part of the net it is, and loading it from MLflow."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def test_mlflow_gives_the_model_back(method: str, runs_dir: Path, monkeypatch: p
 
     warnings: list[str] = []
     uri = f"sqlite:///{runs_dir / 'mlflow.db'}"
-    made = config(method, uri=uri, log_model=True)
-    outcome = run.start(made, runs_dir, lambda *_: None, lambda _: None, warnings.append)
+    chosen = config(method, uri=uri, log_model=True)
+    outcome = run.start(chosen, runs_dir, lambda *_: None, lambda _: None, warnings.append)
     assert outcome.tracked and not warnings
     client = MlflowClient(uri)
     (logged,) = client.search_logged_models([client.get_experiment_by_name("fedpriv").experiment_id])
     of = client.get_run(str(logged.source_run_id))
-    assert [one.model_id for one in of.outputs.model_outputs] == [logged.model_id]
+    assert [model.model_id for model in of.outputs.model_outputs] == [logged.model_id]
 
-    net = build(made).resident.net.eval()
-    found = net.load_state_dict(load_tensors(outcome.folder.weights / "server.safetensors"), strict=False)
-    assert not found.unexpected_keys and (method == "fedper") == bool(found.missing_keys)
+    net = build(chosen).resident.net.eval()
+    missing = net.load_state_dict(load_tensors(outcome.folder.weights / "server.safetensors"), strict=False)
+    assert not missing.unexpected_keys and (method == "fedper") == bool(missing.missing_keys)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)  # `mlflow.set_tracking_uri` sets it for all tests that follow
     loaded = mlflow.pytorch.load_model(f"runs:/{of.info.run_id}/model")  # type: ignore[no-untyped-call]
     for samples in (1, 3):
@@ -72,8 +72,8 @@ def test_mlflow_gives_the_model_back(method: str, runs_dir: Path, monkeypatch: p
         assert torch.equal(loaded(x), net(x).logits if method == "fedavg" else net.encode(x))
     signature = mlflow.models.get_model_info(f"models:/{logged.model_id}").signature
     assert signature.inputs.inputs[0].shape == (-1, 1, 8, 8) and signature.outputs.inputs[0].shape[1] == loaded(x).shape[1]
-    said = logged.tags["mlflow.note.content"]
-    assert ("head never leaves the clients" in said) == (method == "fedper")
+    note = logged.tags["mlflow.note.content"]
+    assert ("head never leaves the clients" in note) == (method == "fedper")
     assert any("head" in name for name in loaded.state_dict()) == (method == "fedavg")
 
     (outcome.folder.path / "tracking.json").unlink()  # the acknowledgement was lost
@@ -90,7 +90,7 @@ def test_a_server_without_an_encoder_logs_none(runs_dir: Path) -> None:
     assert not (outcome.folder.weights / "server.pt2").exists()
 
 
-def test_a_run_stopped_between_its_model_and_its_summary_is_copied_without_the_model(runs_dir: Path) -> None:
+def test_a_model_without_a_summary_is_not_copied(runs_dir: Path) -> None:
     folder = make_run(runs_dir, status="interrupted")
     (folder / "summary.json").unlink(missing_ok=True)
     (folder / "weights").mkdir(exist_ok=True)
@@ -101,18 +101,16 @@ def test_a_run_stopped_between_its_model_and_its_summary_is_copied_without_the_m
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_the_export_leaves_no_torn_model_and_the_run_goes_on(
-    runs_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_at_the_export_leaves_no_partial_model(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path, data: bytes) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     silent = lambda *_: None  # noqa: E731
-    made = config("fedavg", uri="none", log_model=True).model_copy(update={"run_dir": runs_dir / "full"})
+    chosen = config("fedavg", uri="none", log_model=True).model_copy(update={"run_dir": runs_dir / "full"})
     with monkeypatch.context() as patched:
         patched.setattr("fedpriv.simulation.final_model.write_atomically", full)
         with pytest.raises(FedprivError, match="make room, then"):
-            run.start(made, runs_dir, silent, silent, silent)
+            run.start(chosen, runs_dir, silent, silent, silent)
     assert not (runs_dir / "full" / "weights" / "server.pt2").exists()
     summary = run.resume(runs_dir / "full", silent, silent, silent).summary
     assert summary is not None and summary["model"]["part"] == "classifier"

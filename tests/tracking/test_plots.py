@@ -1,4 +1,4 @@
-"""The plots are drawn, also of runs that have little to show."""
+"""Plots of runs, also of those with few values."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_runs_that_coincide_are_both_seen(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("probed", [False, True])
 def test_learning_curve_of_a_run_without_accuracy(tmp_path: Path, probed: bool) -> None:
-    told = [
+    without_accuracy = [
         {**record, "per_client": {}, "metrics": {"train_loss": 2.0, **({"probe/1": 0.5, "probe/0.1": 0.4} if probed else {})}}
         for record in records(4)
     ]
-    learning_curve(told, tmp_path / "curve.png")
-    compare_curves({"a": [told]}, tmp_path / "compare.png")
+    learning_curve(without_accuracy, tmp_path / "curve.png")
+    compare_curves({"a": [without_accuracy]}, tmp_path / "compare.png")
     assert drawn(tmp_path / "curve.png") and drawn(tmp_path / "compare.png")
 
 

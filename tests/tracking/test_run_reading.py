@@ -39,18 +39,18 @@ def test_flatten_keeps_lists() -> None:
 
 
 def test_find_run(tmp_path: Path) -> None:
-    one = make_run(tmp_path, "2026-mpfedcon-s0")
+    first = make_run(tmp_path, "2026-mpfedcon-s0")
     two = make_run(tmp_path, "2026-fedavg-s0")
     (tmp_path / "stray").mkdir()
-    assert find_run(str(one), tmp_path) == one
+    assert find_run(str(first), tmp_path) == first
     assert find_run("2026-fedavg-s0", tmp_path) == two
     assert find_run("id-2026-fedavg-s0", tmp_path) == two
-    assert find_run("2026-m", tmp_path) == one
-    (one / "run.json").unlink()  # killed at its very start
-    assert find_run("2026-m", tmp_path) == one
+    assert find_run("2026-m", tmp_path) == first
+    (first / "run.json").unlink()  # killed at its very start
+    assert find_run("2026-m", tmp_path) == first
     with pytest.raises(UsageError, match="fits 2 runs"):
         find_run("2026", tmp_path)
-    assert find_run(str(tmp_path / "2026-m"), tmp_path / "elsewhere") == one, "the beginning of a path"
+    assert find_run(str(tmp_path / "2026-m"), tmp_path / "elsewhere") == first, "the beginning of a path"
     with pytest.raises(UsageError, match=f"'{tmp_path}/2026' fits 2 runs"):
         find_run(str(tmp_path / "2026"), tmp_path / "elsewhere")
     with pytest.raises(UsageError, match="did you mean '2026-fedavg-s0'"):

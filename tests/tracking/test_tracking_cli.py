@@ -43,13 +43,13 @@ def test_compare_json(tmp_path: Path) -> None:
     for seed in (0, 1):
         make_run(tmp_path, f"mp-{seed}", seed=seed)
     result = call("compare", "mp-0", "mp-1", "--runs-dir", tmp_path, "--output", tmp_path / "out.png", "--json")
-    found = json.loads(result.stdout.splitlines()[-1])
+    result_json = json.loads(result.stdout.splitlines()[-1])
     summary = json.loads((tmp_path / "mp-0" / "summary.json").read_text())
-    assert [run["run"] for run in found["runs"]] == ["mp-0", "mp-1"]
-    assert found["runs"][0]["accuracy"] == summary["accuracy"]
-    assert found["runs"][0]["worst_tenth"] == min(summary["accuracy_per_client"])
-    assert found["groups"][0]["accuracy_std"] > 0
-    assert found["plot"] == str(tmp_path / "out.png")
+    assert [run["run"] for run in result_json["runs"]] == ["mp-0", "mp-1"]
+    assert result_json["runs"][0]["accuracy"] == summary["accuracy"]
+    assert result_json["runs"][0]["worst_tenth"] == min(summary["accuracy_per_client"])
+    assert result_json["groups"][0]["accuracy_std"] > 0
+    assert result_json["plot"] == str(tmp_path / "out.png")
 
 
 def audited(folder: Path, run: AuditedRun) -> Path:
@@ -69,7 +69,9 @@ def test_compare_shows_what_an_audit_found(tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     rows = {row["run"]: row for row in json.loads(result.stdout.splitlines()[-1])["runs"]}
     assert (rows["plain"]["recovered"], rows["plain"]["answer"]) == (1.0, plain.concluded.words)
-    assert rows["plain"]["membership_auc"] == max(one.points.auc.value for one in plain.membership if one.points is not None)
+    assert rows["plain"]["membership_auc"] == max(
+        membership.points.auc.value for membership in plain.membership if membership.points is not None
+    )
     assert rows["plain"]["defence"] == "clip:norm=1.0"
     assert rows["other"]["answer"] is rows["other"]["recovered"] is None
     assert "100.0%" in result.stderr and result.stderr.count("not audited") == 1
@@ -87,37 +89,37 @@ def test_compare_refuses_a_report_that_is_none(tmp_path: Path) -> None:
 
 
 def test_compare_warns_of_other_clients_and_other_lengths(tmp_path: Path) -> None:
-    one, two = make_run(tmp_path, "one"), make_run(tmp_path, "two", method="fedavg", rounds=10)
+    first, two = make_run(tmp_path, "one"), make_run(tmp_path, "two", method="fedavg", rounds=10)
     facts = json.loads((two / "run.json").read_text())
     (two / "run.json").write_text(json.dumps(facts | {"partition_hash": "another"}))
-    result = call("compare", one, two, "--output", tmp_path / "out.png")
+    result = call("compare", first, two, "--output", tmp_path / "out.png")
     assert "digits, seed 0: the clients of the runs hold different samples" in result.stderr
     assert "different lengths (10, 20 rounds)" in result.stderr
 
 
 def test_compare_warns_of_data_that_changed(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, name, method=name) for name in ("fedavg", "fedrep", "local")]
-    for folder, found in zip(runs, ("a", "b", None), strict=True):  # folders of earlier versions say nothing
+    for folder, data_hash in zip(runs, ("a", "b", None), strict=True):  # the last one does not say it
         facts = json.loads((folder / "run.json").read_text())
-        (folder / "run.json").write_text(json.dumps(facts | ({"data_hash": found} if found else {})))
+        (folder / "run.json").write_text(json.dumps(facts | ({"data_hash": data_hash} if data_hash else {})))
     output = ("--output", tmp_path / "out.png")
     assert "accuracies on other samples of digits are not comparable" in call("compare", *runs, *output).stderr
     assert "other samples" not in call("compare", runs[0], runs[2], *output).stderr
 
 
 def test_the_plot_has_one_finished_run_a_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, again, other = (make_run(tmp_path, name, seed=seed) for name, seed in (("one", 0), ("again", 0), ("other", 1)))
+    first, again, other = (make_run(tmp_path, name, seed=seed) for name, seed in (("one", 0), ("again", 0), ("other", 1)))
     part = make_run(tmp_path, "part", seed=2)
     (part / "summary.json").unlink()
     (part / "metrics.jsonl").write_text("".join((part / "metrics.jsonl").read_text().splitlines(keepends=True)[:9]))
     set_status(part, "interrupted")
     drawn: list[dict[str, Any]] = []
     monkeypatch.setattr("fedpriv.plots.compare_curves", lambda curves, path, leaks: drawn.append(curves))
-    call("compare", one, again, other, part, "--output", tmp_path / "out.png")
+    call("compare", first, again, other, part, "--output", tmp_path / "out.png")
     call("compare", part, "--output", tmp_path / "out.png")
-    summary = json.loads((one / "summary.json").read_text())
-    (one / "summary.json").write_text(json.dumps(summary | {"tested_from": 20}))  # as of one that is fine-tuned at its end
-    call("compare", one, "--output", tmp_path / "out.png")
+    summary = json.loads((first / "summary.json").read_text())
+    (first / "summary.json").write_text(json.dumps(summary | {"tested_from": 20}))  # as of one that is fine-tuned at its end
+    call("compare", first, "--output", tmp_path / "out.png")
     assert [[len(curve) for curve in curves["mpfedcon"]] for curves in drawn] == [[21, 21], [9], [1]]
 
 
@@ -137,12 +139,12 @@ def test_compare_of_unfinished_and_mixed_runs(tmp_path: Path) -> None:
 
 
 def test_compare_names_what_differs(tmp_path: Path) -> None:
-    one, two = make_run(tmp_path, "one"), make_run(tmp_path, "two")
+    first, two = make_run(tmp_path, "one"), make_run(tmp_path, "two")
     (two / "config.yaml").write_text(
         (two / "config.yaml").read_text().replace("mu: 5", "mu: 1").replace("wire:", "wire:\n  keep_payloads: all")
     )
-    found = json.loads(call("compare", one, two, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1])
-    assert [group["label"] for group in found["groups"]] == ["mpfedcon, mu 5", "mpfedcon, mu 1"]
+    summary = json.loads(call("compare", first, two, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1])
+    assert [group["label"] for group in summary["groups"]] == ["mpfedcon, mu 5", "mpfedcon, mu 1"]
 
 
 def test_compare_of_an_unknown_run(tmp_path: Path) -> None:
@@ -162,7 +164,7 @@ def test_sync_sends_what_was_kept(runs_dir: Path) -> None:
     assert call("sync", "--runs-dir", runs_dir).exit_code == 2
 
 
-def test_sync_of_all_runs_leaves_out_what_is_damaged_and_sends_the_others(runs_dir: Path) -> None:
+def test_sync_all_skips_damaged_runs(runs_dir: Path) -> None:
     for name in ("a", "b"):
         make_run(runs_dir, name)
     (runs_dir / "a" / "summary.json").write_text("{")
@@ -217,7 +219,7 @@ def test_ui_starts_the_server_on_the_store(runs_dir: Path, monkeypatch: pytest.M
 
 def test_ui_makes_the_store_of_runs_that_are_on_their_way(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The end of a run does not wait for its first store."""
-    store, made, started = runs_dir / "mlflow.db", list[Path](), list[str]()
+    store, created, started = runs_dir / "mlflow.db", list[Path](), list[str]()
     store.unlink()
     refused = call("ui", "--runs-dir", runs_dir)
     assert refused.exit_code == 2 and "no MLflow store" in refused.stderr
@@ -225,14 +227,14 @@ def test_ui_makes_the_store_of_runs_that_are_on_their_way(runs_dir: Path, monkey
     make_run(runs_dir, name="elsewhere", uri=f"sqlite:///{runs_dir / 'another.db'}")
     assert call("ui", "--runs-dir", runs_dir).exit_code == 2
     make_run(runs_dir, name="tracked", uri=f"sqlite:///{store}")
-    monkeypatch.setattr("fedpriv.tracking.create_store", lambda path: (path.touch(), made.append(path)))
+    monkeypatch.setattr("fedpriv.tracking.create_store", lambda path: (path.touch(), created.append(path)))
     monkeypatch.setattr(os, "execve", lambda *given: started.append(given[0]))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     result = call("ui", "--runs-dir", runs_dir, "--port", port)
-    assert result.exit_code == 0 and made == [store] and len(started) == 1
-    assert f"making the MLflow store {store}" in result.stdout
+    assert result.exit_code == 0 and created == [store] and len(started) == 1
+    assert f"creating the MLflow store {store}" in result.stdout
 
 
 @pytest.mark.parametrize("command", ["ui", "sync", "compare"])
@@ -292,8 +294,8 @@ def configured(folder: Path, **settings: Any) -> Path:
 
 
 def compared(tmp_path: Path, *runs: Path) -> list[dict[str, Any]]:
-    found = call("compare", *runs, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1]
-    groups: list[dict[str, Any]] = json.loads(found)["groups"]
+    output = call("compare", *runs, "--output", tmp_path / "out.png", "--json").stdout.splitlines()[-1]
+    groups: list[dict[str, Any]] = json.loads(output)["groups"]
     return groups
 
 
@@ -307,20 +309,23 @@ def test_compare_never_takes_another_config_for_another_seed(tmp_path: Path) -> 
         configured(make_run(tmp_path, "d", seed=3), **others),
     ]
     groups = compared(tmp_path, *runs)
-    assert [one["runs"] for one in groups] == [["a"], ["b"], ["c", "d"]]
+    assert [group["runs"] for group in groups] == [["a"], ["b"], ["c", "d"]]
     assert groups[1]["label"].endswith("weight decay 0.5")
 
 
 def test_labels_say_in_words_what_differs(tmp_path: Path) -> None:
     private = {"privacy.level": "sample", "privacy.noise": 1.1}
     runs = [make_run(tmp_path, "a"), configured(make_run(tmp_path, "b"), **private)]
-    assert [one["label"] for one in compared(tmp_path, *runs)] == ["mpfedcon, no DP", "mpfedcon, sample-level DP, noise 1.1"]
+    assert [group["label"] for group in compared(tmp_path, *runs)] == ["mpfedcon, no DP", "mpfedcon, sample-level DP, noise 1.1"]
     pruned = {"wire.transforms": [{"name": "prune", "fraction": 0.1}]}
     runs = [make_run(tmp_path, "c"), configured(make_run(tmp_path, "d"), **pruned)]
-    first, second = (one["label"] for one in compared(tmp_path, *runs))
+    first, second = (group["label"] for group in compared(tmp_path, *runs))
     assert (first, second) == ("mpfedcon, defence clip:norm=1.0", "mpfedcon, defence prune:fraction=0.1")
     runs = [make_run(tmp_path, "e"), configured(make_run(tmp_path, "f"), **{"train.clip_grad_norm": 2.0})]
-    assert [one["label"] for one in compared(tmp_path, *runs)] == ["mpfedcon, no clip grad norm", "mpfedcon, clip grad norm 2.0"]
+    assert [group["label"] for group in compared(tmp_path, *runs)] == [
+        "mpfedcon, no clip grad norm",
+        "mpfedcon, clip grad norm 2.0",
+    ]
 
 
 def test_compare_says_which_models_are_constant_answers(tmp_path: Path) -> None:
@@ -335,12 +340,12 @@ def test_compare_says_which_models_are_constant_answers(tmp_path: Path) -> None:
     assert "c: " not in done.output
 
 
-def test_compare_looks_at_no_executor_and_no_noise_that_a_run_found(tmp_path: Path) -> None:
+def test_compare_ignores_executor_and_computed_noise(tmp_path: Path) -> None:
     """Both depend on how many samples the clients of a seed have."""
     private = {"privacy.level": "sample", "privacy.target_epsilon": 8.0}
-    one = configured(make_run(tmp_path, "a", seed=0), **{"executor.name": "sequential", "privacy.noise": 0.7}, **private)
+    first = configured(make_run(tmp_path, "a", seed=0), **{"executor.name": "sequential", "privacy.noise": 0.7}, **private)
     two = configured(make_run(tmp_path, "b", seed=1), **{"executor.name": "vectorized", "privacy.noise": 0.8}, **private)
-    (group,) = compared(tmp_path, one, two)
+    (group,) = compared(tmp_path, first, two)
     assert group["label"] == "mpfedcon" and group["runs"] == ["a", "b"]
 
 
@@ -348,9 +353,9 @@ def test_compare_averages_finished_runs_alone(tmp_path: Path) -> None:
     runs = [make_run(tmp_path, str(seed), seed=seed) for seed in (0, 1)]
     runs.append(configured(make_run(tmp_path, "2", seed=2, rounds=5, status="interrupted"), **{"train.rounds": 20}))
     result = call("compare", *runs, "--output", tmp_path / "out.png", "--json")
-    found = json.loads(result.stdout.splitlines()[-1])
-    done = [row["accuracy"] for row in found["runs"] if row["status"] == "finished"]
-    assert found["groups"][0]["accuracy_mean"] == pytest.approx(sum(done) / 2) and len(done) == 2
+    output = json.loads(result.stdout.splitlines()[-1])
+    done = [row["accuracy"] for row in output["runs"] if row["status"] == "finished"]
+    assert output["groups"][0]["accuracy_mean"] == pytest.approx(sum(done) / 2) and len(done) == 2
     assert "over 2 seeds (1 unfinished run left out)" in call("compare", *runs, "--output", tmp_path / "out.png").stdout
 
 

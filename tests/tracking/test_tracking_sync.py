@@ -1,4 +1,4 @@
-"""What a sync leaves in MLflow, and that it leaves it once."""
+"""What ``sync`` sends to MLflow, and that it sends it once."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def table_of(runs_dir: Path, run: str | None) -> list[list[float]]:
     return list(table["data"])
 
 
-def test_a_runs_name_has_what_tells_it_from_another_of_its_method(runs_dir: Path) -> None:
+def test_run_names_have_options_and_defences(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     set_status(folder, "finished", changed_options={"mu": 5, "negative": "R2"})
     name = client(runs_dir).get_run(sync(folder).mlflow_run_id).info.run_name
@@ -344,7 +344,7 @@ def test_a_dataset_that_another_run_inserts_at_the_same_time(
             sync(folder)
     else:
         sync(folder)
-        assert [one.dataset.digest for one in runs(runs_dir)[0].inputs.dataset_inputs] == ["c0ffee"]
+        assert [dataset.dataset.digest for dataset in runs(runs_dir)[0].inputs.dataset_inputs] == ["c0ffee"]
     assert len(calls) == min(refusals + 1, 4)
 
 
@@ -370,8 +370,8 @@ def places(runs_dir: Path) -> set[str]:
     """Whatever the store names for artifacts of the experiment, up to ``mlartifacts``."""
     names = [("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location")]
     with sqlite3.connect(runs_dir / "mlflow.db") as database:
-        found = [row[0] for table, column in names for row in database.execute(f"SELECT {column} FROM {table}")]
-    return {place.partition("/mlartifacts")[0] for place in found if "/mlartifacts" in place}
+        places = [row[0] for table, column in names for row in database.execute(f"SELECT {column} FROM {table}")]
+    return {place.partition("/mlartifacts")[0] for place in places if "/mlartifacts" in place}
 
 
 def test_artifacts_move_with_the_folder_of_runs(runs_dir: Path) -> None:
@@ -393,7 +393,7 @@ def test_artifacts_move_with_the_folder_of_runs(runs_dir: Path) -> None:
     assert not runs_dir.exists() and places(place) == {place.as_uri()}
 
 
-def test_artifacts_of_a_moved_store_that_are_nowhere_are_asked_for(runs_dir: Path) -> None:
+def test_missing_artifacts_of_a_moved_store_are_named(runs_dir: Path) -> None:
     sync(make_run(runs_dir, rounds=2))
     place, folder = moved(runs_dir)
     (place / "mlartifacts").rename(place / "forgotten")
@@ -405,7 +405,7 @@ def test_artifacts_of_a_moved_store_that_are_nowhere_are_asked_for(runs_dir: Pat
     assert places(place) == {place.as_uri()}
 
 
-def test_artifacts_stay_where_they_are_while_that_folder_is_there(runs_dir: Path) -> None:
+def test_artifacts_in_an_existing_folder_stay_there(runs_dir: Path) -> None:
     """Of a copy, and of a store that a link leads to."""
     sync(make_run(runs_dir, rounds=2))
     (runs_dir.parent / "link").symlink_to(runs_dir)
@@ -420,27 +420,27 @@ def test_a_probe_of_a_finished_run_arrives_later(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=2)
     sync(folder)
     (folder / "probe").mkdir()
-    said = {"dataset": "digits", "fraction": 0.1, "features": "pooled", "accuracy": 0.75}
-    said |= {"accuracy_as_is": None, "accuracy_logistic": None}
-    (folder / "probe" / "digits-0.1.json").write_text(json.dumps(said))
-    other = {**said, "features": "prepool", "accuracy_as_is": 0.5, "accuracy_logistic": 0.8}
+    row = {"dataset": "digits", "fraction": 0.1, "features": "pooled", "accuracy": 0.75}
+    row |= {"accuracy_as_is": None, "accuracy_logistic": None}
+    (folder / "probe" / "digits-0.1.json").write_text(json.dumps(row))
+    other = {**row, "features": "prepool", "accuracy_as_is": 0.5, "accuracy_logistic": 0.8}
     (folder / "probe" / "digits-0.1-prepool.json").write_text(json.dumps(other))
     report = sync(folder)
     metrics = client(runs_dir).get_run(report.mlflow_run_id).data.metrics
-    found = {name: value for name, value in metrics.items() if name.startswith("probe")}
+    probes = {name: value for name, value in metrics.items() if name.startswith("probe")}
     prepool = {"probe/digits 0.1 prepool": 0.75, "probe_as_is/digits 0.1 prepool": 0.5, "probe_logistic/digits 0.1 prepool": 0.8}
-    assert found == {"probe/digits 0.1": 0.75, **prepool}
+    assert probes == {"probe/digits 0.1": 0.75, **prepool}
     assert sync(folder).points == 0
 
 
-def test_what_a_later_audit_does_not_measure_is_not_known_any_more(runs_dir: Path) -> None:
+def test_a_later_audit_clears_metrics_that_it_lacks(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=2)
     run = replace(findings().runs[0], run_id=json.loads((folder / "run.json").read_text())["run_id"])
 
-    def audited(**found: Any) -> dict[str, float]:
+    def audited(**changes: Any) -> dict[str, float]:
         (folder / "audit").mkdir(exist_ok=True)
-        one = concluded(replace(run, **found))
-        (folder / "audit" / "audit.json").write_text(json.dumps(to_json(replace(findings(), runs=(one,)))))
+        report = concluded(replace(run, **changes))
+        (folder / "audit" / "audit.json").write_text(json.dumps(to_json(replace(findings(), runs=(report,)))))
         metrics = client(runs_dir).get_run(sync(folder).mlflow_run_id).data.metrics
         return {name: value for name, value in metrics.items() if name.startswith("audit/")}
 

@@ -1,1 +1,1 @@
-"""The network: Flower's SuperLink, SuperNodes and apps around the frames of :mod:`fedpriv.deploy`, and the files they need."""
+"""The network of a deployment: Flower's SuperLink, SuperNodes and apps, which carry the frames, and the files that they need."""

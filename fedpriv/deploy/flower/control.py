@@ -1,4 +1,4 @@
-"""What an operator asks a SuperLink: register nodes, start and stop runs, and who is there."""
+"""The operator's access to a SuperLink: register nodes, start and stop runs, list both."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ _APP = {
     "fedpriv_app/server.py": b"from fedpriv.deploy.flower.apps import server_app as app\n\n__all__ = ['app']\n",
     "fedpriv_app/client.py": b"from fedpriv.deploy.flower.apps import client_app as app\n\n__all__ = ['app']\n",
 }
-"""The app as Flower wants it: all of it is in fedpriv."""
+"""The files of the app that Flower starts. Its code is in fedpriv."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node that is registered, and how it stands (``online``, ``offline``, ``registered``)."""
+    """A registered node; its status is ``online``, ``offline`` or ``registered``."""
 
     number: int
     name: str
@@ -73,10 +73,11 @@ class Node:
 
 @dataclass(frozen=True)
 class SuperLink:
-    """The SuperLink at ``host:port``, reached over TLS and without a proxy, as it is on this machine.
+    """The SuperLink of this machine, reached over TLS and without a proxy.
 
     Attributes:
-        certificate: file of the authority that its certificate is from.
+        address: ``host:port``.
+        certificate: file of the authority that signed its certificate.
     """
 
     address: str
@@ -86,10 +87,10 @@ class SuperLink:
         go_direct(self.address.rpartition(":")[0].strip("[]"))
 
     def answers(self) -> bool:
-        """Whether it answers at present; waits a moment where it does not.
+        """Whether it answers; waits a moment if it does not.
 
         Raises:
-            UsageError: what answers there is another server, or its certificate does not hold.
+            UsageError: another server answers, or the certificate is invalid.
         """
         try:
             self.nodes()
@@ -101,7 +102,7 @@ class SuperLink:
         return True
 
     def admit(self, public_keys: Mapping[str, Path]) -> None:
-        """Admit the holders of these keys, by the names of their nodes; nodes with other keys are removed.
+        """Register nodes by name with their public keys, and unregister all others.
 
         Raises:
             UsageError: a file holds no public key.
@@ -119,15 +120,15 @@ class SuperLink:
                 client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
 
     def nodes(self) -> list[Node]:
-        """Those that are registered."""
+        """The registered nodes."""
         with self._client() as client:
-            found = client.ListNodes(ListNodesRequest()).nodes_info
-        return [Node(one.node_id, one.name, one.status) for one in found if one.status != "unregistered"]
+            nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        return [Node(node.node_id, node.name, node.status) for node in nodes if node.status != "unregistered"]
 
     def start(self, request: Path) -> int:
-        """Start the run of a request (:mod:`fedpriv.deploy.flower.requests`); Flower's number of it.
+        """Start the run of a request (:mod:`fedpriv.deploy.flower.requests`); Flower's number of the run.
 
-        The request is named from the deployment's folder, in which its app runs, as that folder may be moved or copied.
+        The request's path is relative to the deployment's folder, the app's working directory, as that may be moved or copied.
         """
         name = "/".join(request.parts[-2:])
         bundle, _facts = build_fab_from_files(_APP)
@@ -141,25 +142,25 @@ class SuperLink:
         return int(answer.run_id)
 
     def check(self, run: int) -> bool:
-        """Whether it answers at present.
+        """Whether the SuperLink answers.
 
         Raises:
-            FedprivError: the app of a run has ended before its end, as by a kill, and no other was started for the same request.
+            FedprivError: the app of a run was ended, such as by a kill, and no other was started for the same request.
         """
         try:
             with self._client() as client:
-                mine = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run]
-                if mine.status.status != "finished" or mine.status.sub_status == "completed":
+                app = client.ListRuns(ListRunsRequest(run_id=run)).run_dict[run]
+                if app.status.status != "finished" or app.status.sub_status == "completed":
                     return True
-                latest = client.ListRuns(ListRunsRequest()).run_dict.values()
+                apps = client.ListRuns(ListRunsRequest()).run_dict.values()
         except (OSError, httpx.HTTPError):
             return False  # the SuperLink may be back in a moment
-        if not any(_request(one) == _request(mine) and one.status.status != "finished" for one in latest):
-            raise FedprivError(f"the server's app was ended ({mine.status.sub_status})")
+        if not any(_request(other) == _request(app) and other.status.status != "finished" for other in apps):
+            raise FedprivError(f"the server's app was ended ({app.status.sub_status})")
         return True
 
     def stop(self, run: int) -> None:
-        """Stop a run at once."""
+        """Stop a run immediately."""
         with self._client() as client:
             client.StopRun(StopRunRequest(run_id=run))
 
@@ -177,7 +178,7 @@ class SuperLink:
 
 
 def _request(run: Any) -> str:
-    """Which request a run of Flower's plays."""
+    """The name of the request of a run of Flower's."""
     return Path(run.override_config["request"].string).name
 
 

@@ -1,4 +1,4 @@
-"""A whole deployment on this machine, with TLS and node authentication, and whether it computes what a simulation does."""
+"""A whole deployment on this machine, with TLS and node authentication, which is compared with a simulation."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.config import RunConfig
 from fedpriv.data.sources import sources
 from fedpriv.deploy.flower import machines
-from fedpriv.deploy.flower.needed import require_flower
 from fedpriv.deploy.flower.paths import DeploymentPaths, make
 from fedpriv.deploy.flower.requests import Request
 from fedpriv.deploy.flower.supervisor import Supervisor
@@ -26,33 +24,30 @@ if TYPE_CHECKING:
     from fedpriv.deploy.flower.control import SuperLink
 
 JOIN = 180.0
-"""Seconds in which all clients must have joined."""
+"""Seconds for all clients to join."""
 ANSWER = 300.0
 
 
-@dataclass(frozen=True)
-class Demo:
-    """How it went: the deployed run's folder, that of the simulation, and what to print."""
+def demo(
+    config: RunConfig, folder: Path, say: Callable[[str], None], on_round: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """Set up a deployment of ``config.data.clients`` clients in a new folder, and run the config on it and in a simulation.
 
-    folder: Path
-    simulated: Path
-    found: dict[str, Any]
-
-
-def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: Callable[[dict[str, Any]], None]) -> Demo:
-    """Set up a deployment of ``config.data.clients`` clients in a new folder, play the config on it, and in a simulation.
+    Returns:
+        Results to print; ``equal``: whether both runs are the same to the bit.
 
     Args:
-        say: called with what happens, in a line each; ``on_round``: with each round's record.
+        say: called with lines on the progress.
+        on_round: called with each round's record.
 
     Raises:
         FedprivError: something does not start, or the run failed.
     """
     clients, began = config.data.clients, time.monotonic()
     port = machines.free_port()
-    home = make(folder / "deployment", clients, "127.0.0.1", port, inner_port=port)
+    paths = make(folder / "deployment", clients, "127.0.0.1", port, inner_port=port)
     for number in range(clients):
-        file, text = home.client_file(number), home.client_file(number).read_text(encoding="utf-8")
+        file, text = paths.client_file(number), paths.client_file(number).read_text(encoding="utf-8")
         for line, value in {
             "name: null": _place(config.data.name),
             "label: null": config.data.label,
@@ -60,20 +55,20 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
         }.items():
             text = text.replace(f"  {line}\n", f"  {line.split(':')[0]}: {json.dumps(value)}\n")
         file.write_text(text, encoding="utf-8")
-    say(f"server on port {port}, certificates and keys in {home.path}")
-    with all_here(home) as (link, look, _):
+    say(f"server on port {port}, certificates and keys in {paths.path}")
+    with running_deployment(paths) as (link, look, _):
         say(f"{clients} clients joined after {time.monotonic() - began:.0f} s")
-        request = Request.write(home.requests, home.runs / "demo", config, clients, ANSWER)
+        request = Request.write(paths.requests, paths.runs / "demo", config, clients, ANSWER)
         link.start(request.path)
         request.follow(look, on_round)
         seconds = time.monotonic() - began
     say("the same run in a simulation")
     simulated = folder / "simulated"
     run.start(config.model_copy(update={"run_dir": simulated}), folder, lambda *of: None, lambda record: None, lambda text: None)
-    deployed = home.runs / "demo"
+    deployed = paths.runs / "demo"
     summary = RunFolder.open(deployed).summary() or {}
-    found = {
-        "equal": _equal(home, deployed, simulated),
+    return {
+        "equal": _equal(paths, deployed, simulated),
         "weights_sha256": hashlib.sha256(_last_state(deployed)).hexdigest(),
         "rounds": summary["rounds"],
         "seconds": round(seconds, 1),
@@ -83,56 +78,54 @@ def demo(config: RunConfig, folder: Path, say: Callable[[str], None], on_round: 
         "accuracy": summary["accuracy"],
         "run_dir": str(deployed),
     }
-    return Demo(deployed, simulated, found)
 
 
 @contextmanager
-def all_here(home: DeploymentPaths) -> Iterator[tuple[SuperLink, Callable[[], None], list[Supervisor]]]:
+def running_deployment(paths: DeploymentPaths) -> Iterator[tuple[SuperLink, Callable[[], None], list[Supervisor]]]:
     """A block in which the server and all clients of a deployment run on this machine, and the clients have joined.
 
     Yields:
-        The server as its operator reaches it, a function that starts again what has ended, and the keepers: the server's, and
-        each client's.
+        (the operator's access to the server, a function that restarts ended processes, the supervisors of the server and of each
+        client).
 
     Raises:
         FedprivError: something does not start.
     """
-    require_flower()
     from fedpriv.deploy.flower.control import SuperLink
 
-    settings = home.settings()
-    link = SuperLink(f"127.0.0.1:{settings.port}", home.authority)
+    settings = paths.settings()
+    link = SuperLink(f"127.0.0.1:{settings.port}", paths.authority)
     with ExitStack() as stack:
-        keepers = [stack.enter_context(machines.server(home))]
-        keepers += [
-            stack.enter_context(machines.client(home.client_file(number), patience=machines.START))
+        supervisors = [stack.enter_context(machines.server(paths))]
+        supervisors += [
+            stack.enter_context(machines.client(paths.client_file(number), patience=machines.START))
             for number in range(settings.clients)
         ]
 
         def look() -> None:
-            for supervisor in keepers:
+            for supervisor in supervisors:
                 supervisor.look()
 
         until = time.monotonic() + JOIN
-        while (here := sum(node.status == "online" for node in link.nodes())) < settings.clients:
+        while (joined := sum(node.status == "online" for node in link.nodes())) < settings.clients:
             look()
             if time.monotonic() > until:
-                logs = home.path / "client-*" / "state" / "log.txt"
-                raise FedprivError(f"{here} of {settings.clients} clients joined in {JOIN:g} s; {logs} say why")
+                logs = paths.path / "client-*" / "state" / "log.txt"
+                raise FedprivError(f"{joined} of {settings.clients} clients joined in {JOIN:g} s; {logs} say why")
             time.sleep(0.5)
-        yield link, look, keepers
+        yield link, look, supervisors
 
 
 def _place(name: str) -> str:
-    """The name of a data set as a client's file has it, which is in another folder; a registered name comes before a path."""
+    """The name of a data set for a client's file, with an absolute path: that file is in another folder."""
     path = Path(name).expanduser()
     return str(path.absolute()) if name not in sources() and path.exists() else name
 
 
-def _equal(home: DeploymentPaths, run_dir: Path, simulated: Path) -> bool:
-    """Whether the server's last state, all accuracies and all private states agree to the bit."""
-    accuracies = [[record["per_client"] for record in RunFolder.open(one).records()] for one in (run_dir, simulated)]
-    kept = {path.name: path.read_bytes() for path in home.path.glob("client-*/state/runs/*/states/client-*")}
+def _equal(paths: DeploymentPaths, run_dir: Path, simulated: Path) -> bool:
+    """Whether the server's last state, all accuracies and all private states are equal to the bit."""
+    accuracies = [[record["per_client"] for record in RunFolder.open(folder).records()] for folder in (run_dir, simulated)]
+    kept = {path.name: path.read_bytes() for path in paths.path.glob("client-*/state/runs/*/states/client-*")}
     private = all(kept.get(path.name) == path.read_bytes() for path in simulated.glob("clients/client-*"))
     return _last_state(run_dir) == _last_state(simulated) and accuracies[0] == accuracies[1] and private
 

@@ -1,7 +1,7 @@
-"""Replies of nodes, as they come through the SuperLink, which vouches for who answers what and for nothing else of them.
+"""Pulling the replies of nodes from the SuperLink, which vouches for who answers which message, and for nothing else.
 
-Flower's own ``pull_messages`` reads that from the node's bytes, waits for a reply whose node has not sent all of it yet, and ends
-for all of them where one cannot be read.
+It replaces Flower's ``pull_messages``, which reads that from the node's bytes, waits for replies that are still being sent, and
+fails for all replies if one of them cannot be read.
 """
 
 from __future__ import annotations
@@ -23,32 +23,36 @@ from flwr.supercore.inflatable.inflatable_utils import (
 )
 from google.protobuf.message import DecodeError
 
-from fedpriv.deploy.flower.inflation import bound_inflation, most_of
-from fedpriv.deploy.stream import Broken
+from fedpriv.deploy.flower.internals import check_arrays, runtime_client
+from fedpriv.deploy.stream import Broken, check_growth, size_limit
 from fedpriv.deploy.transport import Lost
 
 LOST = Lost("its answer was lost on the way")
 
 
-class _Reply:
-    """A reply that is on its way: its message's id, and the bytes of its objects by their id; empty: not sent yet."""
+class _Incoming:
+    """A reply that is being pulled.
+
+    Attributes:
+        objects: id of each of its objects -> content; empty: not pulled yet.
+    """
 
     def __init__(self, message_id: str, tree: Any) -> None:
         self.message_id = message_id
-        self.objects = {one.object_id: b"" for one in iterate_object_tree(tree)}
-        self._size, self._lock = 0, threading.Lock()  # Flower gets several objects at once
+        self.objects = {node.object_id: b"" for node in iterate_object_tree(tree)}
+        self._size, self._lock = 0, threading.Lock()  # Flower pulls several objects at once
 
-    def keep(self, object_id: str, content: bytes, most: int) -> None:
-        """Take an object; :class:`Broken` where all of them are more than so many bytes."""
+    def add(self, object_id: str, content: bytes, limit: int) -> None:
+        """Store an object; :class:`Broken` if all objects together exceed the limit (bytes)."""
         with self._lock:
             self._size += len(content) - len(self.objects[object_id])
-            if self._size > most:
-                raise Broken(f"a reply of more than {most} bytes")
+            if self._size > limit:
+                raise Broken(f"a reply of more than {limit} bytes")
             self.objects[object_id] = content
 
 
-class _NotYet(Exception):
-    """A node is still sending."""
+class _Incomplete(Exception):
+    """The node is still sending the reply."""
 
 
 class Replies:
@@ -58,83 +62,85 @@ class Replies:
         grid: Flower's ``HttpGrid``.
 
     Attributes:
-        sent: bytes of the largest message that a client was sent, which bounds the replies: a net's size, if not that of each.
+        sent: bytes of the largest message to a client so far; the limit of a reply's size depends on it.
     """
 
     def __init__(self, grid: Any) -> None:
-        bound_inflation()
+        check_arrays(check_growth)
         self.sent = 0
-        self._grid = grid
-        self._coming = dict[str, _Reply]()
-        self._singly = False
-        """Ask for each by itself: the SuperLink's answer for several at once could not be read, for one of them."""
+        self._grid, self._client = grid, runtime_client(grid)
+        self._incoming = dict[str, _Incoming]()
+        self._one_by_one = False
+        """Request replies one by one: one of several could not be decoded."""
 
     def pull(self, tickets: Iterable[str]) -> Iterator[tuple[str, Message | str | Lost]]:
-        """What is there for tickets by now: (ticket, its reply, or in a line why there is none).
+        """What has arrived for tickets: (ticket, the reply, or why there is none).
 
         Raises:
-            httpx.HTTPError: the SuperLink's, not a node's.
+            httpx.HTTPError: the SuperLink's.
         """
-        asked = set(tickets)
-        self._coming = {ticket: reply for ticket, reply in self._coming.items() if ticket in asked}
-        new = sorted(asked - self._coming.keys())
-        for group in [[ticket] for ticket in new] if self._singly else [new] if new else []:
+        wanted = set(tickets)
+        self._incoming = {ticket: reply for ticket, reply in self._incoming.items() if ticket in wanted}
+        new = sorted(wanted - self._incoming.keys())
+        for group in [[ticket] for ticket in new] if self._one_by_one else [new] if new else []:
             try:
-                found = self._grid._runtime_client.PullMessages(PullAppMessagesRequest(message_ids=group))
+                response = self._client.PullMessages(PullAppMessagesRequest(message_ids=group))
             except DecodeError:
-                self._singly = True
-                yield from ((ticket, LOST if len(group) > 1 else _none("DecodeError")) for ticket in group)
+                self._one_by_one = True
+                yield from ((ticket, LOST if len(group) > 1 else _no_message("DecodeError")) for ticket in group)
                 continue
-            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+            for message, tree in zip(response.messages_list, response.message_object_trees, strict=True):
                 if message.metadata.reply_to_message_id in group:
-                    self._coming[message.metadata.reply_to_message_id] = _Reply(message.metadata.message_id, tree)
-        for ticket, reply in list(self._coming.items()):
+                    self._incoming[message.metadata.reply_to_message_id] = _Incoming(message.metadata.message_id, tree)
+        for ticket, reply in list(self._incoming.items()):
             try:
-                self._fetch(reply)
-            except _NotYet:
+                result = self._pull_one(reply)
+            except _Incomplete:
                 continue
-            except ObjectPullError:  # as where it was not all sent in time
-                del self._coming[ticket]
-                yield ticket, LOST
-                continue
-            except Broken as reason:
-                del self._coming[ticket]
-                self._confirm(reply)
-                yield ticket, str(reason)
-                continue
-            del self._coming[ticket]
+            del self._incoming[ticket]
+            yield ticket, result
+
+    def _pull_one(self, reply: _Incoming) -> Message | str | Lost:
+        try:
+            self._pull_objects(reply)
+        except ObjectPullError:  # such as an upload that did not complete in time
+            return LOST
+        except Broken as reason:
             self._confirm(reply)
-            yield ticket, self._inflated(reply)
+            return str(reason)
+        self._confirm(reply)
+        return _inflated(reply)
 
-    def _fetch(self, reply: _Reply) -> None:
-        """Get those of its objects that are not here yet."""
-        pull = make_pull_object_fn_protobuf(self._grid._runtime_client.PullObject, self._grid.node, self._grid.run.run_id)
+    def _pull_objects(self, reply: _Incoming) -> None:
+        """Pull the objects of a reply that are not here yet."""
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, self._grid.node, self._grid.run.run_id)
 
-        def keep(object_id: str) -> bytes:
+        def store(object_id: str) -> bytes:
             try:
-                reply.keep(object_id, pull(object_id), most_of(self.sent))
+                reply.add(object_id, pull(object_id), size_limit(self.sent))
             except ObjectUnavailableError:
-                raise _NotYet from None
+                raise _Incomplete from None
             return b""
 
-        pull_objects([one for one, content in reply.objects.items() if not content], keep)
+        pull_objects([object_id for object_id, content in reply.objects.items() if not content], store)
 
-    def _confirm(self, reply: _Reply) -> None:
-        """Have the SuperLink remove a reply."""
+    def _confirm(self, reply: _Incoming) -> None:
+        """Have the SuperLink delete a reply."""
         node, run_id = self._grid.node, self._grid.run.run_id
-        self._grid._runtime_client.ConfirmMessageReceived(
+        self._client.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=node, run_id=run_id, message_object_id=reply.message_id)
         )
 
-    def _inflated(self, reply: _Reply) -> Message | str:
-        try:
-            found = inflate_object_from_contents(reply.message_id, reply.objects)
-        except Broken as reason:
-            return str(reason)
-        except Exception as error:  # of Flower and of what it reads with: whatever a node's bytes make them raise
-            return _none(type(error).__name__)
-        return found if isinstance(found, Message) else _none(type(found).__name__)
+
+def _inflated(reply: _Incoming) -> Message | str:
+    try:
+        inflated = inflate_object_from_contents(reply.message_id, reply.objects)
+    except Broken as reason:
+        return str(reason)
+    except Exception as error:  # whatever a node's bytes make Flower raise
+        return _no_message(type(error).__name__)
+    return inflated if isinstance(inflated, Message) else _no_message(type(inflated).__name__)
 
 
-def _none(what: str) -> str:
+def _no_message(what: str) -> str:
     return f"what it sent is no message of Flower's ({what})"

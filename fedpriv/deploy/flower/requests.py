@@ -1,7 +1,7 @@
-"""A run that an operator asks for: a file that the server's app reads, and one in which it notes how the run ended.
+"""Requests of an operator to run a config: a file that the server's app reads, and files that it writes beside it.
 
-Requests are numbered, as a clock may be set back. Their folder is in that of the deployment, which may be moved or copied: from
-there they say where a run in it is. Those of earlier versions have the time for a number, and whole paths.
+Requests are numbered, as a clock may be set back. Paths of runs are relative to the deployment's folder,
+which may be moved or copied.
 """
 
 from __future__ import annotations
@@ -27,55 +27,56 @@ if TYPE_CHECKING:
 
 
 class GivenUp(FedprivError):
-    """The SuperLink has given up the app, as after a minute without a sign of it; it may have started another."""
+    """The SuperLink has given up the app, such as after a minute without a heartbeat; it may have started another."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """The file of a request; how its run ended is noted beside it."""
+    """A request, by the path of its file."""
 
     path: Path
 
     @classmethod
     def write(cls, folder: Path, run_dir: Path, config: RunConfig | None, clients: int, seconds: float) -> Request:
-        """A new request for a run.
+        """Write a new request.
 
         Args:
-            config: ``None``: to resume the run in that folder.
-            seconds: how long a client's answer may take.
+            config: of a new run; ``None``: resume the run in that folder.
+            seconds: timeout of a client's answer.
 
         Raises:
             UsageError: an option of the config's method is wrong.
         """
-        from fedpriv.deploy.serving import with_usual
+        from fedpriv.deploy.server_run import with_defaults
 
-        run_dir, home = run_dir.absolute(), folder.absolute().parent
-        named = run_dir.relative_to(home) if run_dir.is_relative_to(home) else run_dir
-        said = None if config is None else with_usual(config).model_copy(update={"run_dir": None}).chosen()
+        run_dir, paths = run_dir.absolute(), folder.absolute().parent
+        relative = run_dir.relative_to(paths) if run_dir.is_relative_to(paths) else run_dir
+        chosen = None if config is None else with_defaults(config).model_copy(update={"run_dir": None}).chosen()
         with FileLock(folder / ".lock"):
             path = folder / f"{run_dir.name}-{1 + max(map(_number, folder.iterdir()), default=0)}.json"
-            save_json(path, {"run_dir": str(named), "config": said, "clients": clients, "seconds": seconds})
+            save_json(path, {"run_dir": str(relative), "config": chosen, "clients": clients, "seconds": seconds})
         return cls(path)
 
     @classmethod
     def latest(cls, folder: Path) -> dict[str, Request]:
-        """The last request for each run, by the run's name."""
-        found = sorted(folder.glob("*.json"), key=_number)
-        return {path.stem.rpartition("-")[0]: cls(path) for path in found}
+        """Name of a run -> the last request for it."""
+        paths = sorted(folder.glob("*.json"), key=_number)
+        return {path.stem.rpartition("-")[0]: cls(path) for path in paths}
 
     @classmethod
-    def broken_off(cls, folder: Path) -> list[Request]:
-        """The last requests for runs that have begun and not ended. Before the server's first app starts, no one plays them."""
-        return [one for one in cls.latest(folder).values() if one._begun.exists() and one.ended is None and one.run_dir.exists()]
+    def interrupted(cls, folder: Path) -> list[Request]:
+        """The last requests for runs that were interrupted; called before the server starts an app, so that none is running."""
+        requests = cls.latest(folder).values()
+        return [request for request in requests if request._begun.exists() and request.ended is None and request.run_dir.exists()]
 
     @property
     def run_dir(self) -> Path:
-        """The folder of its run."""
+        """The run's folder."""
         return self.path.absolute().parent.parent / str(load_json(self.path)["run_dir"])
 
     @property
     def ended(self) -> dict[str, Any] | None:
-        """How its run ended: ``error`` and ``exit_code``, or ``finished``; ``None``: not yet."""
+        """How the run ended: ``error`` and ``exit_code``, or ``finished``; ``None``: it has not."""
         return load_json(self._note) if self._note.exists() else None
 
     @property
@@ -87,46 +88,49 @@ class Request:
         return self.path.with_suffix(".begun")
 
     def play(self, grid_of: Callable[[int], Grid]) -> None:
-        """Play its run with a grid of so many clients, and note how it ended.
+        """Conduct the run, and note how it ended.
 
-        Where the SuperLink takes an app for dead, it may start another for the same request. That one waits until the first has
-        ended, and goes on with its run; as does one that is started with the server, where the first was ended with it.
+        If the SuperLink believes that an app is dead, it may start another for the same request. The second waits until the first
+        has ended, and continues its run; so does an app that is started after a restart of the server.
+
+        Args:
+            grid_of: number of clients -> a grid of them.
 
         Raises:
-            GivenUp: by the SuperLink.
-            Exception: the run failed; that is noted too.
+            GivenUp: the SuperLink has given up this app.
+            Exception: the run failed, which is noted, too.
         """
         with FileLock(self.path.with_suffix(".lock")):
             if self.ended is None:
                 self._play(grid_of)
 
     def _play(self, grid_of: Callable[[int], Grid]) -> None:
-        from fedpriv.deploy.serving import DECLARED, clear_beginning, resume, start
+        from fedpriv.deploy.server_run import DECLARED, clear_beginning, resume, start
 
-        said, again = load_json(self.path), self._begun.exists()
-        grid, run_dir, seconds = grid_of(said["clients"]), self.run_dir, said["seconds"]
-        log: tuple[Any, ...] = (lambda *of: None, lambda record: None, self._warn)
+        values, again = load_json(self.path), self._begun.exists()
+        grid, run_dir, seconds = grid_of(values["clients"]), self.run_dir, values["seconds"]
+        callbacks: tuple[Any, ...] = (lambda *of: None, lambda record: None, self._warn)
         try:
             self._begun.touch()
-            if said["config"] is None or (again and (run_dir / DECLARED).exists()):
-                summary = resume(run_dir, grid, seconds, *log)
+            if values["config"] is None or (again and (run_dir / DECLARED).exists()):
+                summary = resume(run_dir, grid, seconds, *callbacks)
             else:
                 if again:
                     clear_beginning(run_dir)
-                config = parse(RunConfig, {**said["config"], "run_dir": str(run_dir)}, "the request's config")
-                summary = start(config, run_dir.parent, grid, seconds, *log)
-        except (GivenUp, SystemExit):  # the latter is of Flower, where this process is told to end: the run may go on
+                config = parse(RunConfig, {**values["config"], "run_dir": str(run_dir)}, "the request's config")
+                summary = start(config, run_dir.parent, grid, seconds, *callbacks)
+        except (GivenUp, SystemExit):  # Flower raises the latter when this process is to end: the run may continue
             raise
         except BaseException as error:
-            what = str(error) if isinstance(error, FedprivError) else f"{type(error).__name__}: {error}"
-            save_json(self._note, {"error": what, "exit_code": getattr(error, "exit_code", 1)})
+            text = str(error) if isinstance(error, FedprivError) else f"{type(error).__name__}: {error}"
+            save_json(self._note, {"error": text, "exit_code": getattr(error, "exit_code", 1)})
             raise
         save_json(self._note, {"finished": summary is not None})
 
     def _warn(self, text: str) -> None:
-        """Show a warning to who follows: what the server's app prints goes into the server's log alone.
+        """Append a warning to the file that :meth:`follow` reads: the app's output goes only to the server's log.
 
-        A full disk does not end the run here; the next file of the run, which cannot be written either, says how to go on.
+        A full disk does not end the run here: the error of the next file of the run says how to continue.
         """
         line = " ".join(text.split())
         try:
@@ -137,24 +141,24 @@ class Request:
 
     @property
     def warnings(self) -> Path:
-        """A file of the run's warnings, a line each; it may not exist."""
+        """File of the run's warnings, one a line; it may not exist."""
         return self.path.with_suffix(".warnings")
 
     def follow(
         self,
-        alive: Callable[[], None],
+        check_alive: Callable[[], None],
         on_round: Callable[[dict[str, Any]], None],
         on_warning: Callable[[str], None] = lambda text: None,
         after: int = -1,
     ) -> bool:
-        """Wait for the run's end, with the record of every round and its warnings on the way; ``False``: it was stopped.
+        """Wait until the run ends, and report its rounds and warnings; whether it finished, and was not stopped.
 
         Args:
-            alive: called now and then; raises where the run cannot go on.
-            after: the round whose successors are shown.
+            check_alive: called regularly; raises if the run cannot continue.
+            on_round: called with the record of each round after ``after``.
 
         Raises:
-            FedprivError: the run failed; the reason.
+            FedprivError: the run failed, with the reason.
         """
         run_dir, shown, seen, warned = self.run_dir, after, 0, 0
         while True:
@@ -175,7 +179,7 @@ class Request:
                     raise failed
                 return bool(ended["finished"])
             try:
-                alive()
+                check_alive()
             except FedprivError:
                 if self.ended is None:
                     raise
@@ -183,6 +187,6 @@ class Request:
 
 
 def _number(path: Path) -> int:
-    """That of a request, of which this is a file; 0: it is another file."""
+    """The number of the request that a file belongs to; 0: of none."""
     number = path.stem.rpartition("-")[2]
     return int(number) if number.isdecimal() else 0

@@ -1,4 +1,4 @@
-"""Processes that are kept running: one that ends is started again, and none outlives the keeper."""
+"""Keeps processes running: one that ends is started again, and all end with the supervisor."""
 
 from __future__ import annotations
 
@@ -13,77 +13,77 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedpriv.deploy.flower.needed import SILENT
+from fedpriv.deploy.flower.internals import SILENT
 from fedpriv.errors import FedprivError
 from fedpriv.processes import python_command
 
 PAUSE = 5.0
 """Seconds between two starts of a process."""
 GRACE = 10.0
-"""Seconds that a process has to end when it is told to."""
+"""Seconds between SIGTERM and SIGKILL."""
 TOO_OFTEN = 5
-"""Ends within a minute of its start, one after another, at which a process is given up."""
+"""Consecutive ends within a minute of the start after which a process is given up."""
 REFUSED = 2
-"""Exit code of a process that cannot run, however often it is started; its last line says why."""
+"""Exit code of a process that must not be started again; its last line says why."""
 
 _PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-"""Flower starts commands of its own by name: they are beside this Python."""
+"""Flower starts its commands by name; they are beside this Python."""
 
 
 @dataclass
-class _Kept:
+class _Process:
     command: list[str]
-    process: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes]
     started: float
     ends: int = 0
 
 
 @dataclass
 class Supervisor:
-    """Starts Python processes and keeps them.
+    """Starts Python processes and keeps them running.
 
     Attributes:
-        log: file that all of them write into.
-        environment: beside that of this process.
-        cwd: folder in which they run.
+        log: file for the output of all of them.
+        cwd: their working directory.
+        environment: variables in addition to those of this process.
     """
 
     log: Path
     cwd: Path
     environment: Mapping[str, str] = field(default_factory=dict)
-    _kept: dict[str, _Kept] = field(default_factory=dict)
+    _processes: dict[str, _Process] = field(default_factory=dict)
 
     def start(self, name: str, code: str, *arguments: object) -> None:
-        """Start ``code`` with ``sys.argv[1:] = arguments``; it ends with this process, however that ends."""
+        """Start Python code with ``sys.argv[1:] = arguments``. The process ends with this one, even if that is killed."""
         command = python_command(code, *map(str, arguments))
-        self._kept[name] = _Kept(command, self._process(command), time.monotonic())
+        self._processes[name] = _Process(command, self._popen(command), time.monotonic())
 
     def pid(self, name: str) -> int:
-        """The process id at present."""
-        return self._kept[name].process.pid
+        """The current process id."""
+        return self._processes[name].popen.pid
 
     def look(self) -> None:
-        """Start again what has ended.
+        """Start processes again that have ended.
 
         Raises:
-            FedprivError: a process ends soon after each of its starts; says where to read why.
+            FedprivError: a process has ended too often, or cannot run; with its last line.
         """
-        for name, kept in self._kept.items():
-            code = kept.process.poll()
+        for name, process in self._processes.items():
+            code = process.popen.poll()
             if code is None:
                 continue
             if code == REFUSED:
                 raise FedprivError(f"{name} cannot run: {self._last_line('fedpriv: ')}")
             now = time.monotonic()
-            if now - kept.started < PAUSE:
+            if now - process.started < PAUSE:
                 continue
-            kept.ends = kept.ends + 1 if now - kept.started < 60 else 1
-            if kept.ends >= TOO_OFTEN:
+            process.ends = process.ends + 1 if now - process.started < 60 else 1
+            if process.ends >= TOO_OFTEN:
                 raise FedprivError(f"{name} ends again and again (exit code {code}); {self.log} says why: {self._last_line()}")
-            kept.process, kept.started = self._process(kept.command), now
+            process.popen, process.started = self._popen(process.command), now
 
     def watch(self, stopped: Callable[[], bool] = lambda: False) -> None:
-        """Keep them running until SIGTERM, Ctrl-C, or ``stopped``."""
+        """Keep the processes running until SIGTERM, Ctrl-C, or ``stopped`` is true."""
 
         def end(number: int, frame: object) -> None:
             raise KeyboardInterrupt
@@ -97,18 +97,18 @@ class Supervisor:
             signal.signal(signal.SIGTERM, before)
 
     def close(self) -> None:
-        """End all of them, the last started first, each by its process id."""
-        for kept in reversed(self._kept.values()):
-            if kept.process.poll() is None:
-                kept.process.terminate()
+        """End all processes, the last started first."""
+        for process in reversed(self._processes.values()):
+            if process.popen.poll() is None:
+                process.popen.terminate()
         until = time.monotonic() + GRACE
-        for kept in self._kept.values():
+        for process in self._processes.values():
             try:
-                kept.process.wait(max(0.1, until - time.monotonic()))
+                process.popen.wait(max(0.1, until - time.monotonic()))
             except subprocess.TimeoutExpired:
-                kept.process.kill()
-                kept.process.wait()
-        self._kept.clear()
+                process.popen.kill()
+                process.popen.wait()
+        self._processes.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +116,7 @@ class Supervisor:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _process(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _popen(self, command: list[str]) -> subprocess.Popen[bytes]:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as out:
             return subprocess.Popen(
@@ -129,6 +129,6 @@ class Supervisor:
             )
 
     def _last_line(self, beginning: str = "") -> str:
-        """What follows that beginning in the last line that has it."""
+        """The rest of the last line of the log with this beginning."""
         lines = [line.strip() for line in self.log.read_text(errors="replace", encoding="utf-8").splitlines()]
         return next((line.removeprefix(beginning)[:200] for line in reversed(lines) if line.startswith(beginning) and line), "")

@@ -1,4 +1,4 @@
-"""The process that starts Flower's apps, of a server or of a node: each by a fork, and none outlives it."""
+"""The process that starts Flower's apps, on a server or at a node: each app in a fork, which ends with this process."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ from queue import Queue
 from typing import Any
 
 from flwr.supercore.logger import mirror_output_to_queue
-from flwr.supercore.superexec import run_superexec as superexec
 from flwr.supercore.superexec.executor import LaunchResult
+from flwr.supercore.superexec.run_superexec import run_superexec
 from flwr.supercore.tls import validate_and_resolve_root_certificates
 
+from fedpriv.deploy.flower.internals import check_arrays, use_executor
+from fedpriv.deploy.stream import check_growth
 from fedpriv.processes import die_with_parent
 
 RunApp = Callable[[str, str, bool, bytes | None], object]
-"""Runs the app of a task: address of the Runtime API, the task's token, whether that is without TLS, its certificates."""
+"""Runs the app of a task: (address of the Runtime API, the task's token, whether TLS is off, certificates)."""
 
 
 class ForkingExecutor:
-    """Starts the process of each task by a fork: Flower's imports take seconds, and on a busy machine a new process would repeat
-    them for longer than the 30 s after which a task is given out again. Otherwise as Flower's ``SubprocessExecutor``."""
+    """Forks a process for each task. Otherwise as Flower's ``SubprocessExecutor``, which starts a new Python: its imports take
+    seconds, and on a busy machine more than the 30 s after which a task is started again."""
 
     def __init__(self, run_app: RunApp) -> None:
         self._run_app = run_app
 
-    def get_eligible_capacity(self, supported_task_types: set[Any], **_where: Any) -> tuple[set[Any], set[str]]:
-        """Any task may start."""
+    def get_eligible_capacity(self, supported_task_types: set[Any], **_options: Any) -> tuple[set[Any], set[str]]:
+        """Every task may start."""
         return supported_task_types, set()
 
-    def wait_for_capacity(self, *_what: Any, **_where: Any) -> None:
-        """There is nothing to wait for."""
+    def wait_for_capacity(self, *_task: Any, **_options: Any) -> None:
+        """Nothing to wait for."""
 
     def launch(self, spec: Any) -> LaunchResult:
         """Fork, and run the app in the child."""
@@ -62,42 +64,41 @@ class ForkingExecutor:
 
 
 def run_node_tasks(address: str, secret: Path) -> None:
-    """Run the tasks of the node whose Runtime API is at ``host:port``, until it is ended.
+    """Run the tasks of a node until the process is ended.
 
     Args:
-        secret: file that the node has too, so that no one else on this machine gets its tasks.
+        address: ``host:port`` of the node's Runtime API.
+        secret: file shared with the node, so that nobody else on this machine gets its tasks.
     """
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-    from fedpriv.deploy.flower.inflation import bound_inflation
-
-    bound_inflation()  # in each task, as they are forked
+    check_arrays(check_growth)  # inherited by every task's fork
     _run_tasks(run_clientapp, address, secret, None)
 
 
 def run_server_tasks(address: str, secret: Path, certificate: Path) -> None:
-    """Run the tasks of the SuperLink at ``host:port``, each of which plays a run, until it is ended, and they with it.
+    """Run the tasks of the SuperLink, each of which is a run, until the process is ended.
 
     Args:
-        secret: as above.
-        certificate: of the authority that the SuperLink's certificate is from.
+        address: ``host:port`` of the SuperLink.
+        secret: as in :func:`run_node_tasks`.
+        certificate: of the authority that signed the SuperLink's certificate.
     """
     from flwr.superlink.runtime.run_serverapp import run_serverapp
 
     def play(address: str, token: str, insecure: bool, certificates: bytes | None) -> None:
-        os.setpgrp()  # Ctrl-C ends the server, and this with it; it would otherwise stop the run, which is to go on later
-        said = Queue[str | None]()
-        mirror_output_to_queue(said)
-        run_serverapp(address, said, token, insecure, certificates)
+        os.setpgrp()  # or Ctrl-C would stop the run, which is to continue when the server is started again
+        output = Queue[str | None]()
+        mirror_output_to_queue(output)
+        run_serverapp(address, output, token, insecure, certificates)
 
     _run_tasks(play, address, secret, certificate)
 
 
 def _run_tasks(run_app: RunApp, address: str, secret: Path, certificate: Path | None) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children that have ended leave nothing behind
-    module: Any = superexec
-    module.get_executor = lambda *_kind, **_where: ForkingExecutor(run_app)
-    superexec.run_superexec(
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that ended children leave no zombies
+    use_executor(lambda: ForkingExecutor(run_app))
+    run_superexec(
         runtime_api_address=address,
         insecure=certificate is None,
         root_certificates_path=None if certificate is None else str(certificate),

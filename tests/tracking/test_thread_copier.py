@@ -1,4 +1,4 @@
-"""A live run and its background thread: never in the way, and nothing lost."""
+"""Copying in a background thread: it does not disturb the run, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from fake_runs import append, line, make_run, set_status
 
 from fedpriv.config import TrackingConfig
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.tracking import Background, check_tracking, default_uri, read_records, sync, tracker_of
+from fedpriv.tracking import ThreadCopier, check_tracking, default_uri, read_records, sync, tracker_of
 
 
-def background(folder: Path, uri: str, warnings: list[str], interval: float = 2.0) -> Background:
-    return Background(tracker_of(folder, {"uri": uri, "experiment": "fedpriv"}), warnings.append, interval=interval)
+def thread_copier(folder: Path, uri: str, warnings: list[str], interval: float = 2.0) -> ThreadCopier:
+    return ThreadCopier(
+        tracker_of(folder, {"name": "mlflow", "uri": uri, "experiment": "fedpriv"}), warnings.append, interval=interval
+    )
 
 
 def free_port() -> int:
@@ -61,7 +63,7 @@ def server(store: Path, port: int) -> Iterator[None]:
 def test_a_live_run_is_copied_while_it_runs(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=1, status="running")
     warnings: list[str] = []
-    tracker = background(folder, default_uri(runs_dir), warnings, 0.01)
+    tracker = thread_copier(folder, default_uri(runs_dir), warnings, 0.01)
     for number in range(2, 6):
         append(folder, line(number))
         tracker.notify()
@@ -81,23 +83,23 @@ def test_system_metrics_are_sampled_while_the_run_lives(runs_dir: Path, monkeypa
     (folder / "run.json").write_text(json.dumps(facts | {"tracking": facts["tracking"] | {"system_metrics": True}}))
     warnings: list[str] = []
     uri = default_uri(runs_dir)
-    tracker = background(folder, uri, warnings, 0.01)
+    tracker = thread_copier(folder, uri, warnings, 0.01)
     tracker.notify()
     client, deadline = MlflowClient(uri), time.monotonic() + 60
-    found: dict[str, float] = {}
-    while "system/cpu_utilization_percentage" not in found and time.monotonic() < deadline:
+    metrics: dict[str, float] = {}
+    while "system/cpu_utilization_percentage" not in metrics and time.monotonic() < deadline:
         time.sleep(0.2)
-        runs = client.search_runs([one.experiment_id for one in client.search_experiments()])
-        found = runs[0].data.metrics if runs else {}
-    assert 0 <= found["system/cpu_utilization_percentage"] <= 100
+        runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+        metrics = runs[0].data.metrics if runs else {}
+    assert 0 <= metrics["system/cpu_utilization_percentage"] <= 100
     set_status(folder, "finished")
     assert tracker.finish() and not warnings
     assert "SystemMetricsMonitor" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_off_means_off(runs_dir: Path) -> None:
+def test_uri_none_copies_nothing(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
-    tracker = background(folder, "none", [])
+    tracker = thread_copier(folder, "none", [])
     tracker.notify()
     assert tracker.finish()
     assert not (folder / "tracking.json").exists()
@@ -107,7 +109,7 @@ def test_a_broken_folder_does_not_stop_the_run(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     (folder / "config.yaml").write_text("- not\n- a config\n")
     warnings: list[str] = []
-    tracker = background(folder, default_uri(runs_dir), warnings)
+    tracker = thread_copier(folder, default_uri(runs_dir), warnings)
     tracker.notify()
     assert not tracker.finish()
     assert len(warnings) == 1 and "must be a mapping" in warnings[0]
@@ -119,7 +121,7 @@ def test_a_slow_server_does_not_hold_up_the_end(runs_dir: Path) -> None:
     with socket.socket() as silent:  # accepts and never answers
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        tracker = background(folder, f"http://127.0.0.1:{silent.getsockname()[1]}", warnings)
+        tracker = thread_copier(folder, f"http://127.0.0.1:{silent.getsockname()[1]}", warnings)
         tracker.notify()
         assert not tracker.finish(timeout=0.5)
     assert len(warnings) == 1 and f"fedpriv sync {folder}" in warnings[0]
@@ -133,7 +135,7 @@ def test_server_away_then_back(runs_dir: Path) -> None:
     uri = f"http://127.0.0.1:{port}"
     folder = make_run(runs_dir, rounds=20, status="running", uri=uri)
     warnings: list[str] = []
-    tracker = background(folder, uri, warnings, 0.01)
+    tracker = thread_copier(folder, uri, warnings, 0.01)
     for number in range(21, 24):
         append(folder, line(number))
         tracker.notify()
@@ -172,7 +174,7 @@ def test_tensorboard_gets_the_records_without_mlflow(runs_dir: Path) -> None:
     for rounds in ((4, 5), (6,)):  # the second process resumes the run
         warnings: list[str] = []
         tracker = tracker_of(folder, {"name": "tensorboard", "uri": "none", "experiment": "fedpriv"})
-        copies = Background(tracker, warnings.append, interval=0.01)
+        copies = ThreadCopier(tracker, warnings.append, interval=0.01)
         for number in rounds:
             append(folder, line(number))
             copies.notify()
@@ -183,7 +185,7 @@ def test_tensorboard_gets_the_records_without_mlflow(runs_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "error", "said"),
+    ("config", "error", "message"),
     [
         ({"name": "tensorbord"}, UnknownName, "did you mean 'tensorboard'"),
         (
@@ -194,12 +196,12 @@ def test_tensorboard_gets_the_records_without_mlflow(runs_dir: Path) -> None:
         ({"name": "tensorboard", "experiment": "mine"}, UsageError, "tracking.experiment does nothing"),
     ],
 )
-def test_a_tracker_that_cannot_be_right(config: dict[str, str], error: type[Exception], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_invalid_tracking_options_are_refused(config: dict[str, str], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
         check_tracking(TrackingConfig.model_validate(config))
 
 
-def test_a_missing_package_is_named_with_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedpriv.tracking.to_tensorboard.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=r"uv sync --extra tensorboard"):
         check_tracking(TrackingConfig(name="tensorboard"))

@@ -1,4 +1,4 @@
-"""Tracking in a process of its own: the run does not wait for it, and nothing is lost."""
+"""Copying in a process of its own: the run does not wait for it, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from fake_runs import append, line, make_run, set_status
 
 from fedpriv.server.run_folder import RunFolder
-from fedpriv.tracking import Apart, Background, ServerAway, beside, default_uri, sync, tracker_of
+from fedpriv.tracking import ProcessCopier, ServerAway, ThreadCopier, copier_of, default_uri, sync, tracker_of
 from fedpriv.tracking.to_mlflow import MlflowTracker
 
 
-def apart(folder: Path, uri: str, warnings: list[str], patience: float = 60.0) -> Apart:
-    tracker = tracker_of(folder, {"uri": uri, "experiment": "fedpriv"})
+def process_copier(folder: Path, uri: str, warnings: list[str], patience: float = 60.0) -> ProcessCopier:
+    tracker = tracker_of(folder, {"name": "mlflow", "uri": uri, "experiment": "fedpriv"})
     assert tracker is not None
-    return Apart(tracker, warnings.append, patience)
+    return ProcessCopier(tracker, warnings.append, patience)
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -31,10 +31,10 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_it_goes_on_when_the_run_does_not_wait(runs_dir: Path) -> None:
+def test_the_process_continues_after_the_run(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=1, status="running")
     warnings: list[str] = []
-    copying = apart(folder, default_uri(runs_dir), warnings, patience=0.0)
+    copying = process_copier(folder, default_uri(runs_dir), warnings, patience=0.0)
     copying.notify()
     append(folder, line(2))
     set_status(folder, "finished")
@@ -45,9 +45,9 @@ def test_it_goes_on_when_the_run_does_not_wait(runs_dir: Path) -> None:
     assert sync(folder).points == 0
 
 
-def test_it_says_that_the_run_was_killed(runs_dir: Path) -> None:
+def test_a_killed_run_is_marked_as_killed(runs_dir: Path) -> None:
     folder = make_run(runs_dir, rounds=1, status="running")
-    copying = apart(folder, default_uri(runs_dir), [])
+    copying = process_copier(folder, default_uri(runs_dir), [])
     with RunFolder(folder).alone():
         copying.notify()
         wait_until(lambda: (folder / "tracking.json").exists() and '"last_round": 1' in (folder / "tracking.json").read_text())
@@ -57,26 +57,26 @@ def test_it_says_that_the_run_was_killed(runs_dir: Path) -> None:
     assert '"KILLED"' in (folder / "tracking.json").read_text()
 
 
-def test_what_goes_wrong_there_is_said_here(runs_dir: Path) -> None:
+def test_errors_of_the_process_become_warnings(runs_dir: Path) -> None:
     folder = make_run(runs_dir)
     (folder / "run.json").write_text("[]")
     warnings: list[str] = []
-    copying = apart(folder, default_uri(runs_dir), warnings)
+    copying = process_copier(folder, default_uri(runs_dir), warnings)
     copying.notify()
     assert copying.finish() is False
     assert len(warnings) == 1 and "run.json" in warnings[0] and f"fedpriv sync {folder}" in warnings[0]
 
 
-def test_a_server_that_is_away_is_said_before_mlflow_is_imported(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_absent_server_is_noticed_before_mlflow_is_imported(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, uri = make_run(runs_dir), "http://me:secret@127.0.0.1:9"
     monkeypatch.setattr("fedpriv.tracking.to_mlflow.sync", lambda *_: pytest.fail("MLflow is imported"))
     with pytest.raises(ServerAway, match=r"tracking server http://me:\*\*\*@127\.0\.0\.1:9 does not answer"):
         MlflowTracker(folder, uri, "fedpriv").copy()
 
 
-def test_a_killed_process_is_said_to_be_gone(runs_dir: Path) -> None:
+def test_a_killed_process_causes_a_warning(runs_dir: Path) -> None:
     folder, warnings = make_run(runs_dir), list[str]()
-    copying = apart(folder, default_uri(runs_dir), warnings)
+    copying = process_copier(folder, default_uri(runs_dir), warnings)
     copying.notify()
     assert copying._process is not None
     os.kill(copying._process.pid, signal.SIGKILL)
@@ -88,19 +88,19 @@ def test_a_process_that_cannot_be_started_does_not_stop_the_run(runs_dir: Path, 
     def full(*given: object, **options: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr("fedpriv.tracking.apart.subprocess.Popen", full)
+    monkeypatch.setattr("fedpriv.tracking.copiers.subprocess.Popen", full)
     folder, warnings = make_run(runs_dir), list[str]()
-    copying = apart(folder, default_uri(runs_dir), warnings)
+    copying = process_copier(folder, default_uri(runs_dir), warnings)
     copying.notify()
     copying.notify()
     assert copying.finish() is False
     assert len(warnings) == 1 and "cannot be started (Resource temporarily unavailable)" in warnings[0]
 
 
-def test_it_ends_with_the_run_and_its_command_shows_no_password(runs_dir: Path) -> None:
+def test_the_command_shows_no_password(runs_dir: Path) -> None:
     folder = make_run(runs_dir, status="running")
     (folder / "run.json").write_text(json.dumps([]))  # nothing to copy, so that MLflow is not imported
-    copying = apart(folder, "http://me:sesame-open@127.0.0.1:9", [])
+    copying = process_copier(folder, "http://me:sesame-open@127.0.0.1:9", [])
     copying.notify()
     process = copying._process
     assert process is not None and process.stdin is not None
@@ -109,9 +109,9 @@ def test_it_ends_with_the_run_and_its_command_shows_no_password(runs_dir: Path) 
     assert process.wait(60) == 0
 
 
-def test_only_a_tracker_that_says_so_has_a_process(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = tracker_of(make_run(runs_dir), {"uri": default_uri(runs_dir), "experiment": "fedpriv"})
-    assert isinstance(beside(tracker, print, 2.0), Background)  # tests share one import of MLflow
-    monkeypatch.setattr(MlflowTracker, "apart", True)
-    assert isinstance(beside(tracker, print, 2.0), Apart)
-    assert isinstance(beside(None, print, 2.0), Background)
+def test_own_process_chooses_the_copier(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracker = tracker_of(make_run(runs_dir), {"name": "mlflow", "uri": default_uri(runs_dir), "experiment": "fedpriv"})
+    assert isinstance(copier_of(tracker, print, 2.0), ThreadCopier)  # tests share one import of MLflow
+    monkeypatch.setattr(MlflowTracker, "own_process", True)
+    assert isinstance(copier_of(tracker, print, 2.0), ProcessCopier)
+    assert isinstance(copier_of(None, print, 2.0), ThreadCopier)

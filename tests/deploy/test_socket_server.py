@@ -1,4 +1,4 @@
-"""The process of a client that stays: it outlives those that ask, and takes no local update twice, nor for one that is gone."""
+"""A client's long-lived process: it repeats no local update, and does none for a relay that is gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.handshake import HANDSHAKE
-from fedpriv.deploy.resident import serve
+from fedpriv.deploy.socket_server import serve
 from fedpriv.deploy.source import Source
 from fedpriv.deploy.stream import ask, write
 from fedpriv.wire.message import Refused
@@ -25,7 +25,7 @@ from fedpriv.wire.message import Refused
 
 @dataclass
 class Slow:
-    """A site that answers when it may."""
+    """A node that answers once it is allowed to."""
 
     may: threading.Event = field(default_factory=threading.Event)
     asked: list[Any] = field(default_factory=list)
@@ -33,26 +33,26 @@ class Slow:
     def answer(self, frame: Frame) -> Frame:
         self.asked.append(frame.head["n"])
         assert self.may.wait(60)
-        return Frame({"error": "broken"}) if frame.head["n"] == "wrong" else Frame({"said": [len(self.asked)]})
+        return Frame({"error": "broken"}) if frame.head["n"] == "wrong" else Frame({"entries": [len(self.asked)]})
 
 
 def listens(address: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as one, suppress(OSError):
-        one.connect(str(address))
+    with socket.socket(socket.AF_UNIX) as connection, suppress(OSError):
+        connection.connect(str(address))
         return True
     return False
 
 
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[tuple[Slow, Path]]:
-    site, address = Slow(), tmp_path / "local_updates"
-    threading.Thread(target=serve, args=(site, address), daemon=True).start()
+    node, address = Slow(), tmp_path / "local_updates"
+    threading.Thread(target=serve, args=(node, address), daemon=True).start()
     until = time.monotonic() + 60
     while not listens(address):  # the file is there before anything listens on it
         assert time.monotonic() < until
         time.sleep(0.01)
-    yield site, address
-    site.may.set()
+    yield node, address
+    node.may.set()
 
 
 def frame(n: object, run: str = "run") -> bytes:
@@ -61,47 +61,47 @@ def frame(n: object, run: str = "run") -> bytes:
 
 def leave(address: Path, head: bytes) -> None:
     """Ask, and be gone before the answer."""
-    with socket.socket(socket.AF_UNIX) as one:
-        one.connect(str(address))
-        with one.makefile("wb") as outgoing:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(address))
+        with connection.makefile("wb") as outgoing:
             write(outgoing, head, [b"part"])
 
 
-def waited(site: Slow, count: int) -> None:
+def waited(node: Slow, count: int) -> None:
     until = time.monotonic() + 60
-    while len(site.asked) < count:
+    while len(node.asked) < count:
         assert time.monotonic() < until
         time.sleep(0.01)
 
 
-def test_an_answer_that_was_lost_may_be_asked_for_again(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
-    site, address = serving
-    with socket.socket(socket.AF_UNIX) as one:
-        one.connect(str(address))
-        with one.makefile("wb") as outgoing:
+def test_a_lost_answer_can_be_requested_again(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    node, address = serving
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(address))
+        with connection.makefile("wb") as outgoing:
             write(outgoing, frame(1), [b"part"])
-        waited(site, 1)
-    site.may.set()
-    assert json.loads(ask(address, frame(1), [b"part"], 60)[0]) == {"said": [2]}
-    assert site.asked == [1, 1], "the site knows that it has answered this frame before"
+        waited(node, 1)
+    node.may.set()
+    assert json.loads(ask(address, frame(1), [b"part"], 60)[0]) == {"entries": [2]}
+    assert node.asked == [1, 1], "the node sees the repeated frame, and may use its stored answer"
     assert "fedpriv: an answer came too late" in capfd.readouterr().err
 
 
 class Counted(ClientNode):
-    """A site that answers with the number of the answer."""
+    """A node that answers with the number of the answer."""
 
     count = 0
 
     def _answer(self, frame: Frame) -> Frame:
         self.count += 1
-        return Frame({"error": "broken"} if frame.head["n"] == "wrong" else {"said": [self.count]})
+        return Frame({"error": "broken"} if frame.head["n"] == "wrong" else {"entries": [self.count]})
 
 
-def test_a_frame_that_comes_again_gets_the_same_answer_whatever_other_runs_ask(tmp_path: Path) -> None:
-    site = Counted(0, Source("digits", None, "own"), tmp_path)
+def test_a_repeated_frame_gets_the_same_answer(tmp_path: Path) -> None:
+    node = Counted(0, Source("digits", None, "own"), tmp_path)
 
     def said(n: object, run: str = "run", part: bytes = b"part") -> list[int]:
-        return site.answer(Frame({"run": run, "n": n}, (part,))).said
+        return node.answer(Frame({"run": run, "n": n}, (part,))).entries
 
     assert [said(1), said(1), said(1, "another"), said(1)] == [[1], [1], [2], [1]]
     assert [said(1, part=b"another"), said(1)] == [[3], [4]], "another frame of the run came between"
@@ -111,42 +111,42 @@ def test_a_frame_that_comes_again_gets_the_same_answer_whatever_other_runs_ask(t
 
 
 @pytest.mark.parametrize(("n", "run"), [("wrong", "run"), (1, HANDSHAKE)], ids=["an error", "a handshake"])
-def test_what_may_change_is_asked_again(tmp_path: Path, n: object, run: str) -> None:
-    site = Counted(0, Source("digits", None, "own"), tmp_path)
+def test_errors_and_handshakes_are_not_kept(tmp_path: Path, n: object, run: str) -> None:
+    node = Counted(0, Source("digits", None, "own"), tmp_path)
     for _ in range(2):
-        site.answer(Frame({"run": run, "n": n}))
-    assert site.count == 2
+        node.answer(Frame({"run": run, "n": n}))
+    assert node.count == 2
 
 
-def test_who_is_gone_gets_no_update(serving: tuple[Slow, Path]) -> None:
+def test_a_request_whose_sender_is_gone_is_skipped(serving: tuple[Slow, Path]) -> None:
     """It waited behind another's local update for longer than its answer is of use."""
-    site, address = serving
+    node, address = serving
     asking = threading.Thread(target=ask, args=(address, frame(1), [], 60))
     asking.start()
-    waited(site, 1)
+    waited(node, 1)
     leave(address, frame(2))
-    site.may.set()
+    node.may.set()
     asking.join(60)
     ask(address, frame(3), [], 60)
-    assert site.asked == [1, 3]
+    assert node.asked == [1, 3]
 
 
-def test_a_frame_that_cannot_be_answered_does_not_end_it(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
-    site, address = serving
-    site.may.set()
+def test_an_unanswerable_frame_does_not_end_the_process(serving: tuple[Slow, Path], capfd: pytest.CaptureFixture[str]) -> None:
+    node, address = serving
+    node.may.set()
     strange = ask(address, b'{"run": "run"}', [], 60)
     assert json.loads(strange[0])["error"] == "the client cannot answer (KeyError)"
     assert "a frame could not be answered: KeyError: 'n'" in capfd.readouterr().err
-    assert json.loads(ask(address, frame(1), [], 60)[0]) == {"said": [1]}
+    assert json.loads(ask(address, frame(1), [], 60)[0]) == {"entries": [1]}
 
 
 @pytest.mark.parametrize("inside", ["[%s]", '{"a": %s}', '[0, {"a": %s}]'])
 def test_a_head_that_is_nested_too_deep_is_refused(inside: str) -> None:
     def head(times: int) -> bytes:
-        said = "[]"
+        value = "[]"
         for _ in range(times):
-            said = inside % said
-        return b'{"run": "run", "said": %s}' % said.encode()
+            value = inside % value
+        return b'{"run": "run", "entries": %s}' % value.encode()
 
     for deep in (64, 490, 989, 100_000):
         with pytest.raises(Refused, match="a frame whose head is n"):

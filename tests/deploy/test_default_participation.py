@@ -1,15 +1,15 @@
-"""How many clients take part in a round of a deployment whose config does not say."""
+"""The default number of participants in a round of a deployment."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from fedpriv.deploy.loopback import Loopback
-from fedpriv.deploy.serving import _agreement, _declared_by_clients, with_usual
+from fedpriv.deploy.server_run import _agreement, _ask_for_facts, with_defaults
 from fedpriv.server.sampling import participants
 from fedpriv.simulation.setup import build
-from tests.deploy.apart import sites
+from tests.deploy.apart import client_nodes
+from tests.deploy.loopback import Loopback
 from tests.simulation.small import config
 
 SOME_ARE_EMPTY: dict[str, Any] = {
@@ -21,10 +21,10 @@ SOME_ARE_EMPTY: dict[str, Any] = {
 }
 
 
-def test_ten_of_those_with_data_as_in_a_simulation(tmp_path: Path) -> None:
-    asked = with_usual(config("fedavg", **SOME_ARE_EMPTY))
-    facts = _declared_by_clients(asked, Loopback(sites(tmp_path, asked)), 60)
-    holders = sum(one.train > 0 for one in facts)
+def test_the_default_participation_equals_a_simulations(tmp_path: Path) -> None:
+    asked = with_defaults(config("fedavg", **SOME_ARE_EMPTY))
+    facts = _ask_for_facts(asked, Loopback(client_nodes(tmp_path, asked)), 60)
+    holders = sum(client.train > 0 for client in facts)
     assert 10 < holders < 24
     apart, whole = _agreement(asked, facts), build(asked).agreement
     assert apart.config.train.participation == whole.config.train.participation == 10 / holders

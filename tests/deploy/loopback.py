@@ -1,4 +1,4 @@
-"""Clients without a network: every frame is written to bytes and read again, in this process."""
+"""A grid without a network: every frame is serialised and parsed again, in this process."""
 
 from __future__ import annotations
 
@@ -11,21 +11,18 @@ from fedpriv.deploy.stream import read, write
 
 
 class Loopback:
-    """A grid of sites in this process."""
+    """A grid of client nodes in this process."""
 
-    def __init__(self, sites: Mapping[int, ClientNode]) -> None:
-        self.sites = sites
+    def __init__(self, nodes: Mapping[int, ClientNode]) -> None:
+        self.nodes = nodes
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         """As :meth:`fedpriv.deploy.remote_clients.Grid.exchange`."""
         for client, frame in frames.items():
-            yield client, _carried(self.sites[client].answer(_carried(frame)))
-
-    def close(self) -> None:
-        """Nothing to release."""
+            yield client, _serialised(self.nodes[client].answer(_serialised(frame)))
 
 
-def _carried(frame: Frame) -> Frame:
+def _serialised(frame: Frame) -> Frame:
     stream = io.BytesIO()
     write(stream, frame.head_bytes, frame.parts)
     stream.seek(0)

@@ -1,0 +1,111 @@
+"""What is used of Flower's internals: private attributes, and functions that are replaced in this process.
+
+It fits one minor version of Flower. :func:`require_flower` refuses any other.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from fedpriv.deploy.stream import Broken
+from fedpriv.errors import UsageError, extra
+
+TESTED = "1.41"
+"""Flower's minor version."""
+SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+"""Environment of all its processes: no usage reports, no checks for updates."""
+
+
+def require_flower() -> None:
+    """Raise :class:`UsageError` if Flower is not installed, or in a version that was not tested."""
+    try:
+        installed = version("flwr")
+    except PackageNotFoundError:
+        raise UsageError(f"deploying needs Flower; {extra('deploy')}") from None
+    if not f"{installed}.".startswith(f"{TESTED}."):
+        raise UsageError(f"Flower {installed} was not tested, {TESTED}.x was: pip install 'flwr=={TESTED}.*'")
+
+
+def runtime_client(grid: Any) -> Any:
+    """The HTTP client of Flower's ``HttpGrid``."""
+    require_flower()
+    return grid._runtime_client
+
+
+@cache
+def check_arrays(check: Callable[[int, int], None]) -> None:
+    """Have Flower refuse arrays that are not made of chunks, and call ``check`` before it builds one.
+
+    An array may name one of its chunks any number of times.
+
+    Args:
+        check: called with the bytes that the array may have at most, and the bytes of its chunks; raises to refuse it.
+    """
+    require_flower()
+    from flwr.app import Array
+    from flwr.app.message.arraychunk import ArrayChunk
+    from flwr.supercore.inflatable.inflatable_object import get_object_body
+
+    array: Any = Array
+    inflate = array.inflate
+
+    def checked(cls: Any, object_content: bytes, children: dict[str, Any] | None = None) -> Any:
+        chunks = list[Any]((children or {}).values())
+        if not all(isinstance(chunk, ArrayChunk) for chunk in chunks):
+            raise Broken("an array that is not made of chunks")
+        sizes = [len(chunk.data) for chunk in chunks]
+        indices = json.loads(get_object_body(object_content, cls))["arraychunk_ids"]
+        check(len(indices) * max(sizes, default=0), sum(sizes))
+        return inflate(object_content, children)
+
+    array.inflate = classmethod(checked)
+
+
+class _Clock:
+    """The module ``time`` with short pauses: Flower's node asks for messages every 3 s."""
+
+    def __init__(self, longest: float) -> None:
+        self.longest = longest
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for at most ``longest`` seconds."""
+        time.sleep(min(seconds, self.longest))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(time, name)
+
+
+def set_node_intervals(poll: float, heartbeat: int) -> None:
+    """Set the seconds between a node's checks for messages, and between its heartbeats (Flower takes 10 or more)."""
+    require_flower()
+    from flwr.supercore import heartbeat as heartbeat_module
+    from flwr.supernode import fleet_http_connection, start_client_internal
+
+    loop: Any = start_client_internal
+    loop.time = _Clock(poll)
+    modules: tuple[Any, ...] = (heartbeat_module, fleet_http_connection)
+    for module in modules:
+        module.HEARTBEAT_DEFAULT_INTERVAL = heartbeat
+
+
+def wrap_activation(wrap: Callable[[Callable[[Any, Any], Any]], Callable[[Any, Any], Any]]) -> None:
+    """Replace the request by which a node joins: ``wrap`` gets Flower's method, of client and request, and gives another."""
+    require_flower()
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+
+    client: Any = FleetHttpClient
+    client.ActivateNode = wrap(client.ActivateNode)
+
+
+def use_executor(make: Callable[[], Any]) -> None:
+    """Replace the executor that starts the processes of Flower's tasks."""
+    require_flower()
+    from flwr.supercore.superexec import run_superexec
+
+    module: Any = run_superexec
+    module.get_executor = lambda *_kind, **_options: make()

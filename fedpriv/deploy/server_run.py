@@ -1,0 +1,261 @@
+"""A run at the server of a deployment: the clients' declarations, the agreement, the rounds, the run folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpriv.agreement import Agreement
+from fedpriv.config import RunConfig, filled, parse
+from fedpriv.defenses import build_transforms
+from fedpriv.deploy.agreed_run import initial_digest, row_digest
+from fedpriv.deploy.frames import Envelope, one_line
+from fedpriv.deploy.handshake import (
+    HANDSHAKE,
+    DisjointClients,
+    Facts,
+    check,
+    code_version,
+    declared,
+    declared_to_json,
+    warn_of_majorities,
+)
+from fedpriv.deploy.remote_clients import Grid, RemoteClients, RemoteScorer
+from fedpriv.errors import FedprivError, UsageError
+from fedpriv.evaluation.probe_during_run import PROBE
+from fedpriv.files import Damaged, load_json, save_json
+from fedpriv.methods.build import with_options
+from fedpriv.models.encoders import is_local
+from fedpriv.models.user_net import is_own
+from fedpriv.plugins import load_plugins
+from fedpriv.secure.protocol_checks import check_trains
+from fedpriv.server.rounds import Server
+from fedpriv.server.run_folder import RunFolder
+from fedpriv.simulation.results import write_results
+from fedpriv.simulation.run import OnRound, Warn, conduct, note_beginning
+from fedpriv.simulation.run_setup import settle
+from fedpriv.simulation.setup import resolve, with_schedule, with_usual_share
+from fedpriv.tracking import check_tracking
+
+OnStart = Callable[[Agreement, RunFolder], None]
+DECLARED = "declared.json"
+"""File in a run's folder: what each client declared before the first round."""
+STOP = "stop-requested"
+"""File in a run's folder that ends the run after its current round."""
+OWN_DATA = "the clients' own"
+"""The data set in ``run.json`` if clients have data of their own, and not the config's data set."""
+
+
+def with_defaults(config: RunConfig) -> RunConfig:
+    """The config with a deployment's defaults for what is not set: a client that reports divergence does not end the run, clients
+    train one by one as with a simulation's sequential executor, and a schedule file is read.
+
+    Raises:
+        UsageError: an option of the method is wrong.
+    """
+    load_plugins(config.plugins, of="the config")
+    sequential = config.executor.model_copy(update={"name": "sequential"})
+    return with_schedule(filled(with_options(config).model_copy(update={"executor": sequential}), {"train.on_nan": "drop"}))
+
+
+def start(
+    config: RunConfig, runs_dir: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn
+) -> dict[str, Any] | None:
+    """Run a config with the clients of a grid; the summary, or ``None`` if the run was stopped.
+
+    Args:
+        seconds: timeout of a client's answer.
+
+    Raises:
+        UsageError: config and clients do not fit; nothing is written.
+        FedprivError: clients do not answer, or the run failed.
+    """
+    config = with_defaults(config)
+    _check_deployable(config)
+    build_transforms(config.wire.transforms)
+    facts = _ask_for_facts(config, grid, seconds)
+    for warning in warn_of_majorities(facts, config):
+        warn(warning)
+    agreement = _agreement(config, facts)
+    check_tracking(agreement.config.tracking)
+    with RunFolder.begin(agreement.config, runs_dir) as folder, folder.in_memory():
+        with folder.writing("the beginning of the run"):
+            own_data = facts[0].partition is None
+            partition = facts[0].partition or row_digest(torch.tensor([[client.train, client.test] for client in facts]))
+            about: dict[str, Any] = {"deployed": {"own_data": own_data, "code": code_version()}}
+            if own_data:
+                about["dataset"] = OWN_DATA
+            if agreement.method.remarks:
+                about["notes"] = list(agreement.method.remarks)
+            executor = "each client on its own machine"
+            note_beginning(folder, agreement.config, {"partition_hash": partition}, executor=executor, **about)
+            save_json(folder.path / DECLARED, {"clients": [asdict(client) for client in facts]})  # now the run can be resumed
+        return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
+
+
+def resume(path: Path, grid: Grid, seconds: float, on_start: OnStart, on_round: OnRound, warn: Warn) -> dict[str, Any] | None:
+    """Continue a run that was stopped or killed; arguments and errors as for :func:`start`."""
+    folder = open_to_resume(path)
+    with folder.alone(), folder.in_memory():
+        config = folder.config()
+        facts = _read_facts(folder.path / DECLARED, config.data.clients)
+        agreement = _agreement(config, facts)
+        return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
+
+
+def _read_facts(file: Path, clients: int) -> list[Facts]:
+    """What each client declared before the first round; :class:`Damaged` if the file does not say it."""
+    values = load_json(file).get("clients")
+    if not isinstance(values, list) or len(values) != clients:
+        raise Damaged(f"{file} is damaged: it does not say what each of the {clients} clients declared")
+    return [Facts.parse(value, client) for client, value in enumerate(values)]
+
+
+def open_to_resume(path: Path) -> RunFolder:
+    """The folder of a run to continue; :class:`UsageError` if it is finished, is a simulation, or began with other code."""
+    folder = RunFolder.open(path)
+    if folder.summary() is not None and folder.facts.get("status") == "finished":
+        raise UsageError(f"{path} is finished; nothing to resume")
+    if not (folder.path / DECLARED).exists():
+        if "deployed" in folder.facts:
+            raise UsageError(f"{path} ended before it could begin (no {DECLARED}): nothing to resume; start another run")
+        raise UsageError(f"{path} is not a run with clients on other machines; {folder.how_to_resume} continues it")
+    began = folder.facts.get("deployed", {}).get("code")
+    if began != (here := code_version()):
+        hint = "install that version on all machines, or start another run"
+        raise UsageError(f"{path} began with fedpriv {began}, which its clients have agreed to, and this is {here}; {hint}")
+    return folder
+
+
+def clear_beginning(path: Path) -> None:
+    """Delete a run that was killed before it had saved the clients' declarations: there is nothing to resume."""
+    folder = RunFolder(path)
+    if folder.partition_file.exists() or any(folder.checkpoints.glob("*")):
+        return  # another run
+    with folder.alone():
+        for name in ("config.yaml", "run.json"):
+            (path / name).unlink(missing_ok=True)
+
+
+def _ask_for_facts(config: RunConfig, grid: Grid, seconds: float) -> list[Facts]:
+    """Have every client declare its data, and check that the declarations fit together."""
+    envelope = Envelope()
+    envelope.add({"do": "describe", "config": _for_clients(config).chosen()})  # the clients' data suggest what is not set
+    frames = {client: envelope.frame(run=HANDSHAKE) for client in range(config.data.clients)}
+    facts: dict[int, Facts] = {}
+    for client, answer in grid.exchange(frames, seconds, 0):
+        why = answer if isinstance(answer, str) else answer.error
+        if why is not None or isinstance(answer, str):
+            raise FedprivError(f"client {client} cannot take part: {one_line(why)}")
+        facts[client] = Facts.parse(answer.entries[0] if answer.entries else None, client)
+        if facts[client].client != client:
+            number = one_line(facts[client].client)
+            raise UsageError(f"client {number} answers in place of client {client}; two nodes have one number")
+    if absent := sorted(set(frames) - set(facts)):
+        raise FedprivError(f"client {absent[0]} has not answered within {seconds:g} s ({len(absent)} of {len(frames)} missing)")
+    ordered = [facts[client] for client in sorted(facts)]
+    check(ordered, time.time())
+    return ordered
+
+
+def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
+    """The agreement that the clients will build, too, from the config and their declarations."""
+    first, sizes = facts[0], _training_sizes(facts)
+    config = with_usual_share(resolve(config, first.default_model, first.suggests), len(sizes))
+    config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
+    config, build = first.form.net(config, len(first.classes))
+    agreement, _ = settle(config, build, declared(facts), sizes, DisjointClients(sizes), torch.device("cpu"))
+    check_trains(agreement, sizes)
+    return agreement
+
+
+def _training_sizes(facts: Sequence[Facts]) -> dict[int, int]:
+    """Client -> number of training samples, of the clients that have any."""
+    return {client.client: client.train for client in facts if client.train}
+
+
+def _run(
+    agreement: Agreement, folder: RunFolder, grid: Grid, facts: Sequence[Facts], seconds: float, on_start: OnStart,
+    on_round: OnRound, warn: Warn,
+) -> dict[str, Any] | None:  # fmt: skip
+    without_a_step = check_trains(agreement, _training_sizes(facts))
+    notes = [*agreement.method.remarks, *filter(None, [without_a_step])]
+    for note in notes:
+        warn(note)
+    config = _for_clients(agreement.config).model_dump(mode="json")
+    setup = {"config": config, "declared": declared_to_json(agreement.declared), "code": code_version()}
+    clients = RemoteClients(grid, folder.path.name, setup, {client.client: client.samples for client in facts}, seconds, warn)
+    if not any(folder.checkpoints.glob("round-*.json")):
+        try:
+            _check_agreed(agreement, clients.agree(), clients.missing())
+        except FedprivError:
+            folder.update_facts(status="failed")
+            raise
+    scorer = RemoteScorer(agreement, clients, facts)
+    samples = {client.client: client.train for client in facts}
+    server = Server(agreement, folder, clients, scorer, warn, randomness="secrets", samples=samples)
+    stop = folder.path / STOP
+    server.stop_requested = stop.exists()  # requested before a kill, after which the run continues by itself
+
+    def after_round(record: dict[str, Any]) -> None:
+        on_round(record)
+        round = record["round"]
+        if clients.silent.issuperset(agreement.trainable) and round < agreement.config.train.rounds:
+            warn(f"round {round}: no client gives an answer, so the run stops here; {folder.how_to_resume} continues it")
+            server.stop_requested = True
+        server.stop_requested = server.stop_requested or stop.exists()
+
+    summary, _ = conduct(server, lambda: on_start(agreement, folder), after_round, lambda: write_results(server, notes))
+    stop.unlink(missing_ok=True)
+    return summary
+
+
+def _check_agreed(agreement: Agreement, answers: Mapping[int, Mapping[str, Any]], missing: Mapping[int, str]) -> None:
+    """Check that every client has the server's config and initial model."""
+    expected = {"config": agreement.config.fingerprint(), "initial": initial_digest(agreement)}
+    for client in range(agreement.config.data.clients):
+        if client not in answers:
+            raise FedprivError(f"client {client} did not agree to the run: {missing.get(client, 'no answer')}")
+        for key, what in (("config", "config"), ("initial", "initial model")):
+            if answers[client].get(key) != expected[key]:
+                here, there = expected[key][:12], one_line(answers[client].get(key))[:12]
+                raise UsageError(
+                    f"the {what} of client {client} is {there}, the server's is {here}; the same versions are needed"
+                )
+
+
+def _check_deployable(config: RunConfig) -> None:
+    """Raise :class:`UsageError` for what only a simulation can do."""
+    if config.run_dir is not None and config.run_dir.name == HANDSHAKE:
+        raise UsageError(f"--run-dir {config.run_dir}: {HANDSHAKE} is what clients call the time before a run; another name")
+    if is_own(config.model.name):
+        raise UsageError(
+            f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"
+        )
+    if is_local(config.model.encoder):
+        raise UsageError(
+            f"model.encoder {config.model.encoder}: clients open no folder that a server names; a name of the hub, minilm or tiny"
+        )
+    if config.tracking.log_model:
+        raise UsageError("tracking.log_model: models are exported in simulations; the weights are artifacts of every run")
+    if config.eval.probe != "none":
+        raise UsageError(f"eval.{PROBE.rstrip('/')} needs the training images, which the server has not; --set eval.probe=none")
+    if config.eval.before_merge:
+        raise UsageError("eval.before_merge needs test samples, which the server has not; --set eval.before_merge=false")
+    if config.eval.fresh_head:
+        raise UsageError("eval.fresh_head: heads are trained afresh in simulations; --set eval.fresh_head=0")
+    if config.privacy.level == "client":
+        raise UsageError("privacy.level client: its noise would come from the seed, which every client knows; use sample")
+    if config.privacy.canaries:
+        raise UsageError("privacy.canaries: canaries are planted in simulations; leave it out, or use `fedpriv train`")
+
+
+def _for_clients(config: RunConfig) -> RunConfig:
+    """The config without the server's own plug-ins, folders and tracking."""
+    own: dict[str, Any] = {"plugins": (), "run_dir": None, "tracking": type(config.tracking)(uri="none")}
+    return config.model_copy(update={**own, "data": config.data.model_copy(update={"dir": None})})
