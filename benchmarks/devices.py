@@ -19,8 +19,8 @@ from torch.utils import backend_registration
 from torch.utils.cpp_extension import load
 
 import fedpriv
+from fedpriv.config import device as device_config
 from fedpriv.methods import methods
-from fedpriv.simulation import setup
 
 HERE = Path(__file__).parent
 NAME = "apart"
@@ -45,7 +45,7 @@ def register() -> None:
     accelerators.register_python_privateuseone_hook(kept[1])
     accelerators.register_python_privateuseone_device_guard(kept[2])
     globals()["_kept"] = kept  # torch keeps no reference
-    setup.DEVICES = (*setup.DEVICES, NAME)
+    device_config.DEVICES = (*device_config.DEVICES, NAME)
 
 
 def cases() -> dict[str, dict[str, Any]]:

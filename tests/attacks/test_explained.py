@@ -23,9 +23,9 @@ def sent(batch_norm: bool = False) -> Observation:
 
 
 def agreement(seen: Observation) -> Agreement:
-    found = explained(seen, seen.weights, IMAGES, LABELS)
-    assert found is not None
-    return found
+    result = explained(seen, seen.weights, IMAGES, LABELS)
+    assert result is not None
+    return result
 
 
 def cosine(seen: Observation) -> float:
@@ -97,12 +97,12 @@ def test_a_tensor_of_another_length_is_seen() -> None:
     """A layer that is trained without momentum, or at a rate of its own, hardly moves the cosine."""
     (seen,) = Setting(net="perceptron", steps=3, at_once=4, side=8).observations(IMAGES, LABELS, 0)
     assert agreement(seen).factor == pytest.approx(1, abs=1e-5) and agreement(seen).doubt is None
-    name = max(seen.shared, key=lambda one: float(seen.shared[one].norm()))
+    name = max(seen.shared, key=lambda key: float(seen.shared[key].norm()))
     other = replace(seen, shared={**seen.shared, name: 1.7 * seen.shared[name]})
-    found = agreement(other)
-    assert found.cosine > LEAST and found.factor > MOST and found.factor == pytest.approx(1.7, abs=1e-4)
-    assert found.doubt is not None and "length differs by a factor of 1.7, at most 1.25 is allowed" in found.doubt
-    clipped = {one: 0.01 * tensor for one, tensor in other.shared.items()}
+    result = agreement(other)
+    assert result.cosine > LEAST and result.factor > MOST and result.factor == pytest.approx(1.7, abs=1e-4)
+    assert result.doubt is not None and "length differs by a factor of 1.7, at most 1.25 is allowed" in result.doubt
+    clipped = {key: 0.01 * tensor for key, tensor in other.shared.items()}
     assert 1.1 < agreement(replace(other, shared=clipped, altered=Altered(rescaled=True))).factor < 1.7, "beside a common one"
 
 
@@ -115,7 +115,7 @@ def test_a_rate_that_is_not_known_is_no_doubt() -> None:
         assert step is not None
         read_as_one = explained(step, seen.weights, IMAGES, LABELS, one_step=True)
         assert read_as_one is not None and read_as_one.doubt is None
-    name = max(seen.shared, key=lambda one: float(seen.shared[one].norm()))
+    name = max(seen.shared, key=lambda key: float(seen.shared[key].norm()))
     other = as_one_step(of_unknown_rate(replace(seen, shared={**seen.shared, name: 3 * seen.shared[name]}), 0.01))
     assert other is not None and agreement(other).doubt is not None, "beside the rate, which is that of all tensors"
 
@@ -128,27 +128,29 @@ def test_noise_is_held_against_a_message_of_an_unknown_rate() -> None:
     assert explained(loud, seen.weights, IMAGES, LABELS) is None, "most of it is noise"
 
 
-def test_of_a_clipped_message_that_is_mostly_noise_hardly_any_cosine_is_a_doubt() -> None:
+def test_noisy_clipped_message_rarely_raises_doubt() -> None:
     """What is left of its length without the noise's is far from the signal's. With less noise, another message is told."""
     seen = sent()
     norm = float(torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm())
     for seed in range(20):
-        found = _clipped(noisy(seen, 0.045 * norm, seed))
-        assert found is None or found.doubt is None, seed
+        result = _clipped(noisy(seen, 0.045 * norm, seed))
+        assert result is None or result.doubt is None, seed
     other = replace(seen, shared={name: tensor.flip(0) for name, tensor in seen.shared.items()})
-    told = [found.doubt is not None for seed in range(20) if (found := _clipped(noisy(other, 0.01 * norm, seed))) is not None]
-    assert len(told) == 20 and all(told)
+    doubted = [
+        result.doubt is not None for seed in range(20) if (result := _clipped(noisy(other, 0.01 * norm, seed))) is not None
+    ]
+    assert len(doubted) == 20 and all(doubted)
 
 
 def _clipped(seen: Observation) -> Agreement | None:
     return explained(replace(seen, altered=replace(seen.altered, rescaled=True)), seen.weights, IMAGES, LABELS)
 
 
-def test_the_simulated_step_of_an_unknown_schedule_has_not_the_length_of_a_gradient() -> None:
+def test_simulated_step_of_unknown_schedule_has_its_own_length() -> None:
     """A control with such steps would also pass for attacks that take a change for a gradient."""
     seen = sent()
-    made = simulated(of_unknown_rate(seen, 0.01), seen.weights, IMAGES, LABELS)
-    assert all(float(made[name].norm()) < 0.5 * float(tensor.norm()) for name, tensor in seen.shared.items())
+    step = simulated(of_unknown_rate(seen, 0.01), seen.weights, IMAGES, LABELS)
+    assert all(float(step[name].norm()) < 0.5 * float(tensor.norm()) for name, tensor in seen.shared.items())
 
 
 def of_unknown_rate(seen: Observation, lr: float) -> Observation:
@@ -158,14 +160,14 @@ def of_unknown_rate(seen: Observation, lr: float) -> Observation:
     return replace(seen, kind="change", shared=shared, altered=replace(seen.altered, variance=variance))
 
 
-def test_where_the_simulation_is_exact_a_small_difference_is_a_doubt() -> None:
+def test_small_difference_from_exact_simulation_raises_doubt() -> None:
     """A loss with weights of classes, or a correction as SCAFFOLD's, leaves the cosine at 0.98, where gradient matching fails."""
     seen, draw = sent(), torch.Generator().manual_seed(0)
     norm = torch.cat([tensor.flatten() for tensor in seen.shared.values()]).norm()
     term = torch.randn(seen.shared["top.0.weight"].shape, generator=draw)
     more = {**seen.shared, "top.0.weight": seen.shared["top.0.weight"] + 0.2 * norm * term / term.norm()}
-    found = agreement(replace(seen, shared=more))
-    assert found.exact and 0.97 < found.cosine < 0.99 and "0.995 needed" in str(found.doubt)
+    result = agreement(replace(seen, shared=more))
+    assert result.exact and 0.97 < result.cosine < 0.99 and "0.995 needed" in str(result.doubt)
     read_as_one = explained(replace(seen, shared=more), seen.weights, IMAGES, LABELS, one_step=True)
     assert read_as_one is not None and read_as_one.doubt is None, "there, the control on the same net has as many steps"
     assert not agreement(noisy(seen, 0.01 * float(norm))).exact, "the noise is as large a difference"

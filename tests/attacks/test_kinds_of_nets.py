@@ -104,8 +104,8 @@ class Reads(nn.Module):
 
 def gradient_of(net: nn.Module, count: int = 1, hidden: bool = False) -> dict[str, Tensor]:
     loss = F.cross_entropy(net(IMAGES[:count]), LABELS[:count])
-    found = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
-    return {name: g for name, g in found.items() if not (hidden and name.startswith("head."))}
+    gradients = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+    return {name: g for name, g in gradients.items() if not (hidden and name.startswith("head."))}
 
 
 def message(net: nn.Module, hidden: bool = False) -> Observation:
@@ -140,7 +140,7 @@ def test_small_ones_give_the_image_away(kind: type[nn.Module]) -> None:
     assert invert(net, gradient_of(net), input_shape=SHAPE, attack="idlg").scores(IMAGES[:1]).mse.item() < 1e-3
 
 
-def test_features_are_read_off_a_layer_that_is_fed_one_vector_of_an_image() -> None:
+def test_features_come_from_a_layer_with_one_vector_per_image() -> None:
     torch.manual_seed(0)
     net = Attends()
     (read,) = single_sample(message(net))
@@ -149,7 +149,7 @@ def test_features_are_read_off_a_layer_that_is_fed_one_vector_of_an_image() -> N
         invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic")
 
 
-def test_the_sum_of_two_layers_gradients_is_no_closed_form_for_the_input_of_one() -> None:
+def test_tied_layers_have_no_closed_form() -> None:
     net = Tied()
     (read,) = single_sample(message(net))
     assert read[0].layer == "top"
@@ -157,7 +157,7 @@ def test_the_sum_of_two_layers_gradients_is_no_closed_form_for_the_input_of_one(
         invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic")
 
 
-def test_the_bias_of_a_layer_that_is_fed_several_vectors_is_not_the_signal_at_its_output() -> None:
+def test_bias_gradient_over_several_vectors_is_no_signal() -> None:
     """It is the sum of the signals, so that matching with it would fail without a reason that anybody sees."""
     torch.manual_seed(0)
     with mounting():
@@ -183,8 +183,8 @@ class Around(nn.Module):
             x = x * self.b(self.a(x.mean((2, 3))).tanh()).sigmoid()[:, :, None, None]
         x = self.between(x.flatten(1))
         if self.kind != "attention":
-            made = self.b(self.a(x).tanh())
-            x = x + made if self.kind == "residual" else x * made.sigmoid()
+            hidden = self.b(self.a(x).tanh())
+            x = x + hidden if self.kind == "residual" else x * hidden.sigmoid()
         logits: Tensor = self.head(x)
         return logits
 
@@ -215,5 +215,5 @@ def test_the_signal_behind_a_residual_convolution_is_an_unknown() -> None:
 
     torch.manual_seed(0)
     with mounting():
-        plain, adds = (signal_matching(build_case([message(Adds(one), hidden=True)], bounded=True)) for one in (False, True))
+        plain, adds = (signal_matching(build_case([message(Adds(skip), hidden=True)], bounded=True)) for skip in (False, True))
     assert "signal" in adds.layout.shapes and "signal" not in plain.layout.shapes

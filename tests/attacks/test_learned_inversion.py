@@ -36,47 +36,49 @@ def setting(images: int = 3, **more: object) -> Setting:
     return replace(Setting(kind="digits", side=8, images=images, threat=KNOWS, least=0.5), **more)
 
 
-def messages(one: Setting, seed: int = 0) -> tuple[Tensor, Tensor, list[Observation]]:
-    images, labels = one.truth(seed)
-    return images, labels, one.observations(images, labels, seed)
+def messages(setup: Setting, seed: int = 0) -> tuple[Tensor, Tensor, list[Observation]]:
+    images, labels = setup.truth(seed)
+    return images, labels, setup.observations(images, labels, seed)
 
 
 @pytest.mark.parametrize("more", [{}, {"masked": 1}, {"net": "perceptron", "steps": 3}])
 def test_what_is_simulated_for_the_true_image_is_the_message(more: dict[str, object]) -> None:
     images, labels, seen = messages(setting(**more))
-    made: dict[str, list[Tensor]] = {name: [] for name in seen[0].shared}
+    simulated: dict[str, list[Tensor]] = {name: [] for name in seen[0].shared}
     for part in simulate_messages(seen[0], Public(images, labels)):
         for name, tensor in part.items():
-            made[name].append(tensor)
-    assert set(made) == set(seen[0].shared)
-    for name, parts in made.items():
-        torch.testing.assert_close(torch.cat(parts), torch.stack([one.shared[name] for one in seen]), rtol=1e-4, atol=1e-5)
+            simulated[name].append(tensor)
+    assert set(simulated) == set(seen[0].shared)
+    for name, parts in simulated.items():
+        torch.testing.assert_close(
+            torch.cat(parts), torch.stack([message.shared[name] for message in seen]), rtol=1e-4, atol=1e-5
+        )
 
 
 def test_the_simulation_prunes_and_scales_as_the_client_did() -> None:
     _, _, seen = messages(setting())
-    rows = torch.cat([rows_of({n: t[None] for n, t in one.shared.items()}) for one in seen])
+    rows = torch.cat([rows_of({n: t[None] for n, t in message.shared.items()}) for message in seen])
     k = rows.shape[1] // 100
     least = rows.abs().topk(k).values[:, -1]
     pruned = []
-    for one, limit in zip(seen, least, strict=True):
-        kept = {name: tensor.abs() >= limit for name, tensor in one.shared.items()}
-        shared = {name: 0.5 * tensor * kept[name] for name, tensor in one.shared.items()}
-        pruned.append(replace(one, shared=shared, altered=Altered(rescaled=True, kept=kept)))
-    sent = torch.cat([rows_of({n: t[None] for n, t in one.shared.items()}) for one in pruned])
-    found = defence_of(pruned, sent)
-    assert found.kept == k and bool(found.pruned.all()) and found.norm == pytest.approx(float(sent.norm(dim=1).median()))
-    made = found.applied(rows)
-    assert torch.equal(made != 0, sent != 0)
-    torch.testing.assert_close(made.norm(dim=1), torch.full((3,), found.norm))
+    for message, limit in zip(seen, least, strict=True):
+        kept = {name: tensor.abs() >= limit for name, tensor in message.shared.items()}
+        shared = {name: 0.5 * tensor * kept[name] for name, tensor in message.shared.items()}
+        pruned.append(replace(message, shared=shared, altered=Altered(rescaled=True, kept=kept)))
+    sent = torch.cat([rows_of({n: t[None] for n, t in message.shared.items()}) for message in pruned])
+    defence = defence_of(pruned, sent)
+    assert defence.kept == k and bool(defence.pruned.all()) and defence.norm == pytest.approx(float(sent.norm(dim=1).median()))
+    simulated = defence.applied(rows)
+    assert torch.equal(simulated != 0, sent != 0)
+    torch.testing.assert_close(simulated.norm(dim=1), torch.full((3,), defence.norm))
     undone = Defence(torch.zeros(rows.shape[1]), torch.zeros(rows.shape[1], dtype=torch.bool), 1, None)
     assert undone.applied(rows) is rows
 
 
 def test_components_are_those_of_a_singular_value_decomposition() -> None:
     rows = torch.randn(12, 40, generator=torch.Generator().manual_seed(0))
-    found, (_, _, right) = components(rows, 5), torch.linalg.svd(rows, full_matrices=False)
-    torch.testing.assert_close(found @ found.T, right[:5].T @ right[:5], rtol=1e-3, atol=1e-4)
+    basis, (_, _, right) = components(rows, 5), torch.linalg.svd(rows, full_matrices=False)
+    torch.testing.assert_close(basis @ basis.T, right[:5].T @ right[:5], rtol=1e-3, atol=1e-4)
     assert components(rows[:1].expand(4, -1), 5).shape[1] == 1, "copies of one message have one direction"
 
 
@@ -88,12 +90,12 @@ def test_messages_of_one_download_are_learned_together() -> None:
 
 def test_nothing_but_what_is_granted_counts() -> None:
     _, _, seen = messages(setting(masked=1))
-    found = FEW.run(seen)
-    assert found.raw.shape == (3, 1, 8, 8) and bool(found.raw.isfinite().all()) and bool((found.labels == -1).all())
-    for one in seen:
-        for tensor in one.net.state_dict().values():
+    result = FEW.run(seen)
+    assert result.raw.shape == (3, 1, 8, 8) and bool(result.raw.isfinite().all()) and bool((result.labels == -1).all())
+    for message in seen:
+        for tensor in message.net.state_dict().values():
             tensor.fill_(0.1)
-    assert torch.equal(FEW.run(seen).raw, found.raw)
+    assert torch.equal(FEW.run(seen).raw, result.raw)
 
 
 @pytest.mark.parametrize(
@@ -118,11 +120,11 @@ def test_where_it_cannot_be_mounted(changes: dict[str, object], why: str) -> Non
 def test_its_controls() -> None:
     """At a lower budget than the usual one, with which audits run them."""
     attack = LearnedInversion(steps=300)
-    one = setting(images=20, net="perceptron")
-    positive, negative = positive_control(attack, one), negative_control(attack, one)
+    control = setting(images=20, net="perceptron")
+    positive, negative = positive_control(attack, control), negative_control(attack, control)
     assert positive.passed, positive.sentence
     assert negative.passed and "the mean of its public images" in negative.sentence
-    assert not positive_control(FEW, one).passed, "three steps learn nothing"
+    assert not positive_control(FEW, control).passed, "three steps learn nothing"
 
 
 @pytest.mark.slow
@@ -130,19 +132,19 @@ def test_it_recovers_under_noise_beyond_copies() -> None:
     """LeNet, noise of 0.3 of the gradient's norm, where gradient matching recovers nothing."""
     images, labels, seen = messages(setting(images=40))
     entries = sum(tensor.numel() for tensor in seen[0].shared.values())
-    norm = torch.stack([rows_of({n: t[None] for n, t in one.shared.items()}).norm() for one in seen]).median()
+    norm = torch.stack([rows_of({n: t[None] for n, t in message.shared.items()}).norm() for message in seen]).median()
     sigma, draw = 0.3 * float(norm) / entries**0.5, torch.Generator().manual_seed(0)
     noisy = [
         replace(
-            one,
-            shared={name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in one.shared.items()},
-            altered=Altered(variance=dict.fromkeys(one.shared, sigma**2)),
+            message,
+            shared={name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in message.shared.items()},
+            altered=Altered(variance=dict.fromkeys(message.shared, sigma**2)),
         )
-        for one in seen
+        for message in seen
     ]
-    made = attempt(Attacker(LearnedInversion(steps=300), KNOWS), noisy, images, labels, 0)
-    assert made.copies is not None and made.recovered is not None
-    assert made.recovered.successes > 10 > made.copies[RECOVERED]
+    outcome = attempt(Attacker(LearnedInversion(steps=300), KNOWS), noisy, images, labels, 0)
+    assert outcome.copies is not None and outcome.recovered is not None
+    assert outcome.recovered.successes > 10 > outcome.copies[RECOVERED]
 
 
 class Returns(ImageAttack):
@@ -160,28 +162,34 @@ class Returns(ImageAttack):
 
 def test_no_more_than_copies_is_nothing() -> None:
     images, labels, seen = messages(setting())
-    with_copies = [replace(one, public=Public(torch.cat([images[:2], one.public.images]), labels)) for one in seen if one.public]
+    with_copies = [
+        replace(message, public=Public(torch.cat([images[:2], message.public.images]), labels))
+        for message in seen
+        if message.public
+    ]
     near = torch.cat([images[:2], 1 - images[2:]])
-    made = attempt(Attacker(Returns(near), KNOWS), with_copies, images, labels, 0)
-    assert made.scores is not None and made.recovered is not None
-    assert made.copies == dict.fromkeys(THRESHOLDS, 2)
-    assert made.scores.recovered[RECOVERED].successes == 2 and made.recovered.successes == 0
+    outcome = attempt(Attacker(Returns(near), KNOWS), with_copies, images, labels, 0)
+    assert outcome.scores is not None and outcome.recovered is not None
+    assert outcome.copies == dict.fromkeys(THRESHOLDS, 2)
+    assert outcome.scores.recovered[RECOVERED].successes == 2 and outcome.recovered.successes == 0
     all_three = attempt(Attacker(Returns(images), KNOWS), with_copies, images, labels, 0)
     assert all_three.recovered is not None and all_three.recovered.successes == 3
-    both = joined([made, all_three], torch.cat([labels] * 2))
+    both = joined([outcome, all_three], torch.cat([labels] * 2))
     assert both.copies == dict.fromkeys(THRESHOLDS, 4) and both.recovered is not None and both.recovered.successes == 5
-    unknowing = attempt(Attacker(Returns(near), ThreatModel()), [replace(one, public=None) for one in seen], images, labels, 0)
+    unknowing = attempt(
+        Attacker(Returns(near), ThreatModel()), [replace(message, public=None) for message in seen], images, labels, 0
+    )
     assert unknowing.copies is None and unknowing.recovered is not None and unknowing.recovered.successes == 2
-    assert ImageAttempt(made.attacker, inapplicable=Reason("does not apply", "x")).recovered is None
+    assert ImageAttempt(outcome.attacker, inapplicable=Reason("does not apply", "x")).recovered is None
 
 
 def test_the_verdict_names_copies() -> None:
     def of(successes: int, close: int = 0, copies: dict[str, int] | None = None) -> ImageOutcome:
         return image("learned-inversion", (successes, close, 0), 20, copies=copies)
 
-    def hits(one: ImageOutcome) -> int:
-        assert one.figures is not None
-        return counted(one.figures).rate.successes
+    def hits(outcome: ImageOutcome) -> int:
+        assert outcome.figures is not None
+        return counted(outcome.figures).rate.successes
 
     def case(*outcomes: ImageOutcome) -> ImageTarget:
         return images(*outcomes, kind="single image")
@@ -196,22 +204,25 @@ def test_the_verdict_names_copies() -> None:
     assert hits(few) == 0 and hits(many) == 9
     assert found_in(case(few, other)) is other and found_in(case(many, other)) is many
     assert "copies of the nearest public image would count for 3 of them" in sentences.images(case(many, other))
-    assert "0 of 20 by learned-inversion" in (said := sentences.images(case(few)))
-    assert "learned-inversion recovered 3, which are not counted, as copies of the nearest public image would count for 3" in said
+    assert "0 of 20 by learned-inversion" in (sentence := sentences.images(case(few)))
+    assert (
+        "learned-inversion recovered 3, which are not counted, as copies of the nearest public image would count for 3"
+        in sentence
+    )
     near = of(3, close=2, copies=copies)
     assert hits(near) == 2, "closer to the originals than copies are"
-    said = sentences.images(case(near))
-    assert "reconstructed 2 of 20 (MSE < 0.001; " in said and "would count for 0 of them" in said
+    sentence = sentences.images(case(near))
+    assert "reconstructed 2 of 20 (MSE < 0.001; " in sentence and "would count for 0 of them" in sentence
 
 
 def test_targets_give_the_public_images_of_the_baselines(tmp_path: Path) -> None:
     target = samples("digits", tmp_path, 2, 0, seed=0)
     assert target.reference is not None and target.reference_labels is not None
-    for one in target.observe(KNOWS):
-        assert one.public is not None
-        assert one.public.images is target.reference and one.public.labels is target.reference_labels
-    assert all(one.public is None for one in target.observe(ThreatModel()))
-    assert all(one.public is None for one in crops(2, 0, 0).observe(KNOWS)), "photographs have none"
+    for message in target.observe(KNOWS):
+        assert message.public is not None
+        assert message.public.images is target.reference and message.public.labels is target.reference_labels
+    assert all(message.public is None for message in target.observe(ThreatModel()))
+    assert all(message.public is None for message in crops(2, 0, 0).observe(KNOWS)), "photographs have none"
     assert "has public images of the same kind, with labels" in KNOWS.sentences()
     assert not any("public" in sentence for sentence in ThreatModel().sentences())
     assert any("images" in sentence for sentence in ThreatModel().sentences())
@@ -219,25 +230,25 @@ def test_targets_give_the_public_images_of_the_baselines(tmp_path: Path) -> None
 
 
 def test_the_labs_public_digits_are_not_those_attacked() -> None:
-    one = setting(images=5)
-    images, _ = one.truth(1)
-    granted = one.granted(1)
-    assert granted is not None and len(granted.images) == 1792 and replace(one, threat=ThreatModel()).granted(1) is None
+    control = setting(images=5)
+    images, _ = control.truth(1)
+    granted = control.granted(1)
+    assert granted is not None and len(granted.images) == 1792 and replace(control, threat=ThreatModel()).granted(1) is None
     every, _ = digits(1)
     assert torch.equal(torch.cat([images, granted.images]), every)
     assert digits(1, 12)[0].shape == (1797, 1, 12, 12)
 
 
 def test_audits_try_it_as_its_control_says() -> None:
-    (one,) = (one for one in suited(0) if one.name == "learned-inversion")
-    assert one.threat == KNOWS and one.attack == LearnedInversion()
+    (attacker,) = (attacker for attacker in suited(0) if attacker.name == "learned-inversion")
+    assert attacker.threat == KNOWS and attacker.attack == LearnedInversion()
 
 
 def test_with_fewer_images_than_pixels_it_finds_sums_of_them() -> None:
-    one = setting(images=3)
+    control = setting(images=3)
     public = Public(*(part[:20] for part in digits(1, 8)))
-    seen = [replace(each, public=public) for each in messages(one)[2]]
-    made = LearnedInversion(steps=200, width=32, components=16).run(seen).raw.flatten(1)
+    seen = [replace(each, public=public) for each in messages(control)[2]]
+    raw = LearnedInversion(steps=200, width=32, components=16).run(seen).raw.flatten(1)
     known = public.images.flatten(1).T.double()
-    rest = made.T.double() - known @ torch.linalg.lstsq(known, made.T.double()).solution
-    assert float(rest.norm()) < 1e-3 * float(made.norm()) and known.shape == (64, 20)
+    rest = raw.T.double() - known @ torch.linalg.lstsq(known, raw.T.double()).solution
+    assert float(rest.norm()) < 1e-3 * float(raw.norm()) and known.shape == (64, 20)

@@ -112,21 +112,22 @@ def runs() -> dict[str, Settings]:
     objectives, aggregations = ([row["name"] for row in known[kind]] for kind in ("objectives", "aggregations"))
     pairs = {(objective, AGGREGATION_OF.get(objective, "mean")) for objective in objectives}
     pairs |= {(OBJECTIVE_OF.get(aggregation, "cross-entropy"), aggregation) for aggregation in aggregations}
-    found: dict[str, Settings] = {}
+    settings: dict[str, Settings] = {}
     for method in methods:
-        found[f"method {method}"] = {"method.name": method, **OF_A_METHOD.get(method, {})}
+        settings[f"method {method}"] = {"method.name": method, **OF_A_METHOD.get(method, {})}
         if method in stateful | {"fedavg"}:
-            found[f"method {method}, together"] = {"method.name": method, **OF_A_METHOD.get(method, {}), **TOGETHER}
+            settings[f"method {method}, together"] = {"method.name": method, **OF_A_METHOD.get(method, {}), **TOGETHER}
     for objective, aggregation in sorted(pairs - set(methods.values())):
         views = WITHOUT_LABELS if objective in ("barlow-twins", "simclr") else {}
         halves = {"objective.name": objective, "aggregation.name": aggregation, **OF_AN_AGGREGATION.get(aggregation, {})}
-        found[f"halves {objective} and {aggregation}"] = {"method.name": "fedavg", **halves, **views}
+        settings[f"halves {objective} and {aggregation}"] = {"method.name": "fedavg", **halves, **views}
     for defence in command("defenses")["defenses"]:
         name = defence["name"]
         transforms = [{"name": name, **OF_A_DEFENCE.get(name, {})}]
-        found[f"defence {name}"] = {"method.name": "fedavg", "wire.transforms": transforms}
-    found |= {name: {"method.name": method, **besides} for name, (method, besides) in VARIANTS.items()}
+        settings[f"defence {name}"] = {"method.name": "fedavg", "wire.transforms": transforms}
+    settings |= {name: {"method.name": method, **besides} for name, (method, besides) in VARIANTS.items()}
     without_epochs = {key: value for key, value in SMALL.items() if key != "train.local_epochs"}
     return {
-        name: {**(without_epochs if "train.local_steps" in settings else SMALL), **settings} for name, settings in found.items()
+        name: {**(without_epochs if "train.local_steps" in settings else SMALL), **settings}
+        for name, settings in settings.items()
     }

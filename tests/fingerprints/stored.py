@@ -20,7 +20,7 @@ def load() -> dict[str, Any]:
 
 def write(runs: dict[str, Fingerprint]) -> None:
     """A line a run, so that a diff names the runs that changed."""
-    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(found)}" for name, found in runs.items())
+    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(fingerprint)}" for name, fingerprint in runs.items())
     FILE.write_text(f'{{\n  "machine": {json.dumps(machine())},\n  "runs": {{\n{lines}\n  }}\n}}\n')
 
 

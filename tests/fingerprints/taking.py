@@ -43,8 +43,8 @@ def _processor() -> str:
     """Its name; on Linux also family, model and stepping, since in a virtual machine the name says little."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    said = [re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE) for key in ("model name", "cpu family", "model", "stepping")]
-    return " ".join(match[1].strip() for match in said if match) or platform.processor() or platform.machine()
+    fields = [re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE) for key in ("model name", "cpu family", "model", "stepping")]
+    return " ".join(match[1].strip() for match in fields if match) or platform.processor() or platform.machine()
 
 
 def command(*arguments: object) -> dict[str, Any]:
@@ -97,8 +97,8 @@ def _fingerprint(run: Path) -> Fingerprint:
 
 def _timeless(record: Mapping[str, Any]) -> dict[str, Any]:
     metrics = {name: value for name, value in record["metrics"].items() if name != "seconds"}
-    said = {name: value for name, value in record.items() if name not in ("payloads", "sha256")}  # checksums, also of the time
-    return {**said, "metrics": metrics, "time_ms": None}
+    kept = {name: value for name, value in record.items() if name not in ("payloads", "sha256")}  # checksums, also of the time
+    return {**kept, "metrics": metrics, "time_ms": None}
 
 
 def _model(server: Path) -> Tensor:

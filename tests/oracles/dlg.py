@@ -42,8 +42,8 @@ def dlg(
         optimiser.zero_grad()
         logits = net(dummy)
         loss = F.cross_entropy(logits, hard) if soft is None else -(F.softmax(soft, -1) * F.log_softmax(logits, -1)).sum(1).mean()
-        made = torch.autograd.grad(loss, parameters, create_graph=True)
-        distance = sum(((a - b) ** 2).sum() for a, b in zip(made, gradient, strict=True))
+        guess = torch.autograd.grad(loss, parameters, create_graph=True)
+        distance = sum(((a - b) ** 2).sum() for a, b in zip(guess, gradient, strict=True))
         assert isinstance(distance, Tensor)
         distance.backward()
         return distance
