@@ -55,7 +55,7 @@ def with_torch(loss, x: Tensor, data: Tensor, options: LbfgsOptions, steps: int)
 
 @pytest.mark.parametrize("line_search", [False, True])
 @pytest.mark.parametrize("history", quick_first([3, 100]))
-@pytest.mark.parametrize("one", [rosenbrock, quadratic, wavy])
+@pytest.mark.parametrize("loss", [rosenbrock, quadratic, wavy])
 def test_every_problem_takes_the_path_that_torch_takes(loss, history: int, line_search: bool) -> None:
     torch.manual_seed(1)
     x, data = torch.randn(N, P, dtype=torch.float64), torch.randn(N, P, dtype=torch.float64)
