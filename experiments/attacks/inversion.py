@@ -1,4 +1,4 @@
-"""Inverting gradients before and after, and the two recipes of the breaching library, on the same gradients with equal steps.
+"""Inverting gradients before and after a change, and breaching's two recipes, on the same gradients with equal steps.
 
 breaching (Geiping, Fowl et al.) is no dependency: ``pip install breaching`` where it is to be compared; without it, its columns
 say that it is not installed. All attackers are given the net, the gradient, the normalisation and the labels.

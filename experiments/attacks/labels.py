@@ -1,4 +1,4 @@
-"""Labels from messages of ten clients: by the first rule that applies, as audits reported them before, and by the best of all."""
+"""Labels from messages of ten clients: by the first rule that applies (before), and by the best of all rules (after)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "FedSGD, six classes a client": {**FEDSGD, "partition": "classes", "classes_per_client": 6},
     "local SGD, one epoch in batches of 10, Dirichlet 0.3": {"local_epochs": 1, "batch_size": 10, **SKEWED},
 }
-"""Of a run on digits with ten clients, each of which takes part in the only round."""
+"""Settings of runs on digits with ten clients, all of which take part in the only round."""
 SEED = 0
 TITLE = "## Labels of a client"
 TEXT = """Of digits, ten clients, one message each, from a net with one hidden layer of 64 sigmoids. *before*: the set is that of
@@ -88,7 +88,7 @@ def _of_setting(name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _messages(run_dir: Path) -> list[tuple[Observation, Tensor]]:
-    """What the server sees of each message, and the true counts ``(C,)``."""
+    """The server's view of each message, and the true class counts ``(C,)``."""
     evidence = Evidence(run_dir)
     classes = len(evidence.federation.dataset.classes)
     return [
@@ -101,7 +101,7 @@ def _messages(run_dir: Path) -> list[tuple[Observation, Tensor]]:
 
 
 def _before(seen: Observation, true: Tensor) -> tuple[bool, float]:
-    """Whether the set is exact, and the share of labels that are right, by the rules of audits before."""
+    """Whether the label set is exact, and the share of right labels, by the first rule that applies."""
     at_start = as_gradient(seen)
     present = present_classes(at_start)
     counts = torch.bincount(batch_labels(at_start), minlength=len(true))

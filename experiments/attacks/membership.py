@@ -1,4 +1,4 @@
-"""Membership of given samples, by the regression on gradients beside the audit's other attacks, on Fashion-MNIST and CIFAR-10.
+"""Membership inference by gradient regression, compared with the audit's other attacks, on Fashion-MNIST and CIFAR-10.
 
 Ten clients with 100 images each train a small net for one local epoch a round. Attacked are the messages of three clients in the
 last round, as an audit attacks them.
@@ -56,7 +56,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "ten local steps, private head": {"method": "fedper", "train.batch_size": 10},
     "CIFAR-10, cnn10, one step, three rounds": CIFAR,
 }
-"""By name; all else is as in :data:`RUN`, on Fashion-MNIST."""
+"""By name, differences from :data:`RUN` on Fashion-MNIST."""
 COMMIT = "0d95b4c7"
 """The last commit before the regression."""
 

@@ -36,12 +36,12 @@ from fedpriv.server.run_folder import git_commit, versions
 
 HERE = Path(__file__).parent
 IMAGES = ("photographs", "cifar10")
-"""Of the rows on colour images: crops of scikit-learn's photographs (no data set needed), or CIFAR-10's test images."""
+"""Sources of colour images: crops of scikit-learn's photographs (no data set needed), or CIFAR-10's test images."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row: what is measured, and how.
+    """A row of the table.
 
     Attributes:
         measure: the config, and the name of the images -> results, one a cell.
@@ -91,7 +91,7 @@ HIDDEN = [
     *({"noise": 1.25, "quiet": quiet} for quiet in (8, 16, 20, 24, 28, 32, 48)),
     *({"noise": 1.5, "quiet": quiet} for quiet in (16, 24, 32)),
 ]
-"""Noise that might hide an imprint from the client's check."""
+"""Levels of noise that might hide an imprint from the client's check."""
 TRAINING: dict[str, dict[str, Any]] = {
     "one-step": {"train.local_steps": 1, "train.batch_size": 1000},
     "1-epoch": {"train.local_epochs": 1},

@@ -1,4 +1,4 @@
-"""The global baselines again, slowly and from the papers' formulae alone: float64, one tensor at a time, no flat rows.
+"""The global baselines, written independently from the papers' formulae: float64, one tensor at a time.
 
 Shares nothing with fedpriv but the initial net, the clients' tensors and the order of the batches.
 """

@@ -1,4 +1,4 @@
-"""Per-FedAvg, APFL and Ditto again, slowly and from the papers' equations alone: float64, named tensors.
+"""Per-FedAvg, APFL and Ditto, written independently from the papers' equations: float64, named tensors.
 
 Shares nothing with fedpriv but the initial net, the clients' tensors and the order of the batches. The Hessian of Per-FedAvg is
 exact here, by double differentiation.
