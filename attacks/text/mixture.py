@@ -130,7 +130,7 @@ def unexplained_share(case: TextCase, ids: Tensor, labels: Tensor) -> float:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixtureResult:
     """The results of several starts.
 
     Attributes:
@@ -144,7 +144,7 @@ class Mixed:
     loss: Tensor
 
 
-def mix(match: Match, labels: Tensor | None, starts: int, steps: int, lr: float, seed: int) -> Mixed:
+def optimise_mixtures(match: Match, labels: Tensor | None, starts: int, steps: int, lr: float, seed: int) -> MixtureResult:
     """Minimise by Adam from random mixtures until the most likely words of one start explain the gradient.
 
     Args:
@@ -185,4 +185,4 @@ def mix(match: Match, labels: Tensor | None, starts: int, steps: int, lr: float,
             break
         x = adam(objective, x, lr, min(BETWEEN, steps - done)).x
         done += BETWEEN
-    return Mixed(chosen, targets, left)
+    return MixtureResult(chosen, targets, left)

@@ -119,8 +119,8 @@ def runs() -> dict[str, Settings]:
             settings[f"method {method}, together"] = {"method.name": method, **OF_A_METHOD.get(method, {}), **TOGETHER}
     for objective, aggregation in sorted(pairs - set(methods.values())):
         views = WITHOUT_LABELS if objective in ("barlow-twins", "simclr") else {}
-        halves = {"objective.name": objective, "aggregation.name": aggregation, **OF_AN_AGGREGATION.get(aggregation, {})}
-        settings[f"halves {objective} and {aggregation}"] = {"method.name": "fedavg", **halves, **views}
+        parts = {"objective.name": objective, "aggregation.name": aggregation, **OF_AN_AGGREGATION.get(aggregation, {})}
+        settings[f"halves {objective} and {aggregation}"] = {"method.name": "fedavg", **parts, **views}
     for defence in command("defenses")["defenses"]:
         name = defence["name"]
         transforms = [{"name": name, **OF_A_DEFENCE.get(name, {})}]

@@ -54,7 +54,7 @@ def test_row_ratios_of_a_batch_give_images_of_exclusive_neurons() -> None:
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_layer_inputs_in_rows_are_not_the_image(n: int) -> None:
-    """Its quotient is a mixture of rows, which is no image in shape either."""
+    """The row ratio is a mixture of rows."""
     torch.manual_seed(0)
     net, images = SplitNet(OfRows(), nn.Linear(16, 5)).double(), pictures(n)
     message = observe(net, gradient(net, images, torch.arange(n)), num_examples=n)
@@ -108,7 +108,7 @@ def test_total_least_squares_resists_noise_best() -> None:
 
 
 def defended(message: Observation, how: str) -> Observation:
-    """A message after a mild defence that the attacker knows."""
+    """A message after a mild, known defence."""
     shared, draw = dict(message.shared), torch.Generator().manual_seed(0)
     sizes = torch.cat([tensor.flatten() for tensor in shared.values()]).abs()
     if how == "pruning":
@@ -195,7 +195,7 @@ def test_layers_with_several_vectors_per_image_are_refused(name: str) -> None:
 
 
 def _of_zero_head(weight_decay: float = 0.0) -> Observation:
-    """One step of a net whose last layer is zero: no gradient reaches the layer that is fed the image."""
+    """One step of a net whose last layer is zero, so that no gradient reaches the first layer."""
     net, image = mlp(), pictures(1)
     with torch.no_grad():
         for parameter in net.top.parameters():
@@ -209,7 +209,7 @@ def _of_zero_head(weight_decay: float = 0.0) -> Observation:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
 def test_a_gradient_of_zero_shows_no_image(weight_decay: float) -> None:
-    """Not even a grey one, whose recovery would count as a failure; what weight decay does is no gradient."""
+    """Not even a grey one, which would count as a failure; weight decay is no gradient."""
     nothing = _of_zero_head(weight_decay)
     for name in ("analytic", "analytic-features"):
         with pytest.raises(Inapplicable, match=r"gradient of 'body\.1' is zero, which shows nothing of any image"):
@@ -217,7 +217,7 @@ def test_a_gradient_of_zero_shows_no_image(weight_decay: float) -> None:
 
 
 def test_messages_that_show_nothing_are_no_failure_on_others() -> None:
-    """What the others show is found; and where they show nothing either, that says nothing of those."""
+    """Empty messages are skipped, and do not count as failures."""
     net, image, label = mlp(), pictures(1), torch.tensor([2])
     full = replace(
         _of_zero_head(), shared={n: -0.1 * g for n, g in gradient(net, image, label).items()}, weights=dict(net.state_dict())

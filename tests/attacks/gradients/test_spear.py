@@ -29,7 +29,7 @@ def rectifier(hidden: int = 200, activation: type[nn.Module] = nn.ReLU) -> Split
 
 
 def sent(n: int, schedule: Schedule | None = None, hidden: int = 200) -> tuple[Observation, Tensor]:
-    """The message of one step, or of some, in single precision, and the images behind it."""
+    """The message of one or several steps, in float32, and its images."""
     net, images, labels = rectifier(hidden), pictures(n).float(), torch.arange(n) % 5
     inputs = (images - MEAN) / STD
     known: dict[str, Any] = {"num_examples": n, "mean": (MEAN,), "std": (STD,)}
@@ -52,7 +52,7 @@ def test_every_image_of_a_batch_is_exact_and_the_attack_knows(n: int) -> None:
 
 
 def test_columns_of_the_oracle() -> None:
-    """Of the factorisation itself: a gradient that was made of known columns and inputs."""
+    """The factorisation of a gradient made of known columns and inputs."""
     draw = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(*size, generator=draw) for size in ((6, 30), (150, 30), (150,)))
     columns = torch.randn(6, 150, generator=draw) * (x @ weight.T + bias > 0)
@@ -96,7 +96,7 @@ def test_faint_noise_is_no_protection_and_strong_noise_is() -> None:
 
 
 def test_a_random_gradient_of_low_rank_has_no_sparse_columns() -> None:
-    """The negative control of the search: the right rank, and nothing that ReLU could have made."""
+    """The negative control of the search: the right rank, but no sparse columns."""
     message, images = sent(6)
     draw = torch.Generator().manual_seed(0)
     gradient = torch.randn(200, 6, generator=draw) @ torch.randn(6, 36, generator=draw)
@@ -131,7 +131,7 @@ def test_rank_under_errors_of_a_known_size() -> None:
 
 
 def test_whether_a_relu_follows_is_seen_with_batchnorm_before() -> None:
-    """Its running statistics are no parameters, by which nothing is differentiated."""
+    """BatchNorm's running statistics are not parameters."""
     net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 64), nn.ReLU())
     victim = SplitNet(net, nn.Linear(64, 10)).eval()
     sent_by = gradient(victim, pictures(2).float(), torch.tensor([0, 1]))

@@ -16,7 +16,7 @@ MEAN, STD = (0.5,), (0.25,)
 
 
 def client(labels: list[int], with_counts: bool = False) -> tuple[Observation, torch.Tensor, nn.Module]:
-    """A client of MpFedcon with one layer of projection: the message, its images, and its projector."""
+    """The message of a client of MpFedcon, its images, and its projector."""
     torch.manual_seed(0)
     projector = nn.Sequential(nn.Tanh(), nn.Linear(80, 60))
     top = nn.Sequential(projector, nn.Linear(60, CLASSES))
@@ -44,7 +44,7 @@ def client(labels: list[int], with_counts: bool = False) -> tuple[Observation, t
 
 
 def grey(centers: int) -> Prior:
-    """Where no images of the kind are known: each pixel for itself."""
+    """A prior of independent pixels, without public images."""
     return Prior(torch.full((centers, *SHAPE), 0.5), 0.25 * torch.eye(36))
 
 
@@ -71,7 +71,7 @@ def test_label_set_from_a_dense_table_and_without_centres() -> None:
 
 
 def test_the_classes_are_read_without_their_centres() -> None:
-    """A mask on the centres alone leaves the list of their classes in the message."""
+    """Masked centres leave the list of their classes in the message."""
     observation, _, _ = client([4, 0, 4, 2], with_counts=True)
     masked = {name: tensor for name, tensor in observation.statistics.items() if name != "statistic.centers"}
     label_set = read_label_set(observe(observation.net, {}, statistics=masked))
@@ -84,7 +84,7 @@ def test_the_classes_are_read_without_their_centres() -> None:
 
 
 def test_the_centre_of_one_sample_is_that_sample() -> None:
-    """With more entries than pixels, and the client's own projector, nothing needs to be known of the images."""
+    """With more entries than pixels and the client's projector, no prior is needed."""
     observation, images, projector = client([3, 1])
     centers = torch.stack(list(read_centers(observation).values()))
     inverted = invert_centers(observation, embedding(observation, projector), centers, grey(2))
@@ -93,7 +93,7 @@ def test_the_centre_of_one_sample_is_that_sample() -> None:
 
 
 def test_centres_smaller_than_images_need_a_prior() -> None:
-    """Twenty features of rectified units: many images have them; the most likely one among public ones is the client's."""
+    """Many images have the same twenty features; the most probable one under the public prior is the client's."""
     torch.manual_seed(1)
     body = nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.ReLU()).double()
     net = SplitNet(body, nn.Linear(20, CLASSES).double())

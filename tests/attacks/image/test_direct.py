@@ -24,7 +24,7 @@ def convolutional() -> SplitNet:
 
 
 def hidden_head(net: SplitNet, seed: int = 0, noise: bool = False) -> tuple[Observation, torch.Tensor]:
-    """One sample's gradient of the body; the attacker knows nothing of the head."""
+    """One sample's gradient of the body; the head is unknown."""
     x = pictures(1, seed)
     sent = {name: g for name, g in gradient(net, x, torch.tensor([2])).items() if name.startswith("body")}
     if noise:
@@ -48,7 +48,7 @@ def test_analytic_gives_as_many_images_as_there_are_samples() -> None:
 
 
 def several(n: int, seed: int = 0) -> tuple[Observation, torch.Tensor]:
-    """The message of n images that each have neurons of their own."""
+    """The message of n images, each with exclusive neurons."""
     images = pictures(n, seed)
     net = one_for_each(images.float(), seed, CLASSES).double()
     return observe(net, gradient(net, images, torch.arange(n) % CLASSES), num_examples=n), images
@@ -83,7 +83,7 @@ def test_analytic_features_inverts_a_convolutional_body() -> None:
 
 
 class Around(nn.Module):
-    """A path leads around its linear layer and the convolution before it, unless it is plain."""
+    """A net with a path around its linear layer and the convolution before, unless ``plain``."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -103,7 +103,7 @@ def around(kind: str) -> tuple[Observation, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", ["residual", "gate"])
 def test_analytic_features_ignores_bypassing_gradients(kind: str) -> None:
-    """The signal that is known is that of one path, with which only gradients on that path alone agree with the image."""
+    """The known signal belongs to one path; only gradients on that path alone agree with it."""
     message, x = around(kind)
     result = AnalyticFeatures(adam=40, lbfgs=5).run([message])
     assert float(result.loss[0]) < 1e-4 and (result.images - x).square().mean() < 1e-2

@@ -41,7 +41,7 @@ def observed(
 
 @pytest.mark.parametrize("improved", [False, True])
 def test_the_published_attack_is_the_plain_one_for_each_image(improved: bool) -> None:
-    """In float64, as without a line search float32 parts ways within a few steps."""
+    """In float64, since without a line search float32 diverges within a few steps."""
     images, labels = default_images(2)
     images = images.double()
     net = reference_victim(0).double()
@@ -230,7 +230,7 @@ def test_registry_lists_all_and_names_what_it_does_not_know() -> None:
 
 @pytest.mark.slow
 def test_the_last_start_is_not_given_up() -> None:
-    """Noise leaves a share unexplained that a failed start leaves too; an attacker that stopped there would flatter the noise."""
+    """Under noise even good starts leave a large share unexplained; giving up there would understate the leakage."""
     images, labels = default_images(1, side=SIDE)
     noise = torch.Generator().manual_seed(0)
     observed = Setting(side=SIDE).observations(images, labels, 0)[0]
@@ -259,7 +259,7 @@ def test_setting_of_the_controls_can_hide_layers() -> None:
 
 
 def test_convolution_signal_is_exact_given_the_input() -> None:
-    """Least squares on the true input give back the true dL/d(output)."""
+    """Least squares on the true input give the true dL/d(output)."""
     torch.manual_seed(0)
     layer, inputs = nn.Conv2d(3, 4, 5, stride=2, padding=2), torch.rand(1, 3, 16, 16)
     out = layer(inputs)
@@ -270,7 +270,7 @@ def test_convolution_signal_is_exact_given_the_input() -> None:
 
 
 def test_head_free_recovers_an_image_with_the_whole_head_hidden() -> None:
-    """No linear layer is shared: the signal comes by projection."""
+    """No linear layer is shared, so the signal comes from a convolution."""
     images, _, observations = observed(1, masked=1)
     result = HeadFree(steps=15, restarts=0).run(observations)
     assert (mse(result.images, images) < 1e-2).any()

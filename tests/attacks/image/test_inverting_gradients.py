@@ -86,7 +86,7 @@ def test_a_weight_may_be_any_number_from_0_or_none() -> None:
 
 
 def test_vmap_is_used_for_several_messages_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other attacks always are: their numbers stay as they were."""
+    """Other attacks always use it."""
     asked = list[int]()
     batched = matching.vmap_or_loop
 
@@ -113,7 +113,7 @@ def convolutions(activation: Callable[[], nn.Module], *more: nn.Module, wide: in
 
 
 class Rectified(nn.Module):
-    """Its activation is no module."""
+    """A net whose ReLU is not a module."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ SHAPE = (3, 8, 8)
 
 
 class Attends(nn.Module):
-    """A transformer on patches: its layers are fed several vectors of an image, its head their mean."""
+    """A transformer on patches: its layers get several vectors per image, its head their mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Attends(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two of its layers have one weight, whose gradient is the sum of both."""
+    """A net in which two layers share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Tied(nn.Module):
 
 
 class TiedToHead(nn.Module):
-    """Its head has the weight of a layer before it."""
+    """A net whose head shares the weight of an earlier layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class TiedToHead(nn.Module):
 
 
 class Branches(nn.Module):
-    """What it computes depends on values."""
+    """A net with branches that depend on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Pools(nn.Module):
 
 
 class Reads(nn.Module):
-    """A recurrent layer on the lines of an image."""
+    """A recurrent layer on the rows of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ def test_each_of_them_can_be_attacked(kind: type[nn.Module], attack: str) -> Non
 
 
 def test_features_of_lines_are_searched() -> None:
-    """The gradient at the image comes as its lines were read, and L-BFGS takes none of another layout."""
+    """The gradient at the image is not contiguous, which L-BFGS does not accept."""
     torch.manual_seed(0)
     net, few = Reads(), {"adam": 2, "lbfgs": 1}
     result = invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic-features", options=few)
@@ -158,7 +158,7 @@ def test_tied_layers_have_no_closed_form() -> None:
 
 
 def test_bias_gradient_over_several_vectors_is_no_signal() -> None:
-    """It is the sum of the signals, so that matching with it would fail without a reason that anybody sees."""
+    """It is the sum of the signals, so matching with it would fail silently."""
     torch.manual_seed(0)
     with mounting():
         sums, bias = (signal_matching(build_case([message(net, hidden=True)], bounded=True)) for net in (Attends(), Branches()))
@@ -166,7 +166,7 @@ def test_bias_gradient_over_several_vectors_is_no_signal() -> None:
 
 
 class Around(nn.Module):
-    """Paths lead around its last linear layers: a residual block, a gate, or attention over the channels of a convolution."""
+    """A net with paths around its last linear layers: a residual block, a gate, or channel attention."""
 
     def __init__(self, kind: str, before: bool) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class Around(nn.Module):
 
 @pytest.mark.parametrize(("kind", "before"), [("residual", True), ("residual", False), ("gate", True), ("attention", False)])
 def test_a_layer_around_which_a_path_leads_gives_no_closed_form(kind: str, before: bool) -> None:
-    """The signal at its output is that of one path. A layer before, through which all paths lead, gives one."""
+    """Only a layer that all paths go through gives a closed form."""
     torch.manual_seed(0)
     with mounting():
         objective = signal_matching(build_case([message(Around(kind, before), hidden=True)], bounded=True))

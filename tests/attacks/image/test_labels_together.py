@@ -73,7 +73,7 @@ def test_no_evaluation_loads_the_compiler(attack: Dlg, monkeypatch: pytest.Monke
 
 
 def test_a_direction_reads_the_history_four_times() -> None:
-    """The products with the newest change are differences of products with gradients, so they cost none of their own."""
+    """Products with the newest change are differences of products with gradients, and cost nothing."""
     history, gradient = History(3, torch.zeros(5)), torch.randn(5)
     for _ in range(5):
         move = torch.randn(5)

@@ -118,7 +118,7 @@ def test_where_it_cannot_be_mounted(changes: dict[str, object], why: str) -> Non
 
 @pytest.mark.slow
 def test_its_controls() -> None:
-    """At a lower budget than the usual one, with which audits run them."""
+    """With a lower budget than in audits."""
     attack = LearnedInversion(steps=300)
     control = setting(images=20, net="perceptron")
     positive, negative = positive_control(attack, control), negative_control(attack, control)
@@ -148,7 +148,7 @@ def test_it_recovers_under_noise_beyond_copies() -> None:
 
 
 class Returns(ImageAttack):
-    """Reconstructs what it was given, of public images."""
+    """An attack that returns the public images that it was given."""
 
     name = "returns"
 

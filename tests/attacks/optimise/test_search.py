@@ -16,7 +16,7 @@ N, P = 7, 4
 
 
 def bowls() -> Objective:
-    """Problem ``i`` is least at its own ``centre``."""
+    """Problems with minima at their own ``centre``."""
     centres = torch.randn(N, P, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return Objective(lambda x, data: (x["x"] - data["centre"]).square().sum(), Layout({"x": (P,)}), {"centre": centres})
 
@@ -126,7 +126,7 @@ def test_a_start_depends_on_seed_problem_and_attempt_alone() -> None:
 
 
 def test_a_start_ends_where_its_loss_has_stopped_falling() -> None:
-    """Losses ``floor + exp(-x)``: each step takes away most of the second part, so only what is above a floor stands still."""
+    """Losses ``floor + exp(-x)``: each step removes most of the second part, so losses with a floor stand still."""
     data = {"floor": torch.tensor([0.0, 1.0, torch.nan], dtype=torch.float64)}
     objective = Objective(lambda x, data: data["floor"] + (-x["x"]).exp().sum(), Layout({"x": (1,)}), data)
     one_move = LbfgsOptions(iterations=1, tolerance_grad=0.0, tolerance_change=0.0)
@@ -139,7 +139,7 @@ def test_a_start_ends_where_its_loss_has_stopped_falling() -> None:
 
 
 def test_a_start_that_has_succeeded_ends_earlier() -> None:
-    """The same loss ``0.5 + exp(-x)`` twice, of which one counts as a success."""
+    """The same loss ``0.5 + exp(-x)`` twice, one of which counts as a success."""
     objective = Objective(
         lambda x, data: data["floor"] + (-x["x"]).exp().sum(), Layout({"x": (1,)}), {"floor": torch.tensor([0.5])}
     )

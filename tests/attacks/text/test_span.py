@@ -25,7 +25,7 @@ WIDE = Size(words=300, width=96)
 
 
 def batch(n: int, length: int = 8) -> tuple[Observation, Tensor, Tensor]:
-    """A gradient on ``n`` sentences through a net that is wide enough for them."""
+    """A gradient on ``n`` sentences of a net that is wide enough for them."""
     ids, labels = sentences([length] * n, 0, WIDE), torch.arange(n) % WIDE.classes
     return observe_text(small_bert(0, WIDE), ids, labels, facts(WIDE)), ids, labels
 
@@ -105,7 +105,7 @@ def test_neighbours_swap_or_move_words_to_possible_places() -> None:
 
 
 def test_where_no_order_is_told_no_sentence_counts_as_found() -> None:
-    """Without positions every order of the words is as near to the span, and the first one met would look like the true one."""
+    """Without positions all orders of the words are equally close to the span."""
     ids, labels, net = sentences([7], 0, WIDE), torch.tensor([0]), small_bert(0, WIDE)
     with torch.no_grad():
         net.get_parameter(str(facts(WIDE).positions)).zero_()
@@ -126,7 +126,7 @@ def test_adapters_with_more_ranks_than_tokens_give_them_away() -> None:
 
 @pytest.mark.parametrize("lr", [0.01, 0.5])
 def test_the_rounding_of_a_change_is_known(lr: float) -> None:
-    """Queries and keys have small gradients in nets with random weights; their rounding does not hide what values show."""
+    """Rounding of the small gradients of queries and keys does not hide what the values show."""
     observation, ids, _ = trained([8], Schedule(lr=lr))
     span = first_span(without(observation, HIDDEN))
     assert span.basis.shape[1] == total_tokens(observation) == 8

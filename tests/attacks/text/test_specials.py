@@ -19,7 +19,7 @@ LAYOUTS = {"nowhere": ((), ()), "behind": ((), (LAST,)), "before": ((FIRST,), ()
 
 
 def laid_out(layout: str) -> tuple[TextFacts, torch.Tensor]:
-    """What is known of an encoder with such a layout, and a sentence of six words."""
+    """The facts of an encoder with this layout of special tokens, and a sentence of six words."""
     before, behind = LAYOUTS[layout]
     words = sentences([8], seed=0)[0, 1:-1].tolist()
     text = replace(facts(), special=(*before, *behind), opens=len(before))

@@ -65,7 +65,7 @@ def test_a_change_with_weight_decay_gives_the_same_tokens(decay: float, known: b
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_known_decay_finds_tokens_even_if_most_words_occur(momentum: float) -> None:
-    """In a real run a client's sentences can hold most of a small vocabulary, so that no median is that of unused rows."""
+    """A client's sentences can hold most of a small vocabulary, so that the median row is a used one."""
     schedule = Schedule(lr=0.05, steps=40, batch_size=24, momentum=momentum, weight_decay=1e-4)
     observation, ids, _ = trained([16] * 24, schedule)
     true = counts_of(ids, SMALL.words, PAD) > 0

@@ -28,7 +28,7 @@ MOST_WORDS = [16] * 24
 
 
 def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observation, Tensor]:
-    """The change after steps of torch's Adam or AdamW on all sentences, and which words they hold ``(V,)``."""
+    """The change after steps of torch's Adam or AdamW on all sentences, and the mask of their words ``(V,)``."""
     observation, ids, labels = message(lengths)
     net = whole(observation)
     kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
@@ -50,7 +50,7 @@ def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observa
 @pytest.mark.parametrize("decay", [1e-4, 1e-3])
 @pytest.mark.parametrize("lengths", [[8, 6], MOST_WORDS], ids=["few words", "most words"])
 def test_after_adams_steps_with_weight_decay(optimizer: Any, lengths: list[int], decay: float) -> None:
-    """Adam's penalty moves every word's row by the learning rate in every step."""
+    """Adam's weight decay moves every row by the learning rate in every step."""
     train = TrainConfig(optimizer=optimizer, lr=1e-3, weight_decay=decay, batch_size=100)
     seen, true = stepped(lengths, train, steps=4)
     tokens = find_tokens(seen)
@@ -71,7 +71,7 @@ def test_failure_is_inconclusive_if_unused_rows_moved() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("decay", [0.0, 1e-3])
 def test_weights_that_were_sent_with_16_bits(dtype: torch.dtype, decay: float) -> None:
-    """Rounding changes the rows of all words, by up to half of the last place."""
+    """Rounding changes all rows, by up to half a unit in the last place."""
     seen, ids, _ = trained(MOST_WORDS, Schedule(lr=0.5, steps=5, batch_size=24, momentum=0.5, weight_decay=decay))
     shared = {n: (seen.weights[n] + t).to(dtype).float() - seen.weights[n] for n, t in seen.shared.items()}
     rounded = replace(seen, shared=shared, altered=Altered(variance=dict.fromkeys(shared, 1e-10)))
@@ -82,7 +82,7 @@ def test_weights_that_were_sent_with_16_bits(dtype: torch.dtype, decay: float) -
 
 
 def test_a_quantised_change() -> None:
-    """What weight decay did to a number is far less than a step, and is rounded up to one at random."""
+    """Weight decay changes an entry by far less than a quantisation step, and is rounded up to one at random."""
     seen, ids, _ = trained([16] * 4, Schedule(lr=0.05, steps=40, batch_size=4, momentum=0.5, weight_decay=1e-2))
     draw, shared, variance = torch.Generator().manual_seed(0), {}, {}
     for name, change in seen.shared.items():
