@@ -34,6 +34,11 @@ class LabelledSamples:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def of_class(self, label: int) -> LabelledSamples:
+        """The samples of one class."""
+        which = self.labels == label
+        return LabelledSamples({name: tensor[which] for name, tensor in self.inputs.items()}, self.labels[which], self.joined)
+
 
 def per_sample(
     net: nn.Module, weights: Mapping[str, Tensor], names: Sequence[str], samples: LabelledSamples, memory: int
