@@ -22,7 +22,7 @@ from fedpriv.objectives.simclr import nt_xent
 from tests.attacks.client import CLASSES, SHAPE, OfRows, change, gradient, mlp, observe, pictures
 
 
-def test_single_sample_is_exact_with_hidden_head_and_normalisation() -> None:
+def test_single_sample_is_exact_with_hidden_head() -> None:
     net, image = mlp(), pictures(1)
     mean, std = (0.4,), (0.3,)
     sent = gradient(net, (image - 0.4) / 0.3, torch.tensor([2]))

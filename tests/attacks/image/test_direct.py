@@ -54,7 +54,7 @@ def several(n: int, seed: int = 0) -> tuple[Observation, torch.Tensor]:
     return observe(net, gradient(net, images, torch.arange(n) % CLASSES), num_examples=n), images
 
 
-def test_analytic_returns_all_plausible_images_of_unknown_batches() -> None:
+def test_analytic_returns_all_plausible_images_of_a_batch() -> None:
     message, images = several(8)
     stated, unstated = (Analytic().run([sent]).raw for sent in (message, replace(message, num_examples=None)))
     torch.testing.assert_close(unstated, stated)
