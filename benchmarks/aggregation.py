@@ -1,14 +1,14 @@
-"""What a merge costs: every registered aggregation beside the plain mean, and loops over state dicts beside both.
+"""The cost of a merge: every registered aggregation, and loops over state dicts, relative to the plain mean.
 
 The uploads of a round are those of ResNet-18 (11.2 M entries with BatchNorm's statistics), 10 or 100 clients, as one float32
-matrix K x p. Measured is the CPU time of ``Aggregation.merge`` (``time.process_time``, one thread) as a ratio to the mean's in
-the same repetition; the contenders take turns. Peak memory is that of a fresh process for each cell, which reports its
-``ru_maxrss`` before and after one merge. Aggregations that need statistics which only another half makes are left out, and named.
+matrix K x p. Measures the CPU time of ``Aggregation.merge`` (``time.process_time``, one thread) as a ratio to the mean's in
+the same repetition; the contenders take turns. Peak memory is measured in a fresh process per cell, by ``ru_maxrss`` before and
+after one merge. Aggregations that need statistics of a particular client part are skipped, and listed.
 
     loop-mean, loop-m-dawa, loop-l-dawa   for each client, for each array of its state dict, in float32
     loop-simprox                          the same for each pair of clients (10 clients only: pairs grow with the square)
 
-Promised: with 10 clients M-DAWA and L-DAWA take at most 2.5 times the mean and SimProx at most 8 times; with 100, SimProx stays
+Limits: with 10 clients M-DAWA and L-DAWA take at most 2.5 times the mean and SimProx at most 8 times; with 100, SimProx stays
 within 10 GiB, of which the matrix is 4.2.
 """
 
@@ -22,12 +22,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
-from machine import facts, spread
+from machine import facts, parser_of, peak_bytes, report, spread
 
 CLIENTS = (10, 100)
 LIMITS = {("m-dawa", 10): 2.5, ("l-dawa", 10): 2.5, ("simprox", 10): 8.0}
@@ -54,12 +53,12 @@ def round_of(clients: int) -> Any:
     rows = previous.repeat(clients, 1)
     for client, row in enumerate(rows):
         row += torch.roll(change, 7919 * client)
-    told = {
+    statistics = {
         statistic("loss"): torch.tensor(1.0),
         statistic("steps"): torch.tensor(10),
         statistic("step_weight"): torch.tensor(10.0),
     }
-    return Uploads(space, rows, previous, list(range(100, 100 + clients)), [told] * clients, range(clients), 1, clients)
+    return Uploads(space, rows, previous, list(range(100, 100 + clients)), [statistics] * clients, range(clients), 1, clients)
 
 
 def contenders(uploads: Any) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
@@ -89,9 +88,9 @@ def contenders(uploads: Any) -> tuple[dict[str, Callable[[], Any]], dict[str, st
             left_out[name] = f"needs {', '.join(sorted(kind.reads))} of an objective"
             continue
         options = {"fedu_part": "head"} if name.endswith("fedu") else {}
-        half = kind(kind.Params(**options), context)
-        memory = half.start(uploads.previous)
-        merges[name] = lambda half=half, memory=memory: half.merge(uploads, memory)  # type: ignore[misc]
+        aggregation = kind(kind.Params(**options), context)
+        memory = aggregation.start(uploads.previous)
+        merges[name] = lambda aggregation=aggregation, memory=memory: aggregation.merge(uploads, memory)  # type: ignore[misc]
     names = [entry.name for entry in space.entries]
     parameters = [entry.name for entry in space.entries if entry.kind != "buffer"]
 
@@ -133,10 +132,10 @@ def contenders(uploads: Any) -> tuple[dict[str, Callable[[], Any]], dict[str, st
         distance = [[float((a - b).norm()) for b in flat] for a in flat]
         sigma = sum(map(sum, distance)) / (k * (k - 1))
         scores = []
-        for i, one in enumerate(flat):
+        for i, client in enumerate(flat):
             others = [j for j in range(k) if j != i]
-            alike = [0.7 * cosine(one, flat[j]) + 0.3 * math.exp(-(distance[i][j] ** 2) / (2 * sigma**2)) for j in others]
-            scores.append(math.exp(-float((one - whole(start)).norm())) * (1 + sum(alike) / len(alike)))
+            alike = [0.7 * cosine(client, flat[j]) + 0.3 * math.exp(-(distance[i][j] ** 2) / (2 * sigma**2)) for j in others]
+            scores.append(math.exp(-float((client - whole(start)).norm())) * (1 + sum(alike) / len(alike)))
         alpha = torch.softmax(torch.tensor(scores) / sum(scores), 0).tolist()
         return scaled_sum(clients, [dict.fromkeys(names, weight) for weight in alpha])
 
@@ -180,30 +179,27 @@ def timed(clients: int, repeats: int, only: list[str] | None) -> dict[str, Any]:
 
 def peak(clients: int, name: str) -> dict[str, float]:
     """Peak memory of this process in GiB: with the round in memory, and after one merge."""
-    import resource
-
     import torch
 
     torch.set_num_threads(1)
 
-    def so_far() -> float:
-        """Linux counts ``ru_maxrss`` in KiB, macOS in bytes."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**30
-
     uploads = round_of(clients)
     merge = contenders(uploads)[0][name]
-    before = so_far()
+    before = peak_bytes() / 2**30
     merge()
-    return {"before_gib": round(before, 2), "peak_gib": round(so_far(), 2), "matrix_gib": round(uploads.rows.nbytes / 2**30, 2)}
+    return {
+        "before_gib": round(before, 2),
+        "peak_gib": round(peak_bytes() / 2**30, 2),
+        "matrix_gib": round(uploads.rows.nbytes / 2**30, 2),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--clients", type=int, action="append", help=f"default: {CLIENTS}; may be repeated")
     parser.add_argument("--repeats", type=int, default=7, help="with 10 clients; with more, a third of them")
     parser.add_argument("--only", action="append", metavar="NAME", help="beside the mean; default: all; may be repeated")
     parser.add_argument("--no-memory", action="store_true", help="leave out the peak of each cell")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument("--here", nargs=2, metavar=("WHAT", "CLIENTS"), help=argparse.SUPPRESS)  # the fresh process of one cell
     options = parser.parse_args()
     if options.here:
@@ -221,22 +217,18 @@ def main() -> None:
         for name, ratio in sorted(cells["ratio_to_mean"].items(), key=lambda cell: cell[1]["median"]):
             seconds = cells["cpu_seconds"][name]["median"]
             span = f"{ratio['median']:7.2f} times the mean ({ratio['min']:.2f}-{ratio['max']:.2f})"
-            said = f"K={clients:3} {name:16} {span}, {seconds:.3f} s"
+            line = f"K={clients:3} {name:16} {span}, {seconds:.3f} s"
             if not options.no_memory:
                 memory[name] = cell = in_fresh_process(name, clients)
-                said += f", peak {cell['peak_gib']:.2f} GiB, of which the matrix is {cell['matrix_gib']:.2f}"
+                line += f", peak {cell['peak_gib']:.2f} GiB, of which the matrix is {cell['matrix_gib']:.2f}"
                 if cell["peak_gib"] > MEMORY_GIB.get((name, clients), math.inf):
                     failed.append(f"{name} with {clients} clients: {cell['peak_gib']} GiB")
-            print(said, flush=True)
+            print(line, flush=True)
             if ratio["median"] > LIMITS.get((name, clients), math.inf):
                 failed.append(f"{name} with {clients} clients: {ratio['median']} times the mean")
         for name, why in cells["left_out"].items():
             print(f"K={clients:3} {name:16} left out: {why}")
-    print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if failed:
-        sys.exit("a promise is not kept: " + "; ".join(failed))
+    report(results, options.json, failed)
 
 
 def in_fresh_process(what: str, clients: int, *more: str) -> Any:

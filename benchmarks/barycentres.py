@@ -1,4 +1,4 @@
-"""What each reading of FedDUAL's barycentre makes of the same uploads, and what it costs.
+"""The barycentre of the same uploads under each interpretation of FedDUAL, and its cost.
 
 The uploads are those of the first round of FedAvg with ten clients of two classes of digits each, the tensor is the weight of the
 output layer (10 neurons), and the vectors are the clients' changes. Reported for each reading: the norm of its centre relative to
@@ -8,8 +8,6 @@ merge of that tensor (``time.process_time``, one thread; readings take turns).
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import tempfile
 import time
@@ -19,7 +17,7 @@ from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
-from machine import facts, spread
+from machine import facts, parser_of, report, spread
 
 CLIENTS = 10
 
@@ -56,8 +54,8 @@ def readings(vectors: Any, neurons: int) -> dict[str, Callable[[], tuple[Any, An
     base = torch.full((len(vectors),), 1 / len(vectors), dtype=torch.float64)
 
     def shifted(distances: Callable[[], Any], eps: float, relative: bool, normaliser: Any) -> tuple[Any, Any]:
-        found = barycentre.mean_shift(vectors, base, distances(), eps, relative, normaliser)
-        return found.center, found.weights
+        result = barycentre.mean_shift(vectors, base, distances(), eps, relative, normaliser)
+        return result.center, result.weights
 
     def w1() -> Any:
         return barycentre.wasserstein(vectors, 1)
@@ -78,9 +76,8 @@ def readings(vectors: Any, neurons: int) -> dict[str, Callable[[], tuple[Any, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
     import torch
     from torch.nn import functional as F
@@ -113,10 +110,9 @@ def main() -> None:
             f"{name:34} norm {row['norm_to_mean']:.3f}, cosine {row['cosine_with_mean']:+.3f}, effective clients {clients}, "
             f"{row['cpu_ms']['median']:.2f} CPU ms"
         )
-    if options.json:
-        found = {"benchmark": "barycentres", **facts(("fedpriv", "torch", "POT")), "repeats": options.repeats}
-        shape = {"clients": len(vectors), "entries": vectors.shape[1], "neurons": neurons}
-        options.json.write_text(json.dumps(found | {"tensor": shape, "readings": rows}, indent=1) + "\n", encoding="utf-8")
+    results = {"benchmark": "barycentres", **facts(("fedpriv", "torch", "POT")), "repeats": options.repeats}
+    shape = {"clients": len(vectors), "entries": vectors.shape[1], "neurons": neurons}
+    report(results | {"tensor": shape, "readings": rows}, options.json)
 
 
 if __name__ == "__main__":

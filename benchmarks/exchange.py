@@ -1,16 +1,14 @@
-"""An exchange without work, over Flower on this machine with TLS: what a round of a deployment costs beside the clients' local
-updates.
+"""The overhead of a round of a deployment: an exchange without work, over Flower on this machine with TLS.
 
-Two deployments, one after the other, of the same clients. In each, the server's app sends every client a frame without tasks, and
+Two deployments of the same clients, one after the other. In each, the server's app sends every client a frame without tasks and
 waits for all answers:
 
-    fedpriv     its courier, and nodes that ask for messages as often as `fedpriv deploy init` writes it
-    Flower      `Grid.send_and_receive`, and nodes that ask every 3 s, as Flower's do
+    fedpriv     its transport, and nodes that poll as often as `fedpriv deploy init` configures
+    Flower      `Grid.send_and_receive`, and nodes that poll every 3 s, Flower's default
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import sys
@@ -19,25 +17,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import facts, spread
+from machine import facts, parser_of, report, spread
 
 CLIENTS = 3
 FLOWERS_POLL = 3.0
-"""Seconds between the questions of Flower's nodes for messages, and those of its `send_and_receive` for answers."""
+"""Seconds between polls of Flower's nodes, and of its `send_and_receive`."""
 STARTED = 120.0
-"""Seconds that the server's app may take to start, beside its exchanges."""
+"""Seconds that the server's app may take to start."""
 
 
 def play(grid: Any, context: Any) -> None:
-    """The server's app: time exchanges, and write the seconds of each to the file that the run's config names."""
+    """The server's app: write the seconds of each exchange to the file that the run's config names."""
     from fedpriv.deploy.flower.apps import FlowerNetwork
     from fedpriv.deploy.frames import Frame
     from fedpriv.deploy.transport import Transport
 
     ours, times = bool(context.run_config["ours"]), []
     post = FlowerNetwork(grid, CLIENTS)
-    transport, frame = Transport(post), Frame({"run": "no run", "entries": []})
-    for number in range(int(context.run_config["exchanges"]) + 1):  # the first finds nothing warm
+    transport, frame = Transport(post), Frame({"run": "no run", "said": []})
+    for number in range(int(context.run_config["exchanges"]) + 1):  # the first warms up
         began = time.monotonic()
         if ours:
             answers = list(transport.exchange(dict.fromkeys(range(CLIENTS), frame), 60.0, number))
@@ -60,7 +58,7 @@ def flowers_messages(post: Any, frame: Any, number: int) -> list[Any]:
 
 
 def measure(ours: bool, exchanges: int, place: Path) -> list[float]:
-    """Seconds of each exchange in a deployment of its own."""
+    """Seconds of each exchange in a new deployment."""
     from flwr.cli.build import build_fab_from_files
     from flwr.common.serde import fab_to_proto, user_config_to_proto
     from flwr.proto.control_pb2 import StartRunRequest
@@ -99,23 +97,20 @@ def measure(ours: bool, exchanges: int, place: Path) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--exchanges", type=int, default=20, help="of each deployment")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, ours in (("fedpriv", True), ("flower", False)):
         with tempfile.TemporaryDirectory() as place:
-            found[name] = spread(measure(ours, options.exchanges, Path(place)), 2)
-    ratio = round(found["fedpriv"]["median"] / FLOWERS_POLL, 2)
+            results[name] = spread(measure(ours, options.exchanges, Path(place)), 2)
+    ratio = round(results["fedpriv"]["median"] / FLOWERS_POLL, 2)
     print(f"{'seconds an exchange':24}{'min':>8}{'median':>8}{'max':>8}")
-    for name, times in found.items():
+    for name, times in results.items():
         print(f"{name:24}" + "".join(f"{times[part]:8.2f}" for part in ("min", "median", "max")))
     print(f"fedpriv's median is {ratio:.2f} of Flower's polling time of {FLOWERS_POLL:g} s")
-    if options.json:
-        about = facts(["fedpriv", "flwr"])
-        found |= {"clients": CLIENTS, "exchanges": options.exchanges, "over_flowers_poll": ratio}
-        options.json.write_text(json.dumps({"benchmark": "exchange", **about, **found}, indent=1) + "\n", encoding="utf-8")
+    results |= {"clients": CLIENTS, "exchanges": options.exchanges, "over_flowers_poll": ratio}
+    report({"benchmark": "exchange", **facts(["fedpriv", "flwr"]), **results}, options.json)
 
 
 if __name__ == "__main__":

@@ -1,27 +1,25 @@
-"""Calls that fail, and files that change: does a run that goes on, or is read, notice it or come to the same?
+"""Fault injection: failing system calls, and damaged files of a run folder.
 
-Calls: each write, sync, rename, removal, new folder and allocation of a small run fails once, or with all writes after it, or the
-process ends there. Then the run goes on without faults.
+Calls: each write, sync, rename, removal, new folder and allocation of a small run fails once, or with all later writes, or kills
+the process. Then the run is resumed without faults.
 
 Files: each kind of file of a run folder gets a flipped bit, is cut, emptied, removed, doubled or partly zeroed; lines of
-`metrics.jsonl` are torn, doubled, removed, reordered or replaced by blanks. Then a command reads the folder: `resume` of an
-unfinished run; `compare` of either; of a finished one what `attack` sees, and what `audit` reads of it before it attacks.
+`metrics.jsonl` are torn, doubled, removed, reordered or blanked. Then a command reads the folder: `resume` of an unfinished run,
+`compare` of any, and of a finished one the first steps of `attack` and `audit`.
 
     noticed   an error of one or two lines
-    same      the same bits, or the same numbers; perhaps with a warning
-    wrong     another result, and no word
-    crashed   another exception, an error that is no advice, or something half-written
+    same      the same result, perhaps with a warning
+    wrong     another result, silently
+    crashed   another exception, an unhelpful error, or a half-written file
 
-The promise: nothing is wrong, nothing crashes.
+Nothing may be wrong or crash.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import io
-import json
 import random
 import shutil
 import sys
@@ -33,9 +31,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the tests know how calls are made to fail
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the tests' fault injection
 
-from machine import facts
+from machine import facts, parser_of, report
 
 PACKAGES = ["fedpriv", "torch", "safetensors", "filelock"]
 OUTCOMES = ("noticed", "same", "wrong", "crashed")
@@ -48,7 +46,7 @@ PRIVATE = {
     "train.local_epochs": 1,
 }
 RUN = {"data.clients": 3, "train.rounds": 4, "eval.every": 1, "data.limit": 200}
-"""Of the damaged folders."""
+"""Config of the damaged runs."""
 AFTER = 2
 """Rounds of the unfinished run."""
 
@@ -57,12 +55,11 @@ Change = Callable[[Path], object]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stride", type=int, default=1, help="only every N-th call of a run fails")
-    parser.add_argument("--flips", type=int, default=12, help="bits that are flipped in each file, one at a time")
+    parser = parser_of(__doc__)
+    parser.add_argument("--stride", type=int, default=1, help="fail only every N-th call of a run")
+    parser.add_argument("--flips", type=int, default=12, help="number of single-bit flips in each file")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=["calls", "files"])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
 
     import torch
@@ -78,31 +75,24 @@ def main() -> None:
             results["calls"] = shown("calls that fail", calls(Path(place), options.stride, examples))
         if options.only != "calls":
             results["files"] = shown("files that change", files(Path(place), options.flips, options.seed, examples))
-    about = facts(PACKAGES)
-    seconds = round(time.process_time() - began)
-    print(f"{seconds} s CPU on {about['processor']}, load {about['load_average']}, Python {about['python']}, {about['versions']}")
-    if options.json:
-        given = {"stride": options.stride, "flips": options.flips, "seed": options.seed, "cpu_seconds": seconds}
-        options.json.write_text(
-            json.dumps({"benchmark": "faults", **about, **given, **results}, indent=1) + "\n", encoding="utf-8"
-        )
-    if examples:
-        sys.exit("\n".join(["a promise is not kept:", *examples[:30]]))
+    given = {"stride": options.stride, "flips": options.flips, "seed": options.seed}
+    given["cpu_seconds"] = round(time.process_time() - began)
+    report({"benchmark": "faults", **facts(PACKAGES), **given, **results}, options.json, examples[:30])
 
 
 def shown(title: str, counts: Counts) -> dict[str, dict[str, int]]:
-    """Print a table, with a row for all; the same numbers for the results."""
+    """Print the counts as a table with a row of sums, and return them."""
     print(f"\n{title:34}" + "".join(f"{outcome:>10}" for outcome in OUTCOMES))
-    for name, found in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
-        print(f"{name:34}" + "".join(f"{found[outcome]:10,}" for outcome in OUTCOMES), flush=True)
-    return {name: {outcome: found[outcome] for outcome in OUTCOMES} for name, found in counts.items()}
+    for name, row in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
+        print(f"{name:34}" + "".join(f"{row[outcome]:10,}" for outcome in OUTCOMES), flush=True)
+    return {name: {outcome: row[outcome] for outcome in OUTCOMES} for name, row in counts.items()}
 
 
 # --- calls that fail ----------------------------------------------------------------------------------------------------
 
 
 def calls(place: Path, stride: int, examples: list[str]) -> Counts:
-    """Outcomes by method and how a call fails. What ends with an error and then goes on to the same bits was noticed."""
+    """Outcomes by method and kind of failure. Errors followed by the same bits after a resume count as noticed."""
     from tests.simulation.faults import Faults, How, begin, judged
     from tests.simulation.small import computed
 
@@ -113,11 +103,11 @@ def calls(place: Path, stride: int, examples: list[str]) -> Counts:
         begin(place / "whole", method, counted, **options)
         reference = computed(place / "whole")
         for how in hows:
-            found = counts.setdefault(f"{method}, {how}", Counter())
+            row = counts.setdefault(f"{method}, {how}", Counter())
             for number in range(1, len(counted.kinds) + 1, stride):
                 first, wrong = judged(place / "run", method, reference, Faults(number, how), **options)
                 outcome = "crashed" if first.crashed or "half-written" in wrong or wrong.startswith("then ") else "wrong"
-                found[outcome if wrong else "same" if first.how in ("finished", "killed") else "noticed"] += 1
+                row[outcome if wrong else "same" if first.how in ("finished", "killed") else "noticed"] += 1
                 if wrong:
                     examples.append(f"{method}, call {number} ({counted.kinds[number - 1]}), {how}: {wrong}")
                 shutil.rmtree(place / "run", ignore_errors=True)
@@ -141,14 +131,14 @@ def files(place: Path, flips: int, seed: int, examples: list[str]) -> Counts:
                 shutil.rmtree(untouched)
                 assert expected[0] == "result", expected
                 for kind, changes in damages(folder, flips, drawn):
-                    found = counts.setdefault(f"{kind}, {command}", Counter())
+                    row = counts.setdefault(f"{kind}, {command}", Counter())
                     for name, change in changes:
                         damaged = Path(shutil.copytree(folder, place / "run"))
                         change(damaged)
                         what, value = outcome(command, damaged)
                         if what == "result":
                             what = "same" if value == expected[1] else "wrong"
-                        found[what] += 1
+                        row[what] += 1
                         if what in ("wrong", "crashed"):
                             differs = value if what == "crashed" else difference(value, expected[1])
                             examples.append(f"{method}, {folder.name}: {command} after {name}: {what}: {differs}")
@@ -174,7 +164,7 @@ def folders(place: Path, method: str, options: Mapping[str, Any]) -> tuple[Path,
 
 
 def damages(folder: Path, flips: int, drawn: random.Random) -> Iterator[tuple[str, list[tuple[str, Change]]]]:
-    """(kind of file, its damages by name)."""
+    """Yield each kind of file with its damages by name."""
     patterns = (
         "config.yaml", "run.json", "partition.safetensors", "metrics.jsonl", "summary.json", "weights/server.safetensors",
         "checkpoints/server-*", "checkpoints/round-*", "clients/client-*", "clients/spent-*", "payloads/round-0000/broadcast*",
@@ -184,24 +174,24 @@ def damages(folder: Path, flips: int, drawn: random.Random) -> Iterator[tuple[st
         there = sorted(folder.glob(pattern))
         if not there:
             continue
-        found: list[tuple[str, Change]] = []
+        changes: list[tuple[str, Change]] = []
         for path in dict.fromkeys([there[0], there[-1]]):
             name, data = path.relative_to(folder), path.read_bytes()
             for _ in range(flips):
                 at, bit = drawn.randrange(len(data)), drawn.randrange(8)
                 changed = data[:at] + bytes([data[at] ^ (1 << bit)]) + data[at + 1 :]
-                found.append((f"bit {bit} of byte {at} of {name}", writing(name, changed)))
+                changes.append((f"bit {bit} of byte {at} of {name}", writing(name, changed)))
             cut, start = drawn.randrange(1, len(data)), drawn.randrange(len(data))
             zeroed = data[:start] + bytes(len(data[start : start + 512])) + data[start + 512 :]
             contents = {"cut": data[:cut], "empty": b"", "doubled": data * 2, "zeroed": zeroed, "longer": data + b"\n"}
-            found += [(f"{name} is {what}", writing(name, content)) for what, content in contents.items()]
-            found.append((f"{name} is removed", removing(name)))
-            found.append((f"{name} is another's", writing(name, drawn.choice(there).read_bytes())))
-        yield pattern.replace("/round-0000", "").replace("*/", "").replace("-*", "").replace("*", ""), found
-    yield "lines of metrics.jsonl", list(of_lines((folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)))
+            changes += [(f"{name} is {what}", writing(name, content)) for what, content in contents.items()]
+            changes.append((f"{name} is removed", removing(name)))
+            changes.append((f"{name} is another's", writing(name, drawn.choice(there).read_bytes())))
+        yield pattern.replace("/round-0000", "").replace("*/", "").replace("-*", "").replace("*", ""), changes
+    yield "lines of metrics.jsonl", list(line_damages((folder / "metrics.jsonl").read_bytes().splitlines(keepends=True)))
 
 
-def of_lines(lines: list[bytes]) -> Iterator[tuple[str, Change]]:
+def line_damages(lines: list[bytes]) -> Iterator[tuple[str, Change]]:
     """Damages that keep whole lines."""
     file = Path("metrics.jsonl")
     yield "lines in reverse order", writing(file, b"".join(lines[::-1]))
@@ -229,7 +219,7 @@ def removing(name: Path) -> Change:
 
 
 def outcome(command: str, folder: Path) -> tuple[str, Any]:
-    """("result", what a command found), ("noticed", its error) or ("crashed", the exception)."""
+    """("result", the command's result), ("noticed", its error) or ("crashed", the exception)."""
     from fedpriv.errors import FedprivError
     from fedpriv.tracking import find_run
 
@@ -243,7 +233,7 @@ def outcome(command: str, folder: Path) -> tuple[str, Any]:
 
 
 def resumed(folder: Path) -> dict[str, Any]:
-    """What the whole run computed."""
+    """Resume the run; everything that it computed."""
     from fedpriv.simulation import run
     from tests.simulation.small import SILENT, computed
 
@@ -252,28 +242,31 @@ def resumed(folder: Path) -> dict[str, Any]:
 
 
 def compared(folder: Path) -> dict[str, Any]:
-    """The run's row of the table, and its curve."""
-    from fedpriv.cli.tracking import _labels, _row
+    """The run's row of the table of `compare`, and its curve."""
+    from fedpriv.api.comparing import figures, labels
     from fedpriv.tracking import read_records
 
-    row = _row(folder)
-    return {"row": row, "label": _labels([folder], [row]), "curve": read_records(folder)}
+    row = figures(folder)
+    return {"row": row, "label": labels([folder], [row]), "curve": read_records(folder)}
 
 
 def attacked(folder: Path) -> dict[str, Any]:
-    """What an attacker gets of the first kept message, and what its success is measured by."""
+    """Digests of the attacker's view of the first kept message, and of the truth."""
     from fedpriv.attacks.core.observation import ThreatModel
     from fedpriv.audit.evidence.messages import Evidence
 
     evidence = Evidence(folder)
     message = evidence.message(*evidence.messages()[0])
-    seen, truth = evidence.attacker.observation(message, ThreatModel()), evidence.truth(message.client)
-    tensors = {**seen.shared, **{f"weights {name}": one for name, one in seen.weights.items()}, "images": truth.images}
-    return {name: digest(tensor) for name, tensor in {**tensors, "labels": truth.labels}.items()} | {"schedule": seen.schedule}
+    observation, truth = evidence.attacker.observation(message, ThreatModel()), evidence.truth(message.client)
+    weights = {f"weights {name}": tensor for name, tensor in observation.weights.items()}
+    tensors = {**observation.shared, **weights, "images": truth.images}
+    return {name: digest(tensor) for name, tensor in {**tensors, "labels": truth.labels}.items()} | {
+        "schedule": observation.schedule
+    }
 
 
 def audited(folder: Path) -> dict[str, Any]:
-    """What an audit reads before it attacks, and what it says of the labels in each message."""
+    """What an audit reads before it attacks, and its findings on the labels in each message."""
     from fedpriv.audit.facts import facts
     from fedpriv.audit.membership.label_leaks import infer_labels, label_findings
     from fedpriv.audit.run_audit import check
@@ -281,22 +274,26 @@ def audited(folder: Path) -> dict[str, Any]:
     evidence, summary = check(folder)
     evidence.verify()
     labels = label_findings([infer_labels(evidence, round, client) for round, client in evidence.messages()])
-    # Of the config, what decides no number, such as where it is tracked, may be edited.
+    # Settings that affect no number, such as the tracking URI, may be edited.
     about = replace(facts(evidence, summary), config_yaml=evidence.config.fingerprint())
-    return {"facts": asdict(about), "labels": [asdict(one) for one in (*labels.labels, *labels.rules)], "seen": attacked(folder)}
+    return {
+        "facts": asdict(about),
+        "labels": [asdict(finding) for finding in (*labels.labels, *labels.rules)],
+        "seen": attacked(folder),
+    }
 
 
 def digest(tensor: Any) -> str:
     return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()
 
 
-def difference(found: Any, expected: Any, where: str = "") -> str:
+def difference(actual: Any, expected: Any, where: str = "") -> str:
     """The first place in which two results differ."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        for key in sorted(found.keys() | expected.keys()):
-            if found.get(key) != expected.get(key):
-                return difference(found.get(key), expected.get(key), f"{where}.{key}")
-    return f"{where}: {str(found)[:80]!r}, not {str(expected)[:80]!r}"
+    if isinstance(actual, dict) and isinstance(expected, dict):
+        for key in sorted(actual.keys() | expected.keys()):
+            if actual.get(key) != expected.get(key):
+                return difference(actual.get(key), expected.get(key), f"{where}.{key}")
+    return f"{where}: {str(actual)[:80]!r}, not {str(expected)[:80]!r}"
 
 
 COMMANDS = {"resume": resumed, "compare": compared, "attack": attacked, "audit": audited}

@@ -1,13 +1,11 @@
-"""What a round of the experiments for a GPU costs, on images of noise, and what a run would.
+"""The cost of a round of the GPU experiments, on noise images, and an estimate for a whole run.
 
-Each case is a run of a YAML with one local epoch, on all or some of its images. Of two rounds the second counts: the first loads
-kernels. A run's hours are that round times the epochs, the share of the images and the rounds, without tests and probes.
+Each case is a run of an experiment file with one local epoch, on all or some of its images. The second of two rounds is timed, as
+the first loads kernels. A run's hours are extrapolated by epochs, images and rounds, without tests and probes.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import warnings
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import facts
+from machine import facts, parser_of, report
 
 import fedpriv
 from fedpriv.experiments.spec import read
@@ -27,7 +25,7 @@ ALL = 50_000
 
 @dataclass(frozen=True)
 class Case:
-    """A run of an experiment; ``images`` 0: its own texts."""
+    """A run of an experiment, on ``images`` noise images or, for 0, on its own texts."""
 
     experiment: str
     run: str
@@ -72,26 +70,22 @@ def measure(case: Case, device: str, share: float, encoder: str | None, folder: 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", nargs="*", default=[], help="parts of names of experiments")
     parser.add_argument("--share", type=float, default=1.0, help="of the images, for a trial")
     parser.add_argument("--encoder", help="a folder with BERT, where it cannot be downloaded")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    found = []
+    rows = []
     for case in CASES:
         if not args.only or any(part in case.experiment for part in args.only):
             with tempfile.TemporaryDirectory() as folder:
-                found.append(measure(case, args.device, args.share, args.encoder, Path(folder)))
-            print(" ".join(f"{name} {value}" for name, value in found[-1].items()), flush=True)
+                rows.append(measure(case, args.device, args.share, args.encoder, Path(folder)))
+            print(" ".join(f"{name} {value}" for name, value in rows[-1].items()), flush=True)
     gpu = torch.cuda.get_device_name() if args.device == "cuda" else None
-    if args.json:
-        args.json.write_text(
-            json.dumps({**facts(["torch", "fedpriv"]), "gpu": gpu, "cases": found}, indent=1) + "\n", encoding="utf-8"
-        )
+    report({**facts(["torch", "fedpriv"]), "gpu": gpu, "cases": rows}, args.json)
 
 
 if __name__ == "__main__":

@@ -1,36 +1,31 @@
-"""Every key of the config with values that make no sense: is each refused in a line or two, before anything is written?
+"""Invalid values for every key of the config: is each refused in a line or two, before anything is written?
 
-Each key of `fedpriv train` gets each of the values below by `--set`, in place of its default, for a small federation of the
-built-in digits. What is accepted is set up to the point at which a run makes its folder, and not trained.
+`fedpriv train --set` gives each key each of the values below, for a small federation on the built-in digits. Accepted configs are
+set up to the point where the run's folder would be created, and not trained.
 
-    refused    exit code 1 or 2, and one or two lines that any terminal can show, of at most 800 letters
-    accepted   set up without an error: the value may be right for its key
-    crashed    another exception, a traceback, a longer message
-    written    refused, but something was left in the folder
-    slow       more than 10 s; counted beside the others
+    refused    exit code 1 or 2, and one or two printable lines of at most 800 characters
+    accepted   set up without an error; the value may be valid
+    crashed    another exception, a traceback, or a longer message
+    written    refused, but a file was left in the folder
+    slow       more than 10 s; counted in addition
 
-The promise: nothing crashes, nothing is written. Which accepted values should have been refused is for a reader to say:
-`--show` lists them.
+Nothing may crash or be written. Whether accepted values should have been refused is for a reader to judge: `--show` lists them.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from click.testing import CliRunner
-from machine import facts
+from machine import facts, parser_of, report
 from pydantic import BaseModel
 
 from fedpriv.cli import main as fedpriv
@@ -46,7 +41,7 @@ VALUES = (
 )
 SMALL = ["train", "--clients=4", "--participation=1", "--rounds=1", "--local-epochs=1", "--batch-size=50", "--set=data.limit=200"]
 MEMORY = 16 * 2**30
-"""Bytes that may be addressed; a value that needs more ends in MemoryError."""
+"""Limit of the address space in bytes; a value that needs more raises MemoryError."""
 SLOW = 10.0
 
 
@@ -67,9 +62,9 @@ def keys(section: type[BaseModel] = RunConfig, path: str = "") -> Iterator[str]:
 
 @contextmanager
 def nothing_begins() -> Iterator[None]:
-    """Runs stop where they would make their folder."""
+    """Make runs stop where they would create their folder."""
 
-    def begin(*given: Any) -> Any:
+    def begin(*args: Any) -> Any:
         raise Accepted("accepted")
 
     with mock.patch.object(RunFolder, "begin", begin):
@@ -77,27 +72,26 @@ def nothing_begins() -> Iterator[None]:
 
 
 def outcome(key: str, value: str) -> tuple[str, str]:
-    """What becomes of one value, and what was said."""
+    """The outcome for a value, and the message."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         done = CliRunner().invoke(fedpriv, [*SMALL, "--set", f"{key}={value}"])
         left = os.listdir(folder)
         os.chdir("/")
-    said = done.stderr.strip()
+    message = done.stderr.strip()
     if done.exit_code == Accepted.exit_code:
         return "accepted", ""
-    clean = isinstance(done.exception, SystemExit) and done.exit_code in (1, 2) and "Traceback" not in said
-    if not (clean and 1 <= len(said.splitlines()) <= 2 and len(said) <= 800 and said.replace("\n", "").isprintable()):
-        return "crashed", f"{type(done.exception).__name__}: {done.exception}: {said[-300:]}"
-    return ("written", str(left)) if left else ("refused", said)
+    clean = isinstance(done.exception, SystemExit) and done.exit_code in (1, 2) and "Traceback" not in message
+    if not (clean and 1 <= len(message.splitlines()) <= 2 and len(message) <= 800 and message.replace("\n", "").isprintable()):
+        return "crashed", f"{type(done.exception).__name__}: {done.exception}: {message[-300:]}"
+    return ("written", str(left)) if left else ("refused", message)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--only", action="append", metavar="KEY", help="default: all keys; may be repeated")
-    parser.add_argument("--stride", type=int, default=1, help="every how many-th case is tried")
+    parser.add_argument("--stride", type=int, default=1, help="try only every N-th case")
     parser.add_argument("--show", action="store_true", help="list what was accepted")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
     output = options.json.absolute() if options.json else None
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
@@ -108,12 +102,12 @@ def main() -> None:
         assert outcome("seed", "1") == ("accepted", "")  # and everything is imported
         for key, value in cases:
             start = time.monotonic()
-            found, said = outcome(key, value)
-            counts[found] += 1
-            if found in ("crashed", "written"):
-                wrong.append({"key": key, "value": value[:80], "outcome": found, "said": said})
-                print(f"{found}: {key}={value[:80]!r}: {said}", flush=True)
-            if found == "accepted":
+            result, message = outcome(key, value)
+            counts[result] += 1
+            if result in ("crashed", "written"):
+                wrong.append({"key": key, "value": value[:80], "outcome": result, "said": message})
+                print(f"{result}: {key}={value[:80]!r}: {message}", flush=True)
+            if result == "accepted":
                 accepted.setdefault(key, []).append(value[:40])
             if time.monotonic() - start > SLOW:
                 counts["slow"] += 1
@@ -122,19 +116,9 @@ def main() -> None:
         for key, values in accepted.items():
             print(f"accepted: {key}: {' | '.join(values)}")
     print(f"{len(cases)} cases: {dict(counts)}")
-    if output:
-        about = facts(("fedpriv", "torch", "pydantic", "click"))
-        stored = {
-            "benchmark": "inputs",
-            **about,
-            "cases": len(cases),
-            "outcomes": dict(counts),
-            "wrong": wrong,
-            "accepted": accepted,
-        }
-        output.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-    if wrong:
-        sys.exit(f"{len(wrong)} are wrong")
+    results = {"benchmark": "inputs", **facts(("fedpriv", "torch", "pydantic", "click")), "cases": len(cases)}
+    results |= {"outcomes": dict(counts), "wrong": wrong, "accepted": accepted}
+    report(results, output, [f"{case['key']}={case['value']!r}: {case['outcome']}" for case in wrong])
 
 
 if __name__ == "__main__":

@@ -1,21 +1,19 @@
-"""Processes of deployed runs are killed at random: is a run lost, is a client counted twice, and are the bits the same?
+"""Random kills of a deployment's processes: is a run lost, is a client counted twice, and are the results the same bits?
 
-A server and some clients on this machine, joined by Flower with TLS and node authentication, play one run after another. Moments,
-processes and clients come from a seed. At each moment one process gets SIGKILL:
+A server and some clients on this machine, connected by Flower with TLS and node authentication, play one run after another. At
+seeded random times one random process gets SIGKILL:
 
     server app    plays the run; it is resumed at once, as `fedpriv deploy resume` does
-    SuperLink     Flower's server; its keeper starts it again. Where that takes a minute, it does not know the server app any
-                  more; the run ends with a line that says so, and is resumed too
-    SuperNode     Flower's process at a client; its keeper starts it again
-    client        the client's resident process, with its data and net; its keeper starts it again
+    SuperLink     Flower's server; its supervisor restarts it. If that takes a minute, it has forgotten the server app; the run
+                  ends with a message, and is resumed too
+    SuperNode     Flower's process at a client; its supervisor restarts it
+    client        the client's resident process, with its data and net; its supervisor restarts it
 
-After a kill the run has to come to its next round before the next kill. Every run is compared with a simulation of its config.
+A run must reach its next round after each kill, before the next one. Every run is compared with a simulation of its config.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import signal
@@ -28,19 +26,19 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from machine import facts
+from machine import facts, parser_of, report
 
 PROCESSES = ("server app", "SuperLink", "SuperNode", "client")
 METHODS = ("mpfedcon", "scaffold", "fedavg")
-"""One after another: with private states; with a memory at the server too; with neither."""
+"""In turn: with private client states; with a server memory too; with neither."""
 APART = 60.0
-"""Seconds between two kills of one process at least: a keeper gives up what ends again and again."""
+"""Smallest time in seconds between two kills of one process: a supervisor gives up a process that keeps ending."""
 ANSWER = 300.0
 """Seconds that an answer of a client may take."""
 RESUMABLE = ("app was ended", "is running the run")
-"""In the errors of a run that goes on when it is resumed, perhaps once its app that was given up has noticed."""
+"""Parts of the errors of a run that can be resumed, perhaps once its former app has noticed."""
 MOST_RESUMED = 5
-"""Times that a run may have to be resumed without a kill of its app."""
+"""Largest number of times that a run is resumed without a kill of its app."""
 STUCK = 600.0
 """Seconds without a new round after which a run counts as lost."""
 
@@ -54,13 +52,15 @@ class Killer:
     """Kills processes of a deployment.
 
     Attributes:
-        spread: a kill is up to so many seconds after the round before it has ended.
-        left: kills to come; ``until``: when, at the latest.
-        after: process -> seconds from each of its kills to the end of the next round.
+        spread: largest time in seconds from the end of a round to a kill.
+        left: number of kills to come.
+        until: time of the last possible kill.
+        after: by process, the seconds from each of its kills to the end of the next round.
+        calm: seconds of the rounds without a kill.
     """
 
     draw: random.Random
-    keepers: list[Any]
+    supervisors: list[Any]
     spread: float
     left: int
     until: float
@@ -72,7 +72,7 @@ class Killer:
     _last: float = 0.0
 
     def round_ended(self, record: dict[str, Any]) -> None:
-        """Note how long it took, and when the next kill is."""
+        """Note how long the round took, and schedule the next kill."""
         now = time.monotonic()
         if self._killed is not None:
             name, when = self._killed
@@ -82,18 +82,18 @@ class Killer:
         self._last, self._killed = now, None
         if now > self.until:
             self.left = 0
-        # the first round after a kill, and one in a while, are left in peace, to have a time to compare with
+        # no kill in the first round after a kill, and in a tenth of the others, for comparison
         self._due = now + self.draw.uniform(0, self.spread) if self.left and self.draw.random() < 0.9 else None
 
     def look(self) -> None:
-        """Kill, where it is time.
+        """Kill a process if it is time.
 
         Raises:
-            AppKilled: it was the server's app.
+            AppKilled: the server's app was killed.
         """
         if self._due is None or time.monotonic() < self._due:
             return
-        name, client = self.draw.choice(PROCESSES), self.draw.randrange(1, len(self.keepers))
+        name, client = self.draw.choice(PROCESSES), self.draw.randrange(1, len(self.supervisors))
         which = name, client if name in ("SuperNode", "client") else 0
         if time.monotonic() < self._spared.get(which, 0.0) or (pid := self._pid(name, client)) is None:
             return
@@ -106,24 +106,26 @@ class Killer:
             raise AppKilled
 
     def _pid(self, name: str, client: int) -> int | None:
-        server = self.keepers[0]
+        server = self.supervisors[0]
         if name == "server app":
             return next(iter(children(server.pid("the SuperExec"))), None)
         if name == "SuperLink":
             return int(server.pid("the SuperLink"))
-        return int(self.keepers[client].pid("its SuperNode" if name == "SuperNode" else f"client {client - 1}"))
+        return int(self.supervisors[client].pid("its SuperNode" if name == "SuperNode" else f"client {client - 1}"))
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started, and that have not ended."""
-    found = [one for file in Path(f"/proc/{pid}/task").glob("*/children") for one in file.read_text(encoding="utf-8").split()]
+    """Ids of the running children of a process."""
+    pids = [child for file in Path(f"/proc/{pid}/task").glob("*/children") for child in file.read_text(encoding="utf-8").split()]
     return [
-        int(one) for one in found if Path(f"/proc/{one}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
+        int(child)
+        for child in pids
+        if Path(f"/proc/{child}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     ]
 
 
 def play(home: Any, link: Any, run_dir: Path, config: Any, clients: int, look: Callable[[], None], killer: Killer) -> str | None:
-    """Play a run to its end under kills; why it was lost, or ``None``."""
+    """Play a run to its end under kills; the reason why it was lost, or ``None``."""
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.errors import FedprivError
 
@@ -163,14 +165,15 @@ def play(home: Any, link: Any, run_dir: Path, config: Any, clients: int, look: C
 
 
 def compared(run_dir: Path, simulated: Path) -> dict[str, Any]:
-    """What became of a run: whether its bits are the simulation's, what is missing, and what was counted twice."""
+    """Compare a run with its simulation: same bits, missing answers, answers counted twice."""
     from fedpriv.server.run_folder import RunFolder
 
-    here, there = (RunFolder.open(one).records() for one in (run_dir, simulated))
+    here, there = (RunFolder.open(folder).records() for folder in (run_dir, simulated))
     missing = sum(len(record.get("missing", ())) for record in here)
-    more = [one["round"] for one, other in zip(here, there, strict=True) if up(one) > up(other)]
-    doubled = [one["client"] for record in here for one in record.get("refused", ()) if "before" in one["reason"]]
-    equal = state(run_dir) == state(simulated) and [one["per_client"] for one in here] == [one["per_client"] for one in there]
+    more = [record["round"] for record, other in zip(here, there, strict=True) if up(record) > up(other)]
+    doubled = [answer["client"] for record in here for answer in record.get("refused", ()) if "before" in answer["reason"]]
+    per_client = [[record["per_client"] for record in records] for records in (here, there)]
+    equal = state(run_dir) == state(simulated) and per_client[0] == per_client[1]
     return {"missing": missing, "twice": len(more) + len(doubled), "bits": "participants differ" if missing else equal}
 
 
@@ -185,14 +188,13 @@ def state(run_dir: Path) -> bytes:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--clients", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=12, help="of each run")
-    parser.add_argument("--spread", type=float, default=3.0, help="a kill is up to so many seconds after the end of a round")
-    parser.add_argument("--minutes", type=float, default=60.0, help="no kill after these")
+    parser.add_argument("--spread", type=float, default=3.0, help="largest time in seconds from the end of a round to a kill")
+    parser.add_argument("--minutes", type=float, default=60.0, help="no kill after this time")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
 
     from fedpriv.config import load_config
@@ -212,8 +214,8 @@ def main() -> None:
                 file.read_text(encoding="utf-8").replace("  share: own", "  share: partition").replace("poll: 1", "poll: 0.2"),
                 encoding="utf-8",
             )
-        with running_deployment(home) as (link, look, keepers):
-            killer = Killer(random.Random(options.seed), keepers, options.spread, options.kills, began + 60 * options.minutes)
+        with running_deployment(home) as (link, look, supervisors):
+            killer = Killer(random.Random(options.seed), supervisors, options.spread, options.kills, began + 60 * options.minutes)
             while killer.left:
                 method, before = METHODS[len(runs) % len(METHODS)], killer.left
                 config = load_config(None, {"method.name": method, **settings(options.clients, options.rounds)})
@@ -223,24 +225,18 @@ def main() -> None:
                     run.start(config.model_copy(update={"run_dir": simulated}), Path(place), *silent)
                 run_dir = home.runs / f"run-{len(runs)}"
                 lost = play(home, link, run_dir, config, options.clients, look, killer)
-                found = {"method": method, "kills": before - killer.left, "lost": lost}
-                runs.append(found | (compared(run_dir, simulated) if lost is None else {}))
+                row = {"method": method, "kills": before - killer.left, "lost": lost}
+                runs.append(row | (compared(run_dir, simulated) if lost is None else {}))
                 print(f"run {len(runs)}: {runs[-1]}", file=sys.stderr, flush=True)
     results = shown(runs, killer)
-    about = facts(["fedpriv", "torch", "flwr"])
-    seconds = round(time.monotonic() - began)
-    print(f"{seconds} s on {about['processor']}, load {about['load_average']}, Python {about['python']}, {about['versions']}")
-    if options.json:
-        given = {name: getattr(options, name) for name in ("clients", "rounds", "spread", "seed")}
-        options.json.write_text(
-            json.dumps({"benchmark": "kills", **about, **given, "seconds": seconds, **results}, indent=1) + "\n", encoding="utf-8"
-        )
-    if results["lost"] or results["twice"] or results["differing"]:
-        sys.exit("a promise is not kept")
+    given = {name: getattr(options, name) for name in ("clients", "rounds", "spread", "seed")}
+    given["seconds"] = round(time.monotonic() - began)
+    failures = [f"{results[name]} {name}" for name in ("lost", "twice", "differing") if results[name]]
+    report({"benchmark": "kills", **facts(["fedpriv", "torch", "flwr"]), **given, **results}, options.json, failures)
 
 
 def settings(clients: int, rounds: int) -> dict[str, Any]:
-    """Of a run that takes about a second a round."""
+    """Config of a run with rounds of about a second."""
     return {
         "data.clients": clients,
         "data.limit": 300,
@@ -255,7 +251,7 @@ def settings(clients: int, rounds: int) -> dict[str, Any]:
 
 
 def shown(runs: list[dict[str, Any]], killer: Killer) -> dict[str, Any]:
-    """Print two tables; the same numbers for the results."""
+    """Print the results as tables, and return them."""
     rows: dict[str, dict[str, Any]] = {
         name: {"kills": len(times), "seconds_to_next_round": round(median(times), 1) if times else None}
         for name, times in killer.after.items()
@@ -266,12 +262,12 @@ def shown(runs: list[dict[str, Any]], killer: Killer) -> dict[str, Any]:
         print(f"{name:14}{row['kills']:8}{row['seconds_to_next_round'] or '':>38}")
     totals = {
         "runs": len(runs),
-        "kills": sum(one["kills"] for one in runs),
-        "lost": sum(one["lost"] is not None for one in runs),
-        "twice": sum(one.get("twice", 0) for one in runs),
-        "equal": sum(one.get("bits") is True for one in runs),
-        "differing": sum(one.get("bits") is False for one in runs),
-        "participants_differ": sum(one.get("bits") == "participants differ" for one in runs),
+        "kills": sum(run["kills"] for run in runs),
+        "lost": sum(run["lost"] is not None for run in runs),
+        "twice": sum(run.get("twice", 0) for run in runs),
+        "equal": sum(run.get("bits") is True for run in runs),
+        "differing": sum(run.get("bits") is False for run in runs),
+        "participants_differ": sum(run.get("bits") == "participants differ" for run in runs),
     }
     print("\n" + ", ".join(f"{name.replace('_', ' ')} {number}" for name, number in totals.items()))
     return {"processes": rows, **totals, "each_run": runs}

@@ -1,8 +1,8 @@
-"""Merging a round that is too large for a matrix: 100 uploads of ResNet-18 (4.2 GiB), from their messages.
+"""The merge of a round that is too large for a matrix: 100 uploads of ResNet-18 (4.2 GiB), from their messages.
 
 Each cell is a fresh process that holds the sealed uploads and merges them once, as the server does: from the K x p matrix, or by
-columns that are copied from the messages piece by piece. Reported are the most memory (GiB) that the merge takes beside the
-messages, its CPU seconds, and by how much the two models differ. Promised: by columns at most 1 GiB.
+blocks of columns copied from the messages. Reports the merge's peak memory beside the messages (GiB), its CPU seconds, and the
+difference between the two models. Limit: at most 1 GiB by columns.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
-from machine import facts
+from machine import facts, parser_of, peak_bytes, report
 
 METHODS = {"mean": "fedavg", "l-dawa": "l-dawa", "simprox": "simprox"}
 MOST_GIB = 1.0
 
 
-def merged(method: str, clients: int, by_columns: bool, out: str) -> dict[str, float]:
-    """One merge in this process; the model is written to ``out``."""
+def merged(name: str, clients: int, by_columns: bool, out: str) -> dict[str, float]:
+    """One merge in this process; writes the model to ``out``."""
     import math
 
     import torch
@@ -38,9 +36,9 @@ def merged(method: str, clients: int, by_columns: bool, out: str) -> dict[str, f
     from fedpriv.wire.coding import Upload
 
     torch.set_num_threads(1)
-    settings = {"data.name": "digits", "data.clients": 2, "method.name": method, "tracking.uri": "none"}
+    settings = {"data.name": "digits", "data.clients": 2, "method.name": name, "tracking.uri": "none"}
     federation = build(load_config(None, {**settings, "model.name": "resnet18", "executor.name": "sequential"}))
-    half, server, space = federation.method, federation.method.start(federation.initial), federation.agreement.space
+    method, server, space = federation.method, federation.method.start(federation.initial), federation.agreement.space
     torch.manual_seed(0)
     change = 0.01 * server.row.std() * torch.randn(space.size)
     uploads = []
@@ -51,20 +49,16 @@ def merged(method: str, clients: int, by_columns: bool, out: str) -> dict[str, f
     if not by_columns:
         merging.LARGEST = math.inf  # type: ignore[assignment]
 
-    def peak() -> float:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**30
-
-    before, began = peak(), time.process_time()
-    state = merging.merge(half, server, uploads)
+    before, began = peak_bytes() / 2**30, time.process_time()
+    state = merging.merge(method, server, uploads)
     seconds = time.process_time() - began
     torch.save(state.row, out)
-    return {"more_gib": round(peak() - before, 2), "before_gib": round(before, 2), "cpu_seconds": round(seconds, 2)}
+    return {"more_gib": round(peak_bytes() / 2**30 - before, 2), "before_gib": round(before, 2), "cpu_seconds": round(seconds, 2)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument("--here", nargs=3, metavar=("METHOD", "BY_COLUMNS", "OUT"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.here:
@@ -89,20 +83,16 @@ def main() -> None:
                 cells[how] = json.loads(
                     subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, encoding="utf-8").stdout
                 )
-            one, other = (torch.load(f"{folder}/{how}").double() for how in ("matrix", "columns"))
-            cells["difference"] = float((one - other).norm() / one.norm())
+            whole, by_columns = (torch.load(f"{folder}/{how}").double() for how in ("matrix", "columns"))
+            cells["difference"] = float((whole - by_columns).norm() / whole.norm())
             results["merges"][name] = cells
-            said = ", ".join(
+            figures = ", ".join(
                 f"{how} {cells[how]['more_gib']:.2f} GiB, {cells[how]['cpu_seconds']} CPU s" for how in ("matrix", "columns")
             )
-            print(f"{name}: {said}; relative difference {cells['difference']:.1e}", flush=True)
+            print(f"{name}: {figures}; relative difference {cells['difference']:.1e}", flush=True)
             if cells["columns"]["more_gib"] > MOST_GIB:
                 failed.append(f"{name}: {cells['columns']['more_gib']} GiB")
-    print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if failed:
-        sys.exit("a promise is not kept: " + "; ".join(failed))
+    report(results, options.json, failed)
 
 
 if __name__ == "__main__":

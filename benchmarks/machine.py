@@ -1,18 +1,48 @@
-"""What every result states about itself: processor, versions, commit. Does not import torch."""
+"""Common parts of all benchmarks: options, the machine's description, and the report. Does not import torch."""
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from fedpriv.server.run_folder import processor
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """A parser with the option ``--json``."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
+    return parser
+
+
+def report(results: Mapping[str, Any], file: Path | None, failures: Sequence[str] = ()) -> None:
+    """Print the machine, write the results, and exit with an error if there are failures."""
+    print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
+    write(results, file)
+    if failures:
+        sys.exit("limits missed: " + "; ".join(failures))
+
+
+def write(results: Mapping[str, Any], file: Path | None) -> None:
+    """Write the results as JSON."""
+    if file:
+        file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+def peak_bytes() -> int:
+    """The largest memory of this process so far; Linux counts ``ru_maxrss`` in KiB, macOS in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def facts(packages: Sequence[str]) -> dict[str, Any]:
@@ -29,9 +59,9 @@ def facts(packages: Sequence[str]) -> dict[str, Any]:
 
 
 def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """Least, middle and greatest."""
-    found = {"min": min(values), "median": statistics.median(values), "max": max(values)}
-    return {name: round(value, digits) for name, value in found.items()}
+    """Minimum, median and maximum."""
+    numbers = {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    return {name: round(value, digits) for name, value in numbers.items()}
 
 
 def _version(package: str) -> str | None:

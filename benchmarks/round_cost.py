@@ -1,8 +1,8 @@
-"""What a federated round costs beside its SGD steps: a bare PyTorch loop, fedpriv and Apple's pfl, side by side in one process.
+"""The overhead of a federated round: a bare PyTorch loop, fedpriv and Apple's pfl, side by side in one process.
 
-Measured is the CPU time of a round (``time.process_time``, one thread), as a ratio to the bare loop. All take turns,
-round by round, in all orders; a repeat is the sum over some rounds. CPU time, since the machine may have other
-work to do; it leaves out waiting for the disk, so the wall time is stored too.
+Measures the CPU time of a round (``time.process_time``, one thread) as a ratio to the bare loop. All take turns, round by round,
+in all orders; a repeat is the sum over some rounds. CPU time, since the machine may be busy; wall time is stored too, as CPU time
+leaves out waiting for the disk.
 
 * ``floor``: for each client, copy the round's weights into one ``nn.Sequential``, make a ``torch.optim.SGD``, step. No
   aggregation, nothing sealed, nothing stored; the clients' tensors lie normalised in memory.
@@ -10,22 +10,20 @@ work to do; it leaves out waiting for the disk, so the wall time is stored too.
   checkpoint, record. Tracking is off, and no round is evaluated: the others evaluate nothing either. The executor is the
   vectorized one, which ``auto`` picks here, with groups of 10.
 * ``sequential``: the same with the sequential executor.
-* ``pfl``: ``FederatedAveraging`` on its ``SimulatedBackend`` with weighting by samples; left out where it is not installed.
+* ``pfl``: ``FederatedAveraging`` on its ``SimulatedBackend`` with weighting by samples; skipped if not installed.
 
-All take the same steps: same net, same initial weights, same clients, same batches in the same order, so after the
-first round (not timed) their weights must be equal within float tolerance; the check is printed, and failing it is an error.
+All take the same steps: same net, initial weights, clients and batches in the same order. After the first round (not timed) their
+weights must be equal within float tolerance; otherwise the benchmark fails.
 
     W1  Fashion-MNIST, LeNet-5 (44,426 parameters), 100 clients of 600 images, 10 a round, 3 local epochs, batch 32
     W2  the same, 1000 clients of 60 images, 100 a round, 1 local epoch
 
-Two cores: the wall time of fedpriv's rounds with one worker process over that with two, in turn.
+Two cores: the wall time of fedpriv's rounds with one worker process over that with two.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import os
 import random
 import sys
@@ -39,7 +37,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 
 import torch
-from machine import facts, spread
+from machine import facts, parser_of, report, spread
 from torch import Tensor, nn
 from torch.nn import functional as F
 from trial import NEVER, begin, find_or_noise
@@ -50,17 +48,17 @@ from fedpriv.seeding import generator
 from fedpriv.wire import Direction, Sealed
 
 LIMITS = {"W1": {"fedpriv": 0.52, "sequential": 1.05}, "W2": {"fedpriv": 0.50, "sequential": 1.05}}
-"""The median ratios to the floor that must not be exceeded."""
+"""Largest median ratios to the floor."""
 GROUP = 10
-"""Clients that train together on one core. By default it is half of the participants, so that two workers have a group each."""
+"""Clients that train together on one core; the default is half of the participants, a group for each of two workers."""
 TIMES_PFL = {"W1": 2.0, "W2": 2.4}
-"""How many times as fast as pfl fedpriv is to be."""
+"""Smallest speed-up of fedpriv over pfl."""
 TWO_CORES = {"W1": 1.8, "W2": 1.75}
-"""How many times as fast two workers are to be as one."""
+"""Smallest speed-up of two workers over one."""
 TOLERANCE = 1e-5
-"""Greatest difference of a weight after one round: float32 sums in another order, over up to 57 steps."""
-TOGETHER = 1e-4
-"""The same where clients train together: each layer then sums in another order, as far from float64 as the floor is."""
+"""Largest difference of a weight after one round: float32 sums in another order, over up to 57 steps."""
+GROUP_TOLERANCE = 1e-4
+"""The same for clients that train together, where each layer sums in another order."""
 PACKAGES = ("fedpriv", "torch", "numpy", "safetensors", "pfl")
 
 
@@ -347,7 +345,7 @@ def two_cores(work: Workload, repeats: int, data_dir: Path | None, folder: Path)
         sys.exit("two workers end at other weights than one")
     size = work.rounds_per_repeat
     sums = [[sum(times[1:][i : i + size]) for i in range(0, repeats * size, size)] for times in seconds]
-    return spread([one / two for one, two in zip(*sums, strict=True)])
+    return spread([single / double for single, double in zip(*sums, strict=True)])
 
 
 def same_steps(fedpriv: Fedpriv, sequential: Fedpriv, floor: Floor, pfl: Pfl | None) -> dict[str, float]:
@@ -357,7 +355,7 @@ def same_steps(fedpriv: Fedpriv, sequential: Fedpriv, floor: Floor, pfl: Pfl | N
         SystemExit: they differ by more than :data:`TOLERANCE`, or a client hardly moves its weights.
     """
     participants, before = fedpriv.participants(1), fedpriv.row.clone()
-    contenders, found = {"fedpriv": fedpriv, "sequential": sequential}, dict.fromkeys(("fedpriv", "sequential"), 0.0)
+    contenders, differences = {"fedpriv": fedpriv, "sequential": sequential}, dict.fromkeys(("fedpriv", "sequential"), 0.0)
     for contender in contenders.values():
         contender.simulation.taps.append(contender.watch)
         contender.run(1)
@@ -370,13 +368,14 @@ def same_steps(fedpriv: Fedpriv, sequential: Fedpriv, floor: Floor, pfl: Pfl | N
         least_moved = min(least_moved, _difference(trained, state))
         for who, contender in contenders.items():
             sent = fedpriv.space.pack(contender.uploads[client].tensors(), before.clone())
-            found[who] = max(found[who], _difference(trained, fedpriv_state(fedpriv.space, sent)))
+            differences[who] = max(differences[who], _difference(trained, fedpriv_state(fedpriv.space, sent)))
     if pfl is not None:
         pfl.run(1)
-        found["pfl"] = _difference(pfl.parameters, fedpriv_state(sequential.space, sequential.row))
-    if any(off > (TOGETHER if who == "fedpriv" else TOLERANCE) for who, off in found.items()) or least_moved < 20 * TOLERANCE:
-        sys.exit(f"not the same steps: differences {found}, least movement of a client {least_moved:.2g}")
-    return {who: float(f"{value:.2g}") for who, value in found.items()}
+        differences["pfl"] = _difference(pfl.parameters, fedpriv_state(sequential.space, sequential.row))
+    limits = {"fedpriv": GROUP_TOLERANCE}
+    if any(off > limits.get(who, TOLERANCE) for who, off in differences.items()) or least_moved < 20 * TOLERANCE:
+        sys.exit(f"not the same steps: differences {differences}, least movement of a client {least_moved:.2g}")
+    return {who: float(f"{value:.2g}") for who, value in differences.items()}
 
 
 def _difference(left: list[Any], right: list[Tensor]) -> float:
@@ -388,11 +387,10 @@ def round_(value: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--workload", choices=[*WORKLOADS, "all"], default="all")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--data-dir", type=Path, help="folder that holds fashion_mnist/*.parquet; default: FEDPRIV_DATA")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
     data_dir = find_or_noise("fashion_mnist", options.data_dir)
     data = "fashion_mnist" if data_dir else "synthetic"
@@ -418,11 +416,7 @@ def main() -> None:
             span = f"{cores['min']:.2f}-{cores['max']:.2f}, wall time"
             print(f"{name} two workers: {cores['median']:.2f} times as fast as one ({span})")
             missed += [f"{name} two workers below {TWO_CORES[name]}"] * (cores["median"] < TWO_CORES[name])
-    print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}, {data}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if missed:
-        sys.exit(f"missed: {'; '.join(missed)}")
+    report(results, options.json, missed)
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
-"""Whether memory and the time of a round stay flat as clients are registered: 100, 1,000 and 10,000, 10 of them in a round.
+"""Memory and time of a round with 100, 1,000 and 10,000 registered clients, 10 of which take part.
 
-The work of a round is the same in all: 10 clients of 6 images, one local epoch, LeNet-5 with a projector of 128. The images of
-Fashion-MNIST are dealt iid to all clients; what a client holds beyond 6 images is set aside as its validation data, and the test
-images are dealt too (``test: disjoint``).
+The work of a round is always the same: 10 clients of 6 images, one local epoch, LeNet-5 with a projector of 128. Fashion-MNIST is
+partitioned iid over all clients, the test images too (``test: disjoint``); a client's images beyond 6 are its validation data.
 
-    fedavg         nothing stays with a client
-    fedrep         projector and head stay with the client, stored on disk at its local update: some clients have them
-    fedrep-stored  all clients have them already (made up before the first round, 77 kB each)
+    fedavg         clients keep no state
+    fedrep         clients keep projector and head, stored on disk at their first local update
+    fedrep-stored  all clients have such a state from the start (77 kB each)
 
-    registered     nobody trains: what the server itself does in a round (client selection, the table of whose state is of which
-                   round, the checkpoint), with every client in the table. For numbers of clients that no data set here can be
-                   dealt to; only with ``--case registered``, usually with ``--clients 1000000``
+    registered     no training: only the server's work in a round (client selection, table of client states, checkpoint), with
+                   every client in the table. For more clients than any data set here can be split over; only with
+                   ``--case registered``, usually with ``--clients 1000000``
 
-Memory: every number of clients in a fresh process, which runs rounds and tests all clients, and reports its ``ru_maxrss`` (in MB
-of 10^6 bytes). Time: a fresh process runs rounds without evaluation of all numbers in turn; CPU time of a round over that of the
-fewest clients in the same local update. Both are flat if the ratio is at most 1.1, of time the median's.
+Memory: a fresh process per number of clients runs rounds, tests all clients, and reports its ``ru_maxrss`` (MB of 10^6 bytes).
+Time: a fresh process runs rounds of all numbers in turn, without evaluation; CPU time relative to that with the fewest clients.
+Limit: ratios of at most 1.1, for time that of the medians.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import facts, spread
+from machine import facts, parser_of, peak_bytes, report, spread
 from trial import begin, find, use_noise
 
 CLIENTS = (100, 1_000, 10_000)
@@ -67,23 +66,17 @@ def begun(case: str, clients: int, data_dir: Path | None, folder: Path) -> Any:
 
 
 def measured(case: str, clients: int, data_dir: Path | None) -> dict[str, Any]:
-    """Memory of a case, and what the test of all clients takes, in this process."""
-    import resource
-
-    def peak() -> int:
-        """MB; Linux counts ``ru_maxrss`` in KiB, macOS in bytes."""
-        return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e6)
-
+    """Memory of a case, and the time to test all clients, in this process."""
     with tempfile.TemporaryDirectory() as folder:
         simulation = begun(case, clients, data_dir, Path(folder))
-        before, seconds = peak(), []
+        before, seconds = round(peak_bytes() / 1e6), []
         for _ in range(3):
             start = time.process_time()
             _, accuracies = simulation.scorer.score(simulation.server, simulation.progress.clients, WARM)
             seconds.append(time.process_time() - start)
             assert len(accuracies) == clients
     return {
-        "peak_mb": peak(),
+        "peak_mb": round(peak_bytes() / 1e6),
         "peak_mb_before_test": before,
         "executor": str(simulation.federation.choice),
         "test_of_all_cpu_s": spread(seconds, 2),
@@ -92,7 +85,7 @@ def measured(case: str, clients: int, data_dir: Path | None) -> dict[str, Any]:
 
 
 def registered(clients: int, repeats: int) -> dict[str, Any]:
-    """The server's own part of a round with that many clients, in CPU ms, and what it keeps of them, in bytes."""
+    """The server's work in a round with that many clients in CPU ms, and the size of its table in bytes."""
     from types import SimpleNamespace
 
     import torch
@@ -102,13 +95,13 @@ def registered(clients: int, repeats: int) -> dict[str, Any]:
     from fedpriv.server.checkpoint import Checkpoints, Progress
     from fedpriv.server.sampling import participants
 
-    made: dict[str, list[float]] = {"select": [], "select_dp": [], "commit": [], "restore": []}
+    times: dict[str, list[float]] = {"select": [], "select_dp": [], "commit": [], "restore": []}
 
     def timed_as(name: str, act: Any) -> Any:
         start = time.process_time()
-        found = act()
-        made[name].append(1e3 * (time.process_time() - start))
-        return found
+        result = act()
+        times[name].append(1e3 * (time.process_time() - start))
+        return result
 
     def terms(**privacy: Any) -> Any:
         values = {"data.clients": clients, "train.participation": PARTICIPANTS / clients, "train.selection": "uniform", **privacy}
@@ -123,40 +116,40 @@ def registered(clients: int, repeats: int) -> dict[str, Any]:
         for number in range(1, repeats + 1):
             chosen = timed_as("select", lambda number=number: participants(plain, number))
             assert len(chosen) == PARTICIPANTS
-            if number <= 2:  # each client draws for itself whether it takes part
+            if number <= 2:  # a draw per client
                 timed_as("select_dp", lambda number=number: participants(private, number))
             progress.round = number
             progress.clients.update(dict.fromkeys(chosen, number))
             timed_as("commit", lambda: checkpoints.commit(progress, server))
         held = sum(file.stat().st_size for file in checkpoints.folder.iterdir()) // 2 - 4 * 44_426
         store.damaged = lambda states: None  # type: ignore[method-assign]  # no client has trained, so there are no states
-        found, _, complaints = timed_as("restore", lambda: Checkpoints(checkpoints.folder, "", store).latest())
-        assert found.clients == progress.clients and not complaints
-    row = {name: spread(values, 1) for name, values in made.items()}
+        restored, _, complaints = timed_as("restore", lambda: Checkpoints(checkpoints.folder, "", store).latest())
+        assert restored.clients == progress.clients and not complaints
+    row = {name: spread(values, 1) for name, values in times.items()}
     return {"cpu_ms": row, "table_bytes": held, "table_bytes_a_client": round(held / clients, 2)}
 
 
 def timed(case: str, counts: list[int], repeats: int, data_dir: Path | None) -> dict[str, Any]:
-    """CPU time of a case's rounds, in this process: by number of clients, and its ratio to that of the fewest."""
+    """CPU time of a case's rounds by number of clients, in this process, and its ratio to that of the fewest."""
     with tempfile.TemporaryDirectory() as folder:
-        made = {clients: begun(case, clients, data_dir, Path(folder) / str(clients)) for clients in counts}
+        simulations = {clients: begun(case, clients, data_dir, Path(folder) / str(clients)) for clients in counts}
         cpu: dict[int, list[float]] = {clients: [] for clients in counts}
         for repeat in range(repeats):
             for clients in counts[:: 1 if repeat % 2 else -1]:
                 start = time.process_time()
-                record = made[clients].run_round()
+                record = simulations[clients].run_round()
                 cpu[clients].append(time.process_time() - start)
                 assert record["metrics"]["participants"] == PARTICIPANTS and not record["per_client"]
-    ratios = {n: [one / least for one, least in zip(cpu[n], cpu[counts[0]], strict=True)] for n in counts}
+    ratios = {n: [time / least for time, least in zip(cpu[n], cpu[counts[0]], strict=True)] for n in counts}
     return {
         "repeats": repeats,
-        "round_cpu_ms": {str(n): spread([1e3 * one for one in values], 1) for n, values in cpu.items()},
+        "round_cpu_ms": {str(n): spread([1e3 * seconds for seconds in values], 1) for n, values in cpu.items()},
         "ratio": {str(n): spread(values) for n, values in ratios.items()},
     }
 
 
 def fill(simulation: Any) -> None:
-    """Store a private state for every client. Without waiting for the disk: 10,000 times that is not what is measured."""
+    """Store a private state for every client, without waiting for the disk 10,000 times."""
     fsync, os.fsync = os.fsync, lambda fd: None
     federation = simulation.federation
     for client in range(federation.config.data.clients):
@@ -166,11 +159,10 @@ def fill(simulation: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--case", choices=(*CASES, REGISTERED), action="append", help=f"default: {CASES}; may be repeated")
     parser.add_argument("--clients", type=int, action="append", help=f"default: {CLIENTS}; may be repeated")
     parser.add_argument("--data-dir", type=Path, help="folder that holds fashion_mnist/*.parquet; default: FEDPRIV_DATA")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     parser.add_argument("--repeats", type=int, default=40, help="timed rounds of each number of clients")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the fresh process of one measurement
     options = parser.parse_args()
@@ -178,11 +170,14 @@ def main() -> None:
     if options.here:
         data_dir = options.data_dir
         case = options.case[0]
-        one = len(counts) == 1
         if case == REGISTERED:
             print(json.dumps(registered(counts[0], options.repeats)))
             return
-        print(json.dumps(measured(case, counts[0], data_dir) if one else timed(case, counts, options.repeats, data_dir)))
+        print(
+            json.dumps(
+                measured(case, counts[0], data_dir) if len(counts) == 1 else timed(case, counts, options.repeats, data_dir)
+            )
+        )
         return
 
     data_dir = find("fashion_mnist", options.data_dir)
@@ -213,15 +208,11 @@ def main() -> None:
                 print(f"{case:13} {clients:>6} clients: a round {cpu} ms CPU, ratio {ratio}")
             slow = rounds["ratio"][str(counts[-1])]["median"]
             failed += [f"{case}: time {slow:.3f}"] if slow > GROWTH else []
-    print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}, {data}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    if failed:
-        sys.exit(f"not flat (more than {GROWTH} times that of {counts[0]} clients): " + "; ".join(failed))
+    report(results, options.json, [f"{ratio} times that of {counts[0]} clients, above {GROWTH}" for ratio in failed])
 
 
 def in_fresh_process(case: str, counts: list[int], repeats: int, data_dir: Path | None) -> dict[str, Any]:
-    """A child of this process, which imports nothing big: on Linux a child's ``ru_maxrss`` starts from its parent's."""
+    """The results of a fresh process. On Linux a child's ``ru_maxrss`` starts from its parent's, so this one stays small."""
     command = [sys.executable, __file__, "--here", "--case", case, "--repeats", str(repeats)]
     command += [part for clients in counts for part in ("--clients", str(clients))]
     command += ["--data-dir", str(data_dir)] if data_dir else []

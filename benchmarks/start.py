@@ -1,17 +1,14 @@
-"""How long one waits: for ``--help``, ``methods``, the first rounds of the main job with and without MLflow, and the quick start.
+"""Start-up times: ``--help``, ``methods``, ``train`` with and without MLflow, and the quick start.
 
-Each is a fresh process. Reported are the seconds until it ends, the CPU seconds (user and system) of the process and of those
-that it waits for, both also as a ratio to ``import torch``, and how many modules it imported; the median of some starts. The
-main job is ``fedpriv train`` on the embedded digits: until its first round is shown, and to its end, without tracking,
-with a new MLflow store, and with one that is there. Beside the quick start stands a floor: ``import torch`` and its SGD steps on
-the cross-entropy alone, in a bare PyTorch loop. What MLflow gets is sent by a process that goes on after the end; its CPU
-time is not counted, and the next start waits for its end.
+Each is a fresh process. Reports wall seconds, CPU seconds (user and system, with children that it waits for), both also as ratios
+to ``import torch``, and the number of imported modules; medians over some starts. ``fedpriv train`` on the built-in digits is
+timed until its first round is shown, and to its end without tracking, with a new MLflow store, and with an old one. The floor of
+the quick start is ``import torch`` and its SGD steps on the cross-entropy in a bare PyTorch loop. A background process sends
+data to MLflow; its CPU time is not counted, and the next start waits for its end.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import resource
 import subprocess
@@ -21,7 +18,7 @@ import time
 from pathlib import Path
 from statistics import median
 
-from machine import facts, spread
+from machine import facts, parser_of, report, spread
 
 UNTIL = """
 import os, re, sys, time
@@ -62,7 +59,7 @@ CLI = COUNT + "from fedpriv.cli import main; main({words!r}, standalone_mode=Tru
 
 
 def commands(folder: Path, repeat: int) -> dict[str, str]:
-    """What each process runs."""
+    """The code of each process, by name."""
     tracked = folder / "tracked"
     untracked = ["--set", "tracking.uri=none", "--runs-dir", str(folder / "untracked")]
     two = ["train", "--rounds", "2"]
@@ -116,21 +113,20 @@ def wait_for_copies(folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results here")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found: dict[str, list[tuple[float, float, int]]] = {}
+        starts: dict[str, list[tuple[float, float, int]]] = {}
         for repeat in range(1 + options.repeats):  # the first fills the disk's cache
             for name, code in commands(Path(folder), repeat).items():
-                one = measured(code)
+                start = measured(code)
                 wait_for_copies(Path(folder))
                 if repeat:
-                    found.setdefault(name, []).append(one)
-    torch_seconds, torch_cpu, _ = zip(*found["import torch"], strict=True)
+                    starts.setdefault(name, []).append(start)
+    torch_seconds, torch_cpu, _ = zip(*starts["import torch"], strict=True)
     rows = {}
-    for name, of in found.items():
+    for name, of in starts.items():
         seconds, cpu, modules = zip(*of, strict=True)
         rows[name] = {
             "seconds": spread(seconds),
@@ -145,9 +141,7 @@ def main() -> None:
             f"{row['cpu_seconds']:.2f} CPU s ({row['cpu_times_importing_torch']:.2f} times), {row['modules']} modules"
         )
     results = {"benchmark": "start", **facts(("fedpriv", "torch")), "repeats": options.repeats, "commands": rows}
-    print(f"on {results['processor']}, load {results['load_average']}, Python {results['python']}, {results['versions']}")
-    if options.json:
-        options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    report(results, options.json)
 
 
 if __name__ == "__main__":

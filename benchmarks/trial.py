@@ -1,6 +1,6 @@
-"""Common parts of benchmarks of rounds: the images, and a simulation that is ready to run.
+"""Common parts of benchmarks of rounds: data, and a simulation that is ready to run.
 
-Nothing heavy is imported before it is used: a child process's peak of memory starts from its parent's.
+Imports nothing heavy before it is used, since a child process's peak memory starts from its parent's.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 SHAPES = {"fashion_mnist": (60_000, 1, 28, 28), "cifar10": (50_000, 3, 32, 32)}
 """Training images by data set; each has 10,000 test images and ten classes."""
 NEVER = 10**9
-"""``eval.every`` of a run that evaluates nothing but its last round."""
+"""``eval.every`` of a run that evaluates only its last round."""
 
 
 def find(name: str, given: Path | None) -> Path | None:
-    """The folder that holds that data set: ``given``, else FEDPRIV_DATA; ``None``, and a line about it, where it is not there."""
+    """The folder of a data set: ``given``, else FEDPRIV_DATA; ``None``, with a warning, if it is missing."""
     folder = given or (Path(os.environ["FEDPRIV_DATA"]) if os.environ.get("FEDPRIV_DATA") else None)
     if folder is not None and (folder / name).is_dir():
         return folder
-    print(f"{name} is not there (--data-dir, FEDPRIV_DATA): SYNTHETIC images of the same shape instead")
+    print(f"{name} is missing (--data-dir, FEDPRIV_DATA): SYNTHETIC images of the same shape instead")
     return None
 
 
 def find_or_noise(name: str, given: Path | None) -> Path | None:
-    """:func:`find`, and noise for every simulation from here on where it is not there."""
+    """:func:`find`; if the data set is missing, all later simulations use noise."""
     folder = find(name, given)
     if folder is None:
         use_noise(name)
@@ -39,7 +39,7 @@ def find_or_noise(name: str, given: Path | None) -> Path | None:
 
 
 def use_noise(name: str) -> None:
-    """Every simulation from here on is of noise in the shape of that data set, however its data set is called."""
+    """Make all later simulations use noise in the shape of that data set."""
     import torch
 
     from fedpriv.data.dataset import Dataset

@@ -272,13 +272,17 @@ def _errors(observations: Sequence[Observation], observed: Data) -> Data:
     return {name: torch.maximum(value, least).clamp_min(1e-30) for name, value in known.items()}
 
 
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy ``()`` of logits ``(B, C)`` and label probabilities ``(B, C)``."""
+    entropy: Tensor = -(targets * logits.log_softmax(-1)).sum(-1).mean()
+    return entropy
+
+
 def gradient_from_labels(net: nn.Module, weights: Data, shared: Sequence[str], inputs: Tensor, targets: Tensor) -> Data:
     """Gradient of the mean cross-entropy of ``inputs`` ``(B, C, H, W)`` for label probabilities ``(B, classes)``, by name."""
 
     def loss(leaves: Data) -> Tensor:
-        logits = functional_call(net, weights | leaves, (inputs,))
-        entropy: Tensor = -(targets * logits.log_softmax(-1)).sum(-1).mean()
-        return entropy
+        return cross_entropy(functional_call(net, weights | leaves, (inputs,)), targets)
 
     return dict(grad(loss)({name: weights[name] for name in shared}))
 

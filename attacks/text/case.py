@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Observation, TextFacts
 from fedpriv.attacks.core.reconstruction import Inapplicable, differentiating_twice
-from fedpriv.attacks.gradients.matching import Data
+from fedpriv.attacks.gradients.matching import Data, cross_entropy
 from fedpriv.attacks.gradients.multistep import as_gradient
 
 WORDS = "(words)"
@@ -65,8 +65,7 @@ class TextCase:
             with self._embedding(leaves[WORDS]):
                 parameters = {name: tensor for name, tensor in leaves.items() if name != WORDS}
                 logits = functional_call(self.net, self.weights | parameters, (ids,))
-            entropy: Tensor = -(targets * logits.log_softmax(-1)).sum(-1).mean()
-            return entropy
+            return cross_entropy(logits, targets)
 
         return dict(grad(loss)({name: self.weights[name] for name in self.layers} | {WORDS: embedded}))
 

@@ -43,7 +43,7 @@ class Descent:
 
 
 @dataclass(frozen=True)
-class Whole:
+class FoundSentences:
     """Different sentences in the span, and the results of other descents, the closest first."""
 
     sentences: tuple[Tensor, ...]
@@ -52,7 +52,7 @@ class Whole:
 
 def whole_sentences(
     observation: Observation, span: Span, hits: Tensor, samples: int, tolerance: float, budget: int, seed: int
-) -> Whole:
+) -> FoundSentences:
     """Search for the sentences of a batch.
 
     Ends when ``samples`` sentences are found, when they have as many tokens as the span has dimensions (all others are repeats),
@@ -82,7 +82,7 @@ def whole_sentences(
                 covered[end.ids, torch.arange(length)] = True
             if len(sentences) == samples or tested >= budget:
                 break
-    return Whole(tuple(sentences), tuple(torch.tensor(ids) for ids in sorted(others, key=lambda ids: others[ids])))
+    return FoundSentences(tuple(sentences), tuple(torch.tensor(ids) for ids in sorted(others, key=lambda ids: others[ids])))
 
 
 def ends(hits: Tensor, text: TextFacts) -> list[int]:

@@ -107,7 +107,7 @@ class Match:
         gradients = comparable(gradients, self.comparable)
         return sum_of(weight * self._share(name, gradients[name], alpha) for name, weight in self.weights.items())
 
-    def of_words(self, chosen: Tensor, targets: Tensor) -> Tensor:
+    def word_losses(self, chosen: Tensor, targets: Tensor) -> Tensor:
         """The squared part of the distance ``(m,)`` for choices of words ``(m, B, L)`` and label probabilities ``(m, B, C)``."""
         one_hot = F.one_hot(chosen, len(self.where.words)).to(self.table) * self.there[..., None]
         chunk = max(1, MEMORY // (16 * sum(tensor.numel() for tensor in self.observed.values())))
@@ -126,11 +126,11 @@ def unexplained_share(case: TextCase, ids: Tensor, labels: Tensor) -> float:
     there = ids != case.text.pad
     match = Match(case, Places(words, F.one_hot(chosen, len(words)).bool() & there[..., None]), 0.0)
     targets = F.one_hot(labels, case.classes).to(case.table)
-    return float(match.of_words(chosen[None], targets[None]))
+    return float(match.word_losses(chosen[None], targets[None]))
 
 
 @dataclass(frozen=True)
-class Mixed:
+class MixtureResult:
     """The results of several starts.
 
     Attributes:
@@ -144,7 +144,7 @@ class Mixed:
     loss: Tensor
 
 
-def mix(match: Match, labels: Tensor | None, starts: int, steps: int, lr: float, seed: int) -> Mixed:
+def optimise_mixtures(match: Match, labels: Tensor | None, starts: int, steps: int, lr: float, seed: int) -> MixtureResult:
     """Minimise by Adam from random mixtures until the most likely words of one start explain the gradient.
 
     Args:
@@ -180,9 +180,9 @@ def mix(match: Match, labels: Tensor | None, starts: int, steps: int, lr: float,
     while True:
         unknown = layout.unpack(x)
         chosen, targets = (unknown["words"] + ruled_out).argmax(-1), targets_of(unknown, data)
-        left = match.of_words(chosen, targets).nan_to_num(torch.inf, torch.inf)
+        left = match.word_losses(chosen, targets).nan_to_num(torch.inf, torch.inf)
         if done >= steps or bool((left <= ENOUGH).any()):
             break
         x = adam(objective, x, lr, min(BETWEEN, steps - done)).x
         done += BETWEEN
-    return Mixed(chosen, targets, left)
+    return MixtureResult(chosen, targets, left)

@@ -21,14 +21,14 @@ def refine(match: Match, chosen: Tensor, targets: Tensor, sweeps: int) -> tuple[
     Returns:
         indices of words ``(B, L)``, and the share of the gradient that they leave unexplained.
     """
-    least = float(match.of_words(chosen[None], targets[None]))
+    least = float(match.word_losses(chosen[None], targets[None]))
     for _ in range(sweeps):
         if least <= ENOUGH:
             break
         others = _neighbours(match, chosen)
         if not len(others):
             break
-        losses = match.of_words(others, targets.expand(len(others), -1, -1))
+        losses = match.word_losses(others, targets.expand(len(others), -1, -1))
         best = int(losses.argmin())
         if not float(losses[best]) < least:
             break

@@ -18,7 +18,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
 from fedpriv.attacks.inference.labels import batch_labels
 from fedpriv.attacks.text.case import TextCase, text_facts
-from fedpriv.attacks.text.mixture import Match, Places, mix
+from fedpriv.attacks.text.mixture import Match, Places, optimise_mixtures
 from fedpriv.attacks.text.refine import refine
 
 
@@ -42,7 +42,7 @@ class SearchOptions:
 
 
 @dataclass(frozen=True)
-class Sought:
+class SentenceResult:
     """The result for one message.
 
     Attributes:
@@ -58,17 +58,19 @@ class Sought:
     note: str
 
 
-def seek(options: SearchOptions, case: TextCase, where: Places, labels: Tensor | None, note: str, seed: int) -> Sought:
+def search_sentences(
+    options: SearchOptions, case: TextCase, where: Places, labels: Tensor | None, note: str, seed: int
+) -> SentenceResult:
     """Search for the words at the places ``where`` by mixtures from several starts, and refine the best.
 
     Args:
         labels: probabilities ``(B, C)``; ``None`` optimises them too.
     """
     match = Match(case, where, options.alpha)
-    mixed = mix(match, labels, options.starts, options.steps, options.lr, seed)
+    mixed = optimise_mixtures(match, labels, options.starts, options.steps, options.lr, seed)
     best = int(mixed.loss.argmin())
     chosen, loss = refine(match, mixed.chosen[best], mixed.targets[best], options.sweeps)
-    return Sought(where.ids(chosen, case.text.pad), mixed.targets[best].argmax(1), loss, note)
+    return SentenceResult(where.ids(chosen, case.text.pad), mixed.targets[best].argmax(1), loss, note)
 
 
 def known_labels(observation: Observation) -> Tensor | None:
@@ -82,7 +84,7 @@ def known_labels(observation: Observation) -> Tensor | None:
     return F.one_hot(labels.view(-1), observation.classes).to(next(iter(observation.shared.values())))
 
 
-def one_by_one(observations: Sequence[Observation], attack: Callable[[Observation], Sought]) -> TextReconstruction:
+def attack_each(observations: Sequence[Observation], attack: Callable[[Observation], SentenceResult]) -> TextReconstruction:
     """Attack the messages one by one, as their sentences have different lengths."""
     began = time.process_time()
     results = [attack(observation) for observation in observations]

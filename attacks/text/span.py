@@ -30,12 +30,12 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.case import text_case
-from fedpriv.attacks.text.descent import Whole, ends, whole_sentences
+from fedpriv.attacks.text.descent import FoundSentences, ends, whole_sentences
 from fedpriv.attacks.text.gradient_span import first_span, later_span, word_distances
 from fedpriv.attacks.text.mixture import Places, unexplained_share
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.repeats import repeated
-from fedpriv.attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
+from fedpriv.attacks.text.sentence_search import SearchOptions, SentenceResult, attack_each, known_labels, search_sentences
 
 
 @register("span")
@@ -63,9 +63,9 @@ class SpanAttack(SearchOptions, TextAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
-        return one_by_one(observations, lambda observation: self._reconstruct(observation, seed))
+        return attack_each(observations, lambda observation: self._reconstruct(observation, seed))
 
-    def _reconstruct(self, observation: Observation, seed: int) -> Sought:
+    def _reconstruct(self, observation: Observation, seed: int) -> SentenceResult:
         case, first, later = text_case(observation), first_span(observation), later_span(observation)
         # A sentence's token vectors are independent, so it has at most as many tokens as the span has dimensions.
         most = min(longest(observation) or observation.input_shape[0], first.basis.shape[1])
@@ -73,16 +73,16 @@ class SpanAttack(SearchOptions, TextAttack):
         _check(hits, case.text)
         rank = first.basis.shape[1]
         note = f"{int(hits.sum())} pairs of token and position in the span of {first.layers[0]!r}, whose rank is {rank}"
-        whole = Whole((), ())
+        whole = FoundSentences((), ())
         if later is not None:
             whole = whole_sentences(observation, later, hits, case.samples, self.tolerance, self.budget, seed)
             note += f"; {len(whole.sentences)} sentences in that of {later.layers[0]!r}, whose rank is {later.basis.shape[1]}"
         with suppress(Inapplicable):
             ids, labels = repeated(case, whole.sentences)
-            return Sought(ids, labels, unexplained_share(case, ids, labels), note)
+            return SentenceResult(ids, labels, unexplained_share(case, ids, labels), note)
         if case.samples <= self.matched:
             places = _places(hits, case.text, case.samples, total_tokens(observation), whole.sentences)
-            return seek(self, case, places, known_labels(observation), note, seed)
+            return search_sentences(self, case, places, known_labels(observation), note, seed)
         if not whole.sentences:
             why = (
                 "a later layer's gradient is of full rank or missing" if later is None else "no sentence tested lies in the span"
@@ -92,7 +92,7 @@ class SpanAttack(SearchOptions, TextAttack):
         rows = [*whole.sentences, *whole.others][: case.samples]
         rows += [rows[0].new_tensor(case.text.special)] * (case.samples - len(rows))
         ids = pad_sequence(rows, batch_first=True, padding_value=case.text.pad)
-        return Sought(ids, torch.full((case.samples,), -1), torch.nan, note)
+        return SentenceResult(ids, torch.full((case.samples,), -1), torch.nan, note)
 
 
 def _check(hits: Tensor, text: TextFacts) -> None:

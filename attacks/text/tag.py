@@ -20,9 +20,9 @@ from fedpriv.attacks.core.options import ranged
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
 from fedpriv.attacks.lab.setting import TextSetting
 from fedpriv.attacks.text.case import TextCase, text_case
-from fedpriv.attacks.text.mixture import Match, mix, places
+from fedpriv.attacks.text.mixture import Match, optimise_mixtures, places
 from fedpriv.attacks.text.rank import lengths
-from fedpriv.attacks.text.sentence_search import SearchOptions, Sought, known_labels, one_by_one, seek
+from fedpriv.attacks.text.sentence_search import SearchOptions, SentenceResult, attack_each, known_labels, search_sentences
 from fedpriv.attacks.text.tokens import find_tokens
 
 
@@ -58,9 +58,9 @@ class Tag(SearchOptions, TextAttack):
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> TextReconstruction:
         """See :meth:`fedpriv.attacks.attack.Attack.run`. The loss is the unexplained share of the gradient."""
-        return one_by_one(observations, lambda observation: self._reconstruct(observation, seed))
+        return attack_each(observations, lambda observation: self._reconstruct(observation, seed))
 
-    def _reconstruct(self, observation: Observation, seed: int) -> Sought:
+    def _reconstruct(self, observation: Observation, seed: int) -> SentenceResult:
         case, labels = text_case(observation), known_labels(observation)
         words, note = _words(observation, case) if self.known_tokens else (torch.arange(len(case.table)), "among all words")
         known = lengths(observation)
@@ -71,13 +71,13 @@ class Tag(SearchOptions, TextAttack):
             tried = [self.length] if self.length else range(len(case.text.special) + 1, observation.input_shape[0] + 1)
             each = [min(tried, key=lambda n: self._misfit(case, n, words, labels, seed))] * case.samples
             note += f"; the length {each[0]} was {'assumed' if self.length else 'the one that matched best'}"
-        return seek(self, case, places(case, each, words), labels, f"searched {note}", seed)
+        return search_sentences(self, case, places(case, each, words), labels, f"searched {note}", seed)
 
     def _misfit(self, case: TextCase, length: int, words: Tensor, labels: Tensor | None, seed: int) -> float:
         if self.length:
             return 0.0
         match = Match(case, places(case, [length] * case.samples, words), self.alpha)
-        return float(mix(match, labels, 1, self.probe, self.lr, seed).loss)
+        return float(optimise_mixtures(match, labels, 1, self.probe, self.lr, seed).loss)
 
 
 def _words(observation: Observation, case: TextCase) -> tuple[Tensor, str]:

@@ -1,9 +1,9 @@
-"""Tables of before and after: where a check from outside found the audit too mild, or an attack weaker than a peer's.
+"""Before-and-after tables for weaknesses that an external review found: an audit too mild, or an attack weaker than a peer's.
 
     python experiments/attacks/against_peers.py --data-dir DATA [--only NAME]
 
 Measures the tables, stores each as results/against_peers/NAME.json, and writes REPORT.md. DATA holds cifar10 and fashion_mnist.
-Two columns need the package ``breaching``, which is no dependency of the project (inversion.py says how to get it).
+Two columns need the package ``breaching``, which is not a dependency of the project (see inversion.py).
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def main(data_dir: str, only: tuple[str, ...]) -> None:
         except FedprivError as error:
             raise click.ClickException(f"{name}: {error}") from None
         seconds = round(time.process_time() - began, 1)
-        found = {"rows": rows, "cpu_seconds": seconds, "versions": versions(), "git_commit": git_commit()}
+        stored = {"rows": rows, "cpu_seconds": seconds, "versions": versions(), "git_commit": git_commit()}
         path = HERE / "results" / FOLDER / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
+        write_atomically(path, (json.dumps(stored, indent=1) + "\n").encode())
         click.echo(f"{name}: {len(rows)} rows, {seconds:.0f} CPU s")
     write_report(HERE / "results", HERE / "REPORT.md")
 

@@ -1,4 +1,4 @@
-"""Inverting gradients before and after, and the two recipes of the breaching library, on the same gradients with equal steps.
+"""Inverting gradients before and after a change, and breaching's two recipes, on the same gradients with equal steps.
 
 breaching (Geiping, Fowl et al.) is no dependency: ``pip install breaching`` where it is to be compared; without it, its columns
 say that it is not installed. All attackers are given the net, the gradient, the normalisation and the labels.
@@ -97,15 +97,15 @@ def _row(
     gradient = torch.autograd.grad(loss, list(client.parameters()))
     after = {"attack": None, "options": {"steps": steps}}
     ours = {"before": {**before, "options": {"steps": steps, **before["options"]}}, "after": after}
-    found = dict[str, Any]()
+    cells = dict[str, Any]()
     for column, how in ours.items():
         began = time.process_time()
-        made = invert(model, gradient, input_shape=(3, 32, 32), n=images, labels=labels, mean=MEAN, std=STD, seed=SEED, **how)
-        found[column] = {"attack": made.attack, **_scores(made.images, true, time.process_time() - began)}
+        result = invert(model, gradient, input_shape=(3, 32, 32), n=images, labels=labels, mean=MEAN, std=STD, seed=SEED, **how)
+        cells[column] = {"attack": result.attack, **_scores(result.images, true, time.process_time() - began)}
     installed = find_spec("breaching") is not None
     for recipe in RECIPES if peers else ():
-        found[recipe] = _breaching(model, gradient, true, labels, recipe, steps) if installed else "not installed"
-    return found
+        cells[recipe] = _breaching(model, gradient, true, labels, recipe, steps) if installed else "not installed"
+    return cells
 
 
 def _breaching(
@@ -125,16 +125,16 @@ def _breaching(
     attacker = breaching.attacks.prepare_attack(copy.deepcopy(model), nn.CrossEntropyLoss(), config, setup)
     torch.manual_seed(SEED)
     began = time.process_time()
-    found, _ = attacker.reconstruct([sent], [shared], {})
-    made = (found["data"].detach() * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)).clamp(0, 1)
-    return _scores(made, true, time.process_time() - began)
+    output, _ = attacker.reconstruct([sent], [shared], {})
+    images = (output["data"].detach() * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)).clamp(0, 1)
+    return _scores(images, true, time.process_time() - began)
 
 
-def _scores(made: Tensor, true: Tensor, seconds: float) -> dict[str, Any]:
-    made = made[match(made, true)]
+def _scores(images: Tensor, true: Tensor, seconds: float) -> dict[str, Any]:
+    images = images[match(images, true)]
     return {
-        "psnr": [round(float(one), 2) for one in psnr(made, true)],
-        "recovered": int((errors(made, true) < RECOVERED).sum()),
+        "psnr": [round(float(value), 2) for value in psnr(images, true)],
+        "recovered": int((errors(images, true) < RECOVERED).sum()),
         "cpu_seconds": round(seconds, 1),
     }
 
@@ -168,14 +168,14 @@ def render(rows: list[dict[str, Any]]) -> str:
     """A section of the report."""
 
     def cell(row: Mapping[str, Any], column: str) -> str:
-        found = row.get(column, "–")
-        if isinstance(found, str):
-            return found
-        return f"{statistics.mean(found['psnr']):.1f} dB, {found['recovered']} of {row['images']}"
+        value = row.get(column, "–")
+        if isinstance(value, str):
+            return value
+        return f"{statistics.mean(value['psnr']):.1f} dB, {value['recovered']} of {row['images']}"
 
     def seconds(row: Mapping[str, Any]) -> str:
-        found = [row.get(column) for column in COLUMNS]
-        return ", ".join(f"{one['cpu_seconds']:.0f}" if isinstance(one, Mapping) and "psnr" in one else "–" for one in found)
+        cells = [row.get(column) for column in COLUMNS]
+        return ", ".join(f"{cell['cpu_seconds']:.0f}" if isinstance(cell, Mapping) and "psnr" in cell else "–" for cell in cells)
 
     lines = [[row["setting"], row["steps"], *(cell(row, column) for column in COLUMNS), seconds(row)] for row in rows]
     text = (

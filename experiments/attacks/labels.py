@@ -1,4 +1,4 @@
-"""Labels from messages of ten clients: by the first rule that applies, as audits reported them before, and by the best of all."""
+"""Labels from messages of ten clients: by the first rule that applies (before), and by the best of all rules (after)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "FedSGD, six classes a client": {**FEDSGD, "partition": "classes", "classes_per_client": 6},
     "local SGD, one epoch in batches of 10, Dirichlet 0.3": {"local_epochs": 1, "batch_size": 10, **SKEWED},
 }
-"""Of a run on digits with ten clients, each of which takes part in the only round."""
+"""Settings of runs on digits with ten clients, all of which take part in the only round."""
 SEED = 0
 TITLE = "## Labels of a client"
 TEXT = """Of digits, ten clients, one message each, from a net with one hidden layer of 64 sigmoids. *before*: the set is that of
@@ -63,32 +63,32 @@ def _of_setting(name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
             model=Net, method="fedavg", dataset="digits", clients=10, rounds=1, lr=0.05, participation=1.0, seed=SEED,
             runs_dir=folder, **plain,
         )  # fmt: skip
-        before = [_before(*one) for one in _messages(Path(run.path))]
+        before = [_before(*entry) for entry in _messages(Path(run.path))]
         report = fedpriv.audit(run, messages=1, label_shadows=0, membership_shadows=0, singles=1, budget=1e-6)
-        (found,) = report.runs
-    after = found["labels"]
-    best = next(one for one in found["label_rules"] if one["best"])
+        (audited,) = report.runs
+    after = audited["labels"]
+    best = next(entry for entry in audited["label_rules"] if entry["best"])
     return {
         "setting": name,
         "messages": len(after),
         "before": {"exact": sum(exact for exact, _ in before), "counts": _mean([share for _, share in before])},
         "after": {
-            "exact": sum(one["exact"] for one in after),
+            "exact": sum(entry["exact"] for entry in after),
             "rule": best["rule"],
             "together": best["together"],
-            "counts": _mean([one["count_accuracy"] for one in after]),
-            "counts_rule": next(one["rule"] for one in found["label_rules"] if one["best_counts"]),
+            "counts": _mean([entry["count_accuracy"] for entry in after]),
+            "counts_rule": next(entry["rule"] for entry in audited["label_rules"] if entry["best_counts"]),
         },
-        "guess": _mean([one["count_guess"] for one in after]),
+        "guess": _mean([entry["count_guess"] for entry in after]),
         "rules": [
-            {"rule": one["rule"], "exact": one["exact"] and one["exact"]["successes"], "counts": one["count_accuracy"]}
-            for one in found["label_rules"]
+            {"rule": entry["rule"], "exact": entry["exact"] and entry["exact"]["successes"], "counts": entry["count_accuracy"]}
+            for entry in audited["label_rules"]
         ],
     }
 
 
 def _messages(run_dir: Path) -> list[tuple[Observation, Tensor]]:
-    """What the server sees of each message, and the true counts ``(C,)``."""
+    """The server's view of each message, and the true class counts ``(C,)``."""
     evidence = Evidence(run_dir)
     classes = len(evidence.federation.dataset.classes)
     return [
@@ -101,7 +101,7 @@ def _messages(run_dir: Path) -> list[tuple[Observation, Tensor]]:
 
 
 def _before(seen: Observation, true: Tensor) -> tuple[bool, float]:
-    """Whether the set is exact, and the share of labels that are right, by the rules of audits before."""
+    """Whether the label set is exact, and the share of right labels, by the first rule that applies."""
     at_start = as_gradient(seen)
     present = present_classes(at_start)
     counts = torch.bincount(batch_labels(at_start), minlength=len(true))
@@ -141,10 +141,10 @@ def _rules(row: Mapping[str, Any]) -> list[list[str]]:
     return [
         [
             row["setting"],
-            one["rule"],
-            f"{one['exact']} of {row['messages']}",
-            "–" if one["counts"] is None else f"{one['counts']:.2f}",
+            rule["rule"],
+            f"{rule['exact']} of {row['messages']}",
+            "–" if rule["counts"] is None else f"{rule['counts']:.2f}",
         ]
-        for one in row["rules"]
-        if one["exact"] is not None
+        for rule in row["rules"]
+        if rule["exact"] is not None
     ]

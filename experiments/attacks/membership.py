@@ -1,4 +1,4 @@
-"""Membership of given samples, by the regression on gradients beside the audit's other attacks, on Fashion-MNIST and CIFAR-10.
+"""Membership inference by gradient regression, compared with the audit's other attacks, on Fashion-MNIST and CIFAR-10.
 
 Ten clients with 100 images each train a small net for one local epoch a round. Attacked are the messages of three clients in the
 last round, as an audit attacks them.
@@ -56,7 +56,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "ten local steps, private head": {"method": "fedper", "train.batch_size": 10},
     "CIFAR-10, cnn10, one step, three rounds": CIFAR,
 }
-"""By name; all else is as in :data:`RUN`, on Fashion-MNIST."""
+"""By name, differences from :data:`RUN` on Fashion-MNIST."""
 COMMIT = "0d95b4c7"
 """The last commit before the regression."""
 
@@ -101,15 +101,15 @@ def _measured(name: str, data_dir: str) -> dict[str, Any]:
         fedpriv.train(run_dir=Path(folder) / "run", **options)
         evidence = Evidence(Path(folder) / "run")
         last = evidence.store.rounds()[-1]
-        found = membership(evidence, last, evidence.whole_clients(last), SHADOWS)
-    by_regression = {one: points for one, points in found.attacks.items() if one in (REGRESSION, REGRESSIONS)}
-    others = {one: points for one, points in found.attacks.items() if one not in by_regression}
-    best = max(others, key=lambda one: others[one].auc.value)
+        measured = membership(evidence, last, evidence.whole_clients(last), SHADOWS)
+    by_regression = {name: points for name, points in measured.attacks.items() if name in (REGRESSION, REGRESSIONS)}
+    others = {name: points for name, points in measured.attacks.items() if name not in by_regression}
+    best = max(others, key=lambda name: others[name].auc.value)
     return {
         "setting": name,
         "before": {"attack": best, "auc": others[best].auc.value},
-        "regression": {one: _figures(points) for one, points in by_regression.items()},
-        "not_tried": {one: reason.text for one, reason in found.not_tried.items() if one in (REGRESSION, REGRESSIONS)},
+        "regression": {name: _figures(points) for name, points in by_regression.items()},
+        "not_tried": {name: reason.text for name, reason in measured.not_tried.items() if name in (REGRESSION, REGRESSIONS)},
         "members": others[best].members,
         "cpu_seconds": round(time.process_time() - began, 1),
     }
@@ -140,6 +140,10 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     before = f"{row['before']['auc']:.2f} ({row['before']['attack']})"
     cells = [row["setting"], before]
     for name in (REGRESSION, REGRESSIONS):
-        found = row["regression"].get(name)
-        cells += ["–", "–"] if found is None else [f"{found['auc']:.3f}", "–" if found["tpr"] is None else f"{found['tpr']:.2f}"]
+        figures = row["regression"].get(name)
+        cells += (
+            ["–", "–"]
+            if figures is None
+            else [f"{figures['auc']:.3f}", "–" if figures["tpr"] is None else f"{figures['tpr']:.2f}"]
+        )
     return cells

@@ -30,7 +30,7 @@ SEED = 0
 
 
 def on_images(config: dict[str, Any], source: str) -> list[dict[str, Any]]:
-    """An attack on messages of victims of its own for each, in the nets of the attacks' controls."""
+    """An attack on messages of the controls' nets, a new net for each message."""
     setting = Setting(**{**config["setting"], "threat": ThreatModel(**config.get("threat", {}))})
     images, labels = setting.truth(SEED)
     if source == "cifar10":
@@ -40,7 +40,7 @@ def on_images(config: dict[str, Any], source: str) -> list[dict[str, Any]]:
     attack = image_attack(config["attack"])(**config["options"])
     pairs = zip(images.split(setting.per_message), labels.split(setting.per_message), strict=True)
     alter = alteration(attack)
-    observed = [one for i, pair in enumerate(pairs) for one in setting.observations(*pair, SEED + i, alter)]
+    observed = [message for i, pair in enumerate(pairs) for message in setting.observations(*pair, SEED + i, alter)]
     facts = {"net": setting.net, "size": setting.side, "batch": setting.per_message, "steps": setting.steps or 1}
     return [facts | tried(attack, setting.threat, observed, images, labels, config["attack"] == "fishing")]
 
@@ -51,26 +51,26 @@ def tried(
     observed: Sequence[Observation],
     images: Tensor,
     labels: Tensor,
-    aimed: bool = False,
+    targeted: bool = False,
     together: bool = False,
 ) -> dict[str, Any]:
     """Mount an attack on each message ``(N,)``; images that it refuses are not recovered.
 
     Args:
-        aimed: only the images count that the attack aims at, which are those that it does not leave grey.
-        together: all messages at once.
+        targeted: count only the images that the attack targets, those that it does not leave grey.
+        together: attack all messages at once.
     """  # fmt: skip
     began, errors, refused, n = time.process_time(), list[float](), list[str](), 0
-    groups = [observed] if together else [[one] for one in observed]
+    groups = [observed] if together else [[message] for message in observed]
     size = len(images) // len(groups)
     for group, some, own in zip(groups, images.split(size), labels.split(size), strict=True):
-        found = attempt(Attacker(attack, threat), group, some, own, SEED)
-        if found.scores is None or found.images is None:
-            refused.append(str(found.inapplicable))
-            n += 1 if aimed else size
+        outcome = attempt(Attacker(attack, threat), group, some, own, SEED)
+        if outcome.scores is None or outcome.images is None:
+            refused.append(str(outcome.inapplicable))
+            n += 1 if targeted else size
             continue
-        counted = (found.images != 0.5).flatten(1).any(1) if aimed else torch.ones(size, dtype=torch.bool)
-        errors += found.scores.mse[counted].tolist()
+        counted = (outcome.images != 0.5).flatten(1).any(1) if targeted else torch.ones(size, dtype=torch.bool)
+        errors += outcome.scores.mse[counted].tolist()
         n += int(counted.sum())
     recovered = sum(error < RECOVERED for error in errors)
     seconds = round(time.process_time() - began, 2)
@@ -84,24 +84,26 @@ def tried(
 
 
 def defended(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
-    """An attack on digits, each behind one gradient of one net, under noise or pruning that the attacker knows."""
+    """An attack on gradients of single digits, all of one net, under noise or pruning that the attacker knows."""
     setting = Setting(kind="digits", side=8, images=config["images"], threat=ThreatModel(**config["threat"]))
     images, labels = setting.truth(SEED)
     observed = setting.observations(images, labels, SEED)
-    flat = torch.stack([torch.cat([tensor.flatten() for tensor in one.shared.values()]) for one in observed])
+    flat = torch.stack([torch.cat([tensor.flatten() for tensor in message.shared.values()]) for message in observed])
     draw, altered = torch.Generator().manual_seed(SEED), list[Observation]()
     if noise := config.get("noise"):
         sigma = noise * float(flat.norm(dim=1).median()) / flat.shape[1] ** 0.5
         says = f"noise of {noise:g} of the gradient's norm"
-        for one in observed:
-            shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in one.shared.items()}
-            altered.append(replace(one, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2))))
+        for message in observed:
+            shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in message.shared.items()}
+            altered.append(replace(message, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2))))
     else:
         says = f"{config['kept']:.0%} of the entries sent"
         least = flat.abs().topk(round(config["kept"] * flat.shape[1])).values[:, -1]
-        for one, limit in zip(observed, least, strict=True):
-            kept = {name: t.abs() >= limit for name, t in one.shared.items()}
-            altered.append(replace(one, shared={n: t * kept[n] for n, t in one.shared.items()}, altered=Altered(kept=kept)))
+        for message, limit in zip(observed, least, strict=True):
+            kept = {name: t.abs() >= limit for name, t in message.shared.items()}
+            altered.append(
+                replace(message, shared={n: t * kept[n] for n, t in message.shared.items()}, altered=Altered(kept=kept))
+            )
     attack = image_attack(config["attack"])(**config["options"])
     facts = {"net": f"reference, {says}", "size": 8, "batch": 1, "steps": 1}
     copies = int((mse(nearest(images, setting.rest(SEED).images), images) < RECOVERED).sum())
@@ -128,12 +130,12 @@ def spear(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
         for noise in config["noise"]:
             observed, truth = [], [digits(batch, i) for i in range(config["messages"])]
             for i, (images, labels) in enumerate(truth):
-                one = observe(rectified(config["width"], SEED + i), images, labels)
+                message = observe(rectified(config["width"], SEED + i), images, labels)
                 if noise:
-                    sigma, draw = noise * float(one.shared["body.1.weight"].std()), torch.Generator().manual_seed(SEED + i)
-                    shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in one.shared.items()}
-                    one = replace(one, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2)))
-                observed.append(one)
+                    sigma, draw = noise * float(message.shared["body.1.weight"].std()), torch.Generator().manual_seed(SEED + i)
+                    shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in message.shared.items()}
+                    message = replace(message, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2)))
+                observed.append(message)
             images, labels = (torch.cat(parts) for parts in zip(*truth, strict=True))
             says = {"net": f"MLP 64-{config['width']}-64-10", "size": 8, "batch": batch, "steps": 1, "noise": noise}
             cells.append(says | tried(attack, ThreatModel(), observed, images, labels))
@@ -146,11 +148,11 @@ def after_epochs(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
     for epochs in config["epochs"]:
         observed, truth = [], [digits(n, i) for i in range(config["messages"])]
         for i, (images, labels) in enumerate(truth):
-            one = observe(rectified(config["width"], SEED + i), images, labels)
+            message = observe(rectified(config["width"], SEED + i), images, labels)
             schedule = Schedule(lr=config["lr"], steps=epochs * -(-n // size), batch_size=size)
             target = F.one_hot(labels, 10).float()
-            change = simulate_local_update(one.net, one.weights, list(one.shared), images, target, schedule)
-            observed.append(replace(one, kind="change", shared={k: t.detach() for k, t in change.items()}, schedule=schedule))
+            change = simulate_local_update(message.net, message.weights, list(message.shared), images, target, schedule)
+            observed.append(replace(message, kind="change", shared={k: t.detach() for k, t in change.items()}, schedule=schedule))
         images, labels = (torch.cat(parts) for parts in zip(*truth, strict=True))
         says = {"net": f"MLP 64-{config['width']}-64-10", "size": 8, "batch": n, "steps": schedule.steps}
         cells.append(says | tried(attack, ThreatModel(), observed, images, labels))
@@ -165,7 +167,10 @@ def on_text(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
     pairs = enumerate(zip(ids.split(batch), labels.split(batch), strict=True))
     attack = text_attack(config["attack"])(**config["options"])
     observed = [observe_text(_altered(attack, SEED + i, size, config["tokens"]), *pair, facts(size)) for i, pair in pairs]
-    observed = [replace(one, shared={n: t for n, t in one.shared.items() if not masked or masked not in n}) for one in observed]
+    observed = [
+        replace(message, shared={n: t for n, t in message.shared.items() if not masked or masked not in n})
+        for message in observed
+    ]
     scores = score_text(attack.run(observed, SEED), ids, labels, facts(size))
     whole = int((scores.multiset_recall == 1).sum()) if scores.exact is None else scores.exact.successes
     return [

@@ -1,6 +1,6 @@
-"""What BatchNorm's running statistics give away of a client's images: members, and their mean colour.
+"""Leakage of a client's images through BatchNorm's running statistics: membership, and mean colour.
 
-The messages are those of runs of fedpriv on CIFAR-10; candidates are the members behind a message, and test images.
+Messages come from runs on CIFAR-10; candidates are the members behind a message, and test images.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.experiments.markdown import table
 
 CLIENTS, CHUNK = 4, 64
-"""Messages of each setting, and images that pass a net at once."""
+"""Number of messages per setting, and of images per forward pass."""
 RUN: Mapping[str, Any] = {
     "data.name": "cifar10", "data.clients": CLIENTS, "data.partition.name": "iid", "model.name": "cnn10_batchnorm",
     "model.projection": None, "train.rounds": 1, "train.participation": 1.0, "train.lr": 0.05, "train.momentum": 0.0,
@@ -46,11 +46,11 @@ SETTINGS: Mapping[str, tuple[int, int, int, dict[str, Any]]] = {
     "one step on 20 samples, FedBN": (20, 1, 500, {"method.name": "fedbn"}),
     "one step on 20 samples, running statistics masked": (20, 1, 500, MASK),
 }  # fmt: skip
-"""By setting: samples of a client, its local steps, candidates, and what differs from :data:`RUN`."""
+"""By setting: samples per client, local steps, candidates, and differences from :data:`RUN`."""
 
 
 def measure(data_dir: str) -> list[dict[str, Any]]:
-    """A row for each of the settings; a few CPU minutes.
+    """A row per setting; takes a few CPU minutes.
 
     Args:
         data_dir: the folder of the data sets, as in ``FEDPRIV_DATA``.
@@ -64,17 +64,17 @@ def _row(data_dir: str, name: str, samples: int, steps: int, candidates: int, co
         where = {"run_dir": Path(folder) / "run", "data.dir": data_dir}
         trained = fedpriv.train(**{**RUN, "method.name": "fedavg", **where, **run, **config})
         evidence = Evidence(trained.path)
-        found = [_attacked(evidence, *which, candidates) for which in evidence.messages()]
-    refused = [one["refused"] for one in found if "refused" in one]
-    row = {"setting": name, "samples": samples, "candidates": candidates, "messages": len(found), "refused": refused[:1]}
+        messages = [_attacked(evidence, *which, candidates) for which in evidence.messages()]
+    refused = [message["refused"] for message in messages if "refused" in message]
+    row = {"setting": name, "samples": samples, "candidates": candidates, "messages": len(messages), "refused": refused[:1]}
     if not refused:
-        row |= {what: mean(one[what] for one in found) for what in ("auc", "named")}
-        row |= {what: median(one[what] for one in found) for what in ("colour_error", "colour_baseline")}
+        row |= {what: mean(message[what] for message in messages) for what in ("auc", "named")}
+        row |= {what: median(message[what] for message in messages) for what in ("colour_error", "colour_baseline")}
     return row | {"cpu_seconds": round(time.process_time() - began, 1)}
 
 
 def _attacked(evidence: Evidence, round: int, client: int, candidates: int) -> dict[str, Any]:
-    """AUC, members among as many candidates of the highest scores, and the errors of the mean colour."""
+    """AUC, share of members among the top-scoring candidates (as many as members), and errors of the mean colour."""
     seen, truth = evidence.attacker.observation(evidence.message(round, client), ThreatModel()), evidence.truth(client).images
     public = evidence.federation.dataset.test_images[: candidates - len(truth)].float() / 255
     images, members = torch.cat([truth, public]), np.arange(candidates) < len(truth)

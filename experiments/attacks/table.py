@@ -36,12 +36,12 @@ from fedpriv.server.run_folder import git_commit, versions
 
 HERE = Path(__file__).parent
 IMAGES = ("photographs", "cifar10")
-"""Of the rows on colour images: crops of scikit-learn's photographs (no data set needed), or CIFAR-10's test images."""
+"""Sources of colour images: crops of scikit-learn's photographs (no data set needed), or CIFAR-10's test images."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row: what is measured, and how.
+    """A row of the table.
 
     Attributes:
         measure: the config, and the name of the images -> results, one a cell.
@@ -91,7 +91,7 @@ HIDDEN = [
     *({"noise": 1.25, "quiet": quiet} for quiet in (8, 16, 20, 24, 28, 32, 48)),
     *({"noise": 1.5, "quiet": quiet} for quiet in (16, 24, 32)),
 ]
-"""Noise that might hide an imprint from the client's check."""
+"""Levels of noise that might hide an imprint from the client's check."""
 TRAINING: dict[str, dict[str, Any]] = {
     "one-step": {"train.local_steps": 1, "train.batch_size": 1000},
     "1-epoch": {"train.local_epochs": 1},
@@ -164,26 +164,26 @@ def stored(folder: Path, name: str, images: str) -> Path:
 
 
 def is_done(path: Path, name: str) -> bool:
-    """Whether a result of the row's present config is stored."""
+    """Whether a result for the row's current config is stored."""
     return path.exists() and json.loads(path.read_text(encoding="utf-8"))["config"] == ROWS[name].config
 
 
 def run_row(name: str, images: str, folder: Path) -> str:
-    """Measure a row and store its result; a line about it."""
+    """Measure a row, store its result, and return a line about it."""
     torch.set_num_threads(1)
     began, row, path = time.process_time(), ROWS[name], stored(folder, name, images)
     cells = row.measure(row.config, images)
-    found = {
+    result = {
         "row": name, "group": row.group, "images": row.data or images, "config": row.config, "seed": SEED, "batch_norm": "none",
         "cells": cells, "cpu_seconds": round(time.process_time() - began, 2), "versions": versions(), "git_commit": git_commit(),
     }  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(found, indent=1) + "\n").encode())
-    return f"{name}: {sum(c['recovered'] for c in cells)} of {sum(c['n'] for c in cells)}, {found['cpu_seconds']:.0f} CPU s"
+    write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
+    return f"{name}: {sum(c['recovered'] for c in cells)} of {sum(c['n'] for c in cells)}, {result['cpu_seconds']:.0f} CPU s"
 
 
 def psnr_of(cell: dict[str, Any]) -> str:
-    """Median, and the best, in dB; refused messages leave no image."""
+    """Median and best PSNR in dB; refused messages have no image."""
     if not cell["mse"]:
         return "–"
     values = [-10 * math.log10(max(mse, 1e-10)) for mse in cell["mse"]]
@@ -196,8 +196,8 @@ def share(cell: dict[str, Any]) -> str:
     return f"{rate.successes} of {rate.n} ({100 * rate.low:.0f}–{100 * rate.high:.0f} %{copies})"
 
 
-def said(run: Mapping[str, Any]) -> str:
-    """Local training in words."""
+def local_training(run: Mapping[str, Any]) -> str:
+    """A description of the local training."""
     if "train.local_steps" in run:
         return "one step on all samples"
     epochs = "1 epoch" if run["train.local_epochs"] == 1 else f"{run['train.local_epochs']} epochs"
@@ -206,8 +206,8 @@ def said(run: Mapping[str, Any]) -> str:
 
 
 def images_of(attacks: Sequence[Mapping[str, Any]]) -> str:
-    """How many images are behind a message."""
-    counts = [one["n"] for one in attacks]
+    """The number of images behind a message."""
+    counts = [attack["n"] for attack in attacks]
     return f"{min(counts)}–{max(counts)}" if min(counts) < max(counts) else f"{counts[0]}"
 
 
@@ -219,24 +219,24 @@ def named(cell: Mapping[str, Any]) -> str:
 
 def percent(attacks: Sequence[Mapping[str, Any]], what: str) -> str:
     """Mean, lowest and highest share of the images of a message."""
-    shares = [100 * one[what] / one["n"] for one in attacks]
+    shares = [100 * attack[what] / attack["n"] for attack in attacks]
     return f"{statistics.mean(shares):.0f} % ({min(shares):.0f}–{max(shares):.0f})"
 
 
 def refused(attacks: Sequence[Mapping[str, Any]]) -> str:
-    """How many clients' checks refuse the download, and for what."""
-    why = [one["refused"] for one in attacks if one["refused"]]
+    """How many clients' checks refuse the download, and why."""
+    why = [attack["refused"] for attack in attacks if attack["refused"]]
     if not why:
         return "passes"
     return f"refuses: {', '.join(sorted(set(why)))}" + ("" if len(why) == len(attacks) else f" ({len(why)} of {len(attacks)})")
 
 
 def render(folder: Path, published: dict[str, Any]) -> str:
-    """The report of the stored results whose config is that of a row."""
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*.json"))]
-    found = [one for one in found if one.get("row") in ROWS and one["config"] == ROWS[one["row"]].config]
+    """The report of the stored results that have a row's current config."""
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*/*.json"))]
+    results = [result for result in results if result.get("row") in ROWS and result["config"] == ROWS[result["row"]].config]
     order = list(ROWS)
-    found.sort(key=lambda one: (order.index(one["row"]), one["images"]))
+    results.sort(key=lambda result: (order.index(result["row"]), result["images"]))
     parts = [
         "# The attackers beside published figures",
         "Written by `python experiments/attacks/table.py --report`; edit published.yaml, not this file.",
@@ -250,20 +250,21 @@ def render(folder: Path, published: dict[str, Any]) -> str:
 
     def lines(group: str) -> list[list[Any]]:
         return [
-            [one["row"], one["images"], c["net"], c["size"], c["batch"], c["steps"], one["batch_norm"], share(c), psnr_of(c),
-             f"{c['cpu_seconds']:.1f}"] for one in found if one["group"] == group for c in one["cells"]
+            [result["row"], result["images"], c["net"], c["size"], c["batch"], c["steps"], result["batch_norm"], share(c),
+             psnr_of(c), f"{c['cpu_seconds']:.1f}"]
+            for result in results if result["group"] == group for c in result["cells"]
         ]  # fmt: skip
 
     clients = [
-        [one["row"], said(one["config"]["run"]), named(c), images_of(c["attacks"]), percent(c["attacks"], "recovered"),
-         percent(c["attacks"], "copies"),
+        [result["row"], local_training(result["config"]["run"]), named(c), images_of(c["attacks"]),
+         percent(c["attacks"], "recovered"), percent(c["attacks"], "copies"),
          "–" if c["attack"] == "analytic" else refused(c["attacks"])]
-        for one in found if one["group"] == "clients" for c in one["cells"]
+        for result in results if result["group"] == "clients" for c in result["cells"]
     ]  # fmt: skip
     parts += ["## An honest server, images", table(images, lines("honest"))]
     grid = [
-        [c["net"], c["batch"], f"{c['noise']:g}", one["batch_norm"], share(c), psnr_of(c), len(c["refused"]),
-         f"{c['cpu_seconds']:.1f}"] for one in found if one["group"] == "spear" for c in one["cells"]
+        [c["net"], c["batch"], f"{c['noise']:g}", result["batch_norm"], share(c), psnr_of(c), len(c["refused"]),
+         f"{c['cpu_seconds']:.1f}"] for result in results if result["group"] == "spear" for c in result["cells"]
     ]  # fmt: skip
     parts += [
         "## SPEAR on digits (8x8 pixels, one step)",
@@ -286,9 +287,9 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         table("row | local training | attack | images | recovered | copies | the client's check", clients),
     ]
     text = [
-        [one["row"], c["net"], c["size"], c["batch"], one["batch_norm"], f"{100 * c['recall']:.0f} %",
+        [result["row"], c["net"], c["size"], c["batch"], result["batch_norm"], f"{100 * c['recall']:.0f} %",
          "no order" if c["rouge"] is None else f"{c['rouge']:.2f}", share(c), f"{c['cpu_seconds']:.1f}"]
-        for one in found if one["group"] == "text" for c in one["cells"]
+        for result in results if result["group"] == "text" for c in result["cells"]
     ]  # fmt: skip
     head = "row | net | tokens, two of them special | sentences a message | BatchNorm | tokens found | ROUGE-L | whole | CPU s"
     parts += [
@@ -308,12 +309,12 @@ def render(folder: Path, published: dict[str, Any]) -> str:
         "## Notes",
         bullets(published["notes"]),
     ]
-    if missing := [name for name in ROWS if name not in {one["row"] for one in found}]:
+    if missing := [name for name in ROWS if name not in {result["row"] for result in results}]:
         parts.append(f"Rows without a result: {', '.join(missing)}.")
-    commits = sorted({str(one["git_commit"]) for one in found})
-    seconds = sum(one["cpu_seconds"] for one in found)
+    commits = sorted({str(result["git_commit"]) for result in results})
+    seconds = sum(result["cpu_seconds"] for result in results)
     parts.append(
-        f"{len(found)} results, {seconds / 60:.0f} CPU minutes in all. Commits: {', '.join(commits) or '–'}. Seed {SEED}."
+        f"{len(results)} results, {seconds / 60:.0f} CPU minutes in all. Commits: {', '.join(commits) or '–'}. Seed {SEED}."
     )
     lines = [" ".join(part.split("\n")) if "|" not in part and "* " not in part else part for part in parts]
     return "\n\n".join([*lines, *sections(folder)]) + "\n"

@@ -1,4 +1,4 @@
-"""Clients to attack: what they send is made by torch's own SGD, an oracle that shares no code with the attacks."""
+"""Clients to attack, whose messages come from torch's own SGD, independent of the attacks' code."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def mlp(hidden: int = 40, act: type[nn.Module] = nn.ReLU, shape: tuple[int, ...]
 
 
 class OfRows(nn.Module):
-    """Two linear layers that work on the last dimension of ``(B, 1, 6, 6)``: the image reaches the first, in rows."""
+    """A net whose first linear layers get the rows of images ``(B, 1, 6, 6)``, not the flattened image."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.second, self.third = nn.Linear(6, 24), nn.Linear(24, 8), nn.Linear(48, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.third(self.second(self.first(x).relu()).relu().flatten(1)).relu()
-        return found
+        features: Tensor = self.third(self.second(self.first(x).relu()).relu().flatten(1)).relu()
+        return features
 
 
 def pictures(n: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
@@ -45,7 +45,7 @@ def pictures(n: int, seed: int = 0, shape: tuple[int, ...] = SHAPE) -> Tensor:
 
 
 def observe(net: SplitNet, shared: dict[str, Tensor], **known: Any) -> Observation:
-    """With the weights of ``net`` known, unless ``known`` says otherwise."""
+    """An observation of ``shared`` with the weights of ``net`` known; ``known`` overrides its fields."""
     fields: dict[str, Any] = {
         "kind": "gradient",
         "weights": {name: p.detach().clone() for name, p in net.named_parameters()},
@@ -59,13 +59,13 @@ def observe(net: SplitNet, shared: dict[str, Tensor], **known: Any) -> Observati
 
 
 def gradient(net: SplitNet, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Of the mean cross-entropy, by parameter name."""
+    """The gradient of the mean cross-entropy, by parameter name."""
     loss = F.cross_entropy(net(x), labels)
     return dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
 
 
 def change(net: SplitNet, x: Tensor, labels: Tensor, schedule: Schedule) -> dict[str, Tensor]:
-    """After minus before, of ``schedule.steps`` steps over consecutive batches of ``(n, C, H, W)``, round and round."""
+    """The weight change of ``schedule.steps`` steps of SGD over consecutive batches, repeated."""
     trained = copy.deepcopy(net)
     weights = [p for p in trained.parameters() if p.ndim > 1]
     biases = [p for p in trained.parameters() if p.ndim <= 1]

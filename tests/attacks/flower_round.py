@@ -1,4 +1,4 @@
-"""Two clients of Flower's own SecAgg+ (``secaggplus_mod``), and what its server gets from them."""
+"""Two clients of Flower's SecAgg+ (``secaggplus_mod``), and what its server receives."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def played(uploads: Sequence[Array]) -> tuple[list[Words], list[int], int]:
         Key.MAX_WEIGHT: 1000.0,
     }
     keys = [library._setup(state, setup) for state in states]
-    public = {str(number): (one[Key.PUBLIC_KEY_1], one[Key.PUBLIC_KEY_2]) for number, one in enumerate(keys)}
+    public = {str(number): (pair[Key.PUBLIC_KEY_1], pair[Key.PUBLIC_KEY_2]) for number, pair in enumerate(keys)}
     sent = [library._share_keys(state, public) for state in states]
     masked = []
     for number, state in enumerate(states):
@@ -46,7 +46,7 @@ def played(uploads: Sequence[Array]) -> tuple[list[Words], list[int], int]:
         parts = [bytes_to_ndarray(part) for part in answer[Key.MASKED_PARAMETERS]]
         masked.append(np.concatenate(parts).astype(np.uint32))
     shares = [library._unmask(state, {Key.ACTIVE_NODE_ID_LIST: [0, 1], Key.DEAD_NODE_ID_LIST: []}) for state in states]
-    private = [combine_shares([one[Key.SHARE_LIST][owner] for one in shares]) for owner in range(2)]
+    private = [combine_shares([share[Key.SHARE_LIST][owner] for share in shares]) for owner in range(2)]
     shared = generate_shared_key(bytes_to_private_key(states[0].sk1), bytes_to_public_key(states[1].pk1))
     return masked, [_folded(secret) for secret in private], _folded(shared)
 

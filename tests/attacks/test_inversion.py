@@ -80,8 +80,8 @@ def test_batch_norm_counts_in_the_mode_of_the_net(training: bool) -> None:
     gradient = gradient_of(net)
     net.load_state_dict(state)  # the step moved the running statistics
     budget = {"steps": 40, "restarts": 0}
-    found = invert(net, gradient, input_shape=SHAPE, attack="idlg", options=budget)
-    assert found.loss < 1e-6 and found.scores(IMAGES[:1]).ssim.item() > 0.9
+    result = invert(net, gradient, input_shape=SHAPE, attack="idlg", options=budget)
+    assert result.loss < 1e-6 and result.scores(IMAGES[:1]).ssim.item() > 0.9
     assert invert(net.train(not training), gradient, input_shape=SHAPE, attack="idlg", options=budget).loss > 1e-2
 
 
@@ -133,8 +133,8 @@ def test_several_images_are_scored_in_their_order(net: Own) -> None:
 
 def test_labels_may_be_integers_of_any_kind(net: Own) -> None:
     short = {"steps": 1, "restarts": 0}
-    found = invert(net, gradient_of(net), input_shape=SHAPE, attack="dlg", labels=LABELS[:1].int(), options=short)
-    assert torch.equal(found.labels, LABELS[:1])
+    result = invert(net, gradient_of(net), input_shape=SHAPE, attack="dlg", labels=LABELS[:1].int(), options=short)
+    assert torch.equal(result.labels, LABELS[:1])
 
 
 class Remembers(Own):
@@ -156,7 +156,7 @@ class Normed(Own):
 
 
 @pytest.mark.parametrize("kind", [Remembers, Normed])
-def test_a_net_that_keeps_what_it_computed_can_be_attacked_after_its_own_pass(kind: type[Own]) -> None:
+def test_invert_works_on_a_net_that_stores_activations(kind: type[Own]) -> None:
     torch.manual_seed(0)
     net = kind()
     gradient = gradient_of(net)
@@ -199,7 +199,7 @@ class Deep(Own):
 
 
 @pytest.mark.parametrize("attack", ["analytic", "spear"])
-def test_the_layer_that_is_fed_the_image_is_found_wherever_it_stands(attack: str) -> None:
+def test_first_layer_is_found_in_any_module_order(attack: str) -> None:
     torch.manual_seed(0)
     net = Deep()
     result = invert(net, gradient_of(net), input_shape=SHAPE, attack=attack)
@@ -220,9 +220,9 @@ def test_a_refusal_has_the_names_of_the_net(net: Own) -> None:
 
 
 def test_controls_on_request(net: Own) -> None:
-    said = list[str]()
-    result = invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic", controls=True, say=said.append)
-    assert said == ["controls of analytic", "analytic: 1 image(s) of 3x8x8"]
+    messages = list[str]()
+    result = invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic", controls=True, say=messages.append)
+    assert messages == ["controls of analytic", "analytic: 1 image(s) of 3x8x8"]
     assert {control.name for control in result.controls} == {"positive", "negative"}
     assert not invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic").controls
 
@@ -244,8 +244,8 @@ class OfGradients(OfOne):
     name: ClassVar = "of-gradients"
 
     def run(self, observations: Sequence[Observation], seed: int = 0) -> Reconstruction:
-        found = super().run(observations, seed)
-        return found if observations[0].kind == "gradient" else replace(found, raw=torch.full_like(found.raw, 0.5))
+        result = super().run(observations, seed)
+        return result if observations[0].kind == "gradient" else replace(result, raw=torch.full_like(result.raw, 0.5))
 
 
 @pytest.fixture

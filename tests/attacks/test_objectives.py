@@ -48,9 +48,11 @@ def ends_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         def function(x: Tensor) -> tuple[Tensor, Tensor]:
             nn.utils.vector_to_parameters(x[0], unknowns)
             value = closure()
-            return value[None], torch.cat([one.grad.flatten() for one in unknowns if one.grad is not None])[None].clone()
+            return value[None], torch.cat([unknown.grad.flatten() for unknown in unknowns if unknown.grad is not None])[
+                None
+            ].clone()
 
-        raise Asked(function, nn.utils.parameters_to_vector(unknowns).detach()[None], [one.numel() for one in unknowns])
+        raise Asked(function, nn.utils.parameters_to_vector(unknowns).detach()[None], [unknown.numel() for unknown in unknowns])
 
     evaluate = Objective.__call__
     monkeypatch.setattr(Objective, "__call__", batched)
@@ -69,7 +71,7 @@ def observed(attack: ImageAttack, **changes: Any) -> list[Observation]:
     setting = replace(control, net="reference", side=8, batch_norm=True)
     setting = setting if setting.targeted else replace(setting, images=2 * together, per_message=together)
     setting = replace(setting, **changes)
-    return [in_double(one) for one in setting.observations(*setting.truth(0), 0, alteration(attack))]
+    return [in_double(message) for message in setting.observations(*setting.truth(0), 0, alteration(attack))]
 
 
 def of_one(attack: ImageAttack) -> list[Observation]:
@@ -78,7 +80,7 @@ def of_one(attack: ImageAttack) -> list[Observation]:
 
 
 def noisy(attack: ImageAttack) -> list[Observation]:
-    return [replace(one, altered=Altered(variance=dict.fromkeys(one.shared, 1e-6))) for one in of_one(attack)]
+    return [replace(message, altered=Altered(variance=dict.fromkeys(message.shared, 1e-6))) for message in of_one(attack)]
 
 
 def of_convolutions(attack: ImageAttack) -> list[Observation]:
@@ -98,7 +100,7 @@ def of_net(norm: nn.Module, hidden: bool) -> list[Observation]:
 def with_statistics(attack: ImageAttack) -> list[Observation]:
     """The messages have running statistics."""
     sent = [in_double(message(net(), images(2, seed=seed))) for seed in range(2)]
-    return [replace(one, labels=torch.arange(2)) for one in sent]
+    return [replace(message, labels=torch.arange(2)) for message in sent]
 
 
 CASES: dict[str, tuple[str, dict[str, Any], Callable[[ImageAttack], list[Observation]]]] = {
@@ -121,7 +123,7 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.usefixtures("ends_when_asked")
 @pytest.mark.parametrize("case", CASES)
-def test_its_gradient_is_right_on_a_net_that_normalises_by_the_batch(case: str) -> None:
+def test_objective_gradient_is_right_with_batch_norm(case: str) -> None:
     name, options, messages = CASES[case]
     attack: ImageAttack = image_attack(name)(**options)
     with pytest.raises(Asked) as asked:

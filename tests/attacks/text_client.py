@@ -1,4 +1,4 @@
-"""Clients to attack with text: what torch's own SGD sends after some steps, and a low-rank adapter by hand."""
+"""Text clients to attack, whose messages come from torch's own SGD, and a hand-written low-rank adapter."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ TEXT = facts()
 def message(
     lengths: list[int], seed: int = 0, net: SplitNet | None = None, size: Size = SMALL
 ) -> tuple[Observation, Tensor, Tensor]:
-    """One gradient on random sentences, and what it hides: ids ``(n, L)``, labels ``(n,)``."""
+    """A gradient on random sentences, with their ids ``(n, L)`` and labels ``(n,)``."""
     ids, labels = sentences(lengths, seed), torch.arange(len(lengths)) % SMALL.classes
     return observe_text(net or small_bert(seed, size), ids, labels), ids, labels
 
 
 def whole(observation: Observation) -> SplitNet:
-    """The client's own net: the architecture with the weights that the attacker knows, which are all."""
+    """The client's net: the architecture with the known weights."""
     net = copy.deepcopy(observation.net)
     net.load_state_dict(dict(observation.weights), strict=False)
     return net
 
 
 def trained(lengths: list[int], schedule: Schedule, seed: int = 0, size: Size = SMALL) -> tuple[Observation, Tensor, Tensor]:
-    """The change that ``schedule.steps`` steps on all sentences make; weight decay on every parameter, as torch has it."""
+    """The change after ``schedule.steps`` steps on all sentences, with weight decay on every parameter; ids and labels."""
     observation, ids, labels = message(lengths, seed, size=size)
     net = whole(observation)
     optimiser = torch.optim.SGD(net.parameters(), lr=schedule.lr, momentum=schedule.momentum, weight_decay=schedule.weight_decay)
@@ -46,12 +46,12 @@ def trained(lengths: list[int], schedule: Schedule, seed: int = 0, size: Size = 
 
 
 def without(observation: Observation, part: str) -> Observation:
-    """The tensors whose name holds ``part`` are masked."""
+    """The observation without the tensors whose name contains ``part``."""
     return replace(observation, shared={name: tensor for name, tensor in observation.shared.items() if part not in name})
 
 
 def noised(observation: Observation, sigma: float, seed: int = 0) -> Observation:
-    """Gaussian noise of the standard deviation ``sigma`` on every entry."""
+    """The observation with Gaussian noise of standard deviation ``sigma`` on every entry."""
     draw = torch.Generator().manual_seed(seed)
     shared = {name: t + sigma * torch.randn(t.shape, generator=draw) for name, t in observation.shared.items()}
     return replace(observation, shared=shared)
@@ -62,7 +62,7 @@ def scores(attack: TextAttack, observation: Observation, ids: Tensor, labels: Te
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer with a low-rank change of it, ``B A``, on top (LoRA, Hu et al. 2022)."""
+    """A frozen linear layer plus a low-rank change ``B A`` (LoRA, Hu et al. 2022)."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Adapted(nn.Module):
 
 
 def adapted(seed: int, rank: int, size: Size = SMALL) -> SplitNet:
-    """The small BERT, frozen, with adapters on query and value whose B is not zero, as after some training; the head learns."""
+    """The small BERT, frozen except for its head and adapters on query and value, whose B is not zero, as after training."""
     net = small_bert(seed, size)
     net.body.requires_grad_(False)
     torch.manual_seed(seed)

@@ -1,1 +1,1 @@
-"""Stored fingerprints of short runs: what a change of the code's structure must leave as it is, bit for bit."""
+"""Stored fingerprints of short runs, which refactoring must not change by a bit."""

@@ -1,4 +1,4 @@
-"""``python -m tests.fingerprints --write``: store the fingerprints of this machine in place of those there are."""
+"""``python -m tests.fingerprints --write``: replace the stored fingerprints by this machine's."""
 
 from __future__ import annotations
 

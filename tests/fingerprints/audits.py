@@ -1,7 +1,7 @@
-"""Audits of tiny runs, taken in full: the findings, the answer in them, and the page without its pictures.
+"""Golden audits of tiny runs: findings, answer, and the page without its pictures.
 
-The attacks take hardly any step, and their controls count as passed, so that an audit takes seconds; what is recovered means
-nothing. What is compared is how findings become rows, sentences and a page.
+Attacks take hardly any steps, and their controls count as passed, so that an audit takes seconds; recovery rates mean nothing.
+These test how findings become rows, sentences and a page.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 EXTENT = {"messages": 1, "label_shadows": 4, "membership_shadows": 4, "singles": 1}
 VARIES = {"created": "2026-01-01T00:00:00+00:00", "run_id": "0" * 32, "versions": {}}
-"""Values of findings that are not the same in two audits of one run, and what takes their place, on the page, too."""
+"""Replacements for values of findings that differ between two audits of one run."""
 LONG = 20
-"""Points of a curve from which on it is stored as a hash."""
+"""Smallest number of points of a curve that is stored as a hash."""
 _PICTURE = re.compile(r"data:image/png;base64,[A-Za-z0-9+/=]+|<style>.*?</style>", re.DOTALL)
 _CURVE = re.compile(r'(?<=d=")[^"]{100,}')
 
@@ -102,11 +102,11 @@ AUDITS: dict[str, Callable[[Path], Report]] = {
     "cut budget": _cut_budget,
     "single update": _single_update,
 }
-"""Name -> an audit in a new folder."""
+"""By name, a function that audits a new run in a folder."""
 
 
 def take(name: str, folder: Path) -> dict[str, Any]:
-    """The audit of that name: its findings, its answer, and its page as lines."""
+    """Take an audit: its findings, its answer, and its page as lines."""
     report = AUDITS[name](folder)
     report.audit = from_json(_constant(report.to_json()))
     page = _CURVE.sub(lambda path: _hash(path[0]), _PICTURE.sub("", _without(report.html(), folder)))
@@ -115,7 +115,7 @@ def take(name: str, folder: Path) -> dict[str, Any]:
 
 
 def form(value: Any) -> Any:
-    """The keys of findings and the types of their values, which hold on any machine; of a list, the form of its first item."""
+    """The keys of findings and the types of their values, equal on any machine; of a list, those of its first item."""
     if isinstance(value, dict):
         return {key: form(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -124,7 +124,7 @@ def form(value: Any) -> Any:
 
 
 def _constant(value: Any, key: str = "") -> Any:
-    """Findings with a fixed value for what varies; durations and speeds are 0."""
+    """Findings with fixed values for what varies; durations and speeds become 0."""
     if isinstance(value, dict):
         return {name: VARIES.get(name, _constant(item, "seconds" if key == "seconds" else name)) for name, item in value.items()}
     if isinstance(value, list):
@@ -133,7 +133,7 @@ def _constant(value: Any, key: str = "") -> Any:
 
 
 def _short(value: Any) -> Any:
-    """Findings with a hash in place of each long curve."""
+    """Findings with long curves replaced by hashes."""
     if isinstance(value, dict):
         return {key: _short(item) for key, item in value.items()}
     if isinstance(value, list):

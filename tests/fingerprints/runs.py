@@ -1,4 +1,4 @@
-"""The runs whose fingerprints are stored: every method, every half, and the main variants of a run."""
+"""The runs whose fingerprints are stored: every method, objective, aggregation and defence, and the main variants of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SMALL: Settings = {
     "data.partition.test": "disjoint",
     "model.name": "lenet_sigmoid",
     "model.projection": 8,
-    "train.rounds": 3,  # the third is the first in which what a client kept in the first matters to all
+    "train.rounds": 3,  # the client states of round 1 affect all clients from round 3 on
     "train.participation": 0.8,
     "train.local_epochs": 1,
     "train.batch_size": 8,
@@ -36,21 +36,21 @@ OF_A_METHOD: dict[str, Settings] = {
     "l-dawa": WITHOUT_LABELS,
     "mpfedcon": {"method.head_epochs": 1},
 }
-"""What a method's run has besides."""
+"""Additional settings of a method's run."""
 
 OBJECTIVE_OF = {"feddyn": "feddyn", "scaffold": "scaffold"}
 AGGREGATION_OF = {"scaffold": "scaffold"}
-"""Halves that need what another one than FedAvg's sends."""
+"""Partners of objectives and aggregations that do not work with FedAvg's."""
 
 OF_AN_AGGREGATION: dict[str, Settings] = {
     "euc": {"aggregation.start": 1, "train.selection": "all", "train.participation": None},
     "fedu": {"aggregation.fedu_threshold": 0.1},
     "l-dawa-fedu": {"aggregation.fedu_threshold": 0.1},
 }
-"""Options with which it does in a short run what it is there for."""
+"""Options with which an aggregation has an effect in a short run."""
 
 OF_A_DEFENCE: dict[str, Settings] = {"mask": {"last": 1}, "clip": {"norm": 0.1}, "quantise": {"bits": 6}}
-"""Options of a transform whose usual ones would change little or nothing."""
+"""Options of transforms whose defaults would change little or nothing."""
 
 VARIANTS: dict[str, tuple[str, Settings]] = {
     "defences one after another": (
@@ -100,7 +100,7 @@ VARIANTS: dict[str, tuple[str, Settings]] = {
     "local encoders": ("mpfedcon", {"method.head_epochs": 1, "eval.state": "local_encoder"}),
     "no labels, probed": ("l-dawa", {**WITHOUT_LABELS, "eval.probe": "linear"}),
 }
-"""Name -> method, and what its run has besides."""
+"""By name, the method and additional settings."""
 
 
 def runs() -> dict[str, Settings]:
@@ -112,21 +112,22 @@ def runs() -> dict[str, Settings]:
     objectives, aggregations = ([row["name"] for row in known[kind]] for kind in ("objectives", "aggregations"))
     pairs = {(objective, AGGREGATION_OF.get(objective, "mean")) for objective in objectives}
     pairs |= {(OBJECTIVE_OF.get(aggregation, "cross-entropy"), aggregation) for aggregation in aggregations}
-    found: dict[str, Settings] = {}
+    settings: dict[str, Settings] = {}
     for method in methods:
-        found[f"method {method}"] = {"method.name": method, **OF_A_METHOD.get(method, {})}
+        settings[f"method {method}"] = {"method.name": method, **OF_A_METHOD.get(method, {})}
         if method in stateful | {"fedavg"}:
-            found[f"method {method}, together"] = {"method.name": method, **OF_A_METHOD.get(method, {}), **TOGETHER}
+            settings[f"method {method}, together"] = {"method.name": method, **OF_A_METHOD.get(method, {}), **TOGETHER}
     for objective, aggregation in sorted(pairs - set(methods.values())):
         views = WITHOUT_LABELS if objective in ("barlow-twins", "simclr") else {}
-        halves = {"objective.name": objective, "aggregation.name": aggregation, **OF_AN_AGGREGATION.get(aggregation, {})}
-        found[f"halves {objective} and {aggregation}"] = {"method.name": "fedavg", **halves, **views}
+        parts = {"objective.name": objective, "aggregation.name": aggregation, **OF_AN_AGGREGATION.get(aggregation, {})}
+        settings[f"halves {objective} and {aggregation}"] = {"method.name": "fedavg", **parts, **views}
     for defence in command("defenses")["defenses"]:
         name = defence["name"]
         transforms = [{"name": name, **OF_A_DEFENCE.get(name, {})}]
-        found[f"defence {name}"] = {"method.name": "fedavg", "wire.transforms": transforms}
-    found |= {name: {"method.name": method, **besides} for name, (method, besides) in VARIANTS.items()}
+        settings[f"defence {name}"] = {"method.name": "fedavg", "wire.transforms": transforms}
+    settings |= {name: {"method.name": method, **besides} for name, (method, besides) in VARIANTS.items()}
     without_epochs = {key: value for key, value in SMALL.items() if key != "train.local_epochs"}
     return {
-        name: {**(without_epochs if "train.local_steps" in settings else SMALL), **settings} for name, settings in found.items()
+        name: {**(without_epochs if "train.local_steps" in settings else SMALL), **settings}
+        for name, settings in settings.items()
     }

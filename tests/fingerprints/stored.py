@@ -1,4 +1,4 @@
-"""The file of fingerprints, and how a fresh one is held against it."""
+"""The file of fingerprints, and the comparison with a fresh one."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ FILE = Path(__file__).with_name("fingerprints.json")
 
 
 def load() -> dict[str, Any]:
-    """``machine``: where they were taken; ``runs``: name -> fingerprint."""
-    return dict(json.loads(FILE.read_text()))
+    """The stored fingerprints: ``machine``, where they were taken, and ``runs`` by name."""
+    return dict(json.loads(FILE.read_text(encoding="utf-8")))
 
 
 def write(runs: dict[str, Fingerprint]) -> None:
-    """A line a run, so that a diff names the runs that changed."""
-    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(found)}" for name, found in runs.items())
-    FILE.write_text(f'{{\n  "machine": {json.dumps(machine())},\n  "runs": {{\n{lines}\n  }}\n}}\n')
+    """Store fingerprints, one line per run, so that a diff shows which runs changed."""
+    lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(fingerprint)}" for name, fingerprint in runs.items())
+    FILE.write_text(f'{{\n  "machine": {json.dumps(machine())},\n  "runs": {{\n{lines}\n  }}\n}}\n', encoding="utf-8")
 
 
 def rounded(fingerprint: Fingerprint) -> Fingerprint:
-    """What holds of it on any machine: the numbers, up to rounding that training has multiplied; bytes exactly.
+    """The part of a fingerprint that holds on any machine: numbers up to rounding that training multiplied, and exact bytes.
 
-    An accuracy may move by a few of the test samples that lie next to a border.
+    An accuracy may change by a few test samples next to a decision boundary.
     """
     numbers = {name: value for name, value in fingerprint.items() if name not in HASHES}
     accuracy = [value if value is None else pytest.approx(value, abs=0.02) for value in numbers["accuracy"]]

@@ -29,26 +29,26 @@ Settings = dict[str, Any]
 Fingerprint = dict[str, Any]
 
 TEXTS = "texts.csv"
-"""As ``data.name``: a small file of texts, written for the run."""
+"""A ``data.name`` that stands for a small file of texts, written for the run."""
 HASHES = ("server", "clients", "wire", "records")
-"""The parts of a fingerprint that are hashes: equal or not, and on another machine not."""
+"""The parts of a fingerprint that are hashes, which differ between machines."""
 
 
 def machine() -> dict[str, str]:
-    """What bits depend on: the processor, the instructions that torch uses of it, and torch."""
+    """What the bits of results depend on: processor, instruction set, and torch's version."""
     return {"processor": _processor(), "instructions": torch.backends.cpu.get_cpu_capability(), "torch": torch.__version__}
 
 
 def _processor() -> str:
-    """Its name; on Linux also family, model and stepping, since in a virtual machine the name says little."""
+    """The processor's name; on Linux also family, model and stepping, since virtual machines hide the name."""
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text() if cpuinfo.exists() else ""
-    said = [re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE) for key in ("model name", "cpu family", "model", "stepping")]
-    return " ".join(match[1].strip() for match in said if match) or platform.processor() or platform.machine()
+    fields = [re.search(rf"^{key}\s*:\s*(.+)$", text, re.MULTILINE) for key in ("model name", "cpu family", "model", "stepping")]
+    return " ".join(match[1].strip() for match in fields if match) or platform.processor() or platform.machine()
 
 
 def command(*arguments: object) -> dict[str, Any]:
-    """What ``fedpriv ... --json`` answers; :class:`AssertionError` with what it printed where it fails."""
+    """The output of ``fedpriv ... --json``; an :class:`AssertionError` with its messages if it fails."""
     result = CliRunner().invoke(main, [*map(str, arguments), "--json"])
     assert result.exit_code == 0, f"fedpriv {' '.join(map(str, arguments))}\n{result.output}"
     return dict(json.loads(result.stdout.splitlines()[-1]))
@@ -97,19 +97,19 @@ def _fingerprint(run: Path) -> Fingerprint:
 
 def _timeless(record: Mapping[str, Any]) -> dict[str, Any]:
     metrics = {name: value for name, value in record["metrics"].items() if name != "seconds"}
-    said = {name: value for name, value in record.items() if name not in ("payloads", "sha256")}  # checksums, also of the time
-    return {**said, "metrics": metrics, "time_ms": None}
+    kept = {name: value for name, value in record.items() if name not in ("payloads", "sha256")}  # checksums, also of the time
+    return {**kept, "metrics": metrics, "time_ms": None}
 
 
 def _model(server: Path) -> Tensor:
-    """``(p,)`` float64: all tensors of the model, by name."""
+    """All tensors of the model, in order of their names, as float64 ``(p,)``."""
     return torch.cat(
         [tensor.double().flatten() for name, tensor in sorted(load_file(server).items()) if name.startswith("model.")]
     )
 
 
 def _content(path: Path) -> Iterator[bytes]:
-    """Name, type, shape and bytes of each tensor of a file, by name."""
+    """Name, dtype, shape and bytes of each tensor of a file, in order of names."""
     for name, tensor in sorted(load_file(path).items()):
         yield f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode()
         yield tensor.reshape(-1).view(torch.uint8).numpy().tobytes()

@@ -22,17 +22,17 @@ __all__ = ["hardly_any_steps", "one_iteration"]
 @pytest.mark.usefixtures("hardly_any_steps")
 @pytest.mark.parametrize("name", slow_but(["plain"], AUDITS), ids=list(AUDITS))
 def test_an_audit_ends_as_it_ended(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    found, path = take(name, tmp_path), FOLDER / f"{name.replace(' ', '-')}.json"
+    taken, path = take(name, tmp_path), FOLDER / f"{name.replace(' ', '-')}.json"
     if request.config.getoption("--store"):
         path.parent.mkdir(exist_ok=True)
-        path.write_text(json.dumps({"machine": machine(), **found}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(json.dumps({"machine": machine(), **taken}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     expected = json.loads(path.read_text(encoding="utf-8"))
-    assert found["answer"] == expected["answer"]
+    assert taken["answer"] == expected["answer"]
     if expected.pop("machine") == machine():
-        assert found["findings"] == expected["findings"]
-        assert found["page"] == expected["page"]
+        assert taken["findings"] == expected["findings"]
+        assert taken["page"] == expected["page"]
     else:
-        assert form(found["findings"]) == form(expected["findings"])
+        assert form(taken["findings"]) == form(expected["findings"])
 
 
 def test_no_audit_is_left_of_a_run_that_is_no_more() -> None:

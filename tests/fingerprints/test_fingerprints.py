@@ -23,11 +23,11 @@ QUICK = ["method fedavg", "method mpfedcon", "method scaffold, together", "defen
 @pytest.mark.parametrize("name", slow_but(QUICK, RUNS), ids=[f"{name} - {HOW}" for name in RUNS])
 def test_a_run_ends_where_it_ended(name: str) -> None:
     assert name in STORED["runs"], f"no fingerprint of {name!r} is stored: python -m tests.fingerprints --write"
-    expected, found = STORED["runs"][name], take(RUNS[name])
+    expected, taken = STORED["runs"][name], take(RUNS[name])
     if EXACT:
-        assert found == expected, f"other bits of {[part for part in expected if found[part] != expected[part]]}"
+        assert taken == expected, f"other bits of {[part for part in expected if taken[part] != expected[part]]}"
     else:
-        numbers = {part: value for part, value in found.items() if part not in HASHES}
+        numbers = {part: value for part, value in taken.items() if part not in HASHES}
         assert numbers == stored.rounded(expected), f"compared within tolerance: stored on {STORED['machine']}, here {machine()}"
 
 

@@ -1,4 +1,4 @@
-"""DLG and iDLG as the authors' scripts have them: one image at a time, torch's own optimiser. Shares nothing with ``attacks``."""
+"""DLG and iDLG as in the authors' scripts: one image at a time, with torch's optimiser; independent of ``attacks``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 @dataclass
 class Result:
-    """Of one image ``(1, C, H, W)``: as the optimiser left it, its label, the loss after every outer step."""
+    """The final image ``(1, C, H, W)``, its label, and the loss after every outer step."""
 
     image: Tensor
     label: int
@@ -21,11 +21,11 @@ class Result:
 def dlg(
     net: nn.Module, gradient: list[Tensor], image: Tensor, label: Tensor | None, steps: int = 300, improved: bool = False
 ) -> Result:
-    """From the starts ``image`` ``(1, C, H, W)`` and ``label`` ``(1, classes)``.
+    """Run DLG from the initial ``image`` ``(1, C, H, W)`` and ``label`` logits ``(1, classes)``.
 
     Args:
-        gradient: of the loss of one sample, in the order of the net's parameters.
-        improved: iDLG: the label by the sign of the last weight's row sums, hard cross-entropy.
+        gradient: observed gradient of one sample, in the order of the net's parameters.
+        improved: iDLG: label by the row sums of the last weight's gradient, hard cross-entropy.
     """
     parameters = list(net.parameters())
     dummy = image.clone().requires_grad_()
@@ -42,8 +42,8 @@ def dlg(
         optimiser.zero_grad()
         logits = net(dummy)
         loss = F.cross_entropy(logits, hard) if soft is None else -(F.softmax(soft, -1) * F.log_softmax(logits, -1)).sum(1).mean()
-        made = torch.autograd.grad(loss, parameters, create_graph=True)
-        distance = sum(((a - b) ** 2).sum() for a, b in zip(made, gradient, strict=True))
+        guess = torch.autograd.grad(loss, parameters, create_graph=True)
+        distance = sum(((a - b) ** 2).sum() for a, b in zip(guess, gradient, strict=True))
         assert isinstance(distance, Tensor)
         distance.backward()
         return distance

@@ -1,4 +1,4 @@
-"""FedDUAL's two halves written once more, slowly: NumPy, Python loops and SciPy's Wasserstein distance.
+"""FedDUAL's objective and aggregation, written independently: NumPy, Python loops and SciPy's Wasserstein distance.
 
 Shares nothing with fedpriv. The loss is differentiated by torch in float64, through the softmax itself.
 """
@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 
 
 def mean_shift(vectors: Array, eps: float, iterations: int, additive: bool = False) -> tuple[Array, Array]:
-    """(b, w) after exactly so many iterations of eqs. 12-13 with uniform base weights."""
+    """Centre and weights after a fixed number of iterations of eqs. 12-13, with uniform base weights."""
     count = len(vectors)
     b, w = vectors.mean(0), np.full(count, 1 / count)
     for _ in range(iterations):
@@ -32,7 +32,7 @@ def mean_shift(vectors: Array, eps: float, iterations: int, additive: bool = Fal
 
 
 def kl(weights: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """KL(softmax(weights) || softmax(reference)) and its gradient by the weights, by autograd in float64."""
+    """KL(softmax(weights) || softmax(reference)) and its gradient at the weights, by autograd in float64."""
     z = weights.double().clone().requires_grad_(True)
     log_p, log_q = torch.log_softmax(z, 0), torch.log_softmax(reference.double(), 0)
     value = (log_p.exp() * (log_p - log_q)).sum()

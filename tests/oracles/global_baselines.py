@@ -1,4 +1,4 @@
-"""The global baselines again, slowly and from the papers' formulae alone: float64, one tensor at a time, no flat rows.
+"""The global baselines, written independently from the papers' formulae: float64, one tensor at a time.
 
 Shares nothing with fedpriv but the initial net, the clients' tensors and the order of the batches.
 """
@@ -47,8 +47,8 @@ class World:
         x, y = self.data[client][0][index], self.data[client][1][index]
         leaves = {name: t.clone().requires_grad_(True) for name, t in row.items()}
         value = (loss or self.cross_entropy)(leaves, x, y)
-        found = torch.autograd.grad(value, list(leaves.values()))
-        return {name: g + (self.wd if g.ndim > 1 else self.wd_bias) * row[name] for (name, g) in zip(row, found, strict=True)}
+        gradients = torch.autograd.grad(value, list(leaves.values()))
+        return {name: g + (self.wd if g.ndim > 1 else self.wd_bias) * row[name] for (name, g) in zip(row, gradients, strict=True)}
 
     def cross_entropy(self, row: Row, x: Tensor, y: Tensor) -> Tensor:
         logits = self.outputs(row, x).logits
@@ -96,7 +96,7 @@ def fednova(world: World, round: int, active: list[int], mu: float, uniform: boo
             x += world.lr * v
         a.append(x / world.lr)
     p = [1.0 if uniform else float(world.size(k)) for k in active]
-    p = [one / sum(p) for one in p]
+    p = [share / sum(p) for share in p]
     tau = sum(pk * ak for pk, ak in zip(p, a, strict=True))
     old = world.server.setdefault("velocity", world.zeros())
     for n in world.model:
@@ -155,7 +155,7 @@ def moon(world: World, round: int, active: list[int], mu: float, tau: float) -> 
             total = world.cross_entropy(row, x, y)
             if previous is None:
                 return total
-            z, zg, zp = (world.outputs(one, x).projection for one in (row, received, previous))
+            z, zg, zp = (world.outputs(weights, x).projection for weights in (row, received, previous))
             cosine = lambda a, b: (a * b).sum(1) / a.norm(dim=1) / b.norm(dim=1)  # noqa: E731
             up, down = torch.exp(cosine(z, zg) / tau), torch.exp(cosine(z, zp) / tau)
             return total - mu * torch.log(up / (up + down)).mean()

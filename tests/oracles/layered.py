@@ -1,4 +1,4 @@
-"""MpFedcon and FedRep again, slowly and from the papers' equations alone: float64, whole modules, deep copies.
+"""MpFedcon and FedRep, written independently from the papers' equations: float64, whole modules, deep copies.
 
 Shares nothing with fedpriv but the initial net, the clients' tensors and the order of the batches.
 """

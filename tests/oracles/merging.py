@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 State = list[Array]
-"""A model: its arrays."""
+"""A model as a list of arrays."""
 
 
 def cosine(a: Array, b: Array) -> float:
@@ -36,7 +36,7 @@ def m_dawa(start: State, uploads: Sequence[State], base: Sequence[float]) -> Sta
 
 
 def simprox_alpha(start: Array, uploads: Sequence[Array], lam0: float, tau: float) -> list[float]:
-    """Eqs. 7-14 as printed; exp(-g) as it is."""
+    """Eqs. 7-14 as printed, with exp(-g)."""
     count = len(uploads)
     distance = [[math.sqrt(float(np.sum((a - b) ** 2))) for b in uploads] for a in uploads]
     pairs = [distance[i][j] for i in range(count) for j in range(i + 1, count)]

@@ -1,4 +1,4 @@
-"""Per-FedAvg, APFL and Ditto again, slowly and from the papers' equations alone: float64, named tensors.
+"""Per-FedAvg, APFL and Ditto, written independently from the papers' equations: float64, named tensors.
 
 Shares nothing with fedpriv but the initial net, the clients' tensors and the order of the batches. The Hessian of Per-FedAvg is
 exact here, by double differentiation.
@@ -53,8 +53,8 @@ class World:
 
     def gradient(self, model: Model, x: Tensor, y: Tensor, create_graph: bool = False) -> Model:
         leaves = {name: w if create_graph else w.detach().requires_grad_() for name, w in model.items()}
-        found = torch.autograd.grad(self.loss(leaves, x, y), list(leaves.values()), create_graph=create_graph)
-        return dict(zip(model, found, strict=True))
+        gradients = torch.autograd.grad(self.loss(leaves, x, y), list(leaves.values()), create_graph=create_graph)
+        return dict(zip(model, gradients, strict=True))
 
 
 def perfedavg(

@@ -14,7 +14,7 @@ def cosine(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def nt_xent(first: Rows, second: Rows, temperature: float, symmetric: bool, include_self: bool) -> float:
-    """Mean over the anchors of -log of the share that the other view has among the candidates."""
+    """Mean over the anchors of the negative log share of the other view among the candidates."""
     n, every = len(first), [*first, *second]
     losses = []
     for i in range(2 * n if symmetric else n):

@@ -1,4 +1,4 @@
-"""FedSiam-DA again, slowly and from the paper's equations alone: float64, whole modules, deep copies.
+"""FedSiam-DA, written independently from the paper's equations: float64, whole modules, deep copies.
 
 Shares nothing with fedpriv but the initial net, the clients' tensors and the order of the batches.
 """

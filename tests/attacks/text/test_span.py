@@ -25,7 +25,7 @@ WIDE = Size(words=300, width=96)
 
 
 def batch(n: int, length: int = 8) -> tuple[Observation, Tensor, Tensor]:
-    """A gradient on ``n`` sentences through a net that is wide enough for them."""
+    """A gradient on ``n`` sentences of a net that is wide enough for them."""
     ids, labels = sentences([length] * n, 0, WIDE), torch.arange(n) % WIDE.classes
     return observe_text(small_bert(0, WIDE), ids, labels, facts(WIDE)), ids, labels
 
@@ -35,7 +35,7 @@ def read(observation: Observation, ids: Tensor, labels: Tensor) -> TextScores:
 
 
 @pytest.mark.parametrize("sizes", [[9], [10, 6], [8, 7, 5]])
-def test_true_pairs_lie_in_the_span_and_none_that_is_not_made_of_them(sizes: list[int]) -> None:
+def test_span_holds_true_pairs_and_their_combinations_only(sizes: list[int]) -> None:
     observation, ids, _ = message(sizes)
     hidden = without(observation, HIDDEN)
     span = first_span(hidden)
@@ -52,29 +52,29 @@ def test_true_pairs_lie_in_the_span_and_none_that_is_not_made_of_them(sizes: lis
 @pytest.mark.parametrize("sizes", quick_first([[8], [9, 6]]))
 def test_sentences_without_the_embedding_layer(sizes: list[int]) -> None:
     observation, ids, labels = message(sizes, seed=1)
-    found = scores(SpanAttack(), without(observation, HIDDEN), ids, labels)
-    assert float(found.recall) == 1 and found.exact is not None and found.exact.share == 1
+    result = scores(SpanAttack(), without(observation, HIDDEN), ids, labels)
+    assert float(result.recall) == 1 and result.exact is not None and result.exact.share == 1
 
 
 @pytest.mark.parametrize("hidden", quick_first([HIDDEN, "layer.0.output", "layer.1", "layer.0.intermediate"]))
 def test_every_sentence_of_a_batch_and_its_label(hidden: str) -> None:
     observation, ids, labels = batch(5)
-    found = read(without(observation, hidden), ids, labels)
-    assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
+    result = read(without(observation, hidden), ids, labels)
+    assert result.exact is not None and result.exact.share == 1 and result.labels is not None and result.labels.share == 1
 
 
 def test_a_batch_without_its_head_has_no_labels() -> None:
     observation, ids, labels = batch(6)
-    found = read(without(observation, "top"), ids, labels)
-    assert found.exact is not None and found.exact.share == 1 and found.labels is None
+    result = read(without(observation, "top"), ids, labels)
+    assert result.exact is not None and result.exact.share == 1 and result.labels is None
 
 
 def test_repeated_sentences_are_counted() -> None:
     ids = sentences([7] * 4, 0, WIDE)[[0, 1, 1, 2, 1, 3]]
     labels = torch.tensor([0, 1, 1, 2, 4, 2])
     observation = observe_text(small_bert(0, WIDE), ids, labels, facts(WIDE))
-    found = read(without(observation, HIDDEN), ids, labels)
-    assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
+    result = read(without(observation, HIDDEN), ids, labels)
+    assert result.exact is not None and result.exact.share == 1 and result.labels is not None and result.labels.share == 1
 
 
 @pytest.mark.slow
@@ -96,16 +96,16 @@ def test_no_sentence_lies_in_a_random_span() -> None:
     assert len(whole_sentences(observation, later, hits, 6, 0.01, 5_000, 0).sentences) == 6
 
 
-def test_neighbours_have_two_words_swapped_or_one_moved_as_far_as_their_places_allow() -> None:
+def test_neighbours_swap_or_move_words_to_possible_places() -> None:
     ids, every = torch.tensor([1, 5, 6, 7, 2]), torch.tensor([5, 6, 7])
     free = [torch.tensor([1]), every, every, every, torch.tensor([2])]
     swapped, moved = [(6, 5, 7), (7, 6, 5), (5, 7, 6)], [(6, 7, 5), (7, 5, 6)]
-    assert {tuple(one[1:-1].tolist()) for one in _reordered(ids, free)} == {*swapped, *moved}
+    assert {tuple(neighbour[1:-1].tolist()) for neighbour in _reordered(ids, free)} == {*swapped, *moved}
     assert not len(_reordered(ids, [ids[place, None] for place in range(5)]))
 
 
 def test_where_no_order_is_told_no_sentence_counts_as_found() -> None:
-    """Without positions every order of the words is as near to the span, and the first one met would look like the true one."""
+    """Without positions all orders of the words are equally close to the span."""
     ids, labels, net = sentences([7], 0, WIDE), torch.tensor([0]), small_bert(0, WIDE)
     with torch.no_grad():
         net.get_parameter(str(facts(WIDE).positions)).zero_()
@@ -118,15 +118,15 @@ def test_where_no_order_is_told_no_sentence_counts_as_found() -> None:
 
 def test_adapters_with_more_ranks_than_tokens_give_them_away() -> None:
     observation, ids, labels = message([6], net=adapted(0, rank=12))
-    found = scores(SpanAttack(), observation, ids, labels)
-    assert found.exact is not None and found.exact.share == 1
+    result = scores(SpanAttack(), observation, ids, labels)
+    assert result.exact is not None and result.exact.share == 1
     with pytest.raises(Inapplicable, match="full rank"):
         first_span(message([6], net=adapted(0, rank=2))[0])
 
 
 @pytest.mark.parametrize("lr", [0.01, 0.5])
 def test_the_rounding_of_a_change_is_known(lr: float) -> None:
-    """Queries and keys have small gradients in nets with random weights; their rounding does not hide what values show."""
+    """Rounding of the small gradients of queries and keys does not hide what the values show."""
     observation, ids, _ = trained([8], Schedule(lr=lr))
     span = first_span(without(observation, HIDDEN))
     assert span.basis.shape[1] == total_tokens(observation) == 8
@@ -148,12 +148,12 @@ def test_noise_ends_it() -> None:
 
 
 def test_lengths_and_when_they_are_certain() -> None:
-    one, two, three = (message(sizes)[0] for sizes in ([7], [9, 4], [8, 6, 4]))
-    assert lengths(one) == lengths(without(one, HIDDEN)) == ([7], True)
-    assert lengths(two) == ([9, 4], True)
-    assert lengths(without(two, HIDDEN)) == ([7, 6], False)
-    assert lengths(three) == ([8, 5, 5], False)
-    assert lengths(replace(three, shared={n: t for n, t in three.shared.items() if "position" in n})) == ([8, 8, 8], False)
+    single, pair, triple = (message(sizes)[0] for sizes in ([7], [9, 4], [8, 6, 4]))
+    assert lengths(single) == lengths(without(single, HIDDEN)) == ([7], True)
+    assert lengths(pair) == ([9, 4], True)
+    assert lengths(without(pair, HIDDEN)) == ([7, 6], False)
+    assert lengths(triple) == ([8, 5, 5], False)
+    assert lengths(replace(triple, shared={n: t for n, t in triple.shared.items() if "position" in n})) == ([8, 8, 8], False)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

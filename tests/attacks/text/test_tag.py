@@ -23,7 +23,7 @@ from tests.marks import quick_first
 
 ONE_LAYER = Size(layers=1)
 message, trained, adapted = (
-    partial(made, size=ONE_LAYER) for made in (text_client.message, text_client.trained, text_client.adapted)
+    partial(victim, size=ONE_LAYER) for victim in (text_client.message, text_client.trained, text_client.adapted)
 )
 
 
@@ -31,54 +31,54 @@ def test_the_gradient_of_given_embeddings_is_that_of_the_words() -> None:
     observation, ids, labels = message([7, 5])
     case = text_case(observation)
     targets = F.one_hot(labels, 6).float()
-    made = case.gradient(ids, case.table[ids], targets)
+    gradients = case.gradient(ids, case.table[ids], targets)
     for name in case.layers:
-        torch.testing.assert_close(made[name], observation.shared[name], rtol=1e-4, atol=1e-7)
-    rows = torch.zeros_like(case.table).index_add(0, ids.flatten(), made[WORDS].flatten(0, 1))
+        torch.testing.assert_close(gradients[name], observation.shared[name], rtol=1e-4, atol=1e-7)
+    rows = torch.zeros_like(case.table).index_add(0, ids.flatten(), gradients[WORDS].flatten(0, 1))
     torch.testing.assert_close(rows, observation.shared[TEXT.words], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(("lengths", "known_tokens"), quick_first([([6], True), ([7, 5], True), ([6], False)]))
 def test_sentences_are_found_word_for_word(lengths: list[int], known_tokens: bool) -> None:
-    found = scores(Tag(known_tokens=known_tokens), *message(lengths, seed=3))
-    assert found.exact is not None and found.exact.share == 1
-    assert found.labels is not None and found.labels.share == 1
+    scored = scores(Tag(known_tokens=known_tokens), *message(lengths, seed=3))
+    assert scored.exact is not None and scored.exact.share == 1
+    assert scored.labels is not None and scored.labels.share == 1
 
 
 @pytest.mark.slow
 def test_one_local_step_is_a_gradient() -> None:
-    found = scores(Tag(), *trained([7], Schedule(lr=0.1, weight_decay=1e-3, weight_decay_bias=1e-3)))
-    assert found.exact is not None and found.exact.share == 1
+    scored = scores(Tag(), *trained([7], Schedule(lr=0.1, weight_decay=1e-3, weight_decay_bias=1e-3)))
+    assert scored.exact is not None and scored.exact.share == 1
 
 
 @pytest.mark.slow
 def test_without_the_embeddings_the_length_comes_from_the_rank() -> None:
     observation, ids, labels = message([7])
-    found = scores(Tag(), without(observation, "embeddings"), ids, labels)
-    assert found.exact is not None and found.exact.share == 1
+    scored = scores(Tag(), without(observation, "embeddings"), ids, labels)
+    assert scored.exact is not None and scored.exact.share == 1
 
 
 @pytest.mark.slow
 def test_labels_are_sought_where_the_head_is_hidden_but_known() -> None:
     observation, ids, labels = message([4])
-    found = scores(Tag(starts=2, steps=100), without(observation, "top."), ids, labels)
-    assert found.exact is not None and found.exact.share == 1 and found.labels is not None and found.labels.share == 1
+    scored = scores(Tag(starts=2, steps=100), without(observation, "top."), ids, labels)
+    assert scored.exact is not None and scored.exact.share == 1 and scored.labels is not None and scored.labels.share == 1
 
 
 @pytest.mark.slow
 def test_adapters_are_enough() -> None:
     observation, ids, labels = message([5], net=adapted(0, rank=4))
     assert all("lora_" in name or name.startswith("top.") for name in observation.shared)
-    found = scores(Tag(length=5), observation, ids, labels)
-    assert found.rouge is not None and float(found.rouge) >= 0.8
+    scored = scores(Tag(length=5), observation, ids, labels)
+    assert scored.rouge is not None and float(scored.rouge) >= 0.8
 
 
 @pytest.mark.slow
 def test_an_unknown_length_is_tried() -> None:
     ids, labels = sentences([4], 0), torch.tensor([2])
     observation = replace(observe_text(adapted(0, rank=4), ids, labels), input_shape=(5,))
-    made = Tag(probe=20, steps=1, starts=1, sweeps=0).run([observation])
-    assert made.ids is not None and made.ids.shape == (1, 4) and "matched best" in made.notes[0]
+    result = Tag(probe=20, steps=1, starts=1, sweeps=0).run([observation])
+    assert result.ids is not None and result.ids.shape == (1, 4) and "matched best" in result.notes[0]
 
 
 @pytest.mark.slow
@@ -94,8 +94,8 @@ def test_what_a_message_went_through_is_known(defence: str) -> None:
         sent = {name: tensor * kept[name] for name, tensor in observation.shared.items()}
         altered = Altered(kept=kept)
     few = Tag(steps=50, starts=1, sweeps=2)
-    found = scores(few, replace(observation, shared=sent, altered=altered), ids, labels)
-    assert found.exact.share == 1
+    scored = scores(few, replace(observation, shared=sent, altered=altered), ids, labels)
+    assert scored.exact.share == 1
     plain = scores(few, replace(observation, shared=sent), ids, labels)
     assert plain.exact.share == 0
 
@@ -103,8 +103,8 @@ def test_what_a_message_went_through_is_known(defence: str) -> None:
 @pytest.mark.slow
 def test_noise_leaves_nothing() -> None:
     observation, ids, labels = message([8])
-    found = scores(Tag(steps=50, sweeps=1, length=8), noised(observation, 10.0), ids, labels)
-    assert found.rouge is not None and float(found.rouge) < 0.3
+    scored = scores(Tag(steps=50, sweeps=1, length=8), noised(observation, 10.0), ids, labels)
+    assert scored.rouge is not None and float(scored.rouge) < 0.3
 
 
 def test_exchanging_words_repairs_a_sentence() -> None:
@@ -134,5 +134,5 @@ def test_what_it_cannot_work_without() -> None:
 def test_given_labels_are_used() -> None:
     ids, labels = sentences([6], 0), torch.tensor([2])
     observation = observe_text(small_bert(0, ONE_LAYER), ids, labels, threat=ThreatModel(labels=True))
-    found = scores(Tag(), without(observation, "top."), ids, labels)
-    assert found.exact is not None and found.exact.share == 1
+    scored = scores(Tag(), without(observation, "top."), ids, labels)
+    assert scored.exact is not None and scored.exact.share == 1

@@ -24,7 +24,7 @@ def convolutional() -> SplitNet:
 
 
 def hidden_head(net: SplitNet, seed: int = 0, noise: bool = False) -> tuple[Observation, torch.Tensor]:
-    """One sample's gradient of the body; the attacker knows nothing of the head."""
+    """One sample's gradient of the body; the head is unknown."""
     x = pictures(1, seed)
     sent = {name: g for name, g in gradient(net, x, torch.tensor([2])).items() if name.startswith("body")}
     if noise:
@@ -36,27 +36,27 @@ def hidden_head(net: SplitNet, seed: int = 0, noise: bool = False) -> tuple[Obse
 
 def test_analytic_takes_many_messages_and_keeps_their_order() -> None:
     messages = [hidden_head(mlp(), seed) for seed in range(3)]
-    found = Analytic().run([observation for observation, _ in messages])
-    torch.testing.assert_close(found.images, torch.cat([x for _, x in messages]))
-    assert found.labels.tolist() == [-1] * 3 and found.loss.shape == (3,) and (found.loss < 1e-9).all()
+    result = Analytic().run([observation for observation, _ in messages])
+    torch.testing.assert_close(result.images, torch.cat([x for _, x in messages]))
+    assert result.labels.tolist() == [-1] * 3 and result.loss.shape == (3,) and (result.loss < 1e-9).all()
 
 
 def test_analytic_gives_as_many_images_as_there_are_samples() -> None:
     net, x = mlp(), pictures(4)
-    found = Analytic().run([observe(net, gradient(net, x, torch.arange(4)), num_examples=4)])
-    assert found.raw.shape == x.shape and found.curve.shape == (1, 1)
+    result = Analytic().run([observe(net, gradient(net, x, torch.arange(4)), num_examples=4)])
+    assert result.raw.shape == x.shape and result.curve.shape == (1, 1)
 
 
 def several(n: int, seed: int = 0) -> tuple[Observation, torch.Tensor]:
-    """The message of n images that each have neurons of their own."""
+    """The message of n images, each with exclusive neurons."""
     images = pictures(n, seed)
     net = one_for_each(images.float(), seed, CLASSES).double()
     return observe(net, gradient(net, images, torch.arange(n) % CLASSES), num_examples=n), images
 
 
-def test_analytic_shows_all_that_is_plausible_where_no_number_is_stated() -> None:
+def test_analytic_returns_all_plausible_images_of_a_batch() -> None:
     message, images = several(8)
-    stated, unstated = (Analytic().run([one]).raw for one in (message, replace(message, num_examples=None)))
+    stated, unstated = (Analytic().run([sent]).raw for sent in (message, replace(message, num_examples=None)))
     torch.testing.assert_close(unstated, stated)
     torch.testing.assert_close(stated[match(stated, images)], images)
     torch.manual_seed(0)
@@ -66,8 +66,8 @@ def test_analytic_shows_all_that_is_plausible_where_no_number_is_stated() -> Non
 
 
 def test_messages_that_state_no_number_have_as_many_rows_each() -> None:
-    found = Analytic().run([replace(several(n, n)[0], num_examples=None) for n in (3, 5)])
-    assert missing(found.raw).tolist() == [False] * 3 + [True] * 2 + [False] * 5 and len(found.labels) == 10
+    result = Analytic().run([replace(several(n, n)[0], num_examples=None) for n in (3, 5)])
+    assert missing(result.raw).tolist() == [False] * 3 + [True] * 2 + [False] * 5 and len(result.labels) == 10
 
 
 def test_analytic_says_when_the_layer_is_not_fed_the_image() -> None:
@@ -75,15 +75,15 @@ def test_analytic_says_when_the_layer_is_not_fed_the_image() -> None:
         Analytic().run([hidden_head(convolutional())[0]])
 
 
-def test_features_of_a_convolutional_body_give_the_image_with_the_head_hidden() -> None:
+def test_analytic_features_inverts_a_convolutional_body() -> None:
     observation, x = hidden_head(convolutional())
-    found = AnalyticFeatures(adam=200, lbfgs=10, lr=0.1).run([observation])
-    assert float(found.loss[0]) < 1e-4
-    assert (found.images - x).square().mean() < 1e-2
+    result = AnalyticFeatures(adam=200, lbfgs=10, lr=0.1).run([observation])
+    assert float(result.loss[0]) < 1e-4
+    assert (result.images - x).square().mean() < 1e-2
 
 
 class Around(nn.Module):
-    """A path leads around its linear layer and the convolution before it, unless it is plain."""
+    """A net with a path around its linear layer and the convolution before, unless ``plain``."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -92,8 +92,8 @@ class Around(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x).sigmoid()
-        made: torch.Tensor = self.last(self.second(x).sigmoid().flatten(1)).sigmoid()
-        return {"plain": made, "residual": x.flatten(1) + made, "gate": x.flatten(1) * made}[self.kind]
+        features: torch.Tensor = self.last(self.second(x).sigmoid().flatten(1)).sigmoid()
+        return {"plain": features, "residual": x.flatten(1) + features, "gate": x.flatten(1) * features}[self.kind]
 
 
 def around(kind: str) -> tuple[Observation, torch.Tensor]:
@@ -102,11 +102,11 @@ def around(kind: str) -> tuple[Observation, torch.Tensor]:
 
 
 @pytest.mark.parametrize("kind", ["residual", "gate"])
-def test_gradients_that_also_come_around_the_layer_do_not_hinder_the_search(kind: str) -> None:
-    """The signal that is known is that of one path, with which only gradients on that path alone agree with the image."""
+def test_analytic_features_ignores_bypassing_gradients(kind: str) -> None:
+    """The known signal belongs to one path; only gradients on that path alone agree with it."""
     message, x = around(kind)
-    found = AnalyticFeatures(adam=40, lbfgs=5).run([message])
-    assert float(found.loss[0]) < 1e-4 and (found.images - x).square().mean() < 1e-2
+    result = AnalyticFeatures(adam=40, lbfgs=5).run([message])
+    assert float(result.loss[0]) < 1e-4 and (result.images - x).square().mean() < 1e-2
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("plain", ["first", "second"]), ("residual", ["second"]), ("gate", ["second"])])
@@ -117,8 +117,8 @@ def test_gradients_on_the_way_to_the_layer_are_matched(kind: str, layers: list[s
 
 def test_noise_gives_no_features() -> None:
     observation, x = hidden_head(convolutional(), noise=True)
-    found = AnalyticFeatures(adam=50, lbfgs=2).run([observation])
-    assert float(found.loss[0]) > 0.1 and (found.images - x).square().mean() > 0.05
+    result = AnalyticFeatures(adam=50, lbfgs=2).run([observation])
+    assert float(result.loss[0]) > 0.1 and (result.images - x).square().mean() > 0.05
 
 
 def test_features_of_a_batch_are_refused() -> None:
@@ -131,6 +131,6 @@ def test_features_of_a_batch_are_refused() -> None:
 def test_unrolled_by_name() -> None:
     net, x, schedule = linear_net(), pictures(1), Schedule(lr=0.1, steps=2, momentum=0.5)
     sent = change(net, x, torch.tensor([3]), schedule)
-    found = Unrolled(iterations=20, restarts=1).run([observe(net, sent, kind="change", schedule=schedule)])
-    assert found.labels.tolist() == [3] and (found.images - x).square().mean() < 1e-3
-    assert found.curve.shape[1] == 1 and int(found.restart[0]) in (0, 1)
+    result = Unrolled(iterations=20, restarts=1).run([observe(net, sent, kind="change", schedule=schedule)])
+    assert result.labels.tolist() == [3] and (result.images - x).square().mean() < 1e-3
+    assert result.curve.shape[1] == 1 and int(result.restart[0]) in (0, 1)

@@ -22,7 +22,7 @@ from fedpriv.objectives.simclr import nt_xent
 from tests.attacks.client import CLASSES, SHAPE, OfRows, change, gradient, mlp, observe, pictures
 
 
-def test_one_sample_is_exact_with_the_head_hidden_and_normalised_input() -> None:
+def test_single_sample_is_exact_with_hidden_head() -> None:
     net, image = mlp(), pictures(1)
     mean, std = (0.4,), (0.3,)
     sent = gradient(net, (image - 0.4) / 0.3, torch.tensor([2]))
@@ -39,22 +39,22 @@ def test_one_sample_is_exact_with_the_head_hidden_and_normalised_input() -> None
         assert left < 1e-12 and candidate.plausible[0]
 
 
-def test_a_batch_gives_single_images_by_neurons_that_only_they_activate() -> None:
+def test_row_ratios_of_a_batch_give_images_of_exclusive_neurons() -> None:
     net, images = mlp(hidden=400), pictures(4)
     with torch.no_grad():  # rarely active neurons, as a trained first layer has
         net.body[1].bias -= 0.45  # type: ignore[index, union-attr, operator]
-    found = row_ratios(observe(net, gradient(net, images, torch.arange(4)), num_examples=4))[0]
-    sure = found.values[found.support > 1]
+    recovered = row_ratios(observe(net, gradient(net, images, torch.arange(4)), num_examples=4))[0]
+    sure = recovered.values[recovered.support > 1]
     distance = torch.cdist(sure.flatten(1), images.flatten(1))
     assert len(sure) >= 3  # each once, without duplicates ...
     assert (distance.min(dim=1).values < 1e-6).all()  # ... and what two neurons agree on is an image, not a mixture
     assert len(distance.argmin(dim=1).unique()) == len(sure)
-    assert found.plausible[: len(sure)].all() and (found.support[: len(sure)] > 1).all()  # the sure ones come first
+    assert recovered.plausible[: len(sure)].all() and (recovered.support[: len(sure)] > 1).all()  # the sure ones come first
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_layer_that_gets_the_image_in_rows_does_not_get_the_image(n: int) -> None:
-    """Its quotient is a mixture of rows, which is no image in shape either."""
+def test_layer_inputs_in_rows_are_not_the_image(n: int) -> None:
+    """The row ratio is a mixture of rows."""
     torch.manual_seed(0)
     net, images = SplitNet(OfRows(), nn.Linear(16, 5)).double(), pictures(n)
     message = observe(net, gradient(net, images, torch.arange(n)), num_examples=n)
@@ -64,7 +64,7 @@ def test_a_layer_that_gets_the_image_in_rows_does_not_get_the_image(n: int) -> N
             image_attack(name)().run([message])
 
 
-def test_the_views_of_images_are_read_where_no_label_had_a_part_and_what_needs_labels_is_not_mounted() -> None:
+def test_analytic_needs_no_labels_and_label_attacks_refuse() -> None:
     net, images = mlp(hidden=400), pictures(2)
     views = torch.cat([images, images.flip(3)])
     with torch.no_grad():
@@ -73,8 +73,8 @@ def test_the_views_of_images_are_read_where_no_label_had_a_part_and_what_needs_l
     sent = {f"body.{name}": p for name, p in net.body.named_parameters()}
     slopes = torch.autograd.grad(nt_xent(first, second, 0.5), list(sent.values()))
     seen = replace(observe(net, dict(zip(sent, slopes, strict=True)), num_examples=2), loss="simclr")
-    found = row_ratios(seen)[0]
-    sure = found.values[found.support > 1]
+    recovered = row_ratios(seen)[0]
+    sure = recovered.values[recovered.support > 1]
     distance = torch.cdist(sure.flatten(1), views.flatten(1))
     assert len(distance.argmin(dim=1).unique()) >= 3 and (distance.min(dim=1).values < 1e-6).all()
     for name in ("dlg", "inverting-gradients", "head-free", "joint-head", "random-head", "unrolled"):
@@ -82,7 +82,7 @@ def test_the_views_of_images_are_read_where_no_label_had_a_part_and_what_needs_l
             image_attack(name)().run([seen])
 
 
-def test_least_squares_over_all_rows_withstands_noise_better_than_one_row() -> None:
+def test_least_squares_resists_noise_better_than_one_row() -> None:
     net, image = mlp(), pictures(1)
     sent = gradient(net, image, torch.tensor([1]))
     torch.manual_seed(1)
@@ -94,21 +94,21 @@ def test_least_squares_over_all_rows_withstands_noise_better_than_one_row() -> N
     assert error < (strongest - image[0]).norm() and left > 1e-12
 
 
-def test_all_entries_together_withstand_noise_better_than_least_squares_on_the_bias() -> None:
+def test_total_least_squares_resists_noise_best() -> None:
     draw = torch.Generator().manual_seed(0)
     out, inputs = torch.randn(300, generator=draw), torch.rand(64, generator=draw)
     error = 0.3 * float(torch.outer(out, inputs).std())
     weight = torch.outer(out, inputs) + error * torch.randn(300, 64, generator=draw)
     bias = out + error * torch.randn(300, generator=draw)
-    found = single_sample_input(SharedLinear("first", weight, bias, error=error))
+    recovered = single_sample_input(SharedLinear("first", weight, bias, error=error))
     by_bias = bias @ weight / (bias.square().sum() - 300 * error**2)
-    assert (found - inputs).norm() < 0.9 * (by_bias - inputs).norm()
+    assert (recovered - inputs).norm() < 0.9 * (by_bias - inputs).norm()
     exact = single_sample_input(SharedLinear("first", torch.outer(out, inputs), out))
     torch.testing.assert_close(exact, inputs)
 
 
 def defended(message: Observation, how: str) -> Observation:
-    """A message after a mild defence that the attacker knows."""
+    """A message after a mild, known defence."""
     shared, draw = dict(message.shared), torch.Generator().manual_seed(0)
     sizes = torch.cat([tensor.flatten() for tensor in shared.values()]).abs()
     if how == "pruning":
@@ -126,40 +126,40 @@ def defended(message: Observation, how: str) -> Observation:
 
 
 @pytest.mark.parametrize("how", ["noise", "rounding", "pruning"])
-def test_a_mild_defence_gives_each_image_once_and_from_its_surest_row(how: str) -> None:
+def test_mild_defence_gives_each_image_once_from_its_best_row(how: str) -> None:
     images = pictures(12)
     inputs = (images - 0.5) / 0.3
     net = one_for_each(inputs.float(), 0, CLASSES).double()
     sent = gradient(net, inputs, torch.arange(12) % CLASSES)
-    found = row_ratios(defended(observe(net, sent, num_examples=12, mean=(0.5,), std=(0.3,)), how))[0]
-    first = found.values[:12]
+    recovered = row_ratios(defended(observe(net, sent, num_examples=12, mean=(0.5,), std=(0.3,)), how))[0]
+    first = recovered.values[:12]
     assert float(mse(first[match(first, images)], images).max()) < 1e-2
-    assert int(found.plausible.sum()) == 12
+    assert int(recovered.plausible.sum()) == 12
 
 
 def test_the_rounding_of_a_small_step_gives_each_image_once() -> None:
     images, schedule = pictures(12).float(), Schedule(lr=1e-4, batch_size=12)
     net = one_for_each(images, 0, CLASSES)
     sent = change(net, images, torch.arange(12) % CLASSES, schedule)
-    found = row_ratios(observe(net, sent, kind="change", schedule=schedule, num_examples=12))[0]
-    first = found.values[:12]
-    assert float(mse(first[match(first, images)], images).max()) < 1e-2 and int(found.plausible.sum()) == 12
+    recovered = row_ratios(observe(net, sent, kind="change", schedule=schedule, num_examples=12))[0]
+    first = recovered.values[:12]
+    assert float(mse(first[match(first, images)], images).max()) < 1e-2 and int(recovered.plausible.sum()) == 12
 
 
-def test_noise_alone_gives_nothing_though_all_rows_agree_within_its_size() -> None:
+def test_pure_noise_gives_no_plausible_candidate() -> None:
     net, draw = mlp(hidden=400), torch.Generator().manual_seed(0)
     noise = {n: torch.randn(p.shape, generator=draw, dtype=p.dtype) for n, p in net.named_parameters()}
     known = {"altered": Altered(variance=dict.fromkeys(noise, 1.0)), "mean": (0.5,), "std": (0.3,), "num_examples": None}
-    for found in row_ratios(observe(net, noise, **known)):
-        assert not found.plausible.any()
+    for recovered in row_ratios(observe(net, noise, **known)):
+        assert not recovered.plausible.any()
 
 
 def test_random_numbers_give_nothing() -> None:
     net = mlp()
     torch.manual_seed(0)
     noise = {name: torch.randn_like(p) for name, p in net.named_parameters()}
-    for found in row_ratios(observe(net, noise)):
-        assert not found.plausible.any()
+    for recovered in row_ratios(observe(net, noise)):
+        assert not recovered.plausible.any()
     for candidate, left in single_sample(observe(net, noise)):
         assert left > 0.5 and not candidate.plausible[0]
 
@@ -170,8 +170,8 @@ def test_works_on_weight_changes_of_a_batch() -> None:
     with torch.no_grad():
         net.body[1].bias -= 0.45  # type: ignore[index, union-attr, operator]
     sent = change(net, images, torch.arange(4), schedule)
-    found = row_ratios(observe(net, sent, kind="change", schedule=schedule, num_examples=4))[0]
-    sure = found.values[found.support > 1]
+    recovered = row_ratios(observe(net, sent, kind="change", schedule=schedule, num_examples=4))[0]
+    sure = recovered.values[recovered.support > 1]
     assert len(sure) >= 2
     assert (torch.cdist(sure.flatten(1), images.flatten(1)).min(dim=1).values < 0.05).all()
 
@@ -185,7 +185,7 @@ def test_a_net_without_a_leaky_layer_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["analytic", "analytic-features", "spear"])
-def test_layers_that_are_fed_several_vectors_of_an_image_are_named_as_what_they_are(name: str) -> None:
+def test_layers_with_several_vectors_per_image_are_refused(name: str) -> None:
     body = nn.Sequential(nn.Unflatten(2, (2, 3)), nn.Flatten(3), nn.Linear(18, 4), nn.ReLU(), nn.Flatten())
     net = SplitNet(body, nn.Linear(8, 5)).double()
     sent = gradient(net, pictures(1), torch.tensor([0]))
@@ -195,7 +195,7 @@ def test_layers_that_are_fed_several_vectors_of_an_image_are_named_as_what_they_
 
 
 def _of_zero_head(weight_decay: float = 0.0) -> Observation:
-    """One step of a net whose last layer is zero: no gradient reaches the layer that is fed the image."""
+    """One step of a net whose last layer is zero, so that no gradient reaches the first layer."""
     net, image = mlp(), pictures(1)
     with torch.no_grad():
         for parameter in net.top.parameters():
@@ -209,7 +209,7 @@ def _of_zero_head(weight_decay: float = 0.0) -> Observation:
 
 @pytest.mark.parametrize("weight_decay", [0.0, 1e-2])
 def test_a_gradient_of_zero_shows_no_image(weight_decay: float) -> None:
-    """Not even a grey one, whose recovery would count as a failure; what weight decay does is no gradient."""
+    """Not even a grey one, which would count as a failure; weight decay is no gradient."""
     nothing = _of_zero_head(weight_decay)
     for name in ("analytic", "analytic-features"):
         with pytest.raises(Inapplicable, match=r"gradient of 'body\.1' is zero, which shows nothing of any image"):
@@ -217,14 +217,14 @@ def test_a_gradient_of_zero_shows_no_image(weight_decay: float) -> None:
 
 
 def test_messages_that_show_nothing_are_no_failure_on_others() -> None:
-    """What the others show is found; and where they show nothing either, that says nothing of those."""
+    """Empty messages are skipped, and do not count as failures."""
     net, image, label = mlp(), pictures(1), torch.tensor([2])
     full = replace(
         _of_zero_head(), shared={n: -0.1 * g for n, g in gradient(net, image, label).items()}, weights=dict(net.state_dict())
     )
     attacker = Attacker(image_attack("analytic")(), ThreatModel())
-    made = attempt(attacker, [_of_zero_head(), full], torch.cat([image, image]), label.repeat(2), 0)
-    assert made.recovered is not None and made.recovered.successes == 1 and made.raw is not None
-    assert bool(made.raw[0].isnan().all()) and not bool(made.raw[1].isnan().any())
-    (why,) = made.reasons
+    outcome = attempt(attacker, [_of_zero_head(), full], torch.cat([image, image]), label.repeat(2), 0)
+    assert outcome.recovered is not None and outcome.recovered.successes == 1 and outcome.raw is not None
+    assert bool(outcome.raw[0].isnan().all()) and not bool(outcome.raw[1].isnan().any())
+    (why,) = outcome.reasons
     assert why.text == "in 1 of 2 messages the gradient of 'body.1' is zero, which shows nothing of any image"

@@ -16,7 +16,7 @@ N, P = 7, 4
 
 
 def bowls() -> Objective:
-    """Problem ``i`` is least at its own ``centre``."""
+    """Problems with minima at their own ``centre``."""
     centres = torch.randn(N, P, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     return Objective(lambda x, data: (x["x"] - data["centre"]).square().sum(), Layout({"x": (P,)}), {"centre": centres})
 
@@ -29,7 +29,7 @@ def solve(objective: Objective, starts: Starts) -> SolverResult:
     return lbfgs(objective, starts.points, STRONG_WOLFE, steps=3)
 
 
-def test_a_batch_that_does_not_fit_is_split_and_nothing_else_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_splits_large_batches_without_changing_results(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = search(bowls(), start, solve, seed=1)
     sizes = []
 
@@ -37,13 +37,13 @@ def test_a_batch_that_does_not_fit_is_split_and_nothing_else_changes(monkeypatch
         sizes.append(len(starts.points))
         return solve(objective, starts)
 
-    one = 4 * (200 * P + 8 * P)  # bytes: histories, gradients and what is known of a problem
-    monkeypatch.setattr(module, "MEMORY", 3 * one)
+    size = 4 * (200 * P + 8 * P)  # bytes: histories, gradients and what is known of a problem
+    monkeypatch.setattr(module, "MEMORY", 3 * size)
     split = search(bowls(), start, noted, seed=1)
     assert sizes == [3, 3, 1]
     torch.testing.assert_close(split.x, whole.x)
     torch.testing.assert_close(split.x, bowls().data["centre"], atol=1e-6, rtol=0)
-    monkeypatch.setattr(module, "MEMORY", one // 2)
+    monkeypatch.setattr(module, "MEMORY", size // 2)
     sizes.clear()
     search(bowls(), start, noted, seed=1)
     assert sizes == [1] * N, "one problem is always tried"
@@ -73,7 +73,7 @@ def test_only_what_failed_is_started_again_and_the_best_is_kept() -> None:
     assert best.iterations.tolist() == [3, 1, 3]
 
 
-def test_restarts_of_few_problems_run_as_one_batch_from_the_same_starts() -> None:
+def test_batched_restarts_use_the_same_starts() -> None:
     """The solver's answers are made up: attempt k of problem i ends with ``losses[k][i]``."""
     losses = torch.tensor([[0.5, 0.0, 3.0], [0.7, 9.0, 0.05], [0.2, 9.0, 2.0], [0.4, 9.0, torch.nan]])
     objective = Objective(lambda x, data: x["x"].sum(), Layout({"x": (1,)}), {"number": torch.arange(3.0)})
@@ -103,8 +103,8 @@ def test_starts_of_a_problem_end_with_the_first_that_is_done() -> None:
     objective = Objective(lambda x, data: x["x"].square().sum(), Layout({"x": (1,)}), {"number": torch.arange(4.0)})
     slow = LbfgsOptions(lr=0.01, iterations=1, tolerance_grad=0.0, tolerance_change=0.0)
     x = torch.tensor([[0.11], [9.0], [9.0], [9.0]])
-    found = lbfgs(objective, x, slow, 20, enough=0.0121, of=torch.tensor([5, 5, 7, 7]))
-    assert found.iterations[0] == found.iterations[1] < 5 and found.iterations[2:].tolist() == [20, 20]
+    result = lbfgs(objective, x, slow, 20, enough=0.0121, of=torch.tensor([5, 5, 7, 7]))
+    assert result.iterations[0] == result.iterations[1] < 5 and result.iterations[2:].tolist() == [20, 20]
     above = torch.tensor([1.0, torch.inf, 1.0, torch.inf])
     assert lbfgs(objective, x, slow, 20, give_up=(3, above)).iterations.tolist() == [20, 20, 3, 20]
 
@@ -126,7 +126,7 @@ def test_a_start_depends_on_seed_problem_and_attempt_alone() -> None:
 
 
 def test_a_start_ends_where_its_loss_has_stopped_falling() -> None:
-    """Losses ``floor + exp(-x)``: each step takes away most of the second part, so only what is above a floor stands still."""
+    """Losses ``floor + exp(-x)``: each step removes most of the second part, so losses with a floor stand still."""
     data = {"floor": torch.tensor([0.0, 1.0, torch.nan], dtype=torch.float64)}
     objective = Objective(lambda x, data: data["floor"] + (-x["x"]).exp().sum(), Layout({"x": (1,)}), data)
     one_move = LbfgsOptions(iterations=1, tolerance_grad=0.0, tolerance_change=0.0)
@@ -139,7 +139,7 @@ def test_a_start_ends_where_its_loss_has_stopped_falling() -> None:
 
 
 def test_a_start_that_has_succeeded_ends_earlier() -> None:
-    """The same loss ``0.5 + exp(-x)`` twice, of which one counts as a success."""
+    """The same loss ``0.5 + exp(-x)`` twice, one of which counts as a success."""
     objective = Objective(
         lambda x, data: data["floor"] + (-x["x"]).exp().sum(), Layout({"x": (1,)}), {"floor": torch.tensor([0.5])}
     )

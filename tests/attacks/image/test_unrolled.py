@@ -36,12 +36,12 @@ def test_the_simulation_is_torchs_sgd(momentum: float, decay: float) -> None:
         ]
     ),
 )
-def test_one_sample_of_a_linear_model_is_recovered_with_its_label(schedule: Schedule) -> None:
+def test_unrolled_recovers_one_sample_and_its_label(schedule: Schedule) -> None:
     net, x, y = linear_net(), pictures(1), torch.tensor([3])
     observation = observe(net, change(net, x, y, schedule), kind="change", schedule=schedule)
-    found = unroll(observation, UnrolledOptions(iterations=8))
-    assert found.loss < 1e-6
-    assert (found.images - x).abs().max() < 1e-2 and int(found.labels.argmax()) == 3
+    recovered = unroll(observation, UnrolledOptions(iterations=8))
+    assert recovered.loss < 1e-6
+    assert (recovered.images - x).abs().max() < 1e-2 and int(recovered.labels.argmax()) == 3
 
 
 def batch() -> tuple[Observation, torch.Tensor]:
@@ -55,9 +55,9 @@ def batch() -> tuple[Observation, torch.Tensor]:
 @pytest.mark.slow
 def test_two_samples_are_recovered_and_normalisation_undone() -> None:
     observation, x = batch()
-    found = unroll(observation, UnrolledOptions(iterations=6))
-    assert found.loss == min(found.losses)
-    assert (found.images - x).square().mean() < 1e-3
+    recovered = unroll(observation, UnrolledOptions(iterations=6))
+    assert recovered.loss == min(recovered.losses)
+    assert (recovered.images - x).square().mean() < 1e-3
 
 
 def test_random_numbers_are_not_explained() -> None:
@@ -67,8 +67,8 @@ def test_random_numbers_are_not_explained() -> None:
     fake = observe(
         observation.net, noise, kind="change", schedule=observation.schedule, num_examples=2, labels=observation.labels
     )
-    found = unroll(fake, UnrolledOptions(iterations=2, restarts=0))
-    assert found.loss > 0.1 and (found.images - x).square().mean() > 0.05
+    recovered = unroll(fake, UnrolledOptions(iterations=2, restarts=0))
+    assert recovered.loss > 0.1 and (recovered.images - x).square().mean() > 0.05
 
 
 def test_it_says_what_it_needs() -> None:

@@ -39,8 +39,8 @@ def cosine_and_variation(seen: Observation, images: Tensor) -> tuple[float, floa
     net = torch.func.functional_call
     weights = {name: tensor.double().requires_grad_() for name, tensor in seen.weights.items()}
     logits = net(seen.net, weights, ((images.double() - MEAN) / STD,))
-    made = torch.autograd.grad(F.cross_entropy(logits, LABELS[: len(images)]), list(weights.values()))
-    flat, there = (torch.cat([t.flatten().double() for t in some]) for some in (made, [seen.shared[name] for name in weights]))
+    guess = torch.autograd.grad(F.cross_entropy(logits, LABELS[: len(images)]), list(weights.values()))
+    flat, there = (torch.cat([t.flatten().double() for t in some]) for some in (guess, [seen.shared[name] for name in weights]))
     rows = [(images[..., i + 1, :] - images[..., i, :]).abs() for i in range(7)]
     columns = [(images[..., i + 1] - images[..., i]).abs() for i in range(7)]
     variation = torch.stack(rows).mean() + torch.stack(columns).mean()
@@ -49,21 +49,21 @@ def cosine_and_variation(seen: Observation, images: Tensor) -> tuple[float, floa
 
 @pytest.mark.parametrize("n", [1, 4])
 @pytest.mark.parametrize("weight", [None, 0.0, 0.5])
-def test_the_weight_of_total_variation_is_that_of_the_user_or_by_the_batch(weight: float | None, n: int) -> None:
+def test_total_variation_weight_is_given_or_set_by_the_batch(weight: float | None, n: int) -> None:
     seen = message(n)
-    found = InvertingGradients(steps=20, total_variation=weight).run([seen])
-    distance, variation = cosine_and_variation(seen, found.raw)
+    result = InvertingGradients(steps=20, total_variation=weight).run([seen])
+    distance, variation = cosine_and_variation(seen, result.raw)
     if weight is None:
         entries = sum(int(tensor.count_nonzero()) for tensor in seen.shared.values())
         differences = n * 3 * 8 * 8 * variation  # their sum, of which each has a Laplace distribution
         expected = torch.tensor(distance).log() + differences / NEIGHBOURS / (entries / 2)
     else:
         expected = torch.tensor(distance + weight * variation / STD)  # of the net's input
-    assert float(found.loss) == pytest.approx(float(expected), rel=1e-3)
-    assert len(found.curve) == 1 and found.iterations.tolist() == [20], "a loss below 0 does not end the search"
+    assert float(result.loss) == pytest.approx(float(expected), rel=1e-3)
+    assert len(result.curve) == 1 and result.iterations.tolist() == [20], "a loss below 0 does not end the search"
 
 
-def test_where_errors_are_known_the_distance_has_the_prior_already() -> None:
+def test_known_errors_add_no_second_prior() -> None:
     seen = message(2)
     noisy = replace(seen, altered=Altered(variance=dict.fromkeys(seen.shared, 1e-4)))
     by_itself, without = (InvertingGradients(steps=2, total_variation=weight).run([noisy]) for weight in (None, 0.0))
@@ -85,8 +85,8 @@ def test_a_weight_may_be_any_number_from_0_or_none() -> None:
             given(value)
 
 
-def test_one_message_is_searched_without_vmap_and_several_are_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other attacks always are: their numbers stay as they were."""
+def test_vmap_is_used_for_several_messages_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other attacks always use it."""
     asked = list[int]()
     batched = matching.vmap_or_loop
 
@@ -113,7 +113,7 @@ def convolutions(activation: Callable[[], nn.Module], *more: nn.Module, wide: in
 
 
 class Rectified(nn.Module):
-    """Its activation is no module."""
+    """A net whose ReLU is not a module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -153,13 +153,13 @@ def test_whether_the_derivative_jumps_is_found_for_any_net(net: nn.Module, smoot
     assert all(torch.equal(tensor, state[name]) for name, tensor in net.state_dict().items())
 
 
-def test_images_behind_one_gradient_of_a_rectified_net_are_recovered_without_a_choice() -> None:
+def test_log_posterior_recovers_images_of_a_relu_net() -> None:
     net = convolutions(nn.ReLU, wide=24)
     net(IMAGES)
     gradient = torch.autograd.grad(F.cross_entropy(net(IMAGES), LABELS), list(net.parameters()))
-    found = invert(net, gradient, input_shape=(3, 8, 8), n=4, options={"steps": 150})
-    assert found.attack == "inverting-gradients" and sorted(found.labels.tolist()) == LABELS.tolist()
-    assert bool((found.scores(IMAGES).mse < 1e-2).all())
+    result = invert(net, gradient, input_shape=(3, 8, 8), n=4, options={"steps": 150})
+    assert result.attack == "inverting-gradients" and sorted(result.labels.tolist()) == LABELS.tolist()
+    assert bool((result.scores(IMAGES).mse < 1e-2).all())
 
 
 def test_a_smooth_net_is_searched_by_its_curvature() -> None:

@@ -25,15 +25,15 @@ def wavy(x: Tensor, a: Tensor) -> Tensor:
     return (torch.sin(3 * x + a) + 0.1 * (x - a) ** 2).sum()
 
 
-def batch(one, data: Tensor) -> Function:
+def batch(loss, data: Tensor) -> Function:
     def function(rows: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        gradient, value = vmap(grad_and_value(one))(x, data[rows])
+        gradient, value = vmap(grad_and_value(loss))(x, data[rows])
         return value, gradient
 
     return function
 
 
-def with_torch(one, x: Tensor, data: Tensor, options: LbfgsOptions, steps: int) -> tuple[list[Tensor], int]:
+def with_torch(loss, x: Tensor, data: Tensor, options: LbfgsOptions, steps: int) -> tuple[list[Tensor], int]:
     point = x.clone().requires_grad_()
     optimiser = torch.optim.LBFGS(
         [point], lr=options.lr, max_iter=options.iterations, max_eval=options.evaluations, history_size=options.history,
@@ -42,7 +42,7 @@ def with_torch(one, x: Tensor, data: Tensor, options: LbfgsOptions, steps: int) 
 
     def closure() -> Tensor:
         optimiser.zero_grad()
-        value = one(point, data)
+        value = loss(point, data)
         value.backward()
         return value
 
@@ -55,20 +55,20 @@ def with_torch(one, x: Tensor, data: Tensor, options: LbfgsOptions, steps: int) 
 
 @pytest.mark.parametrize("line_search", [False, True])
 @pytest.mark.parametrize("history", quick_first([3, 100]))
-@pytest.mark.parametrize("one", [rosenbrock, quadratic, wavy])
-def test_every_problem_takes_the_path_that_torch_takes(one, history: int, line_search: bool) -> None:
+@pytest.mark.parametrize("loss", [rosenbrock, quadratic, wavy])
+def test_every_problem_takes_the_path_that_torch_takes(loss, history: int, line_search: bool) -> None:
     torch.manual_seed(1)
     x, data = torch.randn(N, P, dtype=torch.float64), torch.randn(N, P, dtype=torch.float64)
     # Without a line search a start far off is chaotic, and rounding would decide.
     options = LbfgsOptions(history=history, line_search=line_search, lr=1.0 if line_search else 0.3)
     steps = 4
-    ours = BatchedLbfgs(batch(one, data), x, options)
+    ours = BatchedLbfgs(batch(loss, data), x, options)
     path = []
     for _ in range(steps):
         ours.step()
         path.append(ours.x.clone())
     for i in range(N):
-        theirs, evaluations = with_torch(one, x[i], data[i], options, steps)
+        theirs, evaluations = with_torch(loss, x[i], data[i], options, steps)
         for mine, his in zip(path, theirs, strict=True):
             torch.testing.assert_close(mine[i], his, rtol=1e-6, atol=1e-7)
         if bool(ours.running[i]):

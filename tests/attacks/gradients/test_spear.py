@@ -29,7 +29,7 @@ def rectifier(hidden: int = 200, activation: type[nn.Module] = nn.ReLU) -> Split
 
 
 def sent(n: int, schedule: Schedule | None = None, hidden: int = 200) -> tuple[Observation, Tensor]:
-    """The message of one step, or of some, in single precision, and the images behind it."""
+    """The message of one or several steps, in float32, and its images."""
     net, images, labels = rectifier(hidden), pictures(n).float(), torch.arange(n) % 5
     inputs = (images - MEAN) / STD
     known: dict[str, Any] = {"num_examples": n, "mean": (MEAN,), "std": (STD,)}
@@ -38,27 +38,27 @@ def sent(n: int, schedule: Schedule | None = None, hidden: int = 200) -> tuple[O
     return observe(net, change(net, inputs, labels, schedule), kind="change", schedule=schedule, **known), images
 
 
-def worst(found: Tensor, images: Tensor) -> float:
-    return float(mse(found[match(found, images)], images).max())
+def worst(recovered: Tensor, images: Tensor) -> float:
+    return float(mse(recovered[match(recovered, images)], images).max())
 
 
 @pytest.mark.parametrize("n", [1, 2, 8, 12])
 def test_every_image_of_a_batch_is_exact_and_the_attack_knows(n: int) -> None:
     message, images = sent(n)
     hidden = {name: tensor for name, tensor in message.shared.items() if name.startswith("body.1")}
-    found = Spear().run([replace(message, shared=hidden, num_examples=None)])  # it counts the samples by itself
-    assert len(found.images) == n and worst(found.images, images) < 1e-9
-    assert float(found.loss) < 0.01 and found.labels.tolist() == [-1] * n
+    result = Spear().run([replace(message, shared=hidden, num_examples=None)])  # it counts the samples by itself
+    assert len(result.images) == n and worst(result.images, images) < 1e-9
+    assert float(result.loss) < 0.01 and result.labels.tolist() == [-1] * n
 
 
 def test_columns_of_the_oracle() -> None:
-    """Of the factorisation itself: a gradient that was made of known columns and inputs."""
+    """The factorisation of a gradient made of known columns and inputs."""
     draw = torch.Generator().manual_seed(0)
     x, weight, bias = (torch.randn(*size, generator=draw) for size in ((6, 30), (150, 30), (150,)))
     columns = torch.randn(6, 150, generator=draw) * (x @ weight.T + bias > 0)
-    found = unmix(SharedLinear("layer", columns.T @ x, columns.sum(0)), weight, bias, SpearOptions())
-    assert found.rank == 6 and bool((found.agreement > 0.99).all())
-    assert float(torch.cdist(x.double(), found.inputs).min(1).values.max()) < 1e-4
+    result = unmix(SharedLinear("layer", columns.T @ x, columns.sum(0)), weight, bias, SpearOptions())
+    assert result.rank == 6 and bool((result.agreement > 0.99).all())
+    assert float(torch.cdist(x.double(), result.inputs).min(1).values.max()) < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_columns_of_the_oracle() -> None:
         Schedule(lr=0.05, steps=4, batch_size=4, momentum=0.5),
     ],
 )
-def test_local_steps_are_no_protection_where_samples_activate_the_same_neurons(schedule: Schedule) -> None:
+def test_spear_recovers_images_after_local_steps(schedule: Schedule) -> None:
     message, images = sent(8, schedule)
     assert worst(Spear().run([message]).images, images) < 1e-4
 
@@ -91,18 +91,18 @@ def test_faint_noise_is_no_protection_and_strong_noise_is() -> None:
         return replace(message, shared=shared, altered=Altered(variance=dict.fromkeys(shared, sigma**2)))
 
     assert worst(Spear().run([noisy(1e-3)]).images, images) < 1e-4
-    found = Spear(starts=640).run([noisy(1.0)])
-    assert worst(found.images, images) > 0.01 and float(found.loss) > 0.05
+    result = Spear(starts=640).run([noisy(1.0)])
+    assert worst(result.images, images) > 0.01 and float(result.loss) > 0.05
 
 
 def test_a_random_gradient_of_low_rank_has_no_sparse_columns() -> None:
-    """The negative control of the search: the right rank, and nothing that ReLU could have made."""
+    """The negative control of the search: the right rank, but no sparse columns."""
     message, images = sent(6)
     draw = torch.Generator().manual_seed(0)
-    made = torch.randn(200, 6, generator=draw) @ torch.randn(6, 36, generator=draw)
-    shared = dict(message.shared) | {"body.1.weight": made, "body.1.bias": torch.randn(200, generator=draw)}
-    found = Spear(starts=640).run([replace(message, shared=shared)])
-    assert float(found.loss) > 0.05 and worst(found.images, images) > 0.01
+    gradient = torch.randn(200, 6, generator=draw) @ torch.randn(6, 36, generator=draw)
+    shared = dict(message.shared) | {"body.1.weight": gradient, "body.1.bias": torch.randn(200, generator=draw)}
+    result = Spear(starts=640).run([replace(message, shared=shared)])
+    assert float(result.loss) > 0.05 and worst(result.images, images) > 0.01
 
 
 def test_it_says_where_it_cannot_be_mounted() -> None:
@@ -112,9 +112,9 @@ def test_it_says_where_it_cannot_be_mounted() -> None:
     other = observe(smooth, gradient(smooth, pictures(2).float(), torch.tensor([0, 1])), num_examples=2)
     pruned = replace(message, altered=Altered(kept={"body.1.weight": torch.ones(200, 36, dtype=torch.bool)}))
     many, _ = sent(40)
-    for one, why in ((masked, "features"), (other, "no ReLU follows"), (pruned, "not sent"), (many, "more of them")):
+    for refused, why in ((masked, "features"), (other, "no ReLU follows"), (pruned, "not sent"), (many, "more of them")):
         with pytest.raises(Inapplicable, match=why):
-            Spear().run([one])
+            Spear().run([refused])
 
 
 def test_whether_a_relu_follows_is_seen_without_the_head() -> None:
@@ -131,7 +131,7 @@ def test_rank_under_errors_of_a_known_size() -> None:
 
 
 def test_whether_a_relu_follows_is_seen_with_batchnorm_before() -> None:
-    """Its running statistics are no parameters, by which nothing is differentiated."""
+    """BatchNorm's running statistics are not parameters."""
     net = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(36), nn.Linear(36, 64), nn.ReLU())
     victim = SplitNet(net, nn.Linear(64, 10)).eval()
     sent_by = gradient(victim, pictures(2).float(), torch.tensor([0, 1]))

@@ -41,7 +41,7 @@ def observed(
 
 @pytest.mark.parametrize("improved", [False, True])
 def test_the_published_attack_is_the_plain_one_for_each_image(improved: bool) -> None:
-    """In float64, as without a line search float32 parts ways within a few steps."""
+    """In float64, since without a line search float32 diverges within a few steps."""
     images, labels = default_images(2)
     images = images.double()
     net = reference_victim(0).double()
@@ -73,21 +73,21 @@ def test_the_sign_rule_finds_every_label(bias: bool) -> None:
 
 @pytest.mark.parametrize("attack", quick_first([Idlg(steps=6), Dlg(steps=6)]))
 def test_positive_control(attack: Dlg) -> None:
-    found = positive_control(attack, Setting(images=2, side=SIDE))
-    assert found.passed, found.sentence
+    control = positive_control(attack, Setting(images=2, side=SIDE))
+    assert control.passed, control.sentence
 
 
 def test_negative_control_and_one_that_must_fail() -> None:
-    found = negative_control(Idlg(steps=4, restarts=0), Setting(images=2, side=SIDE))
-    assert found.passed and "random gradients" in found.sentence
+    control = negative_control(Idlg(steps=4, restarts=0), Setting(images=2, side=SIDE))
+    assert control.passed and "random gradients" in control.sentence
     assert not positive_control(InvertingGradients(steps=1), Setting(images=2, side=SIDE)).passed
 
 
 def test_head_free_recovers_images_behind_a_shared_linear_layer() -> None:
     images, _, observations = observed(2, layers=2, masked=1)
-    found = HeadFree(steps=6, restarts=0).run(observations)
-    assert (mse(found.images, images) < 1e-2).all()
-    assert found.labels.tolist() == [-1, -1]
+    result = HeadFree(steps=6, restarts=0).run(observations)
+    assert (mse(result.images, images) < 1e-2).all()
+    assert result.labels.tolist() == [-1, -1]
 
 
 def test_images_do_not_depend_on_what_else_is_attacked() -> None:
@@ -130,7 +130,7 @@ def test_a_defence_does_not_make_an_unknown_rate_matter(defence: str) -> None:
     attack = InvertingGradients(steps=150)
     change = replace(seen, kind="change", shared=shared, altered=altered)
     known = replace(change, schedule=Schedule(lr=0.01))
-    errors = [float(mse(attack.run([one]).images, images)) for one in (known, change)]
+    errors = [float(mse(attack.run([message]).images, images)) for message in (known, change)]
     assert max(errors) < 1e-2, errors
     other = {name: tensor[torch.randperm(len(tensor), generator=draw)] for name, tensor in shared.items()}
     assert float(mse(attack.run([replace(change, shared=other)]).images, images)) > 3e-2, "of another message it finds nothing"
@@ -140,9 +140,9 @@ def test_the_gradient_of_a_batch_makes_as_many_images() -> None:
     images, _, _ = observed(2)
     net = reference_victim(0, height=SIDE, width=SIDE)
     labels = torch.tensor([1, 4])
-    found = Idlg(steps=1, restarts=0).run([observe(net, images, labels)])
-    assert found.images.shape == images.shape and sorted(found.labels.tolist()) == [1, 4]
-    assert sorted(match(found.images, images).tolist()) == [0, 1]
+    result = Idlg(steps=1, restarts=0).run([observe(net, images, labels)])
+    assert result.images.shape == images.shape and sorted(result.labels.tolist()) == [1, 4]
+    assert sorted(match(result.images, images).tolist()) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_the_gradient_of_a_batch_makes_as_many_images() -> None:
 )
 def test_every_attack_returns_images_in_range(attack) -> None:
     _, _, observations = observed(2)
-    found = attack.run(observations)
-    assert found.images.shape == (2, 3, SIDE, SIDE) and found.images.min() >= 0 and found.images.max() <= 1
-    assert found.loss.shape == (2,) and found.curve.shape[1] == 2 and found.iterations.min() >= 1
+    result = attack.run(observations)
+    assert result.images.shape == (2, 3, SIDE, SIDE) and result.images.min() >= 0 and result.images.max() <= 1
+    assert result.loss.shape == (2,) and result.curve.shape[1] == 2 and result.iterations.min() >= 1
 
 
 def test_known_head_needs_to_know_it() -> None:
@@ -230,7 +230,7 @@ def test_registry_lists_all_and_names_what_it_does_not_know() -> None:
 
 @pytest.mark.slow
 def test_the_last_start_is_not_given_up() -> None:
-    """Noise leaves a share unexplained that a failed start leaves too; an attacker that stopped there would flatter the noise."""
+    """Under noise even good starts leave a large share unexplained; giving up there would understate the leakage."""
     images, labels = default_images(1, side=SIDE)
     noise = torch.Generator().manual_seed(0)
     observed = Setting(side=SIDE).observations(images, labels, 0)[0]
@@ -258,8 +258,8 @@ def test_setting_of_the_controls_can_hide_layers() -> None:
     assert not any(name.startswith("top.") for name in observation.shared | dict(observation.weights))
 
 
-def test_the_signal_behind_a_convolution_is_exact_given_its_input() -> None:
-    """Least squares on the true input give back the true dL/d(output)."""
+def test_convolution_signal_is_exact_given_the_input() -> None:
+    """Least squares on the true input give the true dL/d(output)."""
     torch.manual_seed(0)
     layer, inputs = nn.Conv2d(3, 4, 5, stride=2, padding=2), torch.rand(1, 3, 16, 16)
     out = layer(inputs)
@@ -270,7 +270,7 @@ def test_the_signal_behind_a_convolution_is_exact_given_its_input() -> None:
 
 
 def test_head_free_recovers_an_image_with_the_whole_head_hidden() -> None:
-    """No linear layer is shared: the signal comes by projection."""
+    """No linear layer is shared, so the signal comes from a convolution."""
     images, _, observations = observed(1, masked=1)
-    found = HeadFree(steps=15, restarts=0).run(observations)
-    assert (mse(found.images, images) < 1e-2).any()
+    result = HeadFree(steps=15, restarts=0).run(observations)
+    assert (mse(result.images, images) < 1e-2).any()

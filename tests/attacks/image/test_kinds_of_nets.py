@@ -24,7 +24,7 @@ SHAPE = (3, 8, 8)
 
 
 class Attends(nn.Module):
-    """A transformer on patches: its layers are fed several vectors of an image, its head their mean."""
+    """A transformer on patches: its layers get several vectors per image, its head their mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Attends(nn.Module):
 
 
 class Tied(nn.Module):
-    """Two of its layers have one weight, whose gradient is the sum of both."""
+    """A net in which two layers share a weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Tied(nn.Module):
 
 
 class TiedToHead(nn.Module):
-    """Its head has the weight of a layer before it."""
+    """A net whose head shares the weight of an earlier layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class TiedToHead(nn.Module):
 
 
 class Branches(nn.Module):
-    """What it computes depends on values."""
+    """A net with branches that depend on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Pools(nn.Module):
 
 
 class Reads(nn.Module):
-    """A recurrent layer on the lines of an image."""
+    """A recurrent layer on the rows of an image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,8 +104,8 @@ class Reads(nn.Module):
 
 def gradient_of(net: nn.Module, count: int = 1, hidden: bool = False) -> dict[str, Tensor]:
     loss = F.cross_entropy(net(IMAGES[:count]), LABELS[:count])
-    found = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
-    return {name: g for name, g in found.items() if not (hidden and name.startswith("head."))}
+    gradients = dict(zip(dict(net.named_parameters()), torch.autograd.grad(loss, list(net.parameters())), strict=True))
+    return {name: g for name, g in gradients.items() if not (hidden and name.startswith("head."))}
 
 
 def message(net: nn.Module, hidden: bool = False) -> Observation:
@@ -126,7 +126,7 @@ def test_each_of_them_can_be_attacked(kind: type[nn.Module], attack: str) -> Non
 
 
 def test_features_of_lines_are_searched() -> None:
-    """The gradient at the image comes as its lines were read, and L-BFGS takes none of another layout."""
+    """The gradient at the image is not contiguous, which L-BFGS does not accept."""
     torch.manual_seed(0)
     net, few = Reads(), {"adam": 2, "lbfgs": 1}
     result = invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic-features", options=few)
@@ -140,7 +140,7 @@ def test_small_ones_give_the_image_away(kind: type[nn.Module]) -> None:
     assert invert(net, gradient_of(net), input_shape=SHAPE, attack="idlg").scores(IMAGES[:1]).mse.item() < 1e-3
 
 
-def test_features_are_read_off_a_layer_that_is_fed_one_vector_of_an_image() -> None:
+def test_features_come_from_a_layer_with_one_vector_per_image() -> None:
     torch.manual_seed(0)
     net = Attends()
     (read,) = single_sample(message(net))
@@ -149,7 +149,7 @@ def test_features_are_read_off_a_layer_that_is_fed_one_vector_of_an_image() -> N
         invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic")
 
 
-def test_the_sum_of_two_layers_gradients_is_no_closed_form_for_the_input_of_one() -> None:
+def test_tied_layers_have_no_closed_form() -> None:
     net = Tied()
     (read,) = single_sample(message(net))
     assert read[0].layer == "top"
@@ -157,8 +157,8 @@ def test_the_sum_of_two_layers_gradients_is_no_closed_form_for_the_input_of_one(
         invert(net, gradient_of(net), input_shape=SHAPE, attack="analytic")
 
 
-def test_the_bias_of_a_layer_that_is_fed_several_vectors_is_not_the_signal_at_its_output() -> None:
-    """It is the sum of the signals, so that matching with it would fail without a reason that anybody sees."""
+def test_bias_gradient_over_several_vectors_is_no_signal() -> None:
+    """It is the sum of the signals, so matching with it would fail silently."""
     torch.manual_seed(0)
     with mounting():
         sums, bias = (signal_matching(build_case([message(net, hidden=True)], bounded=True)) for net in (Attends(), Branches()))
@@ -166,7 +166,7 @@ def test_the_bias_of_a_layer_that_is_fed_several_vectors_is_not_the_signal_at_it
 
 
 class Around(nn.Module):
-    """Paths lead around its last linear layers: a residual block, a gate, or attention over the channels of a convolution."""
+    """A net with paths around its last linear layers: a residual block, a gate, or channel attention."""
 
     def __init__(self, kind: str, before: bool) -> None:
         super().__init__()
@@ -183,15 +183,15 @@ class Around(nn.Module):
             x = x * self.b(self.a(x.mean((2, 3))).tanh()).sigmoid()[:, :, None, None]
         x = self.between(x.flatten(1))
         if self.kind != "attention":
-            made = self.b(self.a(x).tanh())
-            x = x + made if self.kind == "residual" else x * made.sigmoid()
+            hidden = self.b(self.a(x).tanh())
+            x = x + hidden if self.kind == "residual" else x * hidden.sigmoid()
         logits: Tensor = self.head(x)
         return logits
 
 
 @pytest.mark.parametrize(("kind", "before"), [("residual", True), ("residual", False), ("gate", True), ("attention", False)])
 def test_a_layer_around_which_a_path_leads_gives_no_closed_form(kind: str, before: bool) -> None:
-    """The signal at its output is that of one path. A layer before, through which all paths lead, gives one."""
+    """Only a layer that all paths go through gives a closed form."""
     torch.manual_seed(0)
     with mounting():
         objective = signal_matching(build_case([message(Around(kind, before), hidden=True)], bounded=True))
@@ -215,5 +215,5 @@ def test_the_signal_behind_a_residual_convolution_is_an_unknown() -> None:
 
     torch.manual_seed(0)
     with mounting():
-        plain, adds = (signal_matching(build_case([message(Adds(one), hidden=True)], bounded=True)) for one in (False, True))
+        plain, adds = (signal_matching(build_case([message(Adds(skip), hidden=True)], bounded=True)) for skip in (False, True))
     assert "signal" in adds.layout.shapes and "signal" not in plain.layout.shapes

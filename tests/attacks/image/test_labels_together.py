@@ -42,14 +42,14 @@ def of(setting: Setting) -> list[Observation]:
 )
 def test_losses_and_gradients_are_those_of_one_after_another(messages: Callable[[], list[Observation]], known_top: bool) -> None:
     """Without ``vmap``."""
-    case = build_case([in_double(one) for one in messages()], bounded=True)
+    case = build_case([in_double(single) for single in messages()], bounded=True)
     case.net.double()
     torch.manual_seed(0)
-    one, many = (matching(case, relative, None, known_top) for matching in (label_matching, labels_together))
-    x = torch.randn(one.n, one.layout.size, dtype=torch.float64)
-    alone = [replace(one.select(torch.tensor([i])), single=True)(torch.arange(1), x[i : i + 1]) for i in range(one.n)]
+    single, many = (matching(case, relative, None, known_top) for matching in (label_matching, labels_together))
+    x = torch.randn(single.n, single.layout.size, dtype=torch.float64)
+    alone = [replace(single.select(torch.tensor([i])), single=True)(torch.arange(1), x[i : i + 1]) for i in range(single.n)]
     values, gradients = (torch.cat(parts) for parts in zip(*alone, strict=True))
-    for rows in (torch.arange(one.n), torch.arange(1), torch.arange(1, one.n)):
+    for rows in (torch.arange(single.n), torch.arange(1), torch.arange(1, single.n)):
         value, gradient = many(rows, x[rows])
         torch.testing.assert_close(value, values[rows], rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(gradient, gradients[rows], rtol=1e-9, atol=1e-12)
@@ -73,7 +73,7 @@ def test_no_evaluation_loads_the_compiler(attack: Dlg, monkeypatch: pytest.Monke
 
 
 def test_a_direction_reads_the_history_four_times() -> None:
-    """The products with the newest change are differences of products with gradients, so they cost none of their own."""
+    """Products with the newest change are differences of products with gradients, and cost nothing."""
     history, gradient = History(3, torch.zeros(5)), torch.randn(5)
     for _ in range(5):
         move = torch.randn(5)

@@ -21,9 +21,9 @@ from tests.attacks.text_client import TEXT, message, noised, scores, trained, wh
 @pytest.mark.parametrize("batch", [1, 4, 16])
 def test_one_gradient_names_exactly_the_tokens_of_its_batch(batch: int) -> None:
     observation, ids, labels = message([5 + i % 6 for i in range(batch)])
-    found, true = find_tokens(observation), counts_of(ids, SMALL.words, PAD)
-    assert torch.equal(found.present, true > 0) and found.exact
-    assert not found.present[PAD] and found.counts[FIRST] == found.counts[LAST] == batch
+    tokens, true = find_tokens(observation), counts_of(ids, SMALL.words, PAD)
+    assert torch.equal(tokens.present, true > 0) and tokens.exact
+    assert not tokens.present[PAD] and tokens.counts[FIRST] == tokens.counts[LAST] == batch
     score = scores(TokenSet(), observation, ids, labels)
     assert float(score.recall) == float(score.precision) == 1 and score.rouge is None
     assert score.labels is not None and score.labels.share >= 0.75
@@ -49,8 +49,8 @@ def test_counts_follow_the_estimator() -> None:
 def test_a_repeated_word_of_one_sentence_is_counted() -> None:
     observation, ids, _ = message([9])
     ids[0, 5] = ids[0, 2]
-    found = find_tokens(observe_text(whole(observation), ids, torch.tensor([1])))
-    assert torch.equal(found.counts, counts_of(ids, SMALL.words, PAD))
+    tokens = find_tokens(observe_text(whole(observation), ids, torch.tensor([1])))
+    assert torch.equal(tokens.counts, counts_of(ids, SMALL.words, PAD))
 
 
 @pytest.mark.parametrize("decay", [0.0, 1e-2])
@@ -58,14 +58,14 @@ def test_a_repeated_word_of_one_sentence_is_counted() -> None:
 def test_a_change_with_weight_decay_gives_the_same_tokens(decay: float, known: bool) -> None:
     observation, ids, _ = trained([8, 6, 5], Schedule(lr=0.1, steps=5, batch_size=3, momentum=0.5, weight_decay=decay))
     seen = observation if known else replace(observation, schedule=None)
-    found = find_tokens(seen)
-    assert torch.equal(found.present, counts_of(ids, SMALL.words, PAD) > 0) and found.exact
-    assert ("decayed" in found.how) == (decay > 0)
+    tokens = find_tokens(seen)
+    assert torch.equal(tokens.present, counts_of(ids, SMALL.words, PAD) > 0) and tokens.exact
+    assert ("decayed" in tokens.how) == (decay > 0)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_most_words_may_occur_where_the_schedule_tells_what_decay_did(momentum: float) -> None:
-    """In a real run a client's sentences can hold most of a small vocabulary, so that no median is that of unused rows."""
+def test_known_decay_finds_tokens_even_if_most_words_occur(momentum: float) -> None:
+    """A client's sentences can hold most of a small vocabulary, so that the median row is a used one."""
     schedule = Schedule(lr=0.05, steps=40, batch_size=24, momentum=momentum, weight_decay=1e-4)
     observation, ids, _ = trained([16] * 24, schedule)
     true = counts_of(ids, SMALL.words, PAD) > 0
@@ -76,7 +76,7 @@ def test_most_words_may_occur_where_the_schedule_tells_what_decay_did(momentum: 
     assert not find_tokens(noised(observation, 1e-3)).exact
 
 
-def test_behind_noise_tokens_are_an_estimate_until_it_drowns_them() -> None:
+def test_tokens_under_noise_are_an_estimate() -> None:
     observation, ids, labels = message([8, 6])
     norms = observation.shared[TEXT.words].norm(dim=1)
     least = float(norms[norms > 0].min()) / SMALL.width**0.5
@@ -128,5 +128,5 @@ def test_counts_add_up_to_a_known_total(total: int) -> None:
 @pytest.mark.parametrize("batch", [4, 16])
 def test_the_total_betters_the_counts_of_a_message(batch: int) -> None:
     observation, ids, _ = message([5 + i % 6 for i in range(batch)])
-    found, true = find_tokens(observation), counts_of(ids, SMALL.words, PAD)
-    assert total_tokens(observation) is None or int(found.counts.sum()) == int(true.sum())
+    tokens, true = find_tokens(observation), counts_of(ids, SMALL.words, PAD)
+    assert total_tokens(observation) is None or int(tokens.counts.sum()) == int(true.sum())

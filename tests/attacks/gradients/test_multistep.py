@@ -28,8 +28,8 @@ def test_a_constant_gradient_is_recovered_exactly(schedule: Schedule) -> None:
     for _ in range(schedule.steps):
         trained.grad = g.clone()
         optimiser.step()
-    found = mean_gradient({"w": trained.detach() - w}, {"w": w}, schedule)["w"]
-    torch.testing.assert_close(found, g, rtol=1e-10, atol=1e-10)
+    recovered = mean_gradient({"w": trained.detach() - w}, {"w": w}, schedule)["w"]
+    torch.testing.assert_close(recovered, g, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -53,7 +53,7 @@ def test_weight_decay_left_in_spoils_the_row_ratio() -> None:
     assert undone < left / 5
 
 
-def test_a_small_weight_decay_has_the_effect_of_the_first_order_formula() -> None:
+def test_small_weight_decay_follows_the_first_order_formula() -> None:
     lr, m, steps, decay = 0.01, 0.5, 1000, 1e-6
     exact = response(Schedule(lr=lr, steps=steps, momentum=m), decay)
     total = (steps - m * (1 - m**steps) / (1 - m)) / (1 - m)
@@ -65,13 +65,13 @@ def test_a_small_weight_decay_has_the_effect_of_the_first_order_formula() -> Non
 def test_small_steps_give_the_gradient() -> None:
     schedule = Schedule(lr=1e-5, steps=5, batch_size=8, momentum=0.5, weight_decay=1e-3)
     net, x, y = mlp(), pictures(8), torch.arange(8) % 5
-    found = as_gradient(observe(net, change(net, x, y, schedule), kind="change", schedule=schedule))
-    assert found.kind == "gradient"
+    recovered = as_gradient(observe(net, change(net, x, y, schedule), kind="change", schedule=schedule))
+    assert recovered.kind == "gradient"
     for name, g in gradient(net, x, y).items():
-        torch.testing.assert_close(found.shared[name], g, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(recovered.shared[name], g, rtol=1e-3, atol=1e-6)
 
 
-def test_without_schedule_the_direction_is_right_and_unknown_weights_are_named() -> None:
+def test_as_gradient_without_schedule_keeps_the_direction() -> None:
     schedule = Schedule(lr=0.1, weight_decay=1e-3)
     net, x, y = linear_net(), pictures(1), torch.tensor([0])
     sent = change(net, x, y, Schedule(lr=0.1))

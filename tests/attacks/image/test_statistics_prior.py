@@ -20,7 +20,7 @@ from tests.attacks.test_running_statistics import images, message, net, normalis
 def read(sent: Observation) -> dict[str, dict[str, Tensor]]:
     seen = layer_statistics(sent)
     whats = ("mean", "variance", "mean_error", "variance_error")
-    return {what: {name: getattr(one, what).float() for name, one in seen.items()} for what in whats}
+    return {what: {name: getattr(layer, what).float() for name, layer in seen.items()} for what in whats}
 
 
 def apart(sent: Observation, pictures: Tensor) -> float:
@@ -35,19 +35,19 @@ def test_it_is_zero_at_the_true_images_alone() -> None:
     assert apart(sent, members.flip(0)) < 1e-7  # the order of a batch does not show
 
 
-def test_it_is_the_distance_of_means_and_variances_in_units_of_the_variances() -> None:
+def test_statistics_distance_is_relative_to_the_variances() -> None:
     members, others = images(4), images(4, seed=1)
     start = net()
-    sent, found = message(start, members), []
+    sent, distances = message(start, members), []
     ours, theirs = (copy.deepcopy(start).train().body for _ in range(2))
     mine, other = normalised(members), normalised(others)
     with torch.no_grad():
         for first, second in zip(ours, theirs, strict=True):
             if isinstance(first, torch.nn.BatchNorm2d):
                 (m, v), (mean, var) = ((x.mean((0, 2, 3)), x.transpose(0, 1).flatten(1).var(1)) for x in (mine, other))
-                found.append(float(((mean - m).square() / v + (var / v - 1).square()).mean()))
+                distances.append(float(((mean - m).square() / v + (var / v - 1).square()).mean()))
             mine, other = first(mine), second(other)
-    assert apart(sent, others) == pytest.approx(sum(found) / 2, rel=1e-3)
+    assert apart(sent, others) == pytest.approx(sum(distances) / 2, rel=1e-3)
 
 
 def test_what_is_drowned_in_noise_or_was_not_sent_does_not_count() -> None:
@@ -57,13 +57,13 @@ def test_what_is_drowned_in_noise_or_was_not_sent_does_not_count() -> None:
     assert float(statistics_distance(in_clients_mode(sent.net), dict(sent.weights), normalised(images(4, seed=1)), seen)) == 0
 
 
-def test_an_attack_asks_it_where_the_message_has_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prior_is_used_only_with_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[int]()
-    made = statistics_prior.statistics_distance
+    distance = statistics_prior.statistics_distance
 
     def counted(*given: object) -> Tensor:
         asked.append(1)
-        return made(*given)  # type: ignore[arg-type]
+        return distance(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(statistics_prior, "statistics_distance", counted)
     sent = replace(message(net(), images(2)), labels=torch.arange(2))

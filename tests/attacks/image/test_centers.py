@@ -16,7 +16,7 @@ MEAN, STD = (0.5,), (0.25,)
 
 
 def client(labels: list[int], with_counts: bool = False) -> tuple[Observation, torch.Tensor, nn.Module]:
-    """A client of MpFedcon with one layer of projection: the message, its images, and its projector."""
+    """The message of a client of MpFedcon, its images, and its projector."""
     torch.manual_seed(0)
     projector = nn.Sequential(nn.Tanh(), nn.Linear(80, 60))
     top = nn.Sequential(projector, nn.Linear(60, CLASSES))
@@ -44,21 +44,21 @@ def client(labels: list[int], with_counts: bool = False) -> tuple[Observation, t
 
 
 def grey(centers: int) -> Prior:
-    """Where no images of the kind are known: each pixel for itself."""
+    """A prior of independent pixels, without public images."""
     return Prior(torch.full((centers, *SHAPE), 0.5), 0.25 * torch.eye(36))
 
 
 def test_the_label_set_is_read_exactly() -> None:
     observation, _, _ = client([4, 0, 4, 2], with_counts=True)
-    found = read_label_set(observation)
-    assert found.present.tolist() == [True, False, True, False, True]
-    assert found.counts is not None and found.counts.tolist() == [1, 0, 1, 0, 2]
+    label_set = read_label_set(observation)
+    assert label_set.present.tolist() == [True, False, True, False, True]
+    assert label_set.counts is not None and label_set.counts.tolist() == [1, 0, 1, 0, 2]
     centers = read_centers(observation)
-    assert list(centers) == [0, 2, 4] and {tuple(one.shape) for one in centers.values()} == {(60,)}
+    assert list(centers) == [0, 2, 4] and {tuple(center.shape) for center in centers.values()} == {(60,)}
     assert read_label_set(client([4, 0])[0]).counts is None
 
 
-def test_a_dense_table_gives_it_away_too_and_no_centres_give_nothing() -> None:
+def test_label_set_from_a_dense_table_and_without_centres() -> None:
     observation, _, _ = client([1, 3])
     table = torch.zeros(CLASSES, 60, dtype=torch.float64)
     table[[1, 3]] = observation.statistics["statistic.centers"]
@@ -71,12 +71,12 @@ def test_a_dense_table_gives_it_away_too_and_no_centres_give_nothing() -> None:
 
 
 def test_the_classes_are_read_without_their_centres() -> None:
-    """A mask on the centres alone leaves the list of their classes in the message."""
+    """Masked centres leave the list of their classes in the message."""
     observation, _, _ = client([4, 0, 4, 2], with_counts=True)
     masked = {name: tensor for name, tensor in observation.statistics.items() if name != "statistic.centers"}
-    found = read_label_set(observe(observation.net, {}, statistics=masked))
-    assert found.present.tolist() == [True, False, True, False, True]
-    assert found.counts is not None and found.counts.tolist() == [1, 0, 1, 0, 2]
+    label_set = read_label_set(observe(observation.net, {}, statistics=masked))
+    assert label_set.present.tolist() == [True, False, True, False, True]
+    assert label_set.counts is not None and label_set.counts.tolist() == [1, 0, 1, 0, 2]
     counts = {"statistic.counts": torch.tensor([0, 3, 0, 1, 0])}
     assert read_label_set(observe(observation.net, {}, statistics=counts)).present.tolist() == [False, True, False, True, False]
     with pytest.raises(Inapplicable, match="no class centres"):
@@ -84,16 +84,16 @@ def test_the_classes_are_read_without_their_centres() -> None:
 
 
 def test_the_centre_of_one_sample_is_that_sample() -> None:
-    """With more entries than pixels, and the client's own projector, nothing needs to be known of the images."""
+    """With more entries than pixels and the client's projector, no prior is needed."""
     observation, images, projector = client([3, 1])
     centers = torch.stack(list(read_centers(observation).values()))
-    found = invert_centers(observation, embedding(observation, projector), centers, grey(2))
-    assert found.images.shape == (2, *SHAPE) and (found.distance < 1e-5).all()
-    assert ((found.images - images[[1, 0]]).square().flatten(1).mean(dim=1) < 1e-4).all()  # grey: 0.08
+    inverted = invert_centers(observation, embedding(observation, projector), centers, grey(2))
+    assert inverted.images.shape == (2, *SHAPE) and (inverted.distance < 1e-5).all()
+    assert ((inverted.images - images[[1, 0]]).square().flatten(1).mean(dim=1) < 1e-4).all()  # grey: 0.08
 
 
-def test_fewer_entries_than_pixels_need_to_know_what_images_look_like() -> None:
-    """Twenty features of rectified units: many images have them; the most likely one among public ones is the client's."""
+def test_centres_smaller_than_images_need_a_prior() -> None:
+    """Many images have the same twenty features; the most probable one under the public prior is the client's."""
     torch.manual_seed(1)
     body = nn.Sequential(nn.Flatten(), nn.Linear(36, 20), nn.ReLU()).double()
     net = SplitNet(body, nn.Linear(20, CLASSES).double())
@@ -151,6 +151,6 @@ def test_random_centres_and_a_wrong_projector_give_no_image() -> None:
         (embedding(observation, projector), drawn * (centers.norm(dim=1) / drawn.norm(dim=1))[:, None]),
         (embedding(observation, wrong), centers),
     ):
-        found = invert_centers(observation, embed, sent, grey(2))
-        assert (found.distance > 0.05).all()
-        assert ((found.images - images[[1, 0]]).square().flatten(1).mean(dim=1) > 0.03).all()
+        inverted = invert_centers(observation, embed, sent, grey(2))
+        assert (inverted.distance > 0.05).all()
+        assert ((inverted.images - images[[1, 0]]).square().flatten(1).mean(dim=1) > 0.03).all()

@@ -28,7 +28,7 @@ MOST_WORDS = [16] * 24
 
 
 def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observation, Tensor]:
-    """The change after steps of torch's Adam or AdamW on all sentences, and which words they hold ``(V,)``."""
+    """The change after steps of torch's Adam or AdamW on all sentences, and the mask of their words ``(V,)``."""
     observation, ids, labels = message(lengths)
     net = whole(observation)
     kind = torch.optim.AdamW if train.optimizer == "adamw" else torch.optim.Adam
@@ -50,15 +50,15 @@ def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observa
 @pytest.mark.parametrize("decay", [1e-4, 1e-3])
 @pytest.mark.parametrize("lengths", [[8, 6], MOST_WORDS], ids=["few words", "most words"])
 def test_after_adams_steps_with_weight_decay(optimizer: Any, lengths: list[int], decay: float) -> None:
-    """Adam's penalty moves every word's row by the learning rate in every step."""
+    """Adam's weight decay moves every row by the learning rate in every step."""
     train = TrainConfig(optimizer=optimizer, lr=1e-3, weight_decay=decay, batch_size=100)
     seen, true = stepped(lengths, train, steps=4)
-    found = find_tokens(seen)
-    assert torch.equal(found.present, true) and found.exact
+    tokens = find_tokens(seen)
+    assert torch.equal(tokens.present, true) and tokens.exact
     assert why_estimated(seen, TEXT.words) is None
 
 
-def test_where_it_is_not_known_what_moved_the_rows_a_failure_is_no_evidence() -> None:
+def test_failure_is_inconclusive_if_unused_rows_moved() -> None:
     train = TrainConfig(optimizer="adam", lr=1e-3, weight_decay=1e-3, batch_size=100)
     seen, true = stepped([8, 6], train, steps=4)
     seen = replace(seen, zero_gradient_change=None)
@@ -71,18 +71,18 @@ def test_where_it_is_not_known_what_moved_the_rows_a_failure_is_no_evidence() ->
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("decay", [0.0, 1e-3])
 def test_weights_that_were_sent_with_16_bits(dtype: torch.dtype, decay: float) -> None:
-    """Rounding changes the rows of all words, by up to half of the last place."""
+    """Rounding changes all rows, by up to half a unit in the last place."""
     seen, ids, _ = trained(MOST_WORDS, Schedule(lr=0.5, steps=5, batch_size=24, momentum=0.5, weight_decay=decay))
     shared = {n: (seen.weights[n] + t).to(dtype).float() - seen.weights[n] for n, t in seen.shared.items()}
     rounded = replace(seen, shared=shared, altered=Altered(variance=dict.fromkeys(shared, 1e-10)))
     assert longest(rounded) == MOST_WORDS[0]
-    found, true = find_tokens(rounded).present, counts_of(ids, SMALL.words, PAD) > 0
-    assert not bool((found & ~true).any()), "no other word is named"
-    assert float((found & true).sum() / true.sum()) > (0.99 if dtype is torch.float16 else 0.5)
+    present, true = find_tokens(rounded).present, counts_of(ids, SMALL.words, PAD) > 0
+    assert not bool((present & ~true).any()), "no other word is named"
+    assert float((present & true).sum() / true.sum()) > (0.99 if dtype is torch.float16 else 0.5)
 
 
 def test_a_quantised_change() -> None:
-    """What weight decay did to a number is far less than a step, and is rounded up to one at random."""
+    """Weight decay changes an entry by far less than a quantisation step, and is rounded up to one at random."""
     seen, ids, _ = trained([16] * 4, Schedule(lr=0.05, steps=40, batch_size=4, momentum=0.5, weight_decay=1e-2))
     draw, shared, variance = torch.Generator().manual_seed(0), {}, {}
     for name, change in seen.shared.items():
@@ -93,5 +93,5 @@ def test_a_quantised_change() -> None:
     moved, true = shared[TEXT.words].any(1), counts_of(ids, SMALL.words, PAD) > 0
     assert float((moved & true).sum() / moved.sum()) < 0.5, "most of the rows that changed are of other words"
     assert longest(quantised) == 16
-    found = find_tokens(quantised).present
-    assert float((found & true).sum() / found.sum()) > 0.95 < float((found & true).sum() / true.sum())
+    present = find_tokens(quantised).present
+    assert float((present & true).sum() / present.sum()) > 0.95 < float((present & true).sum() / true.sum())

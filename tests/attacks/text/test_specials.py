@@ -19,7 +19,7 @@ LAYOUTS = {"nowhere": ((), ()), "behind": ((), (LAST,)), "before": ((FIRST,), ()
 
 
 def laid_out(layout: str) -> tuple[TextFacts, torch.Tensor]:
-    """What is known of an encoder with such a layout, and a sentence of six words."""
+    """The facts of an encoder with this layout of special tokens, and a sentence of six words."""
     before, behind = LAYOUTS[layout]
     words = sentences([8], seed=0)[0, 1:-1].tolist()
     text = replace(facts(), special=(*before, *behind), opens=len(before))
@@ -31,10 +31,10 @@ def laid_out(layout: str) -> tuple[TextFacts, torch.Tensor]:
 def test_a_sentence_is_found_wherever_the_special_tokens_are(name: str, layout: str) -> None:
     text, ids = laid_out(layout)
     observation = observe_text(small_bert(0), ids, torch.tensor([1]), text)
-    found = text_attack(name)().run([observation], seed=0)
-    scores = score_text(found, ids, torch.tensor([1]), text)
-    assert scores.exact is not None and scores.exact.share == 1 and found.ids is not None
-    assert torch.equal(found.ids, ids)
+    result = text_attack(name)().run([observation], seed=0)
+    scores = score_text(result, ids, torch.tensor([1]), text)
+    assert scores.exact is not None and scores.exact.share == 1 and result.ids is not None
+    assert torch.equal(result.ids, ids)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
