@@ -164,7 +164,7 @@ def play(home: Any, link: Any, run_dir: Path, config: Any, clients: int, look: C
 
 def compared(run_dir: Path, simulated: Path) -> dict[str, Any]:
     """What became of a run: whether its bits are the simulation's, what is missing, and what was counted twice."""
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     here, there = (RunFolder.open(one).records() for one in (run_dir, simulated))
     missing = sum(len(record.get("missing", ())) for record in here)

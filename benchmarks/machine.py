@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedpriv.server.run_folder import processor
+from fedpriv.storage.provenance import processor
 
 
 def facts(packages: Sequence[str]) -> dict[str, Any]:

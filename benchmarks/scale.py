@@ -99,8 +99,8 @@ def registered(clients: int, repeats: int) -> dict[str, Any]:
 
     from fedpriv.client.store import ClientStore
     from fedpriv.config import load_config
-    from fedpriv.server.checkpoint import Checkpoints, Progress
     from fedpriv.server.sampling import participants
+    from fedpriv.storage.checkpoints import Checkpoints, Progress
 
     made: dict[str, list[float]] = {"select": [], "select_dp": [], "commit": [], "restore": []}
 

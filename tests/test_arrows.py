@@ -35,6 +35,7 @@ LAYERS = (
     "aggregation",
     "objectives",
     "interfaces",
+    "storage",
     "models data noise_source",
     "config parameters wire registry plugins files hub processes",
     "untrusted",

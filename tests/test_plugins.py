@@ -26,8 +26,8 @@ from fedpriv.config import load_config
 from fedpriv.data import partition_rules, sources
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.models import registry as models
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import trackers
 
 REGISTRIES = {

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any, Self
 from fedpriv.api.keys import config_of
 from fedpriv.api.run import Run, load
 from fedpriv.seeding import usual_torch
-from fedpriv.server.records import Record
 from fedpriv.simulation import run as runs
+from fedpriv.storage.records import Record
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
-    from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation.setup import Federation
+    from fedpriv.storage.run_folder import RunFolder
 
 
 def train(

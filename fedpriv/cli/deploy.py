@@ -177,7 +177,7 @@ def run(
     require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
-    from fedpriv.server.run_folder import RunFolder, default_name
+    from fedpriv.storage.run_folder import RunFolder, default_name
 
     home = DeploymentPaths.open(folder)
     settings = home.settings()
@@ -236,7 +236,7 @@ def status(folder: Path) -> dict[str, Any]:
     require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     home, out = DeploymentPaths.open(folder), console()
     nodes = [{"name": node.name, "status": node.status} for node in _link(home).nodes()]
@@ -271,7 +271,7 @@ def stop(run_dir: Path) -> None:
     """
     from fedpriv.deploy.serving import STOP
     from fedpriv.errors import UsageError
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     folder = RunFolder.open(run_dir)
     if "deployed" not in folder.facts:
@@ -321,7 +321,7 @@ def _conduct(home: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
     from fedpriv.cli.report import accuracy_of
     from fedpriv.deploy.serving import DECLARED
     from fedpriv.errors import FedprivError
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     run_dir = request.run_dir
     records = RunFolder(run_dir).records()

@@ -24,9 +24,9 @@ from fedpriv.untrusted.names import printable
 if TYPE_CHECKING:
     from fedpriv.audit.results import Canaries
     from fedpriv.config import RunConfig
-    from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation.run import Outcome
     from fedpriv.simulation.setup import Federation
+    from fedpriv.storage.run_folder import RunFolder
 
 
 NO_ACCURACY = "none: self-supervised, see fedpriv probe {run}"

@@ -162,7 +162,7 @@ def compare(runs: tuple[str, ...], runs_dir: Path, output: Path) -> dict[str, An
     from fedpriv.api.comparing import contradictions, figures, labels, repeated
     from fedpriv.cli.report import constant_answer
     from fedpriv.plots import compare_curves
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     folders = run_folders(runs, runs_dir)
     rows = [figures(folder) for folder in folders]

@@ -26,11 +26,11 @@ from fedpriv.models.user_net import is_own
 from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.results import write_results
 from fedpriv.simulation.run import OnRound, Warn, conduct, note_beginning
 from fedpriv.simulation.run_setup import settle
 from fedpriv.simulation.setup import resolve, with_schedule, with_usual_share
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import check_tracking
 
 OnStart = Callable[[Agreement, RunFolder], None]

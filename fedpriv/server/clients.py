@@ -7,12 +7,13 @@ network. The server never sees a client's data, labels or private state.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fedpriv.errors import FedprivError
 from fedpriv.methods.base import ServerState
+from fedpriv.storage.checkpoints import PrivateStates
 from fedpriv.wire import Sealed
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.report import Answer
@@ -36,19 +37,6 @@ class Instruction:
     def of(self, clients: Sequence[int]) -> Instruction:
         """The part of the instruction that is for these clients."""
         return replace(self, clients=clients, last={client: self.last[client] for client in clients if client in self.last})
-
-
-class PrivateStates(Protocol):
-    """What clients keep between rounds, as the server may speak of it: by client and round."""
-
-    def damaged(self, states: Mapping[int, int]) -> str | None:
-        """The first private state (client -> round) that cannot be read, in a line; ``None``: all can, or it is unknown."""
-
-    def forget(self, states: Iterable[tuple[int, int]]) -> None:
-        """Remove states (client, round) that no checkpoint names any more."""
-
-    def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
-        """Remove all states but these (client, round), such as those of a round that was killed."""
 
 
 class Clients(PrivateStates, ABC):

@@ -18,14 +18,14 @@ from fedpriv.methods.base import ServerState
 from fedpriv.privacy.ledger import ALL_CLIENTS, Ledger, Randomness
 from fedpriv.secure.protocol_checks import check_summed, label_of
 from fedpriv.server.arrivals import Arrivals
-from fedpriv.server.checkpoint import Checkpoints, Progress
 from fedpriv.server.clients import Clients, Instruction, Scorer
 from fedpriv.server.next_state import LocalUpdates, Merger, Outcome
-from fedpriv.server.payloads import PayloadKeeper, PayloadStore
 from fedpriv.server.reported import means
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 from fedpriv.spans import UNTIMED, Clocks, Spans
+from fedpriv.storage.checkpoints import Checkpoints, Progress
+from fedpriv.storage.payloads import PayloadKeeper, PayloadStore
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import ByteMeter, Direction, Sealed, Tap, seal
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Report

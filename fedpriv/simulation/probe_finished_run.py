@@ -16,8 +16,8 @@ from fedpriv.evaluation.linear_probe import FRACTIONS, Protocol, Where, probe, s
 from fedpriv.evaluation.probe_during_run import require_encoder
 from fedpriv.evaluation.published_probe import PUBLISHED, published_probe
 from fedpriv.files import load_tensors, save_json
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.reopening import reopened
+from fedpriv.storage.run_folder import RunFolder
 
 
 def probe_run(

@@ -6,8 +6,8 @@ from fedpriv.config import RunConfig
 from fedpriv.data.partitions.partition import Partition
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
+from fedpriv.storage.run_folder import RunFolder
 
 
 def hashes(federation: Federation) -> dict[str, str]:

@@ -14,9 +14,9 @@ from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
 from fedpriv.files import save_json, save_tensors
 from fedpriv.plots.confusion import confusion_report, draw_confusion
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.records import counted
 from fedpriv.server.rounds import Server
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.records import counted
 
 if TYPE_CHECKING:
     from fedpriv.evaluation.protocols import Confusion

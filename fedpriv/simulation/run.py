@@ -22,7 +22,6 @@ from fedpriv.evaluation.chance import chance
 from fedpriv.files import Damaged
 from fedpriv.methods.build import changed_options
 from fedpriv.server.rounds import Server
-from fedpriv.server.run_folder import RunFolder, changed_code, continued, first_facts
 from fedpriv.simulation.executors.build import reach
 from fedpriv.simulation.final_model import export_model
 from fedpriv.simulation.profile import Profile
@@ -31,6 +30,8 @@ from fedpriv.simulation.results import write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
+from fedpriv.storage.provenance import changed_code, continued, first_facts
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import beside, check_tracking, default_uri, tracker_of
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Private
 from fedpriv.server.clients import Clients
 from fedpriv.server.rounds import Server, on_divergence
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.executors.build import executor_of
 from fedpriv.simulation.scoring import AllClientsScorer
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.watched_downloads import WatchedDownloads
 from fedpriv.spans import UNTIMED, Spans
+from fedpriv.storage.run_folder import RunFolder
 
 
 class Simulation(Server):

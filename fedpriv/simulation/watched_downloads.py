@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fedpriv.agreement import Agreement
 from fedpriv.client.suspicion import draw_of_run, first_of_attack
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Direction, Sealed
 
 _FACT = "suspicious_download"

@@ -4,7 +4,7 @@ The round loop writes the folder and calls :meth:`Background.notify`; tracking o
 (the server was unreachable, the process was killed) stay in the folder, and :func:`sync` sends them later.
 """
 
-from fedpriv.server.records import Record
+from fedpriv.storage.records import Record
 from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, settle_store, whole_address
 from fedpriv.tracking.apart import Apart, beside
 from fedpriv.tracking.background import Background

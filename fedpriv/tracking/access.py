@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedpriv.errors import UsageError
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.store import TrackingError, default_uri, sqlite_path
 from fedpriv.untrusted.addresses import HIDDEN, keep_secrets, tracking_address, with_secrets
 

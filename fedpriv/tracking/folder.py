@@ -12,8 +12,8 @@ from typing import Any
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, without_checksum
-from fedpriv.server.records import Record, Records, lines_of, parsed
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.records import Record, Records, lines_of, parsed
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.forms import Cursor, Facts, Line, Probe, Summary, check_form, check_links
 
 

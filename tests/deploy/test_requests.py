@@ -20,7 +20,7 @@ from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.errors import UsageError
 from fedpriv.files import load_json, save_json
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.apart import agree, sites
 from tests.simulation.small import config, play
 

@@ -13,7 +13,7 @@ from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.apart import play_apart, sites
 from tests.simulation.small import config
 

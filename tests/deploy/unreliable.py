@@ -20,7 +20,7 @@ from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.loopback import Loopback
 from fedpriv.deploy.serving import DECLARED, resume, start
 from fedpriv.deploy.transport import Lost, Transport
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.apart import sites
 
 KINDS: dict[str, tuple[str, ...]] = {

@@ -18,10 +18,10 @@ from fedpriv.config import load_config
 from fedpriv.data.partitions.partition import make_partition
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS, MASK, MpFedcon
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
-from fedpriv.server.checkpoint import Progress
 from fedpriv.server.merging import merge
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.checkpoints import Progress
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import Upload
 from tests.conftest import simulated

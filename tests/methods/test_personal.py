@@ -18,9 +18,9 @@ from fedpriv.methods.apfl import ALPHA, OWN, PERSONAL
 from fedpriv.methods.ditto import PERSONAL as DITTO
 from fedpriv.objectives.apfl import mixed
 from fedpriv.seeding import generator
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Sealed
 from tests.marks import slow_but
 from tests.methods.test_baselines import central_sgd

@@ -22,11 +22,11 @@ from fedpriv.files import save_json
 from fedpriv.methods.mpfedcon import CLASSES, COUNTS, HOLDERS
 from fedpriv.secure import messages
 from fedpriv.secure.protocol_checks import expected_mean
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.secure_sum import SecureSum
 from fedpriv.simulation.run import start
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Payload, Sealed, seal, unseal
 from fedpriv.wire.message import Refused
 from tests.deploy.apart import go_on, hashes, play_apart, sites

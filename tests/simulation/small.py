@@ -9,10 +9,10 @@ from typing import Any
 
 from fedpriv.config import RunConfig, load_config
 from fedpriv.files import load_json, save_json
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 
 SMALL: dict[str, Any] = {
     "data.limit": 500,

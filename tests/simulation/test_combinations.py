@@ -13,9 +13,9 @@ from torch import Tensor
 from fedpriv.config import load_config
 from fedpriv.interfaces import LocalUpdate
 from fedpriv.methods import methods
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from tests.marks import FEW, quick_first, slow_but
 from tests.simulation.small import QUICK, SMALL
 from tests.simulation.trial import everything, in_float64

@@ -16,7 +16,7 @@ import yaml
 from click.testing import Result
 
 from fedpriv.data.dataset import Dataset
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.marks import slow_but
 from tests.simulation.small import computed, damage, facts, play, without_checksums
 

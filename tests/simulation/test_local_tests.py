@@ -14,11 +14,11 @@ from fedpriv.client.client import Client, share
 from fedpriv.config import load_config
 from fedpriv.data.partitions.partition import Partition
 from fedpriv.models.registry import Shape, register_model
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import local_tests
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from tests.marks import FEW, slow_but
 from tests.simulation.small import QUICK, play
 from tests.simulation.trial import in_float64, user_nets

@@ -17,10 +17,10 @@ from fedpriv.errors import UsageError
 from fedpriv.models.registry import register_model
 from fedpriv.samples import Pairs, without
 from fedpriv.server import merging
-from fedpriv.server.payloads import PayloadStore
 from fedpriv.simulation.final_model import export_model
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.payloads import PayloadStore
 from fedpriv.wire import STATISTIC, tensor_of
 from tests.marks import slow_but
 from tests.simulation.faults import played_and_killed

@@ -14,12 +14,12 @@ import torch
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import executor_choice, run
 from fedpriv.simulation.executors import build as executors
 from fedpriv.simulation.executors.workers import Workers
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from tests.marks import quick_first
 from tests.simulation.small import QUICK, SILENT, computed, config, play, rounds_recorded
 

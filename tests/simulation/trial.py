@@ -13,9 +13,9 @@ from fedpriv.client.resident import Resident
 from fedpriv.config import load_config
 from fedpriv.models import registry
 from fedpriv.models.registry import Shape, register_model
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from tests.simulation.small import QUICK
 
 SMALL = {

@@ -24,12 +24,12 @@ from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
 from fedpriv.samples import Modality
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.records import counted
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 from fedpriv.simulation.reopening import damaged_partition, reopened
 from fedpriv.simulation.setup import Federation
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.records import counted
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Sealed
 from fedpriv.wire.coding import decoded, is_model
 from fedpriv.wire.message import Refused

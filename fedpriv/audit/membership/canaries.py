@@ -8,7 +8,7 @@ from typing import Any
 from fedpriv.attacks.inference.canaries import canary_bounds
 from fedpriv.audit.results import Canaries
 from fedpriv.files import load_tensors
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 
 
 def measured(folder: RunFolder, statement: Mapping[str, Any] | None) -> Canaries | None:

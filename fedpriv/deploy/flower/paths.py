@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedpriv.config import parse, read_yaml
 from fedpriv.deploy.requires import Requires
 from fedpriv.errors import UsageError
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 
 PORT, INNER_PORT = 8443, 8400
 """At which clients reach the server, and at which it listens behind a reverse proxy."""

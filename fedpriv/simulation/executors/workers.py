@@ -13,7 +13,7 @@ import torch
 
 from fedpriv.client.store import ClientStore
 from fedpriv.processes import die_with_parent
-from fedpriv.simulation.executors.mail import Mail
+from fedpriv.simulation.executors.pipe import Mail
 from fedpriv.simulation.executors.sequential import Executor, Warn
 from fedpriv.simulation.executors.spread import Spread, Task, TaskResult, Worker, result_of
 from fedpriv.simulation.setup import Federation

@@ -18,7 +18,8 @@ import pytest
 from click.testing import Result
 
 from fedpriv.errors import UsageError
-from fedpriv.server.run_folder import RunFolder, git_commit, processor
+from fedpriv.storage.provenance import git_commit, processor
+from fedpriv.storage.run_folder import RunFolder
 from tests.simulation.processes import Process, become_nobody, die_within
 from tests.simulation.small import config, facts, flags, resume, simulation
 

@@ -14,7 +14,7 @@ import torch
 from fedpriv.client.store import ClientStore
 from fedpriv.errors import FedprivError
 from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
-from fedpriv.server.checkpoint import Checkpoints, Progress
+from fedpriv.storage.checkpoints import Checkpoints, Progress
 
 KILOBYTE = 1024
 

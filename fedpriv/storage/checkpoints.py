@@ -8,10 +8,10 @@ So it costs what the round changed, and memory does not grow with the number of 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 from fedpriv.config import parse
 from fedpriv.errors import FedprivError, UsageError, first_line
 from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
-from fedpriv.server.clients import PrivateStates
 
 KEPT = 2
 """Checkpoints that are kept: if the newest is damaged, the one before it is used."""
@@ -49,6 +48,19 @@ class Progress:
     seconds: float = 0.0
     cpu_seconds: float | None = None
     privacy: dict[str, list[list[float]]] = field(default_factory=dict)
+
+
+class PrivateStates(Protocol):
+    """What clients keep between rounds, as the server may speak of it: by client and round."""
+
+    def damaged(self, states: Mapping[int, int]) -> str | None:
+        """The first private state (client -> round) that cannot be read, in a line; ``None``: all can, or it is unknown."""
+
+    def forget(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove states (client, round) that no checkpoint names any more."""
+
+    def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove all states but these (client, round), such as those of a round that was killed."""
 
 
 class Checkpoints:

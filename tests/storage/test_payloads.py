@@ -14,8 +14,8 @@ from click.testing import Result
 
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
-from fedpriv.server.payloads import PayloadStore, rounds_to_keep
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.payloads import PayloadStore, rounds_to_keep
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.mirror import ARTIFACTS
 from fedpriv.wire import Sealed
 from tests.simulation.small import computed, config, damage, flags, play, resume, simulation, without_checksums
@@ -161,7 +161,7 @@ def test_a_round_that_was_never_committed_does_not_stop_its_run(halfway: Path, m
     def ends(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for end in ("fedpriv.server.checkpoint.Checkpoints.commit", "fedpriv.server.next_state.Merger.next"):
+    for end in ("fedpriv.storage.checkpoints.Checkpoints.commit", "fedpriv.server.next_state.Merger.next"):
         with monkeypatch.context() as patched:
             patched.setattr(end, ends)
             with pytest.raises(KeyboardInterrupt):

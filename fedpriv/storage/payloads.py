@@ -25,7 +25,7 @@ from typing import Literal, Self
 from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged, write_atomically
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Direction, Sealed, unseal
 
 Kept = Literal[Direction, "sum", "hidden"]

@@ -1,4 +1,4 @@
-"""The halves of runs in two processes that share nothing but a pipe: ``python -m tests.simulation.two_halves CONFIG FOLDER ...``.
+"""The halves of runs in two processes that share nothing but a pipe: ``python -m tests.simulation.two_processes CONFIG FOLDER ...``.
 
 The server's process forks the clients', before either imports its half, and asks them for what may be known of their data; the
 rest it has from the config. What goes through the pipe are frames: a line of JSON, then the sealed messages that it announces.
@@ -85,7 +85,7 @@ def conduct(pipe: Frames, path: Path, folder: Path) -> None:
     from fedpriv.methods.base import ServerState
     from fedpriv.server.clients import Clients, Instruction
     from fedpriv.server.rounds import Server
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
     from fedpriv.wire import Payload, seal
     from fedpriv.wire.report import Answer, Report
 

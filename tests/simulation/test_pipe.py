@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fedpriv.simulation.executors import mail
-from fedpriv.simulation.executors.mail import LARGE, Mail
+from fedpriv.simulation.executors.pipe import LARGE, Mail
 
 
 def _echo(theirs: Mail) -> None:

@@ -13,8 +13,8 @@ import torch
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.server.arrivals import Arrivals
-from fedpriv.server.payloads import PayloadStore
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.payloads import PayloadStore
 from fedpriv.wire import Payload, seal
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report

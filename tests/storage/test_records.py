@@ -14,8 +14,8 @@ import pytest
 from click.testing import Result
 
 from fedpriv.files import Damaged
-from fedpriv.server.records import Records, parsed
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.records import Records, parsed
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import read_records
 from tests.marks import quick_first
 from tests.simulation.small import computed, without_checksums
