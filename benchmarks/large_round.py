@@ -49,7 +49,7 @@ def merged(method: str, clients: int, by_columns: bool, out: str) -> dict[str, f
         uploads.append(Upload(seal(Payload(tensors, 1, client, num_examples=100 + client))))
     del change, tensors
     if not by_columns:
-        merging.LARGEST = math.inf  # type: ignore[assignment]
+        merging.MAX_MATRIX = math.inf  # type: ignore[assignment]
 
     def peak() -> float:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 2**30

@@ -79,7 +79,7 @@ def measured(case: str, clients: int, data_dir: Path | None) -> dict[str, Any]:
         before, seconds = peak(), []
         for _ in range(3):
             start = time.process_time()
-            _, accuracies = simulation.scorer.score(simulation.server, simulation.progress.clients, WARM)
+            _, accuracies = simulation.scorer.score(simulation.state, simulation.progress.clients, WARM)
             seconds.append(time.process_time() - start)
             assert len(accuracies) == clients
     return {

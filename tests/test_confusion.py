@@ -87,7 +87,7 @@ def test_killed_after_the_last_round_it_is_the_same(simulate: Callable[..., Simu
     resumed = Simulation(simulation.federation, simulation.folder, lambda text: None)
     resumed.restore()
     simulation.federation.resident.row.fill_(0)
-    assert (resumed.scorer.confusion(resumed.server) == simulation.scorer.confusion(simulation.server)).all()
+    assert (resumed.scorer.confusion(resumed.state) == simulation.scorer.confusion(simulation.state)).all()
 
 
 @pytest.mark.parametrize("classes", quick_first([1, 2, 10, 77, 200]))

@@ -109,12 +109,12 @@ def global_metrics(record: dict[str, Any]) -> set[str]:
 def test_each_evaluation_has_them_of_the_global_model(simulate: Callable[..., Simulation], partition: str) -> None:
     simulation = simulate("fedavg", **{"data.partition.name": partition, "train.rounds": 2})
     fed = simulation.federation
-    fed.resident.row.copy_(simulation.server.row)
+    fed.resident.row.copy_(simulation.state.row)
     images = fed.dataset.test_images.float() / 255  # digits are not normalised otherwise
     predicted = fed.resident.from_features(fed.resident.features(images)).logits.argmax(1)
     confusion = np.zeros((10, 10), np.int64)
     np.add.at(confusion, (fed.dataset.test_labels.numpy(), predicted.numpy()), 1)
-    assert (simulation.scorer.confusion(simulation.server) == confusion).all()
+    assert (simulation.scorer.confusion(simulation.state) == confusion).all()
     metrics = simulation.progress.record["metrics"]
     assert metrics["global_accuracy"] == pytest.approx(np.trace(confusion) / len(images))
     assert {name: metrics[name] for name in global_metrics(simulation.progress.record) - {"global_accuracy"}} == global_summary(
@@ -144,7 +144,7 @@ def test_the_global_model_is_scored_on_the_server_s_test_set(simulate: Callable[
     simulation = simulate("fedavg", **{"data.partition.name": partition, "train.rounds": 2})
     fed, record = simulation.federation, simulation.progress.record
     assert (fed.data.partition.test_split == "train") == (partition == "lognormal")
-    fed.resident.row.copy_(simulation.server.row)
+    fed.resident.row.copy_(simulation.state.row)
     images = fed.dataset.test_images.float() / 255  # digits are not normalised otherwise
     right = fed.resident.from_features(fed.resident.features(images)).logits.argmax(1) == fed.dataset.test_labels
     assert record["metrics"]["global_accuracy"] == pytest.approx(float(right.double().mean()))

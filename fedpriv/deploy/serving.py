@@ -27,9 +27,9 @@ from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
 from fedpriv.simulation.results import write_results
-from fedpriv.simulation.run import OnRound, Warn, conduct, note_beginning
+from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server
 from fedpriv.simulation.run_setup import settle
-from fedpriv.simulation.setup import resolve, with_schedule, with_usual_share
+from fedpriv.simulation.setup import resolve, with_default_share, with_schedule
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import check_tracking
 
@@ -153,7 +153,7 @@ def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
     """What the clients will build too, from the config and what they declared."""
     first = facts[0]
     sizes = {one.client: one.train for one in facts if one.train}
-    config = with_usual_share(resolve(config, first.usual_model, first.suggests), len(sizes))
+    config = with_default_share(resolve(config, first.usual_model, first.suggests), len(sizes))
     config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
     config, build = first.form.net(config, len(first.classes))
     agreement, _ = settle(config, build, declared(facts), sizes, Apart(sizes), torch.device("cpu"))
@@ -192,7 +192,7 @@ def _run(
             server.stop_requested = True
         server.stop_requested = server.stop_requested or stop.exists()
 
-    summary, _ = conduct(server, lambda: on_start(agreement, folder), after, lambda: write_results(server, remarks))
+    summary, _ = run_server(server, lambda: on_start(agreement, folder), after, lambda: write_results(server, remarks))
     stop.unlink(missing_ok=True)
     return summary
 

@@ -230,7 +230,7 @@ class _Runner:
             refuse_changes(self.experiment.path)
         folder.path.mkdir(parents=True, exist_ok=True)
         if folder.config_file.exists():
-            with folder.alone(plays=False):  # a process would take seconds to find that another has it
+            with folder.alone(runs=False):  # a process would take seconds to find that another has it
                 arguments = ["resume", str(folder.path)]
         else:
             config = self.experiment.config(label, seed)

@@ -1,7 +1,7 @@
-"""The records of a run's rounds: ``metrics.jsonl``, a line a round, each with a checksum of what it says.
+"""The records of a run's rounds: ``metrics.jsonl``, a line for each round, with a checksum.
 
-A line that is torn, damaged, gone, there twice or in another place is made good where the run folder still knows what it said:
-wherever the lines stand, they name their rounds, and the last two checkpoints hold the records of theirs.
+A line that is damaged, lost, doubled or misplaced is repaired if possible: lines name their rounds, and the last two checkpoints
+hold the records of their rounds too.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from typing import Any
 from fedpriv.files import Damaged, load_json, with_checksum, without_checksum, write_atomically
 
 Record = dict[str, Any]
-"""One line: ``round``, ``time_ms``, ``metrics``, ``per_client`` where evaluated; ``refused``, ``missing``: the clients whose
-uploads were left out, and those that gave no answer, with reasons, if any; ``diverged``, ``untrained``: the clients that
-diverged, and those that took no step and so sent nothing, if any; ``without_effect``: the clients whose local update counts for
-nothing, if any; ``summed``: the clients in the round's secure sum, also where its model is not finite and left out; ``opened``:
-those in a secure sum over the model with which the round ends, if one was opened; ``payloads``: the checksum of the list of what
-was kept of the round, if anything was."""
+"""The record of a round: ``round``, ``time_ms``, ``metrics``, and ``per_client`` if it was evaluated. If there are any:
+
+* ``refused``, ``missing``, ``untested``: the clients whose answers were refused, that gave no answer, and that could not be
+  tested, with reasons;
+* ``diverged``, ``untrained``: the clients that diverged, and that took no step, so that they sent no upload;
+* ``without_effect``: the participants whose local updates were not merged;
+* ``summed``: the clients of the round's secure sum, also if its model is not finite and was left out;
+* ``opened``: the clients of a secure sum over the model at the end of the round, if one was opened;
+* ``payloads``: the checksum of the list of the round's kept payloads.
+"""
 
 
 class Records:
     """The records of one run.
 
     Args:
-        run: its folder.
+        run: the run folder.
     """
 
     def __init__(self, run: Path) -> None:
@@ -35,43 +39,43 @@ class Records:
         self._checkpoints = run / "checkpoints"
 
     def read(self, last: int | None = None) -> list[Record]:
-        """The records of the rounds 0 to ``last``, in order; ``None``: of all that are known.
+        """The records of the rounds 0 to ``last``, in order; ``None``: of all rounds.
 
-        Text after the last newline is no line: it is still being written, or a kill tore it.
+        Text after the last newline is ignored: it is still being written, or was cut by a kill.
 
         Raises:
-            Damaged: a record is not known; names the line, or the round.
+            Damaged: a record is lost; names the line, or the round.
         """
-        committed = self.committed()  # before the lines, to which a running process adds
-        found, wrong, lines = dict[int, Record](), list[int](), lines_of(self.file)
+        committed = self.committed()  # read first, as a running process appends lines
+        records, damaged, lines = dict[int, Record](), list[int](), lines_of(self.file)
         for number, line in enumerate(lines, 1):
             try:
                 record = parsed(line)
             except ValueError:
-                wrong.append(number)
+                damaged.append(number)
             else:
-                found[record["round"]] = record
-        found |= committed
-        rounds = range(1 + (max(found, default=-1) if last is None else last))
-        # The first only: a line may name any number as its round.
-        missing = next((round for round in rounds if round not in found), None)
-        # Where no checkpoint says how many there are, a line at the end may have been that of one more round.
-        lost = bool(wrong) and last is None and not committed and wrong[-1] == len(lines)
-        if wrong and (missing is not None or lost):
-            raise Damaged(f"{self.file}, line {wrong[-1] if lost else wrong[0]} is damaged")
+                records[record["round"]] = record
+        records |= committed
+        rounds = range(1 + (max(records, default=-1) if last is None else last))
+        # Only the first one, as a line may name any number as its round.
+        missing = next((round for round in rounds if round not in records), None)
+        # Without a checkpoint, a damaged last line may be that of another round.
+        lost = bool(damaged) and last is None and not committed and damaged[-1] == len(lines)
+        if damaged and (missing is not None or lost):
+            raise Damaged(f"{self.file}, line {damaged[-1] if lost else damaged[0]} is damaged")
         if missing is not None:
             raise Damaged(f"{self.file} is damaged: it has no line of round {missing}")
-        return [found[round] for round in rounds]
+        return [records[round] for round in rounds]
 
     def append(self, record: Record) -> None:
-        """Add the line of a round."""
+        """Append the record of a round."""
         with self.file.open("ab") as file:
             file.write(_line(record))
             file.flush()
             os.fsync(file.fileno())
 
     def mend(self, last: int) -> None:
-        """Write the lines of the rounds 0 to ``last`` as they should be, and no others.
+        """Make the file hold exactly the records of the rounds 0 to ``last``.
 
         Raises:
             Damaged: as :meth:`read`.
@@ -81,24 +85,24 @@ class Records:
             write_atomically(self.file, whole)
 
     def committed(self) -> dict[int, Record]:
-        """The records that the checkpoints hold, by round."""
-        found = {}
+        """The records in the checkpoints, by round."""
+        records = {}
         for path in self._checkpoints.glob("round-*.json"):
             try:
                 record = _record(load_json(path)["progress"]["record"])
-            except (Damaged, KeyError, TypeError, ValueError):  # or a running process has removed it
+            except (Damaged, KeyError, TypeError, ValueError):  # a running process may have removed it
                 continue
-            found[record["round"]] = record
-        return found
+            records[record["round"]] = record
+        return records
 
 
 def lines_of(file: Path) -> list[bytes]:
-    """The complete lines of a file; none where it is not there."""
+    """The complete lines of a file; none if it does not exist."""
     return file.read_bytes().split(b"\n")[:-1] if file.exists() else []
 
 
 def parsed(line: bytes) -> Record:
-    """The record of a line; :class:`ValueError` where it is damaged or something else."""
+    """The record of a line; raises :class:`ValueError` if it is damaged, or is not a record."""
     try:
         record = json.loads(line)
         return _record(without_checksum(record, "the line") if isinstance(record, dict) else record)
@@ -118,11 +122,6 @@ def _line(record: Record) -> bytes:
     return json.dumps(with_checksum(record)).encode() + b"\n"
 
 
-def counted(record: Record, clients: Collection[int]) -> set[int]:
-    """Of the clients of a round, those whose local update had an effect: they did not diverge, and what they sent was merged."""
-    if (lost := record.get("without_effect")) is None:  # there is none, or it is a record of an earlier version
-        if record["metrics"].keys() & {"too_few_uploads", "not_finite"}:
-            return set()
-        named = [one["client"] for how in ("refused", "missing") for one in record.get(how, ())]
-        lost = [*named, *record.get("diverged", ())]
-    return set(clients) - set(lost)
+def merged_clients(record: Record, participants: Collection[int]) -> set[int]:
+    """The participants of a round whose local updates were merged."""
+    return set(participants) - set(record.get("without_effect", ()))

@@ -1,4 +1,4 @@
-"""The folder of a run, which is its truth: config, partition, metrics, checkpoints, results."""
+"""The folder of a run: config, partition, records, checkpoints, payloads, results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from fedpriv.storage.run_lock import RunLock
 
 
 class RunFolder:
-    """Paths and records of one run. Every file of it that is read again has a checksum, or is compared with one.
+    """The files of one run. Every file that is read again has a checksum, or is compared with one.
 
-    ``config.yaml``, ``run.json`` (what it is and how it stands), ``partition.safetensors``, ``metrics.jsonl`` (a line a
-    round), ``checkpoints/`` (of the server), ``clients/`` (what the clients keep, which a server would not have),
-    ``payloads/`` (what crossed the wire, as much of it as ``wire.keep_payloads`` says), and at the end ``summary.json``,
-    ``confusion.json`` (where there is a global model), ``canaries.safetensors`` (where there are canaries), ``weights/``,
-    ``plots/``, ``profile/`` (where that was requested); after it ``probe/``, where it was probed.
+    From the start: ``config.yaml``, ``run.json`` (facts and status), ``partition.safetensors``, ``metrics.jsonl`` (a record for
+    each round), ``checkpoints/`` (of the server), ``clients/`` (the clients' private states, which a real server does not have)
+    and ``payloads/`` (what crossed the wire, as far as ``wire.keep_payloads`` says). At the end: ``summary.json``, ``weights/``,
+    ``plots/``, and, if the run has them, ``confusion.json``, ``canaries.safetensors``, ``profile/`` and ``probe/``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,17 +47,17 @@ class RunFolder:
 
     @classmethod
     def create(cls, config: RunConfig, runs_dir: Path) -> RunFolder:
-        """As :meth:`begin`; but then other processes may play the run."""
+        """As :meth:`begin`, but without holding the lock."""
         with cls.begin(config, runs_dir) as folder:
             return folder
 
     @classmethod
     @contextmanager
     def begin(cls, config: RunConfig, runs_dir: Path) -> Iterator[RunFolder]:
-        """Make the folder of a new run, for a block in which no other process plays it.
+        """Create the folder of a new run, for a block that holds its lock.
 
         Raises:
-            UsageError: it cannot be written, or holds a run already.
+            UsageError: the folder cannot be written, or holds a run already.
         """
         path = config.run_dir or runs_dir / default_name(config)
         folder = cls(path.absolute())
@@ -70,23 +69,23 @@ class RunFolder:
                 if folder.config_file.exists():  # another process was quicker
                     raise folder._taken()
                 folder.checkpoints.mkdir(exist_ok=True)
-                # Without its own place: the file can start another run.
+                # Without run_dir, so that the file can start another run.
                 write_atomically(folder.config_file, config.model_copy(update={"run_dir": None}).to_yaml().encode())
             except OSError as error:
                 raise UsageError(f"cannot write the run folder {path}: {error.strerror}; --run-dir names another") from None
             yield folder
 
     def check_new(self) -> None:
-        """Check that a run may begin here; :class:`UsageError` where the folder holds a run, runs, or something else."""
+        """Raise :class:`UsageError` if the folder holds a run, runs, or something else, so that no run can begin here."""
         shown = self._shown
-        there = [one.name for one in self.path.iterdir()] if self.path.is_dir() else []
-        if "config.yaml" in there:
-            with self.alone(plays=False):  # where a process runs it, that is what to say
+        names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
+        if "config.yaml" in names:
+            with self.alone(runs=False):  # raises another error if a process runs it
                 raise self._taken()
         if any(self.path.glob("*/config.yaml")):
             hint = f"--run-dir names the folder of this run alone, such as {shown / 'new'}"
             raise UsageError(f"{shown} holds other runs; {hint}")
-        if strange := sorted(name for name in there if not _is_of_a_beginning(name)):
+        if strange := sorted(name for name in names if not _may_precede(name)):
             raise UsageError(f"{shown} is no run, and holds {strange[0]}; --run-dir names a new folder, or an empty one")
 
     def _taken(self) -> UsageError:
@@ -94,38 +93,38 @@ class RunFolder:
 
     @property
     def how_to_resume(self) -> str:
-        """The command that goes on with the run, as messages say it."""
+        """The command that resumes the run, for messages."""
         return f"`fedpriv {'deploy ' if 'deployed' in self.facts else ''}resume {self._shown}`"
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """The folder of an existing run; :class:`UsageError` where there is none."""
+        """The folder of an existing run; raises :class:`UsageError` if there is none."""
         folder = cls(path.absolute())
         if not folder.config_file.exists():
             raise UsageError(f"{path} holds no run (no config.yaml)")
         return folder
 
     @contextmanager
-    def alone(self, plays: bool = True) -> Iterator[None]:
-        """A block in which no other process plays this run; :class:`UsageError` where one does, with its number and host.
+    def alone(self, runs: bool = True) -> Iterator[None]:
+        """A block that holds the run's lock; raises :class:`UsageError` if another process does, with its number and host.
 
         Args:
-            plays: this process does, in the block.
+            runs: whether this process runs the run in the block.
         """
-        with self._lock.held(plays):
+        with self._lock.held(runs):
             yield
 
     @property
     def status(self) -> str:
         """``running``, ``finished``, ``interrupted`` or ``failed``, as ``run.json`` says.
 
-        Where it says ``running``, but the process that ran the run is gone without a word: ``killed``; where that is not known,
-        as the process was on another machine: ``running or killed``.
+        If it says ``running``, but the process has ended: ``killed``; if that is unknown, as the process is on another machine:
+        ``running or killed``.
         """
         noted = self._noted_status
         if noted != "running" or (held := self._lock.is_held()):
             return noted
-        # Read again: the process may have ended the run, and itself, since.
+        # Read again, as the process may have ended the run in between.
         return noted if (noted := self._noted_status) != "running" else "killed" if held is False else "running or killed"
 
     @property
@@ -133,17 +132,17 @@ class RunFolder:
         return str(self.facts.get("status", "running"))
 
     def config(self) -> RunConfig:
-        """The run's config as stored.
+        """The stored config.
 
         Raises:
-            UsageError: it is no config, or not the one that the run began with.
+            UsageError: the file is not a config, or was changed since the run began.
         """
         config = self.config_as_data()
         load_plugins(config.plugins, of=str(self.config_file))
         return config
 
     def config_as_data(self) -> RunConfig:
-        """As :meth:`config`, without importing the plug-ins that it names."""
+        """As :meth:`config`, without importing its plug-ins."""
         config = parse(RunConfig, read_yaml(self.config_file), f"config {self.config_file}")
         if self.facts.get("config_fingerprint") not in (None, config.fingerprint()):
             hint = "restore it, or start a new run with `fedpriv train --config`"
@@ -156,14 +155,14 @@ class RunFolder:
         return dict(load_json(self._facts_file)) if self._facts_file.exists() else {}
 
     def update_facts(self, **facts: Any) -> None:
-        """Change some of what ``run.json`` says."""
+        """Change some of the facts in ``run.json``."""
         save_json(self._facts_file, {**self.facts, **facts})
 
     def records(self) -> list[Record]:
         """The records of all rounds so far, in order (:mod:`fedpriv.storage.records`).
 
         Raises:
-            Damaged: one is not known any more.
+            Damaged: one is lost.
         """
         summary = self.summary()
         return self._records.read(None if summary is None else summary["rounds"])
@@ -173,7 +172,7 @@ class RunFolder:
         self._records.append(record)
 
     def mend_records(self, last: int) -> None:
-        """Make ``metrics.jsonl`` hold the records of the rounds 0 to ``last``, and no others; ``Damaged`` as above."""
+        """Make ``metrics.jsonl`` hold exactly the records of the rounds 0 to ``last``; raises ``Damaged`` as above."""
         self._records.mend(last)
 
     def summary(self) -> dict[str, Any] | None:
@@ -185,7 +184,7 @@ class RunFolder:
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
-        """A block that writes into the folder; a disk that is full becomes a :class:`FedprivError` that says how to go on."""
+        """A block that writes into the folder; a full disk becomes a :class:`FedprivError` that says how to go on."""
         try:
             yield
         except OSError as error:
@@ -196,10 +195,10 @@ class RunFolder:
 
     @contextmanager
     def in_memory(self) -> Iterator[None]:
-        """A block in which the run goes on; memory that is full becomes a :class:`FedprivError` that says how to go on."""
+        """A block of the run; a lack of memory becomes a :class:`FedprivError` that says how to go on."""
         try:
             yield
-        except (MemoryError, RuntimeError) as error:  # torch's are of the latter
+        except (MemoryError, RuntimeError) as error:  # torch raises the latter
             if not (isinstance(error, MemoryError) or re.search("can't allocate memory|out of memory", str(error))):
                 raise
             raise FedprivError(
@@ -212,8 +211,8 @@ class RunFolder:
         return self.path.relative_to(cwd) if self.path.is_relative_to(cwd) else self.path
 
 
-def _is_of_a_beginning(name: str) -> bool:
-    """Whether a file or folder may be there before a run begins: of a beginning that was broken off, or of who starts it."""
+def _may_precede(name: str) -> bool:
+    """Whether a file or folder may exist before a run begins: from an interrupted start, or from whoever starts it."""
     return name.startswith(".") or name.endswith(".part") or name in ("checkpoints", "log.txt")
 
 

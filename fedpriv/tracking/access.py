@@ -81,7 +81,7 @@ def settle_store(run: RunFolder, uri: str | None) -> None:
     if uri is None:
         permitted_store(run.path, tracking["uri"])
         return
-    with run.alone(plays=False):
+    with run.alone(runs=False):
         run.update_facts(tracking=tracking | {"name": "mlflow", "uri": named_store(uri)})
 
 

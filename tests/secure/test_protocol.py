@@ -12,7 +12,7 @@ from scipy.stats import chisquare
 
 from fedpriv.noise_source import Words
 from fedpriv.secure.fixed_point import CLIP, PLACES, Array, decoded, encoded
-from fedpriv.secure.keys import agreed, closed, new_private, opened, public_of
+from fedpriv.secure.keys import decrypt, encrypt, new_private_key, public_key, shared_key
 from fedpriv.secure.masks import mask
 from fedpriv.secure.protocol import Participant, pairwise, threshold, unmasked
 from fedpriv.secure.protocol_checks import MOST
@@ -88,11 +88,11 @@ def test_too_many_dropouts_are_refused_by_clients_and_server() -> None:
 def test_a_client_helps_to_open_no_sum_of_fewer_clients_than_the_terms_say() -> None:
     made = Round(5, dropped=(4,))
     for member in made.members.values():
-        member.least = 5
+        member.min_clients = 5
     with pytest.raises(Refused, match="a sum of 4 clients; 5 are needed"):
         made.members[0].confirm(range(4), [4])
     for member in made.members.values():
-        member.least = 4
+        member.min_clients = 4
     confirmed = {number: made.members[number].confirm(range(4), [4]) for number in range(4)}
     assert made.members[0].reveal({of: confirmed[of][0] for of in (1, 2)}), "a majority of the five is enough to confirm it"
 
@@ -213,13 +213,13 @@ def test_an_upload_looks_like_random_bytes() -> None:
 def test_one_mask_less_leaves_random_numbers() -> None:
     """Also for a colluding client, which knows its own pairwise mask, and under a wrong key."""
     made = Round(4)
-    member, key = made.members[0], made.keys[1].masks
-    without_private = made.uploads[0] - mask(member._own, SIZE)
-    known = without_private - pairwise(member._masks, key, made.label, 0, 1, SIZE)
+    member, key = made.members[0], made.keys[1].masking
+    without_private = made.uploads[0] - mask(member._private_seed, SIZE)
+    known = without_private - pairwise(member._masking_key, key, made.label, 0, 1, SIZE)
     wrong = made.uploads[0] - mask(bytes(32), SIZE)
     for found in (without_private, known, wrong):
         assert np.abs(decoded(found)).mean() > 1e6
-    others = sum((pairwise(member._masks, made.keys[n].masks, made.label, 0, n, SIZE) for n in (2, 3)), np.uint64(0))
+    others = sum((pairwise(member._masking_key, made.keys[n].masking, made.label, 0, n, SIZE) for n in (2, 3)), np.uint64(0))
     assert np.abs(decoded(known - others) - made.values[0]).max() <= 2.0**-PLACES, "all masks known: the upload"
 
 
@@ -230,10 +230,10 @@ def test_masks_need_the_whole_key_and_differ_by_round() -> None:
     assert mask(key, 10).tolist() == mask(key, SIZE)[:10].tolist()
     with pytest.raises(ValueError, match="32 bytes, got 4"):
         mask(b"seed", 3)
-    first, second = new_private(), new_private()
-    one = pairwise(first, public_of(second), b"round 1", 0, 1, SIZE)
-    assert not (one + pairwise(second, public_of(first), b"round 1", 1, 0, SIZE)).any(), "they cancel"
-    assert (one != pairwise(first, public_of(second), b"round 2", 0, 1, SIZE)).mean() > 0.99
+    first, second = new_private_key(), new_private_key()
+    one = pairwise(first, public_key(second), b"round 1", 0, 1, SIZE)
+    assert not (one + pairwise(second, public_key(first), b"round 1", 1, 0, SIZE)).any(), "they cancel"
+    assert (one != pairwise(first, public_key(second), b"round 2", 0, 1, SIZE)).mean() > 0.99
 
 
 def test_rounding_is_without_bias_seeded_and_clipped() -> None:
@@ -261,7 +261,7 @@ def test_any_majority_of_shares_gives_the_secret_and_no_fewer(clients: int) -> N
 
 
 def test_letters_are_sealed_with_what_they_are_about() -> None:
-    key = agreed(new_private(), public_of(new_private()), b"test")
-    assert opened(key, closed(key, b"text", b"0 to 1"), b"0 to 1") == b"text"
+    key = shared_key(new_private_key(), public_key(new_private_key()), b"test")
+    assert decrypt(key, encrypt(key, b"text", b"0 to 1"), b"0 to 1") == b"text"
     with pytest.raises(ValueError, match="not from its sender"):
-        opened(key, closed(key, b"text", b"0 to 1"), b"1 to 0")
+        decrypt(key, encrypt(key, b"text", b"0 to 1"), b"1 to 0")

@@ -94,9 +94,9 @@ def test_centres_by_counts_are_summed_as_they_are_merged(tmp_path: Path, hidden:
     options |= {"wire.transforms": [{"name": "mask", "names": hidden}]} if hidden else {}
     plain = play_in_memory(tmp_path / "plain", "mpfedcon", **SETTINGS, **options)
     summed = play_in_memory(tmp_path / "summed", "mpfedcon", **ON, **options)
-    assert float((plain.server.row - summed.server.row).norm() / plain.server.row.norm()) < 1e-5
-    for name, tensor in plain.server.memory.items():
-        torch.testing.assert_close(summed.server.memory[name], tensor, rtol=1e-5, atol=1e-6)
+    assert float((plain.state.row - summed.state.row).norm() / plain.state.row.norm()) < 1e-5
+    for name, tensor in plain.state.memory.items():
+        torch.testing.assert_close(summed.state.memory[name], tensor, rtol=1e-5, atol=1e-6)
     mean = unseal((tmp_path / "summed" / "payloads" / "round-0001" / "sum.safetensors").read_bytes())
     if not hidden:
         assert int(mean.tensors()[COUNTS].sum()) == mean.num_examples
@@ -108,7 +108,7 @@ def test_a_sum_of_centres_is_kept_with_the_number_of_holders_of_each(tmp_path: P
     few = {"data.clients": 3, "train.participation": 1.0, "train.rounds": 1, "data.partition.name": "classes"}
     play(tmp_path / "run", "mpfedcon", **{**ON, **few, "data.partition.classes_per_client": 4})
     found = evidence_of(tmp_path / "run")
-    assert any("the sum shows that client's centre" in text for text in found.federation.prepared.said)
+    assert any("the sum shows that client's centre" in text for text in found.federation.prepared.notes)
     ((round, number),) = found.messages()
     mean = found.message(round, number).uploaded
     held = [set(found.federation.data.train(client).labels.tolist()) for client in range(3)]

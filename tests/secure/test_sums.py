@@ -13,7 +13,7 @@ from fedpriv.errors import UsageError
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.secure import messages
 from fedpriv.secure.fixed_point import decoded, encoded
-from fedpriv.secure.keys import public_of
+from fedpriv.secure.keys import public_key
 from fedpriv.secure.layout import Layout, Sums
 from fedpriv.secure.protocol import PublicKeys
 from fedpriv.simulation.simulation import Simulation
@@ -143,10 +143,10 @@ def test_a_message_of_another_form_is_refused(tensors: dict[str, torch.Tensor], 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (public_of(bytes(range(32))) * 2, "are the same"),
-        (bytes(32) + public_of(bytes(range(32))), "is none"),
-        (public_of(bytes(range(32))) + bytes(32), "is none"),
-        (public_of(bytes(range(32))) + (1).to_bytes(32, "little"), "is none"),  # a point of small order, as zero is
+        (public_key(bytes(range(32))) * 2, "are the same"),
+        (bytes(32) + public_key(bytes(range(32))), "is none"),
+        (public_key(bytes(range(32))) + bytes(32), "is none"),
+        (public_key(bytes(range(32))) + (1).to_bytes(32, "little"), "is none"),  # a point of small order, as zero is
     ],
     ids=["equal", "no letters", "no masks", "small order"],
 )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.client.client import receive
-from fedpriv.client.suspicion import secret_draw
+from fedpriv.client.suspicion import secret_generator
 from fedpriv.errors import FedprivError
 from fedpriv.methods import methods
 from fedpriv.methods.base import ServerState
@@ -63,7 +63,7 @@ class SecondRound:
     def __init__(self, simulate: Simulate, method: str, **options: Any) -> None:
         self.simulation = simulation = simulate(method, play=False, **{**SIX, **QUICK.get(method, {}), **options})
         simulation.run_round()
-        self._server, self._progress = copy.deepcopy(simulation.server), copy.deepcopy(simulation.progress)
+        self._server, self._progress = copy.deepcopy(simulation.state), copy.deepcopy(simulation.progress)
         self.answers: list[Answer] = []
         train = simulation.executor.train
 
@@ -77,10 +77,10 @@ class SecondRound:
         self.answers.sort(key=lambda answer: answer.client)
 
     def _play(self) -> State:
-        self.simulation.server, self.simulation.progress = copy.deepcopy(self._server), copy.deepcopy(self._progress)
+        self.simulation.state, self.simulation.progress = copy.deepcopy(self._server), copy.deepcopy(self._progress)
         record = self.simulation.run_round()
         record["metrics"] = {n: v for n, v in record["metrics"].items() if n != "seconds" and "bytes" not in n}
-        return self.simulation.server.row.clone(), copy.deepcopy(self.simulation.server.memory), record
+        return self.simulation.state.row.clone(), copy.deepcopy(self.simulation.state.memory), record
 
     def of(self, answers: Sequence[Answer]) -> State:
         """The server's row and memory, and the record, after a round with these answers."""
@@ -215,7 +215,7 @@ def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) 
     assert [record["metrics"].get("refused") for record in records] == [None, 1, None]
     assert sum(record["metrics"]["bytes_up"] for record in records) == sum(crossed) and len(crossed) == 60
     assert records[1]["metrics"]["train_loss"] != others[1]["metrics"]["train_loss"], "its loss is not in the record either"
-    assert all(torch.isfinite(tensor).all() for tensor in (run.server.row, *run.server.memory.values()))
+    assert all(torch.isfinite(tensor).all() for tensor in (run.state.row, *run.state.memory.values()))
 
 
 def reported(answer: Answer, **changes: Any) -> Answer:
@@ -417,11 +417,11 @@ def test_a_client_refuses_what_the_server_should_not_send(
     simulate: Simulate, change: Callable[[Payload], Payload], reason: str
 ) -> None:
     run = simulate("mpfedcon", play=False, **SIX)
-    draft = run.federation.method.download(run.server, 2)
+    draft = run.federation.method.download(run.state, 2)
     assert draft is not None
-    receive(run.agreement, 2, seal(draft), run.agreement.initial, secret_draw())
+    receive(run.agreement, 2, seal(draft), run.agreement.initial, secret_generator())
     with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: .*{re.escape(reason)}"):
-        receive(run.agreement, 2, seal(change(draft)), run.agreement.initial, secret_draw())
+        receive(run.agreement, 2, seal(change(draft)), run.agreement.initial, secret_generator())
 
 
 def test_a_running_variance_below_zero_is_refused_on_both_sides(simulate: Simulate) -> None:
@@ -440,8 +440,8 @@ def test_a_running_variance_below_zero_is_refused_on_both_sides(simulate: Simula
     run.executor.train = one_lies  # type: ignore[method-assign]
     refused = run.run_round()["refused"]
     assert [one["client"] for one in refused] == [0] and refused[0]["reason"].startswith(why)
-    download = run.agreement.method.download(run.server, 2)
+    download = run.agreement.method.download(run.state, 2)
     assert download is not None
-    receive(run.agreement, 2, seal(download), run.agreement.initial, secret_draw())
+    receive(run.agreement, 2, seal(download), run.agreement.initial, secret_generator())
     with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: {why}"):
-        receive(run.agreement, 2, lowered(seal(download)), run.agreement.initial, secret_draw())
+        receive(run.agreement, 2, lowered(seal(download)), run.agreement.initial, secret_generator())

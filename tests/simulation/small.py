@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, load_config
-from fedpriv.files import load_json, save_json
+from fedpriv.files import load_json, save_json, with_checksum
 from fedpriv.simulation import run
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
@@ -116,24 +116,26 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(data[: {"torn": len(data) * 2 // 3, "empty": 0}[how]])
 
 
-def without_checksums(folder: Path) -> None:
-    """Make a run folder one that an earlier version wrote, in which only checkpoints have checksums."""
+def renew_checksums(folder: Path) -> None:
+    """Make the checksums of a run's kept payloads those of the files that are there, as who forges a run would."""
+    checksums = {}
     for file in folder.glob("payloads/*/SHA256SUMS"):
-        file.unlink()
+        names = [line.split("  ")[1] for line in file.read_text().splitlines()]
+        digests = {name: hashlib.sha256((file.parent / name).read_bytes()).hexdigest() for name in names}
+        file.write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
+        checksums[int(file.parent.name.removeprefix("round-"))] = hashlib.sha256(file.read_bytes()).hexdigest()
+
+    def renewed(record: dict[str, Any]) -> dict[str, Any]:
+        known = {"payloads": checksums[record["round"]]} if record["round"] in checksums else {}
+        return {name: value for name, value in record.items() if name != "sha256"} | known
+
     metrics = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    metrics.write_text("".join(json.dumps(_earlier(line)) + "\n" for line in lines))
-    for path in (folder / "run.json", *folder.glob("summary.json")):
-        values = json.loads(path.read_text())
-        path.write_text(json.dumps({key: value for key, value in values.items() if key not in ("sha256", "data_hash")}, indent=1))
+    records = [with_checksum(renewed(json.loads(line))) for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     for path in (folder / "checkpoints").glob("round-*.json"):
         body = load_json(path)
-        body["progress"]["record"] = _earlier(body["progress"]["record"])
+        body["progress"]["record"] = renewed(body["progress"]["record"])
         save_json(path, body)
-
-
-def _earlier(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in ("payloads", "sha256")}
 
 
 def rounds_recorded(folder: Path) -> list[int]:

@@ -18,7 +18,7 @@ from fedpriv.models.net import Outputs
 from fedpriv.objectives.cross_entropy import Plain, cross_entropy
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.vectorized import batched_loss
-from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, ForOneClient
+from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, NotBatchable
 
 CLIENTS, SAMPLES, CLASSES = 3, 5, 4
 SMALL = {"data.name": "digits", "data.clients": 4, "model.name": "mlp2", "model.projection": 8, "tracking.uri": "none"}
@@ -222,7 +222,7 @@ def test_a_wrong_declaration_is_an_error(loss: Loss, said: str) -> None:
 
 
 def test_a_loss_that_looks_at_values_is_for_one_client_at_a_time() -> None:
-    with pytest.raises(ForOneClient):
+    with pytest.raises(NotBatchable):
         BatchedLoss(lambda step: plain(step) if step.outputs.logits.sum() > 0 else 2 * plain(step))(*batches_and_views(), {})
 
 

@@ -68,7 +68,7 @@ def three_rounds(simulation: Simulation, numbers: list[int]) -> dict[str, Tensor
     again.start()
     for _ in range(3):
         assert "refused" not in again.run_round()
-    return {"row": again.server.row, **again.server.memory}
+    return {"row": again.state.row, **again.state.memory}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -116,7 +116,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Tensor]:
 
     def of(place: int) -> Tensor:
         if place not in found:
-            found[place] = played(prepared(tmp_path_factory.mktemp("plain"), "fedavg", **TOGETHER[place])).server.row
+            found[place] = played(prepared(tmp_path_factory.mktemp("plain"), "fedavg", **TOGETHER[place])).state.row
         return found[place]
 
     return of
@@ -128,4 +128,4 @@ def test_switched_off_it_is_fedavg_with_any_options(tmp_path: Path, plain: Any, 
     options = TOGETHER[place]
     if method == "scaffold" and "privacy.level" in options:
         pytest.skip("client-level DP refuses its server")
-    assert torch.equal(played(prepared(tmp_path / "run", method, **OFF[method], **options)).server.row, plain(place))
+    assert torch.equal(played(prepared(tmp_path / "run", method, **OFF[method], **options)).state.row, plain(place))

@@ -111,7 +111,7 @@ def test_a_update_depends_on_seed_round_and_client_alone(tmp_path: Path, method:
 
 def updates(run: Simulation, round: int, clients: list[int]) -> dict[int, Any]:
     """What each client sends (digest), keeps (bytes) and reports, for one order of the clients."""
-    draft = run.federation.method.download(run.server, round)
+    draft = run.federation.method.download(run.state, round)
     instruction = Instruction(round, clients, None if draft is None else seal(draft), run.progress.clients)
     return {
         answer.client: (
@@ -138,8 +138,8 @@ def test_caching_features_changes_nothing_but_rounding(tmp_path: Path, method: s
         run = simulation(tmp_path / str(cached), method, **own, **{"train.cache_features": cached, "train.participation": 0.5})
         run.start()
         accuracies.append([record["per_client"]["accuracy"] for record in run.rounds()])
-        rows.append(run.server.row)
-        moved = (run.server.row - run.federation.initial).abs().max()
+        rows.append(run.state.row)
+        moved = (run.state.row - run.federation.initial).abs().max()
     assert float(moved) > 1e-2
     torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
     assert np.abs(np.array(accuracies[0]) - np.array(accuracies[1])).max() < 0.1
@@ -161,7 +161,7 @@ def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, mo
         if again:  # what another client, or the scoring, may have left
             run.federation.resident.row.normal_(generator=torch.Generator().manual_seed(0))
         run.run_round()
-        found.append(run.server.row.clone())
+        found.append(run.state.row.clone())
     assert torch.equal(*found)
 
 

@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from fedpriv.client import client as client_half
-from fedpriv.client.client import Client, share
+from fedpriv.client.client import Client
 from fedpriv.config import load_config
 from fedpriv.data.partitions.partition import Partition
 from fedpriv.models.registry import Shape, register_model
@@ -93,7 +93,7 @@ def scored(simulation: Simulation, together: bool) -> tuple[dict[str, float], li
     assert choice is not None and choice.form is not None
     simulation.federation.choice = choice if together else None
     try:
-        return simulation.scorer.score(simulation.server, simulation.progress.clients, 3)
+        return simulation.scorer.score(simulation.state, simulation.progress.clients, 3)
     finally:
         simulation.federation.choice = choice
 
@@ -151,13 +151,13 @@ def test_what_clients_keep_is_read_a_group_at_a_time(played: Make, monkeypatch: 
     """When the first group has been tested, no other client's state has been read."""
     simulation, read = played("ditto"), list[int]()
     private, before = Client.private, list[int]()
-    simulation.scorer.score(simulation.server, simulation.progress.clients, 3)
-    stack = simulation.scorer._stack
-    assert stack is not None and len(stack.lanes) == 4
-    original = stack.run
-    monkeypatch.setattr(stack, "run", lambda functions: (before.append(len(read)), original(functions))[1])
+    simulation.scorer.score(simulation.state, simulation.progress.clients, 3)
+    models = simulation.scorer._models
+    assert models is not None and len(models.clients) == 4
+    original = models.run
+    monkeypatch.setattr(models, "run", lambda functions: (before.append(len(read)), original(functions))[1])
     monkeypatch.setattr(Client, "private", lambda self, *of: (read.append(self.number), private(self, *of))[1])
-    simulation.scorer.score(simulation.server, simulation.progress.clients, 3)
+    simulation.scorer.score(simulation.state, simulation.progress.clients, 3)
     assert before == [0, 4, 8] and len(read) == 10
 
 
@@ -174,11 +174,11 @@ def test_a_client_whose_adaptation_diverges_is_tested_as_it_was(played: Make, mo
     monkeypatch.setattr(simulation.scorer, "on_divergence", lambda client, round: told.append(f"client {client} diverged"))
     found = assert_same(simulation, monkeypatch)
     assert len(told) == 2 and all("client 3 diverged" in line for line in told)
-    simulation.federation.resident.row.copy_(simulation.server.row)
+    simulation.federation.resident.row.copy_(simulation.state.row)
     split = data.split("test", 3)
     hits = simulation.federation.resident.forward(split.inputs, False).logits.argmax(1) == split.labels
     weights = data.weights("test", 3)
-    assert found[3] == pytest.approx(share(hits, weights))
+    assert found[3] == pytest.approx(weighted_mean(hits, weights))
 
 
 def test_clients_tested_on_all_of_their_classes_weigh_what_they_hold(tmp_path: Path) -> None:

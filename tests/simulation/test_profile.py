@@ -151,7 +151,7 @@ def test_without_profiling_nothing_is_timed() -> None:
 
 
 def test_the_device_is_waited_for_at_both_ends_of_a_span(clock: Clock) -> None:
-    profile = Profile(settle=lambda: clock.pass_by(1), clock=clock)
+    profile = Profile(synchronise=lambda: clock.pass_by(1), clock=clock)
     profile.begin(1)
     with profile("training"):
         pass

@@ -184,7 +184,7 @@ def test_options(played: Callable[..., Simulation], options: dict[str, Any]) -> 
 
 @pytest.mark.slow
 def test_a_group_of_any_size_is_the_same(played: Callable[..., Simulation]) -> None:
-    sizes = [played("vectorized", **{"method.name": "fedavg", "executor.group_size": size}).server.row for size in (2, 3, 5, 99)]
+    sizes = [played("vectorized", **{"method.name": "fedavg", "executor.group_size": size}).state.row for size in (2, 3, 5, 99)]
     for row in sizes[1:]:
         torch.testing.assert_close(row, sizes[0], rtol=0, atol=1e-12)
 
@@ -195,7 +195,7 @@ def test_little_is_padded(played: Callable[..., Simulation]) -> None:
     options = {"data.partition.alpha": 0.1, "method.name": "fedavg", "train.participation": 1.0, "train.batch_size": 10}
     simulation = played("vectorized", **options)
     padding = simulation.progress.record["metrics"]["padding"]
-    assert 0 <= padding <= requests.MOST_PADDING == 0.15
+    assert 0 <= padding <= requests.MAX_PADDING == 0.15
     data = simulation.federation.data
     assert simulation.executor.sample_count.real == 0  # read for the record
     simulation.executor.sample_count.real = 0
@@ -254,7 +254,7 @@ def test_a_client_that_diverges_is_left_out_alone(played: Callable[..., Simulati
         monkeypatch.setattr(data, "train", poisoned)
         record = simulation.run_round()
         seen[executor] = [record["metrics"]["participants"], record["metrics"]["dropped"]]
-        rows.append(simulation.server.row)
+        rows.append(simulation.state.row)
     assert seen["vectorized"] == seen["sequential"] == [4, 1]
     torch.testing.assert_close(*rows, rtol=0, atol=1e-12)
 

@@ -16,7 +16,7 @@ from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.simulation import executor_choice, run
 from fedpriv.simulation.executors import build as executors
-from fedpriv.simulation.executors.workers import Workers
+from fedpriv.simulation.executors.forked import ForkedWorkers
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.storage.run_folder import RunFolder
@@ -79,12 +79,12 @@ def test_the_numbers_are_those_of_one_process(played: Callable[..., Simulation],
         options = {"method.name": method, "executor.name": executor, "executor.group_size": 2}
         transforms = [{"name": "gaussian", "variance": 1e-6}]
         simulation = played(number, False, **options, **{"wire.transforms": transforms})
-        assert isinstance(simulation.executor, Workers) == (number > 1)
+        assert isinstance(simulation.executor, ForkedWorkers) == (number > 1)
         digests = sent(simulation)
         records = list(simulation.rounds())
         kept = {c: {name: t.clone() for name, t in (simulation.stored(c) or {}).items()} for c in range(10)}
         metrics = [{k: v for k, v in record["metrics"].items() if k != "seconds"} for record in records]
-        found.append((simulation.server.row, sorted(digests), kept, metrics))
+        found.append((simulation.state.row, sorted(digests), kept, metrics))
     for row, digests, kept, metrics in found[1:]:
         assert torch.equal(row, found[0][0])
         assert digests == found[0][1] and metrics == found[0][3]
@@ -102,8 +102,8 @@ def test_a_run_goes_on_with_another_number(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ZeroDivisionError):
         run.start(config("mpfedcon", run_dir=str(cut)), tmp_path, SILENT[0], breaks, SILENT[2])
     assert rounds_recorded(cut)[-1] < 3
-    forked: list[Workers] = []
-    monkeypatch.setattr(executors, "Workers", lambda *given: forked.append(Workers(*given)) or forked[-1])
+    forked: list[ForkedWorkers] = []
+    monkeypatch.setattr(executors, "ForkedWorkers", lambda *given: forked.append(ForkedWorkers(*given)) or forked[-1])
     run.resume(cut, *SILENT, executor={"workers": 2})
     assert forked and computed(whole) == computed(cut)
 
@@ -130,7 +130,7 @@ def _dying(monkeypatch: pytest.MonkeyPatch, when: Callable[[ModelLocalUpdate], b
 def test_a_worker_that_dies_is_named_and_its_clients_run_again(
     played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    reference = played(1, **{"method.name": "fedavg"}).server.row
+    reference = played(1, **{"method.name": "fedavg"}).state.row
     marker = tmp_path / "died"
 
     def once(update: ModelLocalUpdate) -> bool:
@@ -146,7 +146,7 @@ def test_a_worker_that_dies_is_named_and_its_clients_run_again(
     simulation = played(2, **{"method.name": "fedavg"})
     said: list[str] = played.said  # type: ignore[attr-defined]
     assert marker.exists()
-    assert torch.equal(simulation.server.row, reference)
+    assert torch.equal(simulation.state.row, reference)
     assert len(said) == 1 and "was killed by SIGKILL while it trained the clients" in said[0] and "of round 2" in said[0]
 
 
@@ -156,7 +156,7 @@ def test_clients_that_kill_every_worker_end_the_run(played: Callable[..., Simula
     simulation = played(2, False, **{"method.name": "fedavg"})
     with pytest.raises(FedprivError, match="these clients cause it"):
         simulation.run_round()
-    assert isinstance(simulation.executor, Workers) and not simulation.executor._workers
+    assert isinstance(simulation.executor, ForkedWorkers) and not simulation.executor._workers
 
 
 def test_what_goes_wrong_in_a_worker_is_said_here(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def play(folder: Path, executor: str, double: bool, rounds: int, **overrides: An
 
 def everything(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
     """The server's model and memory, and what each client keeps, by name."""
-    yield from simulation.federation.resident.space.unpack(simulation.server.row).items()
-    yield from simulation.server.memory.items()
+    yield from simulation.federation.resident.space.unpack(simulation.state.row).items()
+    yield from simulation.state.memory.items()
     for client in sorted(simulation.progress.clients):
         yield from ((f"{client} {name}", tensor) for name, tensor in sorted((simulation.stored(client) or {}).items()))

@@ -1,4 +1,5 @@
-"""The halves of runs in two processes that share nothing but a pipe: ``python -m tests.simulation.two_processes CONFIG FOLDER ...``.
+"""The halves of runs in two processes that share nothing but a pipe: ``python -m tests.simulation.two_processes CONFIG FOLDER
+...``.
 
 The server's process forks the clients', before either imports its half, and asks them for what may be known of their data; the
 rest it has from the config. What goes through the pipe are frames: a line of JSON, then the sealed messages that it announces.
@@ -156,7 +157,7 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
     from fedpriv.client.client import Client, receive
     from fedpriv.client.resident import Resident
     from fedpriv.client.store import ClientStore
-    from fedpriv.client.suspicion import secret_draw
+    from fedpriv.client.suspicion import secret_generator
     from fedpriv.data.federated import ClientData, FederatedData
     from fedpriv.data.partitions.partition import make_partition
     from fedpriv.data.pools import Images
@@ -181,13 +182,13 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
             return
         if said["do"] == "welcome":
             assert messages[0] is not None
-            initial = receive(agreement, 0, messages[0], initial, secret_draw()).start
+            initial = receive(agreement, 0, messages[0], initial, secret_generator()).start
         elif said["do"] == "forget":
             store.forget(map(tuple, said["states"]))
         else:
             message = messages[0]
             client, round = clients[said["client"]], message.round if message else 0
-            received = receive(agreement, round, message, initial, secret_draw())
+            received = receive(agreement, round, message, initial, secret_generator())
             update = (client.train if said["do"] == "train" else client.test)(resident, received, said["last"])
             pipe.send({}, update.upload, update.report)
 

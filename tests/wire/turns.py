@@ -103,7 +103,7 @@ def played(case: str) -> Played:
         run.start()
         while run.progress.round < run.config.train.rounds:
             crossed.clear()
-            server = copy.deepcopy(run.server)
+            server = copy.deepcopy(run.state)
             run.run_round()
     fed, agreed = run.federation, run.agreement
     received = next(sealed for direction, sealed in crossed if direction == "down").tensors()
