@@ -129,9 +129,9 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     quick = {"messages": 1, "label_shadows": 0, "membership_shadows": 0, "singles": 1, "budget": 0.01}
     monkeypatch.setattr(fedpriv, "train", lambda **keys: train(**keys | small))
     monkeypatch.setattr(fedpriv, "audit", lambda run: audit(run, **quick))
-    found: dict[str, Any] = {}
-    exec(python_of("README.md", 0), found)
-    assert found["run"].status == "finished" and found["report"].answer
+    names: dict[str, Any] = {}
+    exec(python_of("README.md", 0), names)
+    assert names["run"].status == "finished" and names["report"].answer
 
 
 @pytest.mark.parametrize("line", commands())

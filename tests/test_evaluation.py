@@ -49,14 +49,14 @@ def test_protocols_average_the_last_rounds_that_were_evaluated() -> None:
         record(9),
         record(10, [0.6, 0.4], [1, 3], global_accuracy=0.3),
     ]
-    said = {name: protocol(records, 3) for name, protocol in PROTOCOLS.items()}
-    assert said["last_rounds_client_mean"] == pytest.approx(0.4)
-    assert said["last_rounds_weighted"] == pytest.approx((0.35 + 0.45) / 2)
-    assert (said["global_test"], said["global_test_final"]) == (pytest.approx(0.2), 0.3)
+    values = {name: protocol(records, 3) for name, protocol in PROTOCOLS.items()}
+    assert values["last_rounds_client_mean"] == pytest.approx(0.4)
+    assert values["last_rounds_weighted"] == pytest.approx((0.35 + 0.45) / 2)
+    assert (values["global_test"], values["global_test_final"]) == (pytest.approx(0.2), 0.3)
     # Both clients are at 0.4 over the rounds: the worst of the means, not the mean of the worst (0.3).
     assert mean_per_client(records, 3) == [pytest.approx(0.4), pytest.approx(0.4)]
-    assert (said["worst_tenth"], said["best_client"]) == (pytest.approx(0.4), pytest.approx(0.4))
-    assert said["client_std"] == pytest.approx(0.0)
+    assert (values["worst_tenth"], values["best_client"]) == (pytest.approx(0.4), pytest.approx(0.4))
+    assert values["client_std"] == pytest.approx(0.0)
 
 
 def test_what_does_not_apply_is_none() -> None:

@@ -171,10 +171,13 @@ class Reporter:
             )
         if summary["local_updates_dropped"]:
             rows.append(
-                ("diverged local trainings, left out", Bold("", f"{summary['local_updates_dropped']} of {summary['updates']}"))
+                (
+                    "diverged local trainings, left out",
+                    Bold("", f"{summary['local_updates_dropped']} of {summary['local_updates']}"),
+                )
             )
-        if untrained := summary.get("updates_untrained"):  # a run of an earlier version has none
-            rows.append(("local trainings without a step, left out", Bold("", f"{untrained} of {summary['updates']}")))
+        if untrained := summary.get("local_updates_untrained"):  # a run of an earlier version has none
+            rows.append(("local trainings without a step, left out", Bold("", f"{untrained} of {summary['local_updates']}")))
         if summary["answers_refused"]:
             rows.append(("refused answers, left out", Bold("", f"{summary['answers_refused']}")))
         rows += self._privacy(summary.get("privacy"))

@@ -50,4 +50,4 @@ def decrypt(key: bytes, ciphertext: bytes, context: bytes) -> bytes:
     try:
         return AESGCM(key).decrypt(ciphertext[:_NONCE], ciphertext[_NONCE:], context)
     except (InvalidTag, ValueError):  # the latter: it is too short
-        raise ValueError("it is not from its sender") from None
+        raise ValueError("not from the owner of the key") from None

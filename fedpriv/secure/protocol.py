@@ -134,8 +134,8 @@ class Participant:
         for sender, ciphertext in encrypted.items():
             try:
                 decrypted[sender] = decrypt(self._key_with(sender), ciphertext, self._context(sender, self.number))
-            except ValueError as reason:
-                raise Refused(f"the encrypted shares of client {sender}: {reason}") from None
+            except ValueError:
+                raise Refused(f"the encrypted shares of client {sender} are not from it, or not for this sum") from None
         self._shares |= decrypted
         self._sent = True
         total = encoded(values, rounding) + mask(self._private_seed, len(values))

@@ -97,7 +97,7 @@ def write_results(
             "split": config.eval.split,
             "local_updates": sum(record["metrics"].get("participants", 0) for record in records),
             "local_updates_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
-            "updates_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
+            "local_updates_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
             "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
             "clients_never_trained": len(set(agreement.trainable) - last_updates.keys()),
             "last_update_per_client": [last_updates.get(client) for client in range(config.data.clients)],

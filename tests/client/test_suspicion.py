@@ -35,9 +35,9 @@ def of(net: nn.Module) -> tuple[Any, dict[str, Tensor]]:
     return SimpleNamespace(linear=linear, space=space, initial=space.row_of(net)), state
 
 
-def nearest(found: list[Mark]) -> float:
+def nearest(figures: list[Mark]) -> float:
     """The largest figure as a share of its limit."""
-    return max(mark.value / mark.limit for mark in found)
+    return max(mark.value / mark.limit for mark in figures)
 
 
 @pytest.mark.parametrize("name", slow_but(["cnn10", "mlp2", "lenet5"], [spec.name for spec in list_models()]))
@@ -45,20 +45,20 @@ def test_initial_nets_have_no_marks(name: str) -> None:
     spec = next(spec for spec in list_models() if spec.name == name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        found = list(marks(*of(build_model(name, spec.input_shape, spec.classes, predictor=True)), secret_generator()))
-    assert found and nearest(found) < 0.9
+        figures = list(marks(*of(build_model(name, spec.input_shape, spec.classes, predictor=True)), secret_generator()))
+    assert figures and nearest(figures) < 0.9
 
 
 @pytest.mark.parametrize("method", slow_but(["fedavg", "mpfedcon"], sorted(registry.all())))
 def test_trained_nets_have_no_marks(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list[Mark]()
+    figures = list[Mark]()
 
     def collect(agreement: Any, round: int, sent: Mapping[str, Tensor], draw: torch.Generator) -> None:
-        found.extend(marks(agreement, sent, draw))
+        figures.extend(marks(agreement, sent, draw))
 
     monkeypatch.setattr(client_half, "check_for_marks", collect)
     play(tmp_path / "run", method, **{"train.lr": 0.1, "train.rounds": 2, "eval.last": 1, "wire.check_downloads": True})
-    assert method == "local" or (found and nearest(found) < 0.6)
+    assert method == "local" or (figures and nearest(figures) < 0.6)
 
 
 def test_the_length_of_a_class_centre_is_no_mark(simulate: Simulate) -> None:
@@ -153,7 +153,7 @@ def test_without_the_check_it_goes_on(simulate: Simulate) -> None:
 def test_it_draws_nothing_of_the_run(simulate: Simulate) -> None:
     on, off, unset = (simulate("fedavg", **{"train.rounds": 1, "wire.check_downloads": check}) for check in (True, False, None))
     assert torch.equal(on.state.row, off.state.row) and torch.equal(on.state.row, unset.state.row)
-    assert len({one.federation.config.fingerprint() for one in (on, off, unset)}) == 1
+    assert len({run.federation.config.fingerprint() for run in (on, off, unset)}) == 1
 
 
 # --- where it is not set: an unusual run is the user's own, and goes on ---------------------------------------------------

@@ -114,8 +114,8 @@ def test_a_loss_that_a_sum_would_cut_off_is_left_out_of_the_mean(simulate: Calla
 
 def test_messages_are_read_as_they_were_written() -> None:
     keys = PublicKeys(bytes(range(32)), bytes(range(1, 33)))
-    one = messages.table("keys", 3, 7, {7: messages.public(keys)})
-    assert messages.own_key(one, 3, 7) == keys
+    row = messages.table("keys", 3, 7, {7: messages.public(keys)})
+    assert messages.own_key(row, 3, 7) == keys
     letters = {client: bytes([client]) * messages.WIDTHS["letters"] for client in (4, 2, 9)}
     assert messages.rows_of(messages.table("letters", 3, 7, letters), "letters", 3, 7) == letters
     assert messages.rows_of(messages.table("letters", 3, 7, {}), "letters", 3, 7) == {}
@@ -144,11 +144,11 @@ def test_a_message_of_another_form_is_refused(tensors: dict[str, torch.Tensor], 
     ("row", "reason"),
     [
         (public_key(bytes(range(32))) * 2, "are the same"),
-        (bytes(32) + public_key(bytes(range(32))), "is none"),
-        (public_key(bytes(range(32))) + bytes(32), "is none"),
-        (public_key(bytes(range(32))) + (1).to_bytes(32, "little"), "is none"),  # a point of small order, as zero is
+        (bytes(32) + public_key(bytes(range(32))), "is invalid"),
+        (public_key(bytes(range(32))) + bytes(32), "is invalid"),
+        (public_key(bytes(range(32))) + (1).to_bytes(32, "little"), "is invalid"),  # a point of small order, as zero is
     ],
-    ids=["equal", "no letters", "no masks", "small order"],
+    ids=["equal", "no encryption key", "no masking key", "small order"],
 )
 def test_keys_with_which_every_client_would_refuse_the_sum_are_refused(row: bytes, reason: str) -> None:
     with pytest.raises(Refused, match=reason):

@@ -37,9 +37,9 @@ LEAST = {"train.min_batch": 60}
 def who_trains(simulation: Simulation) -> list[int]:
     """The clients with at least 60 samples."""
     sizes = simulation.federation.data.sizes
-    found = [client for client, size in sizes.items() if size >= 60]
-    assert 3 <= len(found) < len(sizes) == 8, sizes
-    return found
+    trains = [client for client, size in sizes.items() if size >= 60]
+    assert 3 <= len(trains) < len(sizes) == 8, sizes
+    return trains
 
 
 def drawn(clients: list[int], folder: Path) -> dict[str, Any]:
@@ -70,12 +70,12 @@ def test_a_round_merges_those_that_trained_as_if_the_others_had_not_taken_part(
 
 def test_the_server_moves_by_the_whole_change_of_the_only_client_that_trains(simulate: Simulate) -> None:
     for weights in ("samples", "uniform"):
-        one = simulate("fedavg", **UNEVEN, **{"train.min_batch": 100, "method.weights": weights, "wire.keep_payloads": "all"})
-        assert [size >= 100 for size in one.federation.data.sizes.values()].count(True) == 1
-        (big,) = [client for client, size in one.federation.data.sizes.items() if size >= 100]
-        upload = PayloadStore.of(one.folder).upload(1, big).tensors()
-        row = one.federation.resident.space.pack(upload, one.state.row.clone())
-        torch.testing.assert_close(one.state.row, row, rtol=0, atol=1e-7)
+        run = simulate("fedavg", **UNEVEN, **{"train.min_batch": 100, "method.weights": weights, "wire.keep_payloads": "all"})
+        assert [size >= 100 for size in run.federation.data.sizes.values()].count(True) == 1
+        (big,) = [client for client, size in run.federation.data.sizes.items() if size >= 100]
+        upload = PayloadStore.of(run.folder).upload(1, big).tensors()
+        row = run.federation.resident.space.pack(upload, run.state.row.clone())
+        torch.testing.assert_close(run.state.row, row, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])

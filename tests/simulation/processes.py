@@ -67,10 +67,10 @@ class Process:
     def wait(self, seconds: float = 120) -> Ended:
         self._process.join(seconds)
         assert not self._process.is_alive(), "the command hangs"
-        said = [_read(pipe) for pipe in self._pipes]
+        outputs = [_read(pipe) for pipe in self._pipes]
         for pipe in self._pipes:
             os.close(pipe)
-        return Ended(self._process.exitcode, *said)
+        return Ended(self._process.exitcode, *outputs)
 
 
 def _read(pipe: int) -> str:

@@ -40,10 +40,10 @@ QUICK: dict[str, dict[str, Any]] = {
 def settings(method: str, **overrides: Any) -> dict[str, Any]:
     """Dotted keys of a small run; ``overrides`` too. Other data than digits have their usual net, and all of it."""
     own = {"model.name": None, "data.limit": None} if "data.name" in overrides else {}
-    found = {**SMALL, **own, "method.name": method, **QUICK.get(method, {}), **overrides}
-    if "method.epochs" in found:  # which is in its place
-        del found["train.local_epochs"]
-    return found
+    values = {**SMALL, **own, "method.name": method, **QUICK.get(method, {}), **overrides}
+    if "method.epochs" in values:  # which is in its place
+        del values["train.local_epochs"]
+    return values
 
 
 def config(method: str, **overrides: Any) -> RunConfig:
@@ -67,8 +67,8 @@ def play(folder: Path, method: str, **overrides: Any) -> run.Outcome:
 
 
 def resume(folder: Path, warnings: list[str] | None = None) -> run.Outcome:
-    said = [] if warnings is None else warnings
-    return run.resume(folder, SILENT[0], SILENT[1], said.append)
+    lines = [] if warnings is None else warnings
+    return run.resume(folder, SILENT[0], SILENT[1], lines.append)
 
 
 SILENT: Any = (lambda federation, folder: None, lambda record: None, lambda text: None)
@@ -78,21 +78,21 @@ def computed(folder: Path) -> dict[str, Any]:
     """All that a run's folder says but when and where: two runs of one config agree on it, bit for bit."""
     checkpoints = folder / "checkpoints"
     tensors = ("checkpoints/*.safetensors", "clients/*", "payloads/*/*", "weights/*", "partition.safetensors")
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for pattern in tensors
         for path in folder.glob(pattern)
     }
-    found["rounds"] = sorted(path.name for path in checkpoints.glob("round-*"))
-    progress = json.loads((checkpoints / found["rounds"][-1]).read_text())["progress"]
-    found["progress"] = {**progress, "record": _timeless(progress["record"]), "seconds": None, "cpu_seconds": None}
-    found["metrics"] = [_timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    results["rounds"] = sorted(path.name for path in checkpoints.glob("round-*"))
+    progress = json.loads((checkpoints / results["rounds"][-1]).read_text())["progress"]
+    results["progress"] = {**progress, "record": _timeless(progress["record"]), "seconds": None, "cpu_seconds": None}
+    results["metrics"] = [_timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
     otherwise = ("run_id", "run_dir", "seconds", "cpu_seconds", "sha256")
-    found["summary"] = {key: value for key, value in summary.items() if key not in otherwise}
-    found["confusion"] = [json.loads(path.read_text()) for path in folder.glob("confusion.json")]
-    found["strays"] = [str(path.relative_to(folder)) for path in folder.rglob("*.part")]
-    return found
+    results["summary"] = {key: value for key, value in summary.items() if key not in otherwise}
+    results["confusion"] = [json.loads(path.read_text()) for path in folder.glob("confusion.json")]
+    results["strays"] = [str(path.relative_to(folder)) for path in folder.rglob("*.part")]
+    return results
 
 
 def _timeless(record: dict[str, Any]) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def test_clients_may_have_other_numbers(tmp_path: Path, method: str) -> None:
         for name, numbers in (("plain", [0, 1, 2, 3, 4]), ("renamed", [3, 0, 4, 1, 2]))
     )
     for name, value in plain.items():
-        torch.testing.assert_close(renamed[name], value, rtol=0, atol=1e-10, msg=lambda said, name=name: f"{name}: {said}")
+        torch.testing.assert_close(renamed[name], value, rtol=0, atol=1e-10, msg=lambda message, name=name: f"{name}: {message}")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -112,12 +112,12 @@ TOGETHER: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Tensor]:
     """FedAvg's last model under each of the options, by their place."""
-    found: dict[int, Tensor] = {}
+    rows: dict[int, Tensor] = {}
 
     def of(place: int) -> Tensor:
-        if place not in found:
-            found[place] = played(prepared(tmp_path_factory.mktemp("plain"), "fedavg", **TOGETHER[place])).state.row
-        return found[place]
+        if place not in rows:
+            rows[place] = played(prepared(tmp_path_factory.mktemp("plain"), "fedavg", **TOGETHER[place])).state.row
+        return rows[place]
 
     return of
 

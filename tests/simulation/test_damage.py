@@ -50,9 +50,9 @@ def test_the_checkpoint_before_a_damaged_one_is_used(halfway: Path, whole: Path,
 def test_a_checkpoint_of_something_else_is_not_used(halfway: Path, whole: Path, fedpriv: Fedpriv, progress: Any) -> None:
     """Without a checksum, as somebody changed it."""
     path = newest(halfway, "round")
-    said = json.loads(path.read_text())
-    changed = {**said["progress"], **progress} if progress else progress
-    path.write_text(json.dumps({"config": said["config"], "progress": changed}))
+    stored = json.loads(path.read_text())
+    changed = {**stored["progress"], **progress} if progress else progress
+    path.write_text(json.dumps({"config": stored["config"], "progress": changed}))
     result = fedpriv("resume", halfway)
     assert result.exit_code == 0 and f"{path.name} is damaged: not a checkpoint" in " ".join(result.stderr.split()), result.output
     assert computed(halfway) == computed(whole)
@@ -270,5 +270,5 @@ def test_the_digest_of_samples_covers_labels_images_texts_and_classes() -> None:
         replace(base, texts=(("a", "b", "c"), ("d", "f"))),
         replace(base, texts=(("a", "bc"), ("d", "e"))),
     ]
-    assert len({one.hash for one in (base, *others)}) == 1 + len(others)
+    assert len({dataset.hash for dataset in (base, *others)}) == 1 + len(others)
     assert replace(base, name="b", mean=(0.5,)).hash == base.hash

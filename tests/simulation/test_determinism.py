@@ -54,17 +54,17 @@ def test_the_same_config_gives_the_same_run(
 
 
 def test_another_seed_gives_another_run(reference: Callable[..., Path]) -> None:
-    one, two = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1}))
+    first, second = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1}))
     for what in ("partition.safetensors", "weights/server.safetensors", "metrics"):
-        assert one[what] != two[what]
-    kept = [{name for name in run if name.startswith("clients/client-")} for run in (one, two)]
+        assert first[what] != second[what]
+    kept = [{name for name in run if name.startswith("clients/client-")} for run in (first, second)]
     assert kept[0] and kept[0] != kept[1], "who took part, and when"
 
 
 def test_the_seed_of_the_partition_can_be_held_while_the_run_s_changes(reference: Callable[..., Path]) -> None:
-    one, two = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1, "data.partition.seed": 0}))
-    assert one["partition.safetensors"] == two["partition.safetensors"]
-    assert one["weights/server.safetensors"] != two["weights/server.safetensors"]
+    first, second = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1, "data.partition.seed": 0}))
+    assert first["partition.safetensors"] == second["partition.safetensors"]
+    assert first["weights/server.safetensors"] != second["weights/server.safetensors"]
 
 
 def uploaders(run: Simulation) -> list[tuple[int, int | None]]:
@@ -151,7 +151,7 @@ def head_alone(space: ParameterSpace, server: ServerState, round: int) -> Payloa
 
 def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A method may send parts of the net in some rounds only: no client may then train on what another left behind."""
-    found = []
+    results = []
     for again in (False, True):
         run = simulation(tmp_path / str(again), "fedavg")
         monkeypatch.setattr(run.federation.method, "download", partial(head_alone, run.federation.resident.space))
@@ -161,8 +161,8 @@ def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, mo
         if again:  # what another client, or the scoring, may have left
             run.federation.resident.row.normal_(generator=torch.Generator().manual_seed(0))
         run.run_round()
-        found.append(run.state.row.clone())
-    assert torch.equal(*found)
+        results.append(run.state.row.clone())
+    assert torch.equal(*results)
 
 
 def test_a_batch_that_batchnorm_cannot_train_on_is_explained(tmp_path: Path) -> None:

@@ -68,14 +68,14 @@ class Watched:
 def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     """A run of each method, in which every client trains in every round."""
     run = prepare(tmp_path_factory.mktemp("watched") / "run", request.param, **TINY, **{"train.rounds": 4})
-    found = Watched(run, [], [], [])
-    crossed = {"down": found.down, "up": found.up, "report": list[Sealed]()}
+    watched = Watched(run, [], [], [])
+    crossed = {"down": watched.down, "up": watched.up, "report": list[Sealed]()}
     run.taps.append(lambda way, sealed: crossed[way].append(sealed))
     run.start()
     for _ in run.rounds():
         own = [sum(tensor.nbytes for tensor in (run.stored(client) or {}).values()) for client in run.progress.clients]
-        found.kept.append((sum(tensor.nbytes for tensor in run.state.memory.values()), max(own, default=0)))
-    return found
+        watched.kept.append((sum(tensor.nbytes for tensor in run.state.memory.values()), max(own, default=0)))
+    return watched
 
 
 def test_what_it_says_it_sends_and_keeps_is_what_it_sends_and_keeps(watched: Watched) -> None:
@@ -84,9 +84,9 @@ def test_what_it_says_it_sends_and_keeps_is_what_it_sends_and_keeps(watched: Wat
     for sealed in up:
         assert {name for name in sealed.schema if name in space} == set(kind.shared_names)
         assert all(name in space or name.startswith(STATISTIC) for name in sealed.schema)
-    said = [part.sends for part in (kind, *kind.halves) if part.sends] if kind.shared else []
+    sends = [part.sends for part in (kind, *kind.halves) if part.sends] if kind.shared else []
     sent = {name for sealed in (*down, *up) for name in sealed.schema if name.startswith(STATISTIC)}
-    assert bool(sent) == bool(said), (sent, said)
+    assert bool(sent) == bool(sends), (sent, sends)
     for sealed in up:  # no private tensor hides in a statistic of another name
         assert not any(name.endswith("/" + own) for name in sealed.schema for own in kind.private_names)
     own = {n for c in simulation.progress.clients for n in simulation.stored(c) or {}} - set(kind.private_names)

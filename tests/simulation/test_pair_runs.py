@@ -202,14 +202,14 @@ def test_a_round_without_images_leaves_their_variates(tmp_path: Path, folder: Pa
     rounds = {"train.selection": "schedule", "train.schedule": [[0, 1, 2, 3, 4], of_texts, [0, 1, 2, 3, 4]], "train.rounds": 3}
     run = simulation(tmp_path / "run", "scaffold", **pairs(folder, **rounds))
     run.start()
-    found = []
+    results = []
     for _ in run.rounds():
-        found.append(dict(run.state.memory))
-    images = [name for name in found[0] if str(tensor_of(name)).startswith("encoder.image.")]
-    assert images and found[1].keys() == found[0].keys()
+        results.append(dict(run.state.memory))
+    images = [name for name in results[0] if str(tensor_of(name)).startswith("encoder.image.")]
+    assert images and results[1].keys() == results[0].keys()
     for name in images:
-        assert torch.equal(found[1][name], found[0][name]), name
-    assert any(not torch.equal(found[2][name], found[1][name]) for name in images)
+        assert torch.equal(results[1][name], results[0][name]), name
+    assert any(not torch.equal(results[2][name], results[1][name]) for name in images)
 
 
 @pytest.mark.slow
@@ -227,10 +227,10 @@ def test_a_frozen_backbone_is_asked_once(tmp_path: Path, folder: Path, tune: str
 
     def counted(frozen: Any, inputs: Any, device: Any, compute: Any) -> torch.Tensor:
         def counting(count: int | None) -> torch.Tensor:
-            found: torch.Tensor = compute(count)
+            features: torch.Tensor = compute(count)
             if count is None:
-                seen.append(len(found))
-            return found
+                seen.append(len(features))
+            return features
 
         return real(frozen, inputs, device, counting)
 
@@ -259,7 +259,7 @@ def test_photographs_are_changed_and_their_texts_are_not(tmp_path: Path, folder:
     space = plain.federation.resident.space
     texts_alone = [client for client in range(5) if plain.federation.data.lacking(client) == "image"]
     assert len(texts_alone) == 2 and not torch.equal(plain.state.row, changed.state.row)
-    one, other = (
+    first, second = (
         played(
             tmp_path / f"{name} texts",
             "fedavg",
@@ -276,7 +276,7 @@ def test_photographs_are_changed_and_their_texts_are_not(tmp_path: Path, folder:
         )
         for name in ("none", "flip_jitter_rotate")
     )
-    assert torch.equal(one.state.row, other.state.row) and space.size == len(one.state.row)
+    assert torch.equal(first.state.row, second.state.row) and space.size == len(first.state.row)
 
 
 @pytest.mark.slow
@@ -321,8 +321,8 @@ class Squared(nn.Module):
         self.fc, self.power = nn.Linear(width, 8), 2
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.fc(images.flatten(1)) ** self.power
-        return found
+        features: torch.Tensor = self.fc(images.flatten(1)) ** self.power
+        return features
 
 
 def test_another_code_of_a_frozen_backbone_is_computed_anew(
@@ -349,9 +349,14 @@ def test_the_logged_model_takes_pairs_whatever_the_first_client_has(tmp_path: Pa
         tmp_path / "run", "fedavg", **pairs(folder, **{"data.image_only": 1.0, "data.text_only": 0.0, "model.tune": tune})
     )
     warnings: list[str] = []
-    said = export_model(run, warnings.append, tmp_path / "weights")
-    assert not warnings and said["inputs"].keys() == {"image", "text"}
-    assert ("mean" in said) == ("std" in said) == (len(said["inputs"]["image"]["shape"]) == 3) == (tune == "full")
+    description = export_model(run, warnings.append, tmp_path / "weights")
+    assert not warnings and description["inputs"].keys() == {"image", "text"}
+    assert (
+        ("mean" in description)
+        == ("std" in description)
+        == (len(description["inputs"]["image"]["shape"]) == 3)
+        == (tune == "full")
+    )
     program = torch.export.load(tmp_path / "weights" / "server.pt2").module()
     inputs = next(run.federation.data.chunks("train", 3))
     run.federation.resident.row.copy_(run.state.row)

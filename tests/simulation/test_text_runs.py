@@ -305,7 +305,7 @@ def test_a_random_encoder_that_is_frozen_is_the_runs_own(tmp_path: Path, file: P
         seen.append([torch.cat(chunk) for chunk in chunks])  # type: ignore[arg-type]
         for kept in cache_folder().glob("features-*"):
             kept.unlink()
-    assert all(torch.equal(one, two) for one, two in zip(seen[0], seen[1], strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(seen[0], seen[1], strict=True))
     assert not torch.equal(seen[0][0], seen[2][0])
     # Test texts that are made of the same words lie where training texts lie.
     train, test = seen[0]

@@ -122,7 +122,7 @@ def test_the_rate_rises_in_each_phase_of_training_and_not_in_adaptation(simulate
     for _ in range(2):
         update.train(phase(epochs=1, steps=6), cross_entropy, how)
     assert how.rates == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.2] * 2)
-    assert [one.lr for one in update.trained] == [0.2, 0.2]
+    assert [phase.lr for phase in update.trained] == [0.2, 0.2]
     adapting, how = update_of(simulation, purpose="adapt"), Noting()
     adapting.train(phase(epochs=1, steps=1), cross_entropy, how)
     assert how.rates == [0.2] and not torch.equal(adapting.row, adapting.start)
@@ -181,9 +181,9 @@ def test_an_attacker_is_told_no_schedule_that_was_not(tmp_path: Path, option: di
     schedules = []
     for number, options in enumerate(({}, option)):
         play(tmp_path / str(number), "fedavg", **{"train.rounds": 1, **options})
-        found = Evidence(tmp_path / str(number))
-        message = found.message(*found.messages()[0])
-        schedules.append(found.attacker.schedule(message, message.num_examples or 0))
+        evidence = Evidence(tmp_path / str(number))
+        message = evidence.message(*evidence.messages()[0])
+        schedules.append(evidence.attacker.schedule(message, message.num_examples or 0))
     assert schedules[0] is not None and schedules[1] is None
 
 
@@ -255,7 +255,7 @@ def test_a_batch_of_fewer_samples_than_parts(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
+    ("method", "options", "message"),
     [
         ("fedavg", {"objective.name": "simclr"}, "simclr compares the samples"),
         ("fedavg", {"objective.name": "barlow-twins"}, "barlow-twins compares the samples"),
@@ -266,8 +266,8 @@ def test_a_batch_of_fewer_samples_than_parts(simulate: Simulate) -> None:
         ("fedavg", {"privacy.level": "sample", "privacy.noise": 1.0}, "privacy.level sample clips"),
     ],
 )
-def test_what_needs_whole_batches_says_so(simulate: Simulate, method: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=rf"train\.accumulate 2: .*{said}.*train\.accumulate=1"):
+def test_what_needs_whole_batches_says_so(simulate: Simulate, method: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=rf"train\.accumulate 2: .*{message}.*train\.accumulate=1"):
         simulate(method, play=False, **options, **{"train.accumulate": 2})
 
 

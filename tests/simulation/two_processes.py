@@ -126,7 +126,7 @@ def conduct(pipe: Frames, path: Path, folder: Path) -> None:
         ) -> tuple[Mapping[str, float], list[float | None]]:
             message = seal(Payload(agreement.space.unpack(server.row, agreement.method.shared_names), round))
             reports = [
-                Report.of(one.report) for one in clients.test(Instruction(round, range(config.data.clients), message, last))
+                Report.of(answer.report) for answer in clients.test(Instruction(round, range(config.data.clients), message, last))
             ]
             accuracies = [report.accuracy for report in reports]
             return client_summary(accuracies, [report.num_examples for report in reports]), accuracies
@@ -177,19 +177,19 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
     clients = [Client(number, agreement, ClientData(data, number), store) for number in range(config.data.clients)]
     torch.set_num_threads(1)
     while True:
-        said, messages = pipe.receive()
-        if said["do"] == "end":
+        question, messages = pipe.receive()
+        if question["do"] == "end":
             return
-        if said["do"] == "welcome":
+        if question["do"] == "welcome":
             assert messages[0] is not None
             initial = receive(agreement, 0, messages[0], initial, secret_generator()).start
-        elif said["do"] == "forget":
-            store.forget(map(tuple, said["states"]))
+        elif question["do"] == "forget":
+            store.forget(map(tuple, question["states"]))
         else:
             message = messages[0]
-            client, round = clients[said["client"]], message.round if message else 0
+            client, round = clients[question["client"]], message.round if message else 0
             received = receive(agreement, round, message, initial, secret_generator())
-            update = (client.train if said["do"] == "train" else client.test)(resident, received, said["last"])
+            update = (client.train if question["do"] == "train" else client.test)(resident, received, question["last"])
             pipe.send({}, update.upload, update.report)
 
 

@@ -39,10 +39,10 @@ def play_tapped(folder: Path, method: str, **overrides: Any) -> tuple[PayloadSto
 
 def kept(store: PayloadStore) -> Crossed:
     held = [(round, client) for round in store.rounds() for client in store.clients(round)]
-    found: Crossed = {(*update, False): store.upload(*update) for update in held}
-    found |= {(*update, True): report for update in held if (report := store.report(*update)) is not None}
+    messages: Crossed = {(*update, False): store.upload(*update) for update in held}
+    messages |= {(*update, True): report for update in held if (report := store.report(*update)) is not None}
     down = {round: store.download(round) for round in store.rounds()} | {0: store.broadcast()}
-    return found | {(round, None, False): sealed for round, sealed in down.items() if sealed is not None}
+    return messages | {(round, None, False): sealed for round, sealed in down.items() if sealed is not None}
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_what_is_kept_is_what_crossed(tmp_path: Path, method: str, overrides: di
     """Under client-level DP, too: the server's noise comes after the wire."""
     store, crossed = play_tapped(tmp_path / "run", method, **ALL, **overrides)
     assert len({round for round, client, _ in crossed if client is not None}) == 3
-    found = kept(store)
-    assert found == crossed  # data and facts
-    assert {key: sealed.digest for key, sealed in found.items()} == {key: sealed.digest for key, sealed in crossed.items()}
+    messages = kept(store)
+    assert messages == crossed  # data and facts
+    assert {key: sealed.digest for key, sealed in messages.items()} == {key: sealed.digest for key, sealed in crossed.items()}
     assert store.nbytes == sum(len(sealed.data) for sealed in crossed.values())
     assert all(len(file.read_bytes()) == file.stat().st_size for file in store.files()) and len(store.files()) == len(crossed)
 
@@ -129,8 +129,8 @@ def test_the_numbers_do_not_depend_on_what_is_kept(tmp_path: Path, reference: Ca
     assert config("fedavg").fingerprint() != config("fedavg", **MASK).fingerprint()
 
     def numbers(folder: Path) -> dict[str, Any]:
-        found = {name: value for name, value in computed(folder).items() if not name.startswith("payloads/")}
-        return {**found, "summary": {name: value for name, value in found["summary"].items() if name != "payloads"}}
+        results = {name: value for name, value in computed(folder).items() if not name.startswith("payloads/")}
+        return {**results, "summary": {name: value for name, value in results["summary"].items() if name != "payloads"}}
 
     assert numbers(more) == numbers(usual)
 

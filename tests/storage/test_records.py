@@ -66,7 +66,7 @@ def test_damaged_records_are_mended_on_resume(halfway: Path, whole: Path, fedpri
 
 @pytest.mark.parametrize("how", NAMED)
 def test_what_nothing_knows_is_named(halfway: Path, fedpriv: Fedpriv, how: str) -> None:
-    damage, said = NAMED[how]
+    damage, message = NAMED[how]
     change(halfway, damage)
     before = (halfway / "metrics.jsonl").read_bytes()
     for command in (("resume", halfway), ("compare", halfway), ("audit", halfway)):
@@ -74,7 +74,7 @@ def test_what_nothing_knows_is_named(halfway: Path, fedpriv: Fedpriv, how: str) 
         if command[0] == "audit" and "not finished" in result.stderr:
             continue
         assert result.exit_code == 1, result.output
-        assert said in result.stderr and len(result.stderr.strip().splitlines()) == 1
+        assert message in result.stderr and len(result.stderr.strip().splitlines()) == 1
     assert (halfway / "metrics.jsonl").read_bytes() == before
 
 
@@ -108,11 +108,11 @@ def test_any_bit_of_a_line_counts(whole: Path) -> None:
     for at in range(len(line)):
         changed = line[:at] + bytes([line[at] ^ (1 << at % 8)]) + line[at + 1 :]
         try:
-            found = parsed(changed)
+            record = parsed(changed)
         except ValueError:
             noticed += 1
         else:
-            assert {key: value for key, value in found.items() if key in expected} == expected
+            assert {key: value for key, value in record.items() if key in expected} == expected
     assert noticed > 0.9 * len(line)
 
 
