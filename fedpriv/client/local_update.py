@@ -218,8 +218,8 @@ class ModelLocalUpdate:
             in_parts = f", in up to {parts} parts (train.accumulate)" if parts > 1 else ""
             raise UsageError(
                 f"client {self.client} has a batch of {len(batch.labels)}{in_parts}, and BatchNorm needs more to train on images "
-                "this small; --set train.min_batch=2 skips such batches; another --batch-size or a net without BatchNorm would do "
-                "too"
+                "this small; --set train.min_batch=2 skips such batches; another --batch-size or a net without BatchNorm would "
+                "do too"
             ) from None
 
     def _batches(

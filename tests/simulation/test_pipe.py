@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.simulation.executors import mail
+from fedpriv.simulation.executors import pipe
 from fedpriv.simulation.executors.pipe import LARGE, Pipe
 
 
@@ -41,7 +41,7 @@ def ours() -> Any:
 @pytest.mark.parametrize("nameless", ["as here", "elsewhere"])
 def test_messages_of_any_size_in_any_order(monkeypatch: pytest.MonkeyPatch, request: Any, nameless: str) -> None:
     if nameless == "elsewhere":
-        monkeypatch.setattr(mail.sys, "platform", "darwin")
+        monkeypatch.setattr(pipe.sys, "platform", "darwin")
     ours: Pipe = request.getfixturevalue("ours")
     sizes = [0, LARGE - 1, LARGE, 3 * LARGE, 10, 100 * LARGE, LARGE]  # the memory grows, and is larger than what is sent
     for number, size in enumerate(sizes):
