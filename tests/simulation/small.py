@@ -120,8 +120,9 @@ def renew_checksums(folder: Path) -> None:
     """Make the checksums of a run's kept payloads those of the files that are there, as who forges a run would."""
     checksums = {}
     for file in folder.glob("payloads/*/SHA256SUMS"):
-        names = [line.split("  ")[1] for line in file.read_text().splitlines()]
-        digests = {name: hashlib.sha256((file.parent / name).read_bytes()).hexdigest() for name in names}
+        digests = {name: digest for digest, name in (line.split("  ") for line in file.read_text().splitlines())}
+        there = [name for name in digests if (file.parent / name).is_file()]
+        digests |= {name: hashlib.sha256((file.parent / name).read_bytes()).hexdigest() for name in there}
         file.write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
         checksums[int(file.parent.name.removeprefix("round-"))] = hashlib.sha256(file.read_bytes()).hexdigest()
 
