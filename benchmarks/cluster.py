@@ -87,7 +87,7 @@ def measure(workload: str, repeats: int, data_dir: Path, folder: Path) -> dict[s
             if repeat:  # the first one starts the workers
                 cpu[name].append(cpu_seconds() - before)
                 wall[name].append(time.monotonic() - start)
-    first, *others = (simulation.server.row for simulation in simulations.values())
+    first, *others = (simulation.state.row for simulation in simulations.values())
     if not all(torch.equal(first, other) for other in others):
         sys.exit(f"{workload}: the contenders end at different weights")
     for simulation in simulations.values():

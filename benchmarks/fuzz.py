@@ -114,6 +114,7 @@ def main() -> None:
 def cases(only: Sequence[str] | None) -> list[Case]:
     """A small round of each case, except client-level DP, which merges in another way."""
     import torch
+
     from tests.wire.updates import cases as known
     from tests.wire.updates import played
 

@@ -31,7 +31,7 @@ from pydantic import BaseModel
 from fedpriv.cli import main as fedpriv
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 
 VALUES = (
     *("-1", "0", "1", "2", "7", "0.5", "1.5", "-0.0", "1e-320", "1e-45", "1e39", "1e308", "1e999", ".inf", "-.inf", ".nan"),

@@ -166,7 +166,7 @@ def play(home: Any, link: Any, run_dir: Path, config: Any, clients: int, look: C
 
 def compared(run_dir: Path, simulated: Path) -> dict[str, Any]:
     """Compare a run with its simulation: same bits, missing answers, answers counted twice."""
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     here, there = (RunFolder.open(folder).records() for folder in (run_dir, simulated))
     missing = sum(len(record.get("missing", ())) for record in here)

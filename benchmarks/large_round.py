@@ -47,7 +47,7 @@ def merged(name: str, clients: int, by_columns: bool, out: str) -> dict[str, flo
         uploads.append(Upload(seal(Payload(tensors, 1, client, num_examples=100 + client))))
     del change, tensors
     if not by_columns:
-        merging.LARGEST = math.inf  # type: ignore[assignment]
+        merging.MAX_MATRIX = math.inf  # type: ignore[assignment]
 
     before, began = peak_bytes() / 2**30, time.process_time()
     state = merging.merge(method, server, uploads)

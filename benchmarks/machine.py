@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fedpriv.server.run_folder import processor
+from fedpriv.storage.provenance import processor
 
 
 def parser_of(description: str | None) -> argparse.ArgumentParser:

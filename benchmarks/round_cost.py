@@ -109,7 +109,7 @@ class Fedpriv:
     @property
     def row(self) -> Tensor:
         """The server's model ``(p,)``."""
-        return self.simulation.server.row
+        return self.simulation.state.row
 
     def participants(self, round: int) -> list[int]:
         """Who takes part, in the order of their local updates."""

@@ -72,7 +72,7 @@ def measured(case: str, clients: int, data_dir: Path | None) -> dict[str, Any]:
         before, seconds = round(peak_bytes() / 1e6), []
         for _ in range(3):
             start = time.process_time()
-            _, accuracies = simulation.scorer.score(simulation.server, simulation.progress.clients, WARM)
+            _, accuracies = simulation.scorer.score(simulation.state, simulation.progress.clients, WARM)
             seconds.append(time.process_time() - start)
             assert len(accuracies) == clients
     return {
@@ -92,8 +92,8 @@ def registered(clients: int, repeats: int) -> dict[str, Any]:
 
     from fedpriv.client.store import ClientStore
     from fedpriv.config import load_config
-    from fedpriv.server.checkpoint import Checkpoints, Progress
     from fedpriv.server.sampling import participants
+    from fedpriv.storage.checkpoints import Checkpoints, Progress
 
     times: dict[str, list[float]] = {"select": [], "select_dp": [], "commit": [], "restore": []}
 

@@ -63,9 +63,9 @@ def use_noise(name: str) -> None:
 def begin(config: Mapping[str, Any], folder: Path) -> Simulation:
     """A simulation in a new folder, untracked, before its first round."""
     from fedpriv.config import RunConfig, parse
-    from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation import setup
     from fedpriv.simulation.simulation import Simulation
+    from fedpriv.storage.run_folder import RunFolder
 
     federation = setup.build(parse(RunConfig, {**config, "tracking": {"uri": "none"}}, "benchmark"))
     begun = Simulation(federation, RunFolder.create(federation.config, folder), print)

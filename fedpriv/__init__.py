@@ -55,10 +55,10 @@ _WHERE = {
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    where = import_module(_WHERE[name])
-    found = where if where.__name__ == f"{__name__}.{name}" else getattr(where, name)  # the package audit can be called
-    globals()[name] = found
-    return found
+    module = import_module(_WHERE[name])
+    value = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)  # the package audit is callable
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

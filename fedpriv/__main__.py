@@ -1,4 +1,4 @@
-"""``fedpriv``, which is ``python -m fedpriv``, begins here: Ctrl-C may come while its modules are imported."""
+"""Entry point of ``fedpriv`` and ``python -m fedpriv``; handles Ctrl-C also while modules are imported."""
 
 import io
 import sys
@@ -7,7 +7,7 @@ import sys
 def main() -> None:
     """Run the command."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: a locale may not have the letters of a name
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error, if the locale cannot encode a letter
     try:
         from fedpriv.cli import main as command
 

@@ -17,7 +17,7 @@ class UsageError(FedprivError):
 
 
 class ConditionMet(FedprivError):
-    """A condition under which the user wants a command to fail (exit code 3)."""
+    """A condition on which the user wants a command to fail (exit code 3)."""
 
     exit_code = 3
 
@@ -34,25 +34,25 @@ class ClientDiverged(FedprivError):
 
 
 class UploadRefused(FedprivError):
-    """The server refuses what a client sent, and the config wants the run to stop then."""
+    """The server refuses what a client sent, and ``train.on_refused`` stops the run."""
 
 
 class SuspiciousDownload(FedprivError):
-    """A client refuses what the server sent: it shows marks of an attack on its data."""
+    """A client refuses what the server sent, as it has marks of an attack on its data."""
 
 
 def extra(name: str) -> str:
-    """How packages that not everyone needs are installed: from a clone, as no index of packages has this fedpriv."""
+    """How to install an extra: from a clone, as fedpriv is not on a package index."""
     return f"in the clone: uv sync --extra {name}, or pip install '.[{name}]'"
 
 
 def first_line(error: BaseException) -> str:
-    """Of a library's error, what fits into one of ours; the name of its type where it says nothing."""
+    """The first line of a library's error; the name of its type if it has no text."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def in_a_line(error: BaseException) -> str:
-    """The kind of an exception of other code, and the first line of what it says."""
+    """The type of an exception, and the first line of its text."""
     first, *_ = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {first}"
 
@@ -68,14 +68,14 @@ _ELSEWHERE = {
     "noise_multiplier": "noise",
     "max_grad_norm": "clip",
 }
-"""What other libraries call a key of the config -> what it is called here."""
+"""Names of config keys in other libraries -> their names here."""
 
 
 class UnknownName(UsageError):
-    """A name that is not known; the message suggests the nearest one.
+    """An unknown name; the message suggests the nearest one.
 
     Args:
-        otherwise: what else, besides the known names, it may be.
+        otherwise: what it may be instead of a known name, for the message.
     """
 
     def __init__(self, what: str, name: str, known: Iterable[str], otherwise: str = "") -> None:
@@ -84,7 +84,7 @@ class UnknownName(UsageError):
 
 
 class NoSuchOption(UnknownName):
-    """An option that a method, or whatever else has options, does not have."""
+    """An unknown option of a method, or of anything else with options."""
 
     def __init__(self, owner: str, name: str, known: Iterable[str]) -> None:
         self.known = sorted(known)
@@ -98,11 +98,11 @@ def _hint(name: str, known: list[str], what: str, otherwise: str = "") -> str:
 
 
 def _nearest(name: str, known: list[str]) -> str | None:
-    """The known name that is nearest; of the keys of a section, as in ``train.lr``, by what comes after the section."""
+    """The nearest known name; keys of a section, as ``train.lr``, are compared by the part after the section."""
     section, dot, last = name.rpartition(".")
-    within = {one.removeprefix(section + dot): one for one in known if dot and one.rpartition(".")[0] == section}
+    within = {key.removeprefix(section + dot): key for key in known if dot and key.rpartition(".")[0] == section}
     if not within:
-        last, within = name, {one: one for one in known}
+        last, within = name, {key: key for key in known}
     if (ours := _ELSEWHERE.get(last)) in within:
         return within[ours]
     near = difflib.get_close_matches(last, within, n=1, cutoff=0.5)

@@ -1,4 +1,4 @@
-"""Atomic writes; files of tensors and of JSON with a checksum of what they say."""
+"""Atomic writes, and files of tensors and JSON with checksums."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # torch takes seconds to import, and JSON is read without it
 
 _CHECKSUM = "sha256"
 _WITH_NAME = "sha256_with_name"
-"""In a file of tensors: a checksum of its name, too. It is the only fact in the header, where the order of several varies."""
+"""The checksum of a file of tensors, which covers its name too."""
 
 
 class Damaged(FedprivError):
@@ -25,20 +25,20 @@ class Damaged(FedprivError):
 
 
 def check_place(folder: Path, hint: str) -> None:
-    """Check that a folder can be written, or made, before the work whose results it gets.
+    """Check that a folder can be written or created, before the work whose results it is for.
 
     Raises:
         UsageError: it cannot; the message ends with the hint.
     """
     try:
-        there = next(one for one in (folder, *folder.parents) if one.exists())
-        tempfile.TemporaryFile(dir=there).close()
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}; {hint}") from None
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write so that ``path`` holds either the old content or the new, even after a power cut."""
+    """Write a file so that it has either the old content or the new, even after a power failure."""
     part = path.with_name(path.name + ".part")
     try:
         with part.open("wb") as file:
@@ -57,7 +57,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors, in whose header is a checksum of them and of the file's name."""
+    """Write tensors as safetensors, with a checksum of them and of the file's name in the header."""
     import safetensors.torch
 
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -65,7 +65,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read what :func:`save_tensors` wrote; :class:`Damaged` where it is missing, truncated, altered or another's."""
+    """Read a file of :func:`save_tensors`; raises :class:`Damaged` if it is missing, truncated, altered or renamed."""
     import safetensors.torch
 
     try:
@@ -73,17 +73,16 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
         tensors = safetensors.torch.load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
         facts = header.get("__metadata__") or {}
-    # The last three are torch's, of a shape without numbers whose other dimensions are beyond all bounds.
+    # The last three are torch's, of a shape with a zero and huge other dimensions.
     except (OSError, safetensors.SafetensorError, KeyError, OverflowError, RuntimeError, TypeError) as error:
         raise Damaged(f"{path} is damaged or missing: {str(error).partition(chr(10))[0]}") from None
-    name, stated = (path.name, facts[_WITH_NAME]) if _WITH_NAME in facts else ("", facts.get(_CHECKSUM))  # of earlier versions
-    if checksum(tensors, name) != stated:
+    if checksum(tensors, path.name) != facts.get(_WITH_NAME):
         raise Damaged(f"{path} is damaged: its checksum does not match")
     return tensors
 
 
 def checksum(tensors: Mapping[str, Tensor], of: str = "") -> str:
-    """SHA-256 (hex) of tensors of the processor with their names, and of a text."""
+    """SHA-256 (hex) of CPU tensors with their names, and of a text."""
     import torch
 
     digest = hashlib.sha256(of.encode())
@@ -100,7 +99,7 @@ def save_json(path: Path, values: Mapping[Any, Any]) -> None:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Read a JSON mapping; :class:`Damaged` where it is missing, truncated, altered or something else."""
+    """Read a JSON mapping; raises :class:`Damaged` if it is missing, truncated, altered or something else."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -112,36 +111,36 @@ def load_json(path: Path) -> dict[str, Any]:
     return without_checksum(values, path)
 
 
-def remembered(path: Path, what: str, said: str) -> bool:
-    """Whether nothing else was said of it before; this is then in the JSON file."""
-    known = load_json(path) if path.exists() else {}
-    if known.setdefault(what, said) != said:
+def remembered(path: Path, key: str, value: str) -> bool:
+    """Store a value in a JSON file; ``False``: the file has another value of that key, and is not changed."""
+    values = load_json(path) if path.exists() else {}
+    if values.setdefault(key, value) != value:
         return False
-    save_json(path, known)
+    save_json(path, values)
     return True
 
 
 def with_checksum(values: Mapping[Any, Any]) -> dict[str, Any]:
-    """The values, and a checksum of them that does not depend on layout or order."""
+    """The values, with a checksum that does not depend on layout or order."""
     return {**values, _CHECKSUM: _digest(values)}
 
 
 def without_checksum(values: Mapping[str, Any], where: Path | str) -> dict[str, Any]:
-    """The inverse of :func:`with_checksum`; :class:`Damaged` where the checksum is of other values.
+    """The inverse of :func:`with_checksum`; raises :class:`Damaged` if the checksum does not match.
 
-    Values without a checksum, as earlier versions wrote them, are taken as they are.
+    Values without a checksum, as of files that were written by hand, are returned as they are.
     """
     stated = values.get(_CHECKSUM)
-    said = {name: value for name, value in values.items() if name != _CHECKSUM}
+    rest = {name: value for name, value in values.items() if name != _CHECKSUM}
     try:
-        altered = _CHECKSUM in values and stated != _digest(said)
-    except RecursionError:  # they could be read, and lie too deep to be written
+        altered = _CHECKSUM in values and stated != _digest(rest)
+    except RecursionError:  # nested too deeply to be written
         altered = True
     if altered:
         raise Damaged(f"{where} is damaged: its checksum does not match")
-    return said
+    return rest
 
 
 def _digest(values: Mapping[Any, Any]) -> str:
-    as_read = json.loads(json.dumps(values))  # the keys become strings, which sort otherwise than numbers: "10" before "2"
+    as_read = json.loads(json.dumps(values))  # keys become strings, which sort differently: "10" before "2"
     return hashlib.sha256(json.dumps(as_read, sort_keys=True).encode()).hexdigest()

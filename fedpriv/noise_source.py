@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from torch import Tensor
 
 from fedpriv import seeding
-from fedpriv.wire import Draws
+from fedpriv.wire import RandomStream
 
 Words = npt.NDArray[np.uint64]
 
@@ -89,7 +89,7 @@ class SecretDraws:
 class Source(Protocol):
     """Where the draws of each purpose come from; those of other labels are independent."""
 
-    def draws(self, *labels: int | str) -> Draws: ...
+    def draws(self, *labels: int | str) -> RandomStream: ...
 
     def generator(self, *labels: int | str) -> torch.Generator:
         """For what takes a generator of torch and is not seen by others, as augmentation."""
@@ -104,7 +104,7 @@ class Seed:
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def draws(self, *labels: int | str) -> Draws:
+    def draws(self, *labels: int | str) -> RandomStream:
         return SeededDraws(self.generator(*labels))
 
     def generator(self, *labels: int | str) -> torch.Generator:
@@ -120,7 +120,7 @@ class Secret:
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def draws(self, *labels: int | str) -> Draws:
+    def draws(self, *labels: int | str) -> RandomStream:
         return SecretDraws(seeding.derive_secretly(self._key, *labels))
 
     def generator(self, *labels: int | str) -> torch.Generator:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from fedpriv.errors import FedprivError, UsageError, in_a_line
 
 VARIABLE = "FEDPRIV_PLUGINS"
-"""Environment variable with the loaded files, separated as in PATH; child processes inherit it."""
+"""Environment variable with the loaded files, separated as in PATH, for child processes."""
 
 
 class _Imported(NamedTuple):
@@ -29,11 +29,11 @@ _loaded: dict[str, _Imported] = {}
 def load_plugins(files: Iterable[Path], of: str = "") -> None:
     """Import files, each once.
 
-    A run stores the paths of its files. A file that has moved may be loaded from elsewhere with ``--plugin`` before; it is
-    recognised by its name.
+    A run stores the paths of its files. If a file has moved, it can be loaded first with ``--plugin``; it is recognised by its
+    name.
 
     Args:
-        of: the source of the paths, for messages, such as ``runs/a/config.yaml``.
+        of: where the paths come from, for messages, such as ``runs/a/config.yaml``.
 
     Raises:
         UsageError: there is no such file, or another module has its name.
@@ -42,21 +42,21 @@ def load_plugins(files: Iterable[Path], of: str = "") -> None:
     for file in (Path(file).expanduser().absolute() for file in files):
         if not file.is_file() and file.stem in _loaded:
             continue
-        called = f"plug-in {file}" + (of and f" (of {of})")
+        label = f"plug-in {file}" + (of and f" (of {of})")
         if file.suffix != ".py" or not file.stem.isidentifier():
-            raise UsageError(f"{called}: not the name of a Python module, such as my_method.py")
+            raise UsageError(f"{label}: not the name of a Python module, such as my_method.py")
         if not file.is_file():
-            raise UsageError(f"{called}: there is no such file; if it has moved, give its new path: --plugin .../{file.name}")
-        _load(file.resolve(), called)
+            raise UsageError(f"{label}: there is no such file; if it has moved, give its new path: --plugin .../{file.name}")
+        _load(file.resolve(), label)
 
 
 def contents(files: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 (hex) of what was imported of files that are loaded, by module name."""
+    """SHA-256 (hex) of loaded files as they were imported, by module name."""
     return {file.stem: _loaded[file.stem].sha256 for file in files}
 
 
 def line_of_plugin(error: BaseException) -> str:
-    """The last line of a plug-in's file that led to an error; empty: none did."""
+    """The last line of a plug-in in an error's traceback; empty: there is none."""
     files = {str(plugin.file) for plugin in _loaded.values()}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in files]
     return f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
@@ -67,19 +67,19 @@ def load_inherited() -> None:
     load_plugins(Path(file) for file in os.environ.get(VARIABLE, "").split(os.pathsep) if file)
 
 
-def _load(file: Path, called: str) -> None:
-    """Import a file by its own name, from its folder, so that child processes can import it, too."""
+def _load(file: Path, label: str) -> None:
+    """Import a file by its own name, from its folder, so that child processes can import it too."""
     if file.stem in _loaded and _loaded[file.stem].file == file:
         return
     if str(file.parent) not in sys.path:
         sys.path.append(str(file.parent))
-    found = find_spec(file.stem)
-    if found is None or found.origin is None or Path(found.origin).resolve() != file:
-        raise UsageError(f"{called}: there is another module {file.stem} ({found and found.origin}); give the file another name")
+    spec = find_spec(file.stem)
+    if spec is None or spec.origin is None or Path(spec.origin).resolve() != file:
+        raise UsageError(f"{label}: there is another module {file.stem} ({spec and spec.origin}); give the file another name")
     content = hashlib.sha256(file.read_bytes()).hexdigest()
     try:
         import_module(file.stem)
     except (Exception, SystemExit) as error:
-        raise FedprivError(f"{called} cannot be imported: {in_a_line(error)}") from error
+        raise FedprivError(f"{label} cannot be imported: {in_a_line(error)}") from error
     _loaded[file.stem] = _Imported(file, content)
     os.environ[VARIABLE] = os.pathsep.join(str(plugin.file) for plugin in _loaded.values())

@@ -1,4 +1,4 @@
-"""Processes that end when the one that started them ends, however that ends; and calls in forked ones."""
+"""Processes that end when their parent ends, and function calls in forked processes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel end this process when its parent is gone; on Linux, elsewhere nothing does.
+    """Have the kernel kill this process when its parent ends; only on Linux.
 
     Args:
-        parent: the parent's process id, as the parent saw it: it may be gone before this is called.
+        parent: the parent's process id, as the parent saw it, since it may have ended already.
     """
     if sys.platform != "linux":
         return
@@ -33,30 +33,30 @@ def die_with_parent(parent: int) -> None:
 
 
 def python_command(code: str, *arguments: str) -> list[str]:
-    """A command that runs ``code`` with ``sys.argv[1:] = arguments`` in a Python of this kind, and ends with this process."""
+    """A command that runs ``code`` with ``sys.argv[1:] = arguments`` in this Python, and ends with this process."""
     tied = f"from fedpriv.processes import die_with_parent; die_with_parent({os.getpid()}); {code}"
     return [sys.executable, "-P", "-c", tied, *arguments]
 
 
-def forked(calls: Sequence[Callable[[], T]], at_once: int) -> list[T]:
-    """All results of :func:`forked_in_order`."""
-    return list(forked_in_order(calls, at_once))
+def forked(calls: Sequence[Callable[[], T]], workers: int) -> list[T]:
+    """The results of :func:`forked_in_order` as a list."""
+    return list(forked_in_order(calls, workers))
 
 
-def forked_in_order(calls: Sequence[Callable[[], T]], at_once: int) -> Generator[T]:
-    """The results of calls, one by one, each made in a process forked from this one, with one torch thread; of few processes or
-    calls, made here.
+def forked_in_order(calls: Sequence[Callable[[], T]], workers: int) -> Generator[T]:
+    """Yield the results of calls in their order, each computed in a process forked from this one, with one torch thread.
 
-    The calls after one whose result is awaited run beside it; those that still run when the iterator is closed are killed.
+    With one worker or one call, they are computed in this process. Processes that still run when the generator is closed are
+    killed.
 
     Args:
-        calls: their results are sent by pickle; they themselves are not, as a fork has them.
-        at_once: processes at a time.
+        calls: their results must be picklable; the calls need not be.
+        workers: processes at a time.
 
     Raises:
-        FedprivError: a process ended without a result. Whatever a call raises is raised here, in place of its result.
+        FedprivError: a process ended without a result. An exception of a call is raised here.
     """
-    if at_once <= 1 or len(calls) <= 1:
+    if workers <= 1 or len(calls) <= 1:
         yield from (call() for call in calls)
         return
     context, results, left = multiprocessing.get_context("fork"), dict[int, Any](), list(enumerate(calls))
@@ -66,17 +66,17 @@ def forked_in_order(calls: Sequence[Callable[[], T]], at_once: int) -> Generator
             while awaited not in results:
                 sys.stdout.flush()
                 sys.stderr.flush()
-                while left and len(running) < at_once:
+                while left and len(running) < workers:
                     number, call = left.pop(0)
                     here, there = context.Pipe(duplex=False)
                     process = context.Process(target=_answer, args=(there, call, os.getpid()))
                     process.start()
                     there.close()
                     running[here] = number, process
-                for one in wait(list(running)):
-                    assert isinstance(one, Connection)
-                    number, process = running.pop(one)
-                    results[number] = _result(one, process)
+                for connection in wait(list(running)):
+                    assert isinstance(connection, Connection)
+                    number, process = running.pop(connection)
+                    results[number] = _result(connection, process)
             result = results.pop(awaited)
             if isinstance(result, _Raised):
                 raise result.error
@@ -88,7 +88,7 @@ def forked_in_order(calls: Sequence[Callable[[], T]], at_once: int) -> Generator
 
 
 def _result(connection: Connection, process: BaseProcess) -> Any:
-    """What a forked process sent, or an error where it ended without."""
+    """The result that a forked process sent, or an error if it sent none."""
     try:
         result = pickle.loads(connection.recv_bytes())
         process.join()
@@ -99,7 +99,7 @@ def _result(connection: Connection, process: BaseProcess) -> Any:
 
 
 class _Raised:
-    """What a call raised."""
+    """The exception of a call."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -107,11 +107,11 @@ class _Raised:
 
 def _answer(there: Connection, call: Callable[[], Any], parent: int) -> None:
     die_with_parent(parent)
-    if "torch" in sys.modules:  # it would wait for the threads with which the parent has computed, which no fork has
+    if "torch" in sys.modules:  # with more, it would wait for the parent's threads, which a fork lacks
         sys.modules["torch"].set_num_threads(1)
     try:
         result: Any = call()
     except Exception as error:
         result = _Raised(error)
     sys.stdout.flush()
-    there.send_bytes(pickle.dumps(result))  # there.send would leave tensors in memory that ends with this process
+    there.send_bytes(pickle.dumps(result))  # there.send would leave tensors in shared memory that ends with this process

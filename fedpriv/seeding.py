@@ -1,7 +1,6 @@
-"""Every random draw comes from a generator derived from (run seed, labels such as round, client and purpose).
+"""Random numbers come from generators that are derived from the run's seed and labels such as round, client and purpose.
 
-So a draw does not depend on earlier ones: not on the executor, not on the order of the clients, and not on whether the run was
-interrupted and resumed.
+So they do not depend on earlier draws: not on the executor, on the order of the clients, or on whether the run was resumed.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ if TYPE_CHECKING:
 
 
 def derive(seed: int, *labels: int | str) -> int:
-    """A 63-bit seed that is a hash of the run's seed and the labels; torch's generator of a processor takes 32 bits of it."""
+    """A 63-bit seed: a hash of the run's seed and the labels. Torch's CPU generator uses 32 bits of it."""
     text = repr((seed, *labels)).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def derive_key(seed: int, *labels: int | str) -> bytes:
-    """As :func:`derive`, 32 bytes."""
+    """As :func:`derive`, but 32 bytes."""
     return hashlib.blake2b(repr((seed, *labels)).encode(), digest_size=32).digest()
 
 
 def derive_secretly(secret: bytes, *labels: int | str) -> bytes:
-    """As :func:`derive_key`, but known to none who lacks the secret (at most 64 bytes)."""
+    """As :func:`derive_key`, but unpredictable without the secret (at most 64 bytes)."""
     return hashlib.blake2b(repr(labels).encode(), digest_size=32, key=secret).digest()
 
 
 def generator(seed: int, *labels: int | str, device: str = "cpu") -> torch.Generator:
-    """A fresh torch generator for one purpose, e.g. ``generator(seed, round, client, "shuffle")``."""
+    """A new torch generator for one purpose, such as ``generator(seed, round, client, "shuffle")``."""
     import torch
 
     return torch.Generator(device=device).manual_seed(derive(seed, *labels))
@@ -40,7 +39,7 @@ def generator(seed: int, *labels: int | str, device: str = "cpu") -> torch.Gener
 
 @contextmanager
 def global_rng(seed: int, *labels: int | str) -> Iterator[None]:
-    """Seed torch's global generators within a block (layer initialisation, dropout), and restore them afterwards."""
+    """A block with seeded global generators of torch (for layer initialisation, dropout), which are restored afterwards."""
     import torch
 
     with kept_rng():
@@ -53,15 +52,17 @@ def global_rng(seed: int, *labels: int | str) -> Iterator[None]:
 
 @contextmanager
 def kept_rng() -> Iterator[None]:
-    """Restore torch's global generators after a block: the processor's, and those of an accelerator in use."""
+    """A block after which torch's global generators are restored: the CPU's, and those of an accelerator in use."""
     import torch
 
     if (kind := _accelerator()) is not None:
-        devices = range(torch.get_device_module(kind).device_count())  # as the default, but without a warning about several
+        devices = range(
+            torch.get_device_module(kind).device_count()
+        )  # as by default, but without a warning about several devices
         with torch.random.fork_rng(devices, device_type=kind):
             yield
         return
-    before = torch.get_rng_state()  # as fork_rng, but in a tenth of its time, as it does not check for other devices
+    before = torch.get_rng_state()  # as fork_rng, but ten times as fast
     try:
         yield
     finally:
@@ -69,10 +70,10 @@ def kept_rng() -> Iterator[None]:
 
 
 @contextmanager
-def usual_torch() -> Iterator[None]:
+def default_torch() -> Iterator[None]:
     """A block in which torch's default dtype is float32 and gradients are recorded, whatever the caller has set.
 
-    With another dtype other weights would be drawn. After the block the caller's settings and number of threads are back.
+    With another dtype other weights would be drawn. Afterwards the caller's settings and number of threads are restored.
     """
     import torch
 
@@ -88,7 +89,7 @@ def usual_torch() -> Iterator[None]:
 
 @contextmanager
 def with_threads(number: int) -> Iterator[None]:
-    """A block in which torch computes with so many threads, on which its sums depend; after it, with as many as before."""
+    """A block in which torch computes with a number of threads, on which its sums depend; restored afterwards."""
     import torch
 
     before = torch.get_num_threads()
@@ -100,7 +101,7 @@ def with_threads(number: int) -> Iterator[None]:
 
 
 def _accelerator() -> str | None:
-    """The kind of an accelerator that this process may use; one that was not touched so far is left alone."""
+    """The kind of accelerator in use; CUDA that was not used so far is not initialised."""
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

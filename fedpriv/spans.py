@@ -1,16 +1,15 @@
-"""Time of a round: its clocks, the categories of a profile, and the spans that charge time to these.
+"""Timing of a round: clocks, the categories of a profile, and spans, whose time is charged to a category.
 
-* ``data``: picking the training samples of a client's local update, and augmentation, also for an adaptation before a test.
-* ``training``: the clients' local updates, from the initial model to the upload before transforms; DP-SGD included. With several
-  processes: waiting for them, so all of their work (data, defences and sealing, too).
+* ``data``: selecting the training samples of a local update, and augmentation, also for an adaptation before a test.
+* ``training``: the clients' local updates, up to the upload before transforms. With several processes: waiting for them, which
+  includes their other work.
 * ``defences``: the transforms of uploads. Noise of client-level DP on the server belongs to ``aggregation``.
-* ``serialisation``: building messages, serialising, counting bytes, and deserialising; decoding compressed uploads.
-* ``aggregation``: from the uploads to the next model, including reading their tensors.
+* ``serialisation``: building, sealing, counting and decoding messages.
+* ``aggregation``: from the uploads to the next model, reading their tensors included.
 * ``evaluation``: after a round: test samples, adaptation before the test, predictions, probe.
-* ``tracking``: the run's waiting for MLflow. Its background thread is reported separately; while it computes, other categories
-  take longer.
-* ``checkpoint``: writing and reading the run's folder: clients' states, the checkpoint, the line of metrics, kept messages.
-* ``other``: the rest, such as drawing participants and showing progress.
+* ``tracking``: waiting for MLflow. Its background thread is reported separately; while it computes, other categories take longer.
+* ``checkpoint``: reading and writing the run folder: private states, checkpoints, records, kept payloads.
+* ``other``: the rest, such as selecting participants and showing progress.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 CATEGORIES = ("data", "training", "defences", "serialisation", "aggregation", "evaluation", "tracking", "checkpoint")
 OTHER = "other"
 START, END = "start", "end"
-"""The stretches before the first round and after the last."""
+"""The periods before the first round and after the last."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +30,7 @@ _NOTHING = nullcontext()
 
 
 class Clocks(NamedTuple):
-    """Readings in seconds, of which only differences mean something: the time, and what this process computed."""
+    """Wall-clock time and CPU time of this process, in seconds; only differences are meaningful."""
 
     wall: float
     cpu: float
@@ -48,7 +47,7 @@ class Spans:
     def __call__(self, category: str, **about: int) -> AbstractContextManager[None]:
         """A block whose time is charged to a category; ``about`` is shown in the trace.
 
-        The block must not switch to another client's code: clients may run side by side in one thread.
+        The block must not switch to another client's code, as clients may run concurrently in one thread.
         """
         return _NOTHING
 
@@ -57,14 +56,14 @@ class Spans:
         return _NOTHING
 
     def each(self, category: str, items: Iterable[T]) -> Iterable[T]:
-        """Iterate over items; the time to produce each is charged to a category."""
+        """Yield the items; the time to produce each is charged to a category."""
         return items
 
     def timed(self, category: str, function: Callable[P, T]) -> Callable[P, T]:
-        """The function with the time of its calls charged to a category."""
+        """The function, with the time of its calls charged to a category."""
         return function
 
-    def begin(self, stretch: int | str) -> None:
+    def begin(self, period: int | str) -> None:
         """Begin a round, or :data:`END`; called between spans."""
 
 

@@ -16,9 +16,9 @@ import pytest
 from fedpriv import plots
 from fedpriv.config import load_config
 from fedpriv.plots.confusion import draw_confusion
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 
 EXTRAS = {"deploy": "flwr", "cluster": "ray"}
 """Extra -> the package that it brings."""
@@ -69,7 +69,7 @@ def no_waiting() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
-        patch.setattr("fedpriv.server.run_folder.git_commit", lambda: "0" * 40)
+        patch.setattr("fedpriv.storage.provenance.git_commit", lambda: "0" * 40)
         patch.setattr("fedpriv.tracking.to_mlflow.MlflowTracker.own_process", False)  # one import of MLflow serves all tests
         yield
 

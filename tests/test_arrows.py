@@ -1,4 +1,4 @@
-"""Which room may import which. Imports are read, not run, and those within functions count too."""
+"""Which package may import which. Imports are parsed, not run, and those within functions count too."""
 
 from __future__ import annotations
 
@@ -35,37 +35,38 @@ LAYERS = (
     "aggregation",
     "objectives",
     "interfaces",
+    "storage",
     "models data noise_source",
     "config parameters wire registry plugins files hub processes",
     "untrusted",
     "errors samples seeding spans",
 )
-"""Of fedpriv, from top to bottom. A room imports from the lines below its own; rooms on one line know nothing of each other."""
+"""The rooms (packages and modules) of fedpriv, from top to bottom. Each imports only from the lines below its own."""
 ONLY_ERRORS = ("config", "parameters", "wire")
 ATTACKERS = {"cli", "api", "frontier", "experiments", "audit"}
-"""Who may import attacks; a run never does."""
+"""The packages that may import attacks; a run never does."""
 REGISTRY = ("registry", "fedpriv.attacks.core.by_name")
-"""But for the one register of names, which knows no attack. Attacks import nothing else of fedpriv, so it lies with them."""
+"""An exception: the registry of names, which knows no attack. It lies there because attacks import nothing else of fedpriv."""
 ONLY_IN = {"mlflow": "fedpriv.tracking", "flwr": "fedpriv.deploy", "ray": "fedpriv.simulation.executors.ray"}
-"""What is imported in one place, so that the rest works without it."""
+"""Library -> the only package that imports it, so that the rest works without it."""
 MOST = 14
 """Modules in a package, besides its ``__init__``."""
 ONE_A_FILE = {"fedpriv.aggregation", "fedpriv.cli", "fedpriv.methods", "fedpriv.models", "fedpriv.objectives"}
-"""Catalogues: a command, a net, a paper a file; they may be longer."""
+"""Packages with a file for each command, net or paper, which may have more."""
 
 
 When = Literal["now", "later", "for types"]
 
 
 class Import(NamedTuple):
-    """``when``: ``now``, as the module is imported; ``later``, within a function; or for the type checker alone."""
+    """``when``: ``now``, as the module is imported; ``later``, within a function; or only for the type checker."""
 
     module: str
     when: When
 
 
 def read(source: str) -> Iterator[tuple[str, str | None, When]]:
-    """(module, name from it, when) of every import."""
+    """Yield (module, name from it, when) of every import."""
 
     def visit(node: ast.AST, when: When) -> Iterator[tuple[str, str | None, When]]:
         for child in ast.iter_child_nodes(node):
@@ -87,7 +88,7 @@ def read(source: str) -> Iterator[tuple[str, str | None, When]]:
 
 @cache
 def modules() -> Mapping[str, Path]:
-    """Name -> file; a package has the name of its folder. What lies in ``attacks`` is imported as ``fedpriv.attacks``."""
+    """Name -> file; a package has the name of its folder. The folder ``attacks`` is imported as ``fedpriv.attacks``."""
     files = sorted(file for top in ("attacks", "fedpriv") for file in (ROOT / top).rglob("*.py"))
     names = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
     return {f"fedpriv.{name}" if name.partition(".")[0] == "attacks" else name: file for name, file in names.items()}
@@ -95,15 +96,16 @@ def modules() -> Mapping[str, Path]:
 
 @cache
 def imports() -> Mapping[str, tuple[Import, ...]]:
-    found = {}
+    """Module -> what it imports; of a package whose submodule is named, the submodule."""
+    by_module = {}
     for module, file in modules().items():
-        own = ((f"{of}.{name}" if f"{of}.{name}" in modules() else of, when) for of, name, when in read(file.read_text()))
-        found[module] = tuple(Import(*one) for one in own)
-    return found
+        targets = ((f"{of}.{name}" if f"{of}.{name}" in modules() else of, when) for of, name, when in read(file.read_text()))
+        by_module[module] = tuple(Import(*target) for target in targets)
+    return by_module
 
 
 def room(module: str) -> str:
-    """Of ``fedpriv.server.sampling``: ``server``."""
+    """The room of a module: of ``fedpriv.server.sampling``, ``server``."""
     return module.removeprefix("fedpriv.").partition(".")[0]
 
 
@@ -112,9 +114,17 @@ def packages() -> list[str]:
 
 
 def arrows() -> Iterator[tuple[str, str]]:
-    """(who imports, what), of ours, between rooms."""
-    for module, found in imports().items():
-        yield from ((module, one.module) for one in found if one.module.split(".")[0] == "fedpriv")
+    """Yield (importing module, imported module) within fedpriv."""
+    for module, imported in imports().items():
+        yield from ((module, target.module) for target in imported if target.module.split(".")[0] == "fedpriv")
+
+
+def check_without_circle(graph: Mapping[str, set[str]]) -> None:
+    """Fail, with the modules of a circle, if there is one."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
 def test_imports_are_read() -> None:
@@ -124,70 +134,77 @@ def test_imports_are_read() -> None:
     assert len(modules()) > 200
 
 
-def test_a_room_imports_what_lies_below_it() -> None:
+def test_rooms_import_only_lower_layers() -> None:
     height = {name: -number for number, line in enumerate(LAYERS) for name in line.split()}
     rooms = {room(module) for module in modules()} - {"fedpriv", "attacks"}
-    assert rooms == height.keys(), "every room of fedpriv has its place in LAYERS"
+    assert rooms == height.keys(), "LAYERS has every room of fedpriv"
     wrong = [
-        f"{module} imports {found}"
-        for module, found in arrows()
-        if not {"fedpriv", "attacks"} & {room(module), room(found)}
-        if room(module) != room(found) and height[room(module)] <= height[room(found)]
+        f"{module} imports {target}"
+        for module, target in arrows()
+        if not {"fedpriv", "attacks"} & {room(module), room(target)}
+        if room(module) != room(target) and height[room(module)] <= height[room(target)]
     ]
     assert not wrong
 
 
-def test_the_lowest_import_nothing_of_ours_but_what_imports_nothing() -> None:
-    of_ours = {(room(module), room(found)) for module, found in arrows() if room(module) in ONLY_ERRORS}
-    assert {found for own, found in of_ours if found != own} <= {"errors", "untrusted"}
+def test_config_parameters_and_wire_import_only_errors() -> None:
+    targets = {room(target) for module, target in arrows() if room(module) in ONLY_ERRORS and room(target) != room(module)}
+    assert targets <= {"errors", "untrusted"}
 
 
-def test_attacks_know_nothing_of_fedpriv() -> None:
-    assert not [f"{module} imports {found}" for module, found in arrows() if room(module) == "attacks" != room(found)]
+def test_attacks_import_nothing_else_of_fedpriv() -> None:
+    assert not [f"{module} imports {target}" for module, target in arrows() if room(module) == "attacks" != room(target)]
 
 
-def test_a_run_knows_nothing_of_attacks() -> None:
-    arrows_there = {(room(module), found) for module, found in arrows() if room(found) == "attacks" != room(module)}
-    assert {own for own, found in arrows_there - {REGISTRY}} <= ATTACKERS
+def test_a_run_imports_no_attack() -> None:
+    importers = {(room(module), target) for module, target in arrows() if room(target) == "attacks" != room(module)}
+    assert {importer for importer, _ in importers - {REGISTRY}} <= ATTACKERS
 
 
 @pytest.mark.parametrize("library", ONLY_IN)
-def test_imported_in_one_place(library: str) -> None:
-    who = [module for module, found in imports().items() if any(one.module.split(".")[0] == library for one in found)]
-    assert not [module for module in who if not f"{module}.".startswith(f"{ONLY_IN[library]}.")]
+def test_a_library_is_imported_in_one_package(library: str) -> None:
+    importers = [
+        module for module, imported in imports().items() if any(target.module.split(".")[0] == library for target in imported)
+    ]
+    assert not [module for module in importers if not f"{module}.".startswith(f"{ONLY_IN[library]}.")]
 
 
-def test_no_room_imports_one_that_imports_it() -> None:
-    """A room is a package without packages in it, or a single file of one that has some."""
+def test_no_circle_of_packages() -> None:
+    """A package with packages in it counts file by file. Imports within functions are checked below."""
     with_rooms = {package.rpartition(".")[0] for package in packages()}
     here = {m: m if m in packages() or m.rpartition(".")[0] in with_rooms else m.rpartition(".")[0] for m in modules()}
     graph = defaultdict[str, set[str]](set)
-    for module, found in imports().items():
-        graph[here[module]] |= {here[one.module] for one in found if one.when == "now" and one.module in here} - {here[module]}
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(" imports ".join(reversed(error.args[1])))
+    for module, imported in imports().items():
+        targets = {here[target.module] for target in imported if target.when == "now" and target.module in here}
+        graph[here[module]] |= targets - {here[module]}
+    check_without_circle(graph)
 
 
-@pytest.mark.parametrize("half", ["fedpriv.audit", "fedpriv.attacks"])
-def test_no_import_of_audits_and_attacks_goes_round_in_a_circle(half: str) -> None:
-    """Nor one within a function, which would only hide a circle."""
-    own = {module for module in modules() if f"{module}.".startswith(f"{half}.")}
+KNOWN_CIRCLES = ("fedpriv.data", "fedpriv.tracking")
+"""Packages with circles that imports within functions hide."""
+
+
+@pytest.mark.parametrize("top", ["fedpriv", *KNOWN_CIRCLES])
+def test_no_circle_of_modules_even_within_functions(request: pytest.FixtureRequest, top: str) -> None:
+    if top in KNOWN_CIRCLES:
+        request.applymarker(pytest.mark.xfail(strict=True, reason="a circle that is to be mended"))
+    left_out = () if top in KNOWN_CIRCLES else KNOWN_CIRCLES
+    own = {
+        module
+        for module in modules()
+        if f"{module}.".startswith(f"{top}.") and not f"{module}.".startswith(tuple(f"{name}." for name in left_out))
+    } - {top}
     graph = {
-        module: {one.module for one in imports()[module] if one.when != "for types" and one.module in own} - {module, half}
-        for module in own - {half}
+        module: {target.module for target in imports()[module] if target.when != "for types" and target.module in own} - {module}
+        for module in own
     }
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        pytest.fail(" imports ".join(reversed(error.args[1])))
+    check_without_circle(graph)
 
 
 @pytest.mark.parametrize("package", packages())
-def test_the_first_line_of_a_package_says_what_lives_there(package: str) -> None:
-    told = ast.get_docstring(ast.parse(modules()[package].read_text()))
-    assert told and len(told.splitlines()[0]) > 20
+def test_a_package_has_a_docstring(package: str) -> None:
+    docstring = ast.get_docstring(ast.parse(modules()[package].read_text()))
+    assert docstring and len(docstring.splitlines()[0]) > 20
 
 
 def test_rooms_are_small() -> None:

@@ -65,9 +65,9 @@ def test_dense_and_sparse_ones_are_the_same(classes: int) -> None:
 @pytest.mark.usefixtures("real_plots")
 def test_the_end_of_a_run_has_that_of_the_last_round(tmp_path: Path) -> None:
     folder = play(tmp_path / "run", "fedavg", **{"train.rounds": 2}).folder
-    said, metrics = json.loads(folder.confusion_file.read_text()), folder.records()[-1]["metrics"]
-    assert said["round"] == 2
-    assert global_summary(np.array(said["confusion"])).items() <= metrics.items()
+    confusion, metrics = json.loads(folder.confusion_file.read_text()), folder.records()[-1]["metrics"]
+    assert confusion["round"] == 2
+    assert global_summary(np.array(confusion["confusion"])).items() <= metrics.items()
     sizes = [path.stat().st_size for path in folder.plots.iterdir()]
     assert len(sizes) == 3 and min(sizes) > 10_000, "the run has drawn its pictures"
     summary = json.loads((folder.path / "summary.json").read_text())
@@ -87,7 +87,7 @@ def test_killed_after_the_last_round_it_is_the_same(simulate: Callable[..., Simu
     resumed = Simulation(simulation.federation, simulation.folder, lambda text: None)
     resumed.restore()
     simulation.federation.resident.row.fill_(0)
-    assert (resumed.scorer.confusion(resumed.server) == simulation.scorer.confusion(simulation.server)).all()
+    assert (resumed.scorer.confusion(resumed.state) == simulation.scorer.confusion(simulation.state)).all()
 
 
 @pytest.mark.parametrize("classes", quick_first([1, 2, 10, 77, 200]))

@@ -67,8 +67,8 @@ def test_the_method_of_contributing(methods: dict[str, Any], simulate: Callable[
         simulate(method, **{"train.rounds": 2, **options})
         for method, options in (("fedavg", {}), ("prox-example", {"method.mu": 0}), ("prox-example", {"method.mu": 1}))
     )
-    assert torch.equal(plain.server.row, without.server.row)
-    moved = [(simulation.server.row - simulation.federation.initial).norm() for simulation in (plain, with_term)]
+    assert torch.equal(plain.state.row, without.state.row)
+    moved = [(simulation.state.row - simulation.federation.initial).norm() for simulation in (plain, with_term)]
     assert moved[1] < 0.98 * moved[0]
 
 
@@ -79,7 +79,7 @@ def test_server_momentum_of_a_secure_sum(
     exec(python_of("docs/your-own-method.md", 1), {})
     options = {"train.rounds": 2, "aggregation.name": "fedavgm", "train.participation": 1.0}
     plain, summed = (simulate("fedavg", **options, **{"wire.secure_aggregation": secure}) for secure in (False, True))
-    torch.testing.assert_close(summed.server.row, plain.server.row, rtol=0, atol=1e-5)
+    torch.testing.assert_close(summed.state.row, plain.state.row, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("where", [{"method.name": "fedavg", "mask": 1}, {"method.name": "fedper"}, {"method.name": "fedavg"}])
@@ -95,7 +95,7 @@ def test_server_momentum(
     velocity, sent = torch.zeros(space.size), list[Upload]()
     simulation.taps.append(lambda way, sealed: sent.append(Upload(sealed)) if way == "up" else None)
     for _ in range(3):
-        before = simulation.server.row.clone()
+        before = simulation.state.row.clone()
         sent.clear()
         simulation.run_round()
         names = set.intersection(*(set(upload.shapes) for upload in sent)) & set(space.names)
@@ -106,9 +106,9 @@ def test_server_momentum(
             at, old = space[name], space.view(before, name)
             moved = 0.9 * velocity[at.start : at.stop].double() + (mean - old.double()).reshape(-1)
             velocity[at.start : at.stop] = moved.float()
-            torch.testing.assert_close(space.view(simulation.server.row, name), old + moved.float().view(old.shape))
+            torch.testing.assert_close(space.view(simulation.state.row, name), old + moved.float().view(old.shape))
         rest = [name for name in space.names if name not in names]
-        assert all(torch.equal(space.view(simulation.server.row, n), space.view(before, n)) for n in rest)
+        assert all(torch.equal(space.view(simulation.state.row, n), space.view(before, n)) for n in rest)
 
 
 @pytest.mark.slow
@@ -129,9 +129,9 @@ def test_the_python_of_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     quick = {"messages": 1, "label_shadows": 0, "membership_shadows": 0, "singles": 1, "budget": 0.01}
     monkeypatch.setattr(fedpriv, "train", lambda **keys: train(**keys | small))
     monkeypatch.setattr(fedpriv, "audit", lambda run: audit(run, **quick))
-    found: dict[str, Any] = {}
-    exec(python_of("README.md", 0), found)
-    assert found["run"].status == "finished" and found["report"].answer
+    names: dict[str, Any] = {}
+    exec(python_of("README.md", 0), names)
+    assert names["run"].status == "finished" and names["report"].answer
 
 
 @pytest.mark.parametrize("line", commands())

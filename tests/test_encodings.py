@@ -38,12 +38,12 @@ def _is_text(call: ast.Call) -> bool:
     mode = words.get("mode", call.args[place] if len(call.args) > place else None)
     if mode is None:
         return name in ("open", "fdopen")
-    said = mode.value if isinstance(mode, ast.Constant) and isinstance(mode.value, str) else ""
-    return re.fullmatch("[rwaxt+]+", said) is not None  # else binary, or the method `open` of another class
+    text = mode.value if isinstance(mode, ast.Constant) and isinstance(mode.value, str) else ""
+    return re.fullmatch("[rwaxt+]+", text) is not None  # else binary, or the method `open` of another class
 
 
 @pytest.mark.parametrize(
-    ("code", "found"),
+    ("code", "depends"),
     [
         ("open('a')", True),
         ("open('a', 'rb')", False),
@@ -60,18 +60,18 @@ def _is_text(call: ast.Call) -> bool:
         ("io.TextIOWrapper(raw)", True),
     ],
 )
-def test_which_calls_depend_on_the_locale(code: str, found: bool) -> None:
-    assert bool(list(by_locale(code))) == found
+def test_which_calls_depend_on_the_locale(code: str, depends: bool) -> None:
+    assert bool(list(by_locale(code))) == depends
 
 
 def test_no_file_is_read_or_written_by_the_locale() -> None:
-    found = [
+    calls = [
         f"{path.relative_to(ROOT)}:{line}"
         for folder in ("fedpriv", "attacks", "experiments", "benchmarks", "docs")
         for path in (ROOT / folder).rglob("*.py")
         for line in by_locale(path.read_text(encoding="utf-8"))
     ]
-    assert not found
+    assert not calls
 
 
 @pytest.mark.slow

@@ -49,14 +49,14 @@ def test_protocols_average_the_last_rounds_that_were_evaluated() -> None:
         record(9),
         record(10, [0.6, 0.4], [1, 3], global_accuracy=0.3),
     ]
-    said = {name: protocol(records, 3) for name, protocol in PROTOCOLS.items()}
-    assert said["last_rounds_client_mean"] == pytest.approx(0.4)
-    assert said["last_rounds_weighted"] == pytest.approx((0.35 + 0.45) / 2)
-    assert (said["global_test"], said["global_test_final"]) == (pytest.approx(0.2), 0.3)
+    values = {name: protocol(records, 3) for name, protocol in PROTOCOLS.items()}
+    assert values["last_rounds_client_mean"] == pytest.approx(0.4)
+    assert values["last_rounds_weighted"] == pytest.approx((0.35 + 0.45) / 2)
+    assert (values["global_test"], values["global_test_final"]) == (pytest.approx(0.2), 0.3)
     # Both clients are at 0.4 over the rounds: the worst of the means, not the mean of the worst (0.3).
     assert mean_per_client(records, 3) == [pytest.approx(0.4), pytest.approx(0.4)]
-    assert (said["worst_tenth"], said["best_client"]) == (pytest.approx(0.4), pytest.approx(0.4))
-    assert said["client_std"] == pytest.approx(0.0)
+    assert (values["worst_tenth"], values["best_client"]) == (pytest.approx(0.4), pytest.approx(0.4))
+    assert values["client_std"] == pytest.approx(0.0)
 
 
 def test_what_does_not_apply_is_none() -> None:
@@ -109,12 +109,12 @@ def global_metrics(record: dict[str, Any]) -> set[str]:
 def test_each_evaluation_has_them_of_the_global_model(simulate: Callable[..., Simulation], partition: str) -> None:
     simulation = simulate("fedavg", **{"data.partition.name": partition, "train.rounds": 2})
     fed = simulation.federation
-    fed.resident.row.copy_(simulation.server.row)
+    fed.resident.row.copy_(simulation.state.row)
     images = fed.dataset.test_images.float() / 255  # digits are not normalised otherwise
     predicted = fed.resident.from_features(fed.resident.features(images)).logits.argmax(1)
     confusion = np.zeros((10, 10), np.int64)
     np.add.at(confusion, (fed.dataset.test_labels.numpy(), predicted.numpy()), 1)
-    assert (simulation.scorer.confusion(simulation.server) == confusion).all()
+    assert (simulation.scorer.confusion(simulation.state) == confusion).all()
     metrics = simulation.progress.record["metrics"]
     assert metrics["global_accuracy"] == pytest.approx(np.trace(confusion) / len(images))
     assert {name: metrics[name] for name in global_metrics(simulation.progress.record) - {"global_accuracy"}} == global_summary(
@@ -144,7 +144,7 @@ def test_the_global_model_is_scored_on_the_server_s_test_set(simulate: Callable[
     simulation = simulate("fedavg", **{"data.partition.name": partition, "train.rounds": 2})
     fed, record = simulation.federation, simulation.progress.record
     assert (fed.data.partition.test_split == "train") == (partition == "lognormal")
-    fed.resident.row.copy_(simulation.server.row)
+    fed.resident.row.copy_(simulation.state.row)
     images = fed.dataset.test_images.float() / 255  # digits are not normalised otherwise
     right = fed.resident.from_features(fed.resident.features(images)).logits.argmax(1) == fed.dataset.test_labels
     assert record["metrics"]["global_accuracy"] == pytest.approx(float(right.double().mean()))

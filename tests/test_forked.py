@@ -20,9 +20,9 @@ def raises(error: Exception) -> None:
 
 
 def test_results_come_in_order_from_other_processes() -> None:
-    found = forked([lambda number=number: (number, os.getpid()) for number in range(5)], 2)  # type: ignore[misc]
-    assert [number for number, _ in found] == list(range(5))
-    assert os.getpid() not in {process for _, process in found}
+    results = forked([lambda number=number: (number, os.getpid()) for number in range(5)], 2)  # type: ignore[misc]
+    assert [number for number, _ in results] == list(range(5))
+    assert os.getpid() not in {process for _, process in results}
 
 
 COMPUTED = """
@@ -72,5 +72,5 @@ def test_a_process_that_ends_has_no_result() -> None:
 
 
 def test_tensors_outlive_the_process_that_made_them() -> None:
-    found = forked([partial(torch.full, (1000,), float(number)) for number in range(20)], 4)
-    assert [float(one.mean()) for one in found] == list(range(20))
+    results = forked([partial(torch.full, (1000,), float(number)) for number in range(20)], 4)
+    assert [float(tensor.mean()) for tensor in results] == list(range(20))

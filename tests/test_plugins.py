@@ -26,8 +26,8 @@ from fedpriv.config import load_config
 from fedpriv.data import partition_rules, sources
 from fedpriv.errors import FedprivError, UnknownName, UsageError
 from fedpriv.models import registry as models
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import trackers
 
 REGISTRIES = {
@@ -86,12 +86,12 @@ def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """``install("theirs", source, group, "name = theirs:Thing")``: a module, and entry points that name what is in it."""
     monkeypatch.syspath_prepend(tmp_path)
-    found: list[EntryPoint] = []
-    monkeypatch.setattr(by_name, "installed", lambda group: [one for one in found if one.group == group])
+    points: list[EntryPoint] = []
+    monkeypatch.setattr(by_name, "installed", lambda group: [point for point in points if point.group == group])
 
     def make(module: str, source: str, group: str, *points: str) -> None:
         (tmp_path / f"{module}.py").write_text(source)
-        found.extend(EntryPoint(*point.split(" = "), group) for point in points)
+        points.extend(EntryPoint(*point.split(" = "), group) for point in points)
 
     return make
 
@@ -110,9 +110,9 @@ def test_a_plugin_cannot_take_a_name_of_ours(kind: str, install: Callable[..., N
     module = registry._origins[name][0]
     assert module.startswith(("fedpriv.", "attacks."))
     clash = f"{name!r}: one of {module}, one of their_copy; the latter is left out"
-    with pytest.warns(by_name.PluginWarning, match=clash) as told:
+    with pytest.warns(by_name.PluginWarning, match=clash) as warned:
         assert registry.find(name) is before[name]
-    assert len(told) == 1
+    assert len(warned) == 1
     assert silent(registry.all) == before
 
 
@@ -139,9 +139,9 @@ def test_a_broken_plugin_is_named_and_all_else_works(kind: str, source: str, why
     registry = REGISTRIES[kind]
     before = registry.all()
     install("their_broken", source, registry.group, "broken = their_broken:Thing")
-    with pytest.warns(by_name.PluginWarning, match=f"broken.*their_broken.*{why}") as told:
+    with pytest.warns(by_name.PluginWarning, match=f"broken.*their_broken.*{why}") as warned:
         assert registry.all() == before
-    assert len(told) == 1
+    assert len(warned) == 1
     assert silent(lambda: registry.find(OURS[kind])) is before[OURS[kind]]
     with pytest.raises((UsageError, KeyError), match=f"'broken' is not available.*{why}") as error:
         silent(lambda: registry.find("broken"))
@@ -161,13 +161,13 @@ def test_a_module_registers_what_it_holds_and_by_other_names_too(install: Callab
     source = "from fedpriv.methods import Method, register\n@register('theirs', 'fedavg')\nclass Taken(Method): ..."
     source += "\n@register('other', 'alias')\nclass Other(Method): ..."
     install("their_module", source, registry.group, "module = their_module", "other = their_module:Other")
-    with pytest.warns(by_name.PluginWarning, match="two methods are named 'fedavg'") as told:
+    with pytest.warns(by_name.PluginWarning, match="two methods are named 'fedavg'") as warned:
         assert registry.find("alias").name == "other"
-    assert len(told) == 1 and "theirs" not in registry.all()
+    assert len(warned) == 1 and "theirs" not in registry.all()
 
 
 def test_two_of_ours_with_one_name_are_our_error() -> None:
-    registry = by_name.Registry[Any]("thing", "things", ["tests.test_plugins"], lambda one: True, "")
+    registry = by_name.Registry[Any]("thing", "things", ["tests.test_plugins"], lambda thing: True, "")
     registry.register("one")(int.__class__("A", (), {"__module__": __name__}))
     with pytest.raises(ValueError, match=f"two things are named 'one': one of {__name__}, one of {__name__}"):
         registry.register("one")(int.__class__("B", (), {"__module__": __name__}))
@@ -231,7 +231,7 @@ def test_a_run_that_goes_on_with_a_changed_plugin_says_so(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "error", "said"),
+    ("name", "source", "error", "message"),
     [
         ("not-a-module.py", "", UsageError, "not the name of a Python module"),
         ("json.py", "", UsageError, "another module json"),
@@ -239,10 +239,12 @@ def test_a_run_that_goes_on_with_a_changed_plugin_says_so(tmp_path: Path, monkey
         ("broken_file.py", "1/0", FedprivError, "cannot be imported: ZeroDivisionError"),
     ],
 )
-def test_a_file_that_cannot_be_a_plugin(name: str, source: str | None, error: type[Exception], said: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_a_plugin(
+    name: str, source: str | None, error: type[Exception], message: str, tmp_path: Path
+) -> None:
     if source is not None:
         (tmp_path / name).write_text(source)
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=message):
         plugins.load_plugins([tmp_path / name])
 
 
@@ -269,13 +271,13 @@ class Misspelt(Mean):
 def test_a_merge_that_goes_wrong_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "merges_of_mine.py").write_text(AGGREGATIONS)
-    said = {
+    messages = {
         "nothing-of-mine": "aggregation nothing-of-mine: merge returns a NoneType; it should be a Merged  [plug-in]\n",
         "scalar-of-mine": "merge returns a model of shape (); it should have that of uploads.previous, (",
         "misspelt-of-mine": f"'previus'  [plug-in]\n(in {tmp_path / 'merges_of_mine.py'}, line 17; --debug shows where)\n",
     }
     short = ["train.rounds=1", "train.local_epochs=1", "model.name=mlp2", "tracking.uri=none", "data.clients=2"]
-    for name, words in said.items():
+    for name, words in messages.items():
         flags = [flag for key in short for flag in ("--set", key)]
         done = CliRunner().invoke(main, ["train", "--plugin", "merges_of_mine.py", "--aggregation", name, *flags])
         assert done.exit_code == 1 and words in done.stderr
@@ -359,8 +361,8 @@ def test_installed_plugins_of_every_kind_are_used_from_the_command_line(tmp_path
     site, groups = tmp_path / "site", {"fedpriv.methods": ["broken = not_there"]}
     site.mkdir()
     for kind, (group, _) in KINDS.items():
-        made = CliRunner().invoke(main, ["new-plugin", kind])
-        assert made.exit_code == 0, made.output
+        result = CliRunner().invoke(main, ["new-plugin", kind])
+        assert result.exit_code == 0, result.output
         module = f"my_{kind}"
         (site / f"{module}.py").write_text((tmp_path / f"my-{kind}" / f"{module}.py").read_text())
         groups.setdefault(group, []).append(f"my-{kind} = {module}")

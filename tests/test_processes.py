@@ -37,10 +37,10 @@ def descendants(pid: int) -> set[int]:
             continue
         if after_name[0] != "Z":
             parents[int(folder.name)] = int(after_name[1])
-    found: set[int] = set()
-    while more := {one for one, parent in parents.items() if parent in found | {pid}} - found:
-        found |= more
-    return found
+    descendants: set[int] = set()
+    while more := {child for child, parent in parents.items() if parent in descendants | {pid}} - descendants:
+        descendants |= more
+    return descendants
 
 
 def is_there(pid: int) -> bool:
@@ -103,8 +103,8 @@ def test_an_experiment_that_was_killed_goes_on(tmp_path: Path) -> None:
     again = Process(tmp_path, *command)
     wait_until(lambda: rounds() > done + 3 or not is_there(again.pid))
     again.signal(signal.SIGINT)
-    said = again.wait(60).out
-    assert "FAILED" not in said and "interrupted" in said
+    output = again.wait(60).out
+    assert "FAILED" not in output and "interrupted" in output
     assert json.loads((folder / "run.json").read_text())["status"] == "interrupted"
 
 

@@ -27,8 +27,8 @@ def test_what_is_recovered_from_the_first_message_of_the_quick_start(tmp_path: P
         str(tmp_path / "a.png"),
         "--json",
     ]
-    found = json.loads(CliRunner().invoke(main, arguments).stdout.splitlines()[-1])
-    rate = found["attackers"][0]["success"]["0.01"]
-    said = f"{rate['successes']} of the {rate['n']} images"
-    assert f"It recovers {said}" in (ROOT / "README.md").read_text()
-    assert f"* {said} of a client, from its message of the first round" in (ROOT / "docs/start/audit-page.md").read_text()
+    result = json.loads(CliRunner().invoke(main, arguments).stdout.splitlines()[-1])
+    rate = result["attackers"][0]["success"]["0.01"]
+    phrase = f"{rate['successes']} of the {rate['n']} images"
+    assert f"It recovers {phrase}" in (ROOT / "README.md").read_text()
+    assert f"* {phrase} of a client, from its message of the first round" in (ROOT / "docs/start/audit-page.md").read_text()

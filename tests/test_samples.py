@@ -25,9 +25,9 @@ ALL: list[Inputs] = [IMAGES, Pairs(IMAGES, IDS), Pairs(IMAGES, None), Pairs(None
 kinds = pytest.mark.parametrize("inputs", ALL, ids=["tensor", "pairs", "images", "texts"])
 
 
-def same(one: Inputs, other: Inputs) -> bool:
-    mine, theirs = tensors(one), tensors(other)
-    return type(one) is type(other) and mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
+def same(first: Inputs, second: Inputs) -> bool:
+    mine, theirs = tensors(first), tensors(second)
+    return type(first) is type(second) and mine.keys() == theirs.keys() and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
 
 @kinds
@@ -65,7 +65,7 @@ def test_without() -> None:
     pairs = Pairs(IMAGES, IDS)
     assert without(pairs, None) is pairs and without(IMAGES, "text") is IMAGES
     assert same(without(pairs, "text"), Pairs(IMAGES, None)) and same(without(pairs, "image"), Pairs(None, IDS))
-    assert [lacking(one) for one in ALL] == [None, None, "text", "image"]
+    assert [lacking(inputs) for inputs in ALL] == [None, None, "text", "image"]
 
 
 def test_nothing_at_all_is_an_error() -> None:

@@ -30,8 +30,8 @@ def played(tutorial: Path, folder: Path) -> list[str]:
     sys.path.insert(0, "")  # as a kernel's
     os.environ["IPYTHONDIR"] = str(folder / ".ipython")
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    said, shown = StringIO(), []
-    with redirect_stdout(said), redirect_stderr(said):
+    output, shown = StringIO(), []
+    with redirect_stdout(output), redirect_stderr(output):
         for cell in nbformat.read(tutorial, as_version=4).cells:
             if cell.cell_type != "code":
                 continue
@@ -40,7 +40,7 @@ def played(tutorial: Path, folder: Path) -> list[str]:
             if not done.success:
                 shown += traceback.format_exception(done.error_in_exec or done.error_before_exec)
                 break
-    return [said.getvalue(), *shown]
+    return [output.getvalue(), *shown]
 
 
 def assert_fine(shown: list[str]) -> None:

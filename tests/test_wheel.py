@@ -60,7 +60,7 @@ def installed(env: Path, wheel: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_wheel_has_each_file_once_and_nothing_else(wheel: Path) -> None:
-    found = sorted(name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name)
+    names = sorted(name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name)
     files = [
         path.relative_to(ROOT).as_posix()
         for folder in ("fedpriv", "attacks")
@@ -68,25 +68,25 @@ def test_the_wheel_has_each_file_once_and_nothing_else(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     ]
     expected = [LINKED + name.removeprefix("attacks") if name.startswith("attacks/") else name for name in files]
-    assert found == sorted([*expected, "attacks/__init__.py", "attacks/py.typed"])
-    assert {"fedpriv/py.typed", f"{LINKED}/py.typed", f"{LINKED}/core/registry.py"} <= set(found)
-    assert {Path(name).suffix for name in found} >= {".py", ".typed", ".j2", ".css", ".txt"}
+    assert names == sorted([*expected, "attacks/__init__.py", "attacks/py.typed"])
+    assert {"fedpriv/py.typed", f"{LINKED}/py.typed", f"{LINKED}/core/registry.py"} <= set(names)
+    assert {Path(name).suffix for name in names} >= {".py", ".typed", ".j2", ".css", ".txt"}
 
 
 @pytest.mark.slow
 def test_its_metadata_is_complete(wheel: Path) -> None:
     (record,) = (path for path in zipfile.Path(wheel).iterdir() if path.name.endswith(".dist-info"))
-    found = importlib.metadata.PathDistribution(record)  # type: ignore[arg-type]
+    metadata = importlib.metadata.PathDistribution(record)  # type: ignore[arg-type]
     here = importlib.metadata.distribution("fedpriv")
-    assert (found.name, found.version) == ("fedpriv", here.version)
-    assert {"Summary", "Keywords", "Classifier", "Requires-Python", "License-Expression"} <= set(found.metadata)
-    assert found.metadata.get_payload() == (ROOT / "README.md").read_text()
-    assert found.metadata["Description-Content-Type"] == "text/markdown"
-    assert (record / "licenses" / found.metadata["License-File"]).read_text() == (ROOT / "LICENSE").read_text()
-    assert [(entry.name, entry.group, entry.value) for entry in found.entry_points] == [
+    assert (metadata.name, metadata.version) == ("fedpriv", here.version)
+    assert {"Summary", "Keywords", "Classifier", "Requires-Python", "License-Expression"} <= set(metadata.metadata)
+    assert metadata.metadata.get_payload() == (ROOT / "README.md").read_text()
+    assert metadata.metadata["Description-Content-Type"] == "text/markdown"
+    assert (record / "licenses" / metadata.metadata["License-File"]).read_text() == (ROOT / "LICENSE").read_text()
+    assert [(entry.name, entry.group, entry.value) for entry in metadata.entry_points] == [
         ("fedpriv", "console_scripts", "fedpriv.__main__:main")
     ]
-    assert found.requires and all("<" in requirement and ">=" in requirement for requirement in found.requires)
+    assert metadata.requires and all("<" in requirement and ">=" in requirement for requirement in metadata.requires)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ import torch
 
 from fedpriv.errors import FedprivError
 from fedpriv.files import write_atomically
-from fedpriv.server.run_folder import git_commit, versions
+from fedpriv.storage.provenance import git_commit, versions
 
 HERE = Path(__file__).parent
 FOLDER = "against_peers"

@@ -32,7 +32,7 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.markdown import bullets, table
 from fedpriv.files import write_atomically
-from fedpriv.server.run_folder import git_commit, versions
+from fedpriv.storage.provenance import git_commit, versions
 
 HERE = Path(__file__).parent
 IMAGES = ("photographs", "cifar10")

@@ -30,7 +30,7 @@ from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.experiments.markdown import table
 from fedpriv.files import write_atomically
 from fedpriv.privacy.client_level import NoisyMean
-from fedpriv.server.run_folder import git_commit, versions
+from fedpriv.storage.provenance import git_commit, versions
 
 HERE = Path(__file__).parent
 DELTA = 1e-5

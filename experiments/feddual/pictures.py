@@ -27,10 +27,10 @@ from fedpriv.experiments.pictures.landscape import SampleLoss, filter_direction,
 from fedpriv.methods.base import ServerState
 from fedpriv.plots import PALETTE, save
 from fedpriv.seeding import generator
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 from fedpriv.simulation.reopening import reopened
 from fedpriv.simulation.setup import Federation
+from fedpriv.storage.run_folder import RunFolder
 
 MODELS = {"FedAvg, even": "iid/fedavg-s0", "FedAvg, skewed": "table1/fedavg-s0", "FedDUAL, skewed": "table1/feddual-s0"}
 EVEN, SKEWED = list(MODELS)[:2]

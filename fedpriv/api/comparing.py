@@ -72,7 +72,7 @@ def figures(folder: Path) -> dict[str, Any]:
     """
     from fedpriv.config import read_yaml
     from fedpriv.evaluation.protocols import best, worst_tenth
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
     from fedpriv.tracking import read_run
     from fedpriv.tracking.names import defence
 
@@ -216,7 +216,7 @@ def contradictions(named: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> d
 
 def _own_code(facts: Mapping[str, Any]) -> str | None:
     """SHA-256 (hex) of the plug-ins and the net of the user's own by which a run was made; ``None``: there are none."""
-    from fedpriv.server.run_folder import code_of
+    from fedpriv.storage.provenance import code_of
 
     code = code_of(facts)
     return hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest() if code else None
@@ -242,7 +242,7 @@ def _enough(keys: Sequence[str], configs: Sequence[Mapping[str, str]]) -> int:
 
 def _compared(folder: Path) -> dict[str, str]:
     """The keys of a run's config in which runs of one label agree."""
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
     from fedpriv.tracking import flatten
     from fedpriv.tracking.names import defence
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.api.comparing import figures, summary
 from fedpriv.config import RunConfig
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.records import Record
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.records import Record
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.untrusted.names import printable
 from fedpriv.wire import Sealed
 

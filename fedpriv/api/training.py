@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fedpriv.api.keys import config_of
 from fedpriv.api.run import Run, load
-from fedpriv.seeding import usual_torch
-from fedpriv.server.records import Record
+from fedpriv.seeding import default_torch
 from fedpriv.simulation import run as runs
+from fedpriv.storage.records import Record
 from fedpriv.untrusted.names import printable
 
 if TYPE_CHECKING:
     from fedpriv.config import RunConfig
-    from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation.setup import Federation
+    from fedpriv.storage.run_folder import RunFolder
 
 
 def train(
@@ -50,7 +50,7 @@ def train(
         FedprivError: the run failed; its last checkpoint is whole.
     """
     made = config_of(config, keys, here=True)
-    with usual_torch():
+    with default_torch():
         outcome = runs.start(made, Path(runs_dir), _nothing, on_round or _nothing, _warn, profile)
     return Run(outcome.folder)
 
@@ -78,7 +78,7 @@ def resume(
 
     found = load(run, runs_dir)
     settle_store(found.folder, tracking_uri)
-    with usual_torch():
+    with default_torch():
         runs.resume(found.path, _nothing, on_round or _nothing, _warn, profile)
     return found
 
@@ -104,7 +104,7 @@ class Rounds(Iterator[Record]):
 
     def __init__(self, config: RunConfig, runs_dir: Path) -> None:
         self._folder: RunFolder | None = None
-        self._played = runs.played(config, runs_dir, self._begun, _warn)
+        self._played = runs.start_by_round(config, runs_dir, self._begun, _warn)
 
     @property
     def run(self) -> Run:
@@ -124,7 +124,7 @@ class Rounds(Iterator[Record]):
         self._played.close()
 
     def __next__(self) -> Record:
-        with usual_torch():
+        with default_torch():
             return next(self._played)
 
     def __enter__(self) -> Self:

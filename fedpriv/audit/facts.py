@@ -16,8 +16,8 @@ from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
 from fedpriv.evaluation.chance import chance as constant_answer
 from fedpriv.files import load_json
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
+from fedpriv.storage.run_folder import RunFolder
 
 
 def facts(evidence: Evidence, summary: Mapping[str, Any]) -> AuditedRun:

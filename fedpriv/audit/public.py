@@ -18,7 +18,7 @@ from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.results import AuditedRun, to_json
 from fedpriv.audit.run_audit import Audited, AuditOptions
 from fedpriv.files import check_place
-from fedpriv.seeding import usual_torch
+from fedpriv.seeding import default_torch
 from fedpriv.tracking import ForeignStore, TrackingError, find_run, sync
 from fedpriv.untrusted.names import printable
 
@@ -163,7 +163,7 @@ def audit_folders(
         check_place(place, "--output names another folder")
     for folder in folders:
         check_place(folder / "audit", "the folder of a run gets the report on it")
-    with usual_torch():
+    with default_torch():
         torch.set_num_threads(1)
         result = Report(report.audit(folders, options, command, workers, say))
     for place in (*places, *(folder / "audit" for folder in folders)):

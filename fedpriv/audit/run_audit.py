@@ -48,7 +48,7 @@ from fedpriv.audit.text.recovery import on_single_texts
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.processes import forked
 from fedpriv.samples import Modality
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 
 ROWS = Reason(
     "does not apply",

@@ -13,7 +13,7 @@ import click
 from fedpriv.cli import main
 from fedpriv.cli.common import STORE, command, console, loading, run_folders, send
 from fedpriv.cli.terminal import FilePath, styled
-from fedpriv.untrusted.addresses import said_safely
+from fedpriv.untrusted.addresses import hide_secrets
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -110,7 +110,7 @@ def audit(
     out = console()
     processes = workers or os.cpu_count() or 1
     root = click.get_current_context().find_root()
-    asked = said_safely(f"{root.info_name} {shlex.join(root.meta['fedpriv.given'])}")  # as it was typed
+    asked = hide_secrets(f"{root.info_name} {shlex.join(root.meta['fedpriv.given'])}")  # as it was typed
     places = [output] if output else []
     found = audit_folders(folders, chosen, asked, processes, places, lambda text: out.print(text, soft_wrap=True))
     page = (output or folders[0] / "audit") / "audit.html"

@@ -169,7 +169,7 @@ def run(
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
     from fedpriv.errors import UsageError
-    from fedpriv.server.run_folder import RunFolder, default_name
+    from fedpriv.storage.run_folder import RunFolder, default_name
 
     paths = DeploymentPaths.open(folder)
     settings = paths.settings()
@@ -224,7 +224,7 @@ def status(folder: Path) -> dict[str, Any]:
     _require_flower()
     from fedpriv.deploy.flower.paths import DeploymentPaths
     from fedpriv.deploy.flower.requests import Request
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     paths, out = DeploymentPaths.open(folder), console()
     nodes = [{"name": node.name, "status": node.status} for node in _link(paths).nodes()]
@@ -259,7 +259,7 @@ def stop(run_dir: Path) -> None:
     """
     from fedpriv.deploy.server_run import STOP
     from fedpriv.errors import UsageError
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     folder = RunFolder.open(run_dir)
     if "deployed" not in folder.facts:
@@ -315,7 +315,7 @@ def _follow(paths: Any, link: Any, request: Any, detach: bool) -> dict[str, Any]
     from fedpriv.cli.report import accuracy_of
     from fedpriv.deploy.server_run import DECLARED
     from fedpriv.errors import FedprivError
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     run_dir = request.run_dir
     records = RunFolder(run_dir).records()

@@ -24,9 +24,9 @@ from fedpriv.untrusted.names import printable
 if TYPE_CHECKING:
     from fedpriv.audit.results import Canaries
     from fedpriv.config import RunConfig
-    from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation.run import Outcome
     from fedpriv.simulation.setup import Federation
+    from fedpriv.storage.run_folder import RunFolder
 
 
 NO_ACCURACY = "none: self-supervised, see fedpriv probe {run}"
@@ -214,9 +214,9 @@ def _costs(summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> 
     if snr := summary.get("snr_db"):
         yield "signal-to-noise ratio of the change", ", ".join(f"{layer} {value:.1f} dB" for layer, value in snr.items())
     if dropped := summary["local_updates_dropped"]:
-        yield "diverged local trainings, left out", Bold("", f"{dropped} of {summary['updates']}")
-    if untrained := summary["updates_untrained"]:
-        yield "local trainings without a step, left out", Bold("", f"{untrained} of {summary['updates']}")
+        yield "diverged local trainings, left out", Bold("", f"{dropped} of {summary['local_updates']}")
+    if untrained := summary["local_updates_untrained"]:
+        yield "local trainings without a step, left out", Bold("", f"{untrained} of {summary['local_updates']}")
     if summary["answers_refused"]:
         yield "refused answers, left out", Bold("", f"{summary['answers_refused']}")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from fedpriv.untrusted.addresses import said_safely
+from fedpriv.untrusted.addresses import hide_secrets
 from fedpriv.untrusted.names import printable, shortened
 
 _LONGEST = 600
@@ -22,7 +22,7 @@ def say(text: str, err: bool = False) -> None:
 
 def shown(text: str) -> str:
     """A text as it may be printed; its line breaks stay."""
-    return printable(said_safely(text))
+    return printable(hide_secrets(text))
 
 
 def shown_error(error: BaseException) -> str:

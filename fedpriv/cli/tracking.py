@@ -245,7 +245,7 @@ def _table(rows: Sequence[dict[str, Any]], numbered: bool) -> Table:
 def _note(folder: Path, row: dict[str, Any]) -> str | None:
     """What the numbers of a run do not show: that it is unfinished, at chance level, or has no accuracy."""
     from fedpriv.cli.report import constant_answer
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     if row["status"] != "finished":
         hint = f"; {RunFolder(folder).how_to_resume} continues it" if row["status"] == "killed" else ""

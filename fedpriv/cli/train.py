@@ -97,8 +97,8 @@ def resume(
     loading()
     began = time.perf_counter()
     from fedpriv.cli.report import Reporter
-    from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation import run
+    from fedpriv.storage.run_folder import RunFolder
     from fedpriv.tracking import find_run, settle_store
 
     imports = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""The client half of a round: one client's data and private state, its model, and its local update of local training.
+"""A client of a run: its data, its private state, its model, and its local update.
 
-It knows one client and what it was sent, nothing of the server and nothing of the other clients.
+A client knows its own data and what it was sent, nothing else of the server, and nothing of other clients.
 """

@@ -1,4 +1,4 @@
-"""The client half of a round: what it received -> a turn on its own data -> sealed messages; its private state stays at home."""
+"""A client's part of a round: it receives a model, trains on its own data, and answers with sealed messages."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Charge, Report, can_say
 from fedpriv.wire.sealing import CODES
 
-AT_ONCE = 512
-"""Samples of a test that are made ready at a time."""
+TEST_CHUNK = 512
+"""Samples of a test that are loaded at a time."""
 
 
 class OwnData(Protocol):
     """A client's samples."""
 
     def train(self) -> Split:
-        """Those that it trains on."""
+        """The training samples."""
 
     def size(self, which: Which) -> int:
-        """How many they are."""
+        """Number of samples of a split."""
 
     def chunks(self, which: Which, size: int) -> Iterator[Split]:
-        """Those of a split, so many at a time."""
+        """The samples of a split, ``size`` at a time."""
 
     def weights(self, which: Which) -> Tensor | None:
-        """How much each counts in a test ``(n,)``; ``None``: all the same."""
+        """Weights ``(n,)`` of the samples in a test; ``None``: all are equal."""
 
 
 @dataclass(frozen=True)
 class Received:
-    """A download as clients read it; those of one process share it.
+    """A decoded download, which the clients of one process share.
 
     Attributes:
         tensors: what was sent, by name.
         initial: ``(p,)`` the model before the first round.
-        start: ``(p,)`` the model that a local update begins with, but for what the client keeps.
-        message: as it came; ``None``: the method does not communicate.
+        start: ``(p,)`` the model that a local update starts from, apart from what the client keeps.
+        message: the download itself; ``None``: the method does not communicate.
     """
 
     round: int
@@ -73,15 +73,13 @@ class Received:
     message: Sealed | None = None
 
 
-def receive(agreement: Agreement, round: int, download: Sealed | None, initial: Tensor, draw: torch.Generator) -> Received:
-    """Read what the server sent.
-
-    What a client keeps never overrides what it receives; what it neither keeps nor receives is as it was initially.
+def receive(agreement: Agreement, round: int, download: Sealed | None, initial: Tensor, generator: torch.Generator) -> Received:
+    """Check and decode what the server sent. Tensors that were not sent have their initial values.
 
     Args:
         download: ``None``: the method does not communicate.
-        initial: ``(p,)``, on the device.
-        draw: of the rows that the check for marks looks at.
+        initial: ``(p,)`` the model before the first round, on the device.
+        generator: draws the rows that the check for marks of an attack looks at.
 
     Raises:
         FedprivError: the message is not what the server of this run may send in this round.
@@ -94,16 +92,16 @@ def receive(agreement: Agreement, round: int, download: Sealed | None, initial: 
             raise FedprivError(f"what the server sent for round {round} is refused: {reason}") from None
     tensors = {name: tensor.to(initial.device) for name, tensor in download.tensors().items()} if download else {}
     if agreement.config.wire.check_downloads:
-        check_for_marks(agreement, round, tensors, draw)
+        check_for_marks(agreement, round, tensors, generator)
     return Received(round, tensors, initial, agreement.space.pack(tensors, initial.clone()), download)
 
 
 def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
-    """Check a download (round 0: the broadcast) by what is known without the server's state: of which round it is, that it holds
-    the tensors of the net that the server knows, in their shapes, that all its numbers are finite, and no variance below zero.
+    """Check a download (round 0: the broadcast) as far as a client can, which does not know the server's state.
 
     Raises:
-        Refused: it is none.
+        Refused: it is of another round or kind, has other tensors or shapes than the server sends, or a number that is not
+            finite, or a negative variance.
     """
     space, dtype = agreement.space, agreement.initial.dtype
     known = set(space.names if round == 0 else agreement.method.shared_names)
@@ -127,16 +125,16 @@ def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
 
 
 class Client:
-    """One client. It knows its own data and what it was sent, nothing of the others.
+    """One client of a run.
 
     Args:
-        store: where it keeps its private state; ``None``: nowhere.
-        augment: what is drawn anew of each sample in each epoch.
-        secret: known to the client alone, and mixed into the draws of noise; ``None``: these come from the run's seed, as in a
+        store: where it keeps its private state; ``None``: it keeps none.
+        augment: augmentation of the training samples, drawn anew in each epoch.
+        secret: known only to the client; its noise is drawn from it. ``None``: noise is drawn from the run's seed, as in a
             simulation.
-        terms: checksum of what it has agreed to; the noise differs with it.
-        begins: called before a local update or a test, with its round and a checksum of all that it starts from, where there is a
-            secret; it raises where that may not be.
+        terms: checksum of what it has agreed to, on which its noise depends too.
+        begins: with a secret, called before a local update or a test with its round and a checksum of everything that it starts
+            from; raises to refuse it.
     """
 
     def __init__(
@@ -154,9 +152,10 @@ class Client:
         self.secret, self.terms, self.begins = secret, terms, begins
 
     def private(self, last: int | None, initial: Tensor) -> Private:
-        """What it kept from its local update in round ``last``; ``None``: what it has before its first local update.
+        """Its private state.
 
         Args:
+            last: the round of its last merged local update; ``None``: before its first one.
             initial: ``(p,)`` the model before the first round.
         """
         if last is None or self.store is None:
@@ -165,13 +164,14 @@ class Client:
         return {name: tensor.to(device) for name, tensor in self.store.load(self.number, last).items()}
 
     def train(self, model: ClientModel, received: Received, last: int | None, profile: Spans = UNTIMED) -> Answer:
-        """Its local update in a round, on a model that it has for the time being.
+        """Its local update in a round.
 
         Args:
-            last: the round of its last local update that counted, of which it kept a state.
+            model: trained in place; the client has it for this call only.
+            last: the round of its last merged local update, whose private state it continues from; ``None``: this is the first.
 
         Raises:
-            FedprivError: the state is gone, or the local update would spend more than ``privacy.target_epsilon``.
+            FedprivError: the private state is lost, or the local update would spend more than ``privacy.target_epsilon``.
         """
         method, round = self.agreement.method, received.round
         with profile("checkpoint", client=self.number):
@@ -180,25 +180,17 @@ class Client:
         model.space.pack({name: tensor for name, tensor in kept.items() if name not in received.tensors}, model.row)
         with profile("data", client=self.number):
             data = self.data.train()
-        update = self._update(model, data, received, kept, last is None)
+        update = self._local_update(model, data, received, kept, last is None)
         charges: list[Charge] = []
-        if self.secret is not None:
-            started = self._started(received, model.row, kept, last is None)
-            self.begins("update", round, started)
-            update.hidden = Secret(derive_secretly(self.secret, self.agreement.config.seed, started))
-        if self.agreement.config.privacy.level == "sample":
-            update.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
-            if (canaries := self.agreement.canaries) is not None:
-                held = canaries.held_by(self.number, self.agreement.trainable)
-                update.canaries = OfClient(canaries, held, self.agreement.config.privacy.clip)
+        self._protect(update, received, kept, last is None, charges)
+
         try:
             method.local_update(update)
         except ClientDiverged:
-            return Answer(self.number, None, Report(round, self.number, update.num_examples, diverged=True, spent=charges).seal())
-        if update.untrained:  # it would weigh as much as a client that trained, and hold the others back
-            return Answer(
-                self.number, None, Report(round, self.number, update.num_examples, untrained=True, spent=charges).seal()
-            )
+            return self._without_upload(Report(round, self.number, update.num_examples, diverged=True, spent=charges))
+        if update.untrained:  # its upload would weigh as much as that of a client that trained, and slow the others down
+            return self._without_upload(Report(round, self.number, update.num_examples, untrained=True, spent=charges))
+
         trained = None if update.spend is None else model.space.unpack(model.row.clone())
         with profile("serialisation", client=self.number):
             update.over = True
@@ -212,28 +204,52 @@ class Client:
             with profile("checkpoint", client=self.number):
                 self.store.keep(self.number, round, keeps)
         with profile("serialisation", client=self.number):
-            loss = update.mean_loss if can_say(update.mean_loss) else None
-            numbers = {name: value for name, value in update.reported.items() if can_say(value)}
-            if self.secret is not None and update.spend is not None:  # a server that is not trusted learns nothing without noise
-                loss, numbers = None, {}
-            report = Report(
-                round, self.number, update.num_examples, loss, keeps=bool(keeps), spent=charges, numbers=numbers
-            ).seal()
+            report = self._report(update, bool(keeps), charges).seal()
         return Answer(self.number, update.upload, report)
 
+    def _protect(self, update: ModelLocalUpdate, received: Received, kept: Private, first: bool, charges: list[Charge]) -> None:
+        """Set what a secret or sample-level DP changes in a local update.
+
+        Args:
+            charges: to which each phase of DP-SGD is added before it is run.
+        """
+        if self.secret is not None:
+            started = self._checksum_of_start(received, update.row, kept, first)
+            self.begins("update", received.round, started)
+            update.hidden = Secret(derive_secretly(self.secret, self.agreement.config.seed, started))
+        if self.agreement.config.privacy.level == "sample":
+            update.spend = lambda rate, steps: self._spend(received.round, charges, (rate, steps))
+            if (canaries := self.agreement.canaries) is not None:
+                held = canaries.held_by(self.number, self.agreement.trainable)
+                update.canaries = OfClient(canaries, held, self.agreement.config.privacy.clip)
+
+    def _without_upload(self, report: Report) -> Answer:
+        return Answer(self.number, None, report.seal())
+
+    def _report(self, update: ModelLocalUpdate, keeps: bool, charges: Sequence[Charge]) -> Report:
+        """What it reports of a local update that trained."""
+        loss = update.mean_loss if can_say(update.mean_loss) else None
+        numbers = {name: value for name, value in update.reported.items() if can_say(value)}
+        if self.secret is not None and update.spend is not None:  # no noise covers these numbers, and the server is not trusted
+            loss, numbers = None, {}
+        return Report(update.round, self.number, update.num_examples, loss, keeps=keeps, spent=charges, numbers=numbers)
+
     def test(self, model: ClientModel, received: Received, last: int | None) -> Answer:
-        """Score the server's model, with its own parts, on its own test samples."""
+        """Test the server's model, completed by its private parts, on its own test samples."""
         kept, phases = self.private(last, received.initial), self.agreement.method.adaptation(received.round)
         if self.secret is not None:
-            self.begins("test", received.round, self._started(received, received.start, kept, last is None))
+            self.begins("test", received.round, self._checksum_of_start(received, received.start, kept, last is None))
         accuracy, diverged = self.score(model, received, kept, phases)
         examples = self.data.size(self.agreement.config.eval.split)
-        return Answer(self.number, None, Report(received.round, self.number, examples, None, accuracy, diverged=diverged).seal())
+        return self._without_upload(Report(received.round, self.number, examples, None, accuracy, diverged=diverged))
 
     def score(self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]) -> tuple[float | None, bool]:
-        """Accuracy in [0, 1] after these phases of training (``None``: no test samples), and whether they diverged.
+        """Accuracy in [0, 1] after an adaptation (``None``: no test samples), and whether the adaptation diverged.
 
-        Where they diverged, the client is tested as it was before.
+        If it diverged, the client is tested without it.
+
+        Args:
+            phases: of the adaptation.
         """
         split = self.agreement.config.eval.split
         if not self.data.size(split):
@@ -243,18 +259,19 @@ class Client:
         diverged = not self._adapt(model, received, kept, phases)
         if diverged:
             model.space.pack(state, model.row)
-        hits = [
+        correct = [
             model.from_features(model.features(inputs)).logits.argmax(1) == labels
-            for inputs, labels in self.data.chunks(split, AT_ONCE)
+            for inputs, labels in self.data.chunks(split, TEST_CHUNK)
         ]
-        return share(torch.cat(hits), self.data.weights(split)), diverged
+        return weighted_mean(torch.cat(correct), self.data.weights(split)), diverged
 
-    def _started(self, received: Received, row: Tensor, kept: Private, first: bool) -> str:
-        """Checksum of all that a local update or a test starts from, by which the noise of a local update differs.
+    def _checksum_of_start(self, received: Received, row: Tensor, kept: Private, first: bool) -> str:
+        """Checksum of everything that a local update or a test starts from; the noise is derived from it.
 
-        A server chooses the terms, the message, which of its states a client goes on from, and the initial model; and a client's
-        samples may change between two starts of it. So two local updates that differ never have the same noise, which the
-        difference of their answers would be without; a repeated one gives the same answer.
+        So two local updates that differ in anything have different noise: with the same noise, the difference of their uploads
+        would be without noise. A local update that is repeated gives the same answer. The checksum covers what a server chooses
+        (the terms, the message, the private state to continue from, the initial model), and the client's samples, which may
+        change while the client is not running.
         """
         parts = {"row": row.cpu(), **{f"kept/{name}": tensor.cpu() for name, tensor in kept.items()}}
         message = received.message.digest if received.message else ""
@@ -262,16 +279,16 @@ class Client:
 
     @cached_property
     def _samples(self) -> str:
-        """Checksum of its training samples, which stay the same as long as they are loaded."""
+        """Checksum of its training samples, computed once."""
         inputs, labels = self.data.train()
         parts = {f"inputs/{name}": part for name, part in named(inputs).items()}
         return checksum({name: part.cpu() for name, part in {**parts, "labels": labels}.items()})
 
     def _adapt(self, model: ClientModel, received: Received, kept: Private, phases: Sequence[Phase]) -> bool:
-        """Train before a test; ``False``: it diverged."""
+        """Train before a test; ``False``: the training diverged."""
         if not phases or not self.data.size("train"):
             return True
-        update = self._update(model, self.data.train(), replace(received, tensors={}), kept, False, "adapt")
+        update = self._local_update(model, self.data.train(), replace(received, tensors={}), kept, False, "adapt")
         method = self.agreement.method
         try:
             for phase in phases:
@@ -280,7 +297,7 @@ class Client:
             return False
         return True
 
-    def _update(
+    def _local_update(
         self, model: ClientModel, data: Split, received: Received, kept: Private, first: bool, purpose: str = "train"
     ) -> ModelLocalUpdate:
         config = self.agreement.config
@@ -289,22 +306,22 @@ class Client:
         return ModelLocalUpdate(model, data, config, received.round, self.number, sent, kept, first, purpose, augment, unused)
 
     def _spend(self, round: int, charges: list[Charge], charge: Charge) -> None:
-        """Book a stretch of DP-SGD before it is run, and refuse it where the client's own samples would spend too much."""
+        """Book a phase of DP-SGD before it is run; raises if the client's samples would spend more than the target epsilon."""
         charges.append(charge)
         if self.store is None:
             return
         privacy, account = self.agreement.config.privacy, str(self.number)
-        known = self.store.spent(self.number)
-        before = {**known, round: charges[:-1]}
-        booked = [[privacy.noise or 0.0, rate, steps] for number in sorted(before) for rate, steps in before[number]]
-        Ledger(privacy, {account: booked}, [(self.number,)]).spend(account, *charge)
-        # A local update that comes again was booked as a whole, and may be broken off before it has spent as much.
-        self.store.book(self.number, round, max(charges, known.get(round, []), key=len))
+        booked = self.store.spent(self.number)
+        before = {**booked, round: charges[:-1]}
+        spent = [[privacy.noise or 0.0, rate, steps] for number in sorted(before) for rate, steps in before[number]]
+        Ledger(privacy, {account: spent}, [(self.number,)]).spend(account, *charge)
+        # A local update that is repeated is booked already, perhaps with more phases than it has run so far.
+        self.store.book(self.number, round, max(charges, booked.get(round, []), key=len))
 
     def _sealed(
         self, payload: Payload | None, received: Received, hidden: Source, reported: dict[str, float], profile: Spans
     ) -> Sealed | None:
-        """The upload as it crosses the wire: through the transforms, each with draws of its own."""
+        """The upload after all transforms, each with its own noise, as a message."""
         if payload is None:
             return None
         agreement, level = self.agreement, self.agreement.config.privacy.level
@@ -312,8 +329,8 @@ class Client:
             payload = replace(payload, num_examples=None)  # every client weighs the same
 
         def context(index: int) -> TransformContext:
-            draws = hidden.draws(received.round, self.number, "transform", index)
-            return TransformContext(received.tensors, agreement.layers, draws, agreement.linear, reported.__setitem__)
+            noise = hidden.draws(received.round, self.number, "transform", index)
+            return TransformContext(received.tensors, agreement.layers, noise, agreement.linear, reported.__setitem__)
 
         transforms = [profile.timed("defences", transform) for transform in agreement.transforms]
         sealed = transform_and_seal(payload, transforms, context)
@@ -323,7 +340,7 @@ class Client:
 
 
 def _check_as_trained(payload: Payload, trained: Mapping[str, Tensor]) -> None:
-    """Refuse an upload that holds other values of the model than the training, whose steps alone epsilon covers, has left."""
+    """Refuse an upload whose model is not the trained one, as epsilon only covers the steps of training."""
     for name, tensor in payload.tensors.items():
         if name in trained and not torch.equal(tensor.to(trained[name].device), trained[name]):
             raise UsageError(
@@ -332,8 +349,8 @@ def _check_as_trained(payload: Payload, trained: Mapping[str, Tensor]) -> None:
             )
 
 
-def share(hits: Tensor, weights: Tensor | None) -> float:
-    """Share of the hits ``(n,)``, each sample as heavy as its weight ``(n,)``."""
+def weighted_mean(correct: Tensor, weights: Tensor | None) -> float:
+    """Share of correct predictions ``(n,)``, weighted by ``(n,)``; ``None``: all weights are equal."""
     if weights is None:
-        return float(hits.double().mean())
-    return float((hits.double() * weights).sum() / weights.sum())
+        return float(correct.double().mean())
+    return float((correct.double() * weights).sum() / weights.sum())

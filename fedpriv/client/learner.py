@@ -1,4 +1,4 @@
-"""A model in training and its batches (implements :class:`fedpriv.interfaces.Learner` and ``Batch``)."""
+"""A model that is trained, and its batches (implements :class:`fedpriv.interfaces.Learner` and ``Batch``)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedpriv.samples import Inputs, split
 
 
 class ModelLearner:
-    """A client's model in training, with a fresh optimiser for a phase.
+    """A client's model with the optimiser of a phase.
 
     Args:
         lr: the learning rate, reached after ``warmup`` steps.
-        unused: parameters that no gradient reaches; nothing else, such as weight decay or noise, moves them either.
+        unused: parameters that no gradient reaches, and that weight decay and noise do not change either.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ModelLearner:
         self._clip, self._accumulate, self.half = train.clip_grad_norm, train.accumulate, train.precision == "bfloat16"
         self._grads = [grad for _, _, grad in model.parts(phase.trains, unused)]
         self._optimiser = model.optimiser(phase.trains, train, lr, unused)
-        self._warmup, self._full_lr, self._taken = warmup, lr, 0
+        self._warmup, self._full_lr, self._steps = warmup, lr, 0
         if warmup:
             self._warm()
         model.set_trained(phase.trains)
@@ -58,7 +58,7 @@ class ModelLearner:
         self.model.backward(value)
 
     def forward(self, inputs: Inputs, from_features: bool) -> Outputs:
-        """The net's outputs in training mode, in the row's precision whatever the pass computes in."""
+        """The net's outputs in training mode, in the precision of the model's row."""
         return self.model.forward(inputs, from_features, self.half)
 
     def step(self, batch: Batch, loss: Loss) -> Tensor:
@@ -80,24 +80,24 @@ class ModelLearner:
 
     def _count(self) -> None:
         if self._warmup:
-            self._taken += 1
+            self._steps += 1
             self._warm()
 
     def _warm(self) -> None:
-        """The next step's rate, as ``transformers.get_constant_schedule_with_warmup`` has it: 0 for the first."""
-        self.lr = self._full_lr * min(1.0, self._taken / self._warmup)
+        """Set the next step's learning rate as ``transformers.get_constant_schedule_with_warmup``; the first step's is 0."""
+        self.lr = self._full_lr * min(1.0, self._steps / self._warmup)
         for group in self._optimiser.param_groups:
             group["lr"] = self.lr
 
 
 @dataclass(frozen=True)
 class LocalBatch:
-    """The samples of one step, each view of them augmented on its own.
+    """The samples of one step; each view of them is augmented independently.
 
     Attributes:
         index: ``(B,)`` positions in the client's data.
-        views: the inputs, or the features of a frozen encoder where ``cached``.
-        teachers: the local update's frozen models.
+        views: the inputs, or, if ``cached``, the features of a frozen encoder.
+        teachers: the frozen models of the local update.
     """
 
     index: Tensor
@@ -110,12 +110,12 @@ class LocalBatch:
     teachers: Teachers
 
     def forward(self, learner: Learner) -> Step:
-        own = _model_learner(learner)
-        outputs = [own.forward(view, self.cached) for view in self.views]
+        model_learner = _model_learner(learner)
+        outputs = [model_learner.forward(view, self.cached) for view in self.views]
         return Step(
             self.labels,
             outputs[0],
-            own.model.parameters,
+            model_learner.model.parameters,
             self.received,
             self.trains,
             lambda name: self.teachers.outputs(name, self.index, self.views[0]),
@@ -125,10 +125,10 @@ class LocalBatch:
 
     @torch.no_grad()
     def forward_no_grad(self, learner: Learner) -> Outputs:
-        own = _model_learner(learner)
-        model = own.model
+        model_learner = _model_learner(learner)
+        model = model_learner.model
         before = {name: model.views[name].clone() for name in model.buffers}
-        outputs = own.forward(self.views[0], self.cached)
+        outputs = model_learner.forward(self.views[0], self.cached)
         model.space.pack(before, model.row)
         return outputs
 
@@ -141,5 +141,5 @@ class LocalBatch:
 
 def _model_learner(learner: Learner) -> ModelLearner:
     if not isinstance(learner, ModelLearner):
-        raise TypeError(f"a batch can be run through the local update's learners, not through {type(learner).__name__}")
+        raise TypeError(f"a batch runs through the learners of its local update, not through a {type(learner).__name__}")
     return learner

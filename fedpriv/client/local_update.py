@@ -1,4 +1,4 @@
-"""One client's local update: local training (implements :class:`fedpriv.interfaces.LocalUpdate`)."""
+"""Local training of one client (implements :class:`fedpriv.interfaces.LocalUpdate`)."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.privacy.steps import charge
 from fedpriv.samples import Inputs, split, take
-from fedpriv.wire import Draws, Sealed
+from fedpriv.wire import RandomStream, Sealed
 from fedpriv.wire.coding import decoded
 
 PLAIN_SGD = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "weight_decay_bias": 0.0, "clip_grad_norm": None}
-"""What a plain phase (:attr:`Phase.plain`) has in place of the config's."""
+"""The options of a plain phase (:attr:`Phase.plain`), whatever the config says."""
 AUGMENTED_TOGETHER = 256
-"""Samples, where a batch is smaller: an augmentation's own costs are those of many small tensors, whatever the batch."""
+"""Samples that are augmented at once, if a batch is smaller: an augmentation has a fixed cost per call."""
 
 
 class ModelLocalUpdate:
     """A client's local update in a round, or (``purpose="adapt"``) its adaptation before a test.
 
-    Starts from the model's row as it stands. Where the data are the same in every epoch (no augmentation), what a
-    frozen encoder or a frozen teacher makes of them is computed once.
+    It starts from the present state of the model. Without augmentation, the outputs of a frozen encoder or teacher on the
+    client's data are computed only once.
 
     Args:
-        unused: tensors that the client's data never reach.
-        augment: (batch, generator) -> the batch, each sample changed by a draw of its own; ``None``: as they are.
+        unused: tensors of the net that the client's data never reach.
+        augment: (batch, generator) -> the batch with each sample augmented; ``None``: no augmentation.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class ModelLocalUpdate:
         self.memo: dict[str, Tensor] = {}
         self.reported: dict[str, float] = {}
         self.spend: Callable[[float, int], None] | None = None
-        """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
+        """If set, phases train with sample-level DP; it is called with (sampling rate, steps) before each phase."""
         self.canaries: OfClient | None = None
-        """Set: sample-level DP with canaries among the client's samples."""
+        """If set, the canaries among the client's samples, under sample-level DP."""
         self.hidden: Source = Seed(config.seed)
-        """What DP's noise, its choice of samples, and what augmentation and dropout do to them are drawn from."""
+        """The source of DP's noise, and of the sampling, augmentation and dropout that observers must not know."""
         self.over = False
-        """Whether what is computed now reaches neither the client's model nor its state."""
+        """Whether training is over, so that nothing that is computed now changes the model or the private state."""
         self.upload: Sealed | None = None
-        """What it sends, once that is known."""
+        """The sealed upload, once there is one."""
         self._purpose = purpose
         self._phases = 0
         self._phase: Phase | None = None
@@ -90,7 +90,7 @@ class ModelLocalUpdate:
         self._has_companion = False
         self._augment = augment
         self._caches = config.train.cache_features and augment is None
-        # Features by the version of the encoder that made them: a teacher frozen before the encoder moved shares them.
+        # Features by the version of their encoder; a teacher that was frozen before the encoder moved shares them.
         self._encoder_version = 0
         self._features: dict[int, Tensor] = {}
         self._teachers = Teachers(model, self.inputs, self._caches, self._features)
@@ -101,13 +101,13 @@ class ModelLocalUpdate:
 
     @property
     def untrained(self) -> bool:
-        """Whether its phases took no step, as all its batches are smaller than may be, and its model is as it was."""
+        """Whether no step was taken, as all batches are too small, and the model has not changed."""
         return bool(self.trained) and not self.steps and torch.equal(self.row, self.start)
 
     @property
     def learner(self) -> ModelLearner:
         if self._learner is None:
-            raise RuntimeError("a client's model learns only within a phase")
+            raise RuntimeError("a client's model is trained only within a phase")
         return self._learner
 
     @property
@@ -124,7 +124,7 @@ class ModelLocalUpdate:
     @property
     def companion(self) -> ModelLearner:
         if self._phase is None:
-            raise RuntimeError("a companion learns only within a phase")
+            raise RuntimeError("a companion is trained only within a phase")
         if self._companion is None:
             other = self.model.companion
             if not self._has_companion:
@@ -135,11 +135,11 @@ class ModelLocalUpdate:
 
     def embed(self) -> Outputs:
         self._check_bounded("the outputs on all its samples")
-        return self.model.from_features(self._present_features())
+        return self.model.from_features(self._features_now())
 
     def accuracy(self) -> float:
         self._check_bounded("its accuracy on them")
-        # Not by way of the cache: the model may have moved within a phase.
+        # Without cached features: within a phase the encoder may have moved.
         chunks = zip(split(self.inputs, CHUNK), torch.split(self._labels, CHUNK), strict=True)
         logits = ((self.model.from_features(self.model.features(inputs)).logits, labels) for inputs, labels in chunks)
         return sum(int((scores.argmax(1) == labels).sum()) for scores, labels in logits) / self.num_examples
@@ -162,33 +162,34 @@ class ModelLocalUpdate:
         phase = replace(phase, trains=phase.trains & self.model.roles)
         self._phase, self._companion = phase, None
         before = self.steps
-        here = (self.round, self.client, self._purpose, self._phases)
-        # Under DP all draws are hidden. Those of augmentation and dropout go to samples by their place in a batch: to an observer
-        # who knew them, the draws of all others would tell whether a sample before them was drawn.
+        labels = (self.round, self.client, self._purpose, self._phases)
+        # Under DP, augmentation and dropout must be unpredictable too. They are assigned by the place in a batch, so the
+        # augmentation of the later samples would show an observer whether an earlier one was drawn.
         source = Seed(self.config.seed) if self.spend is None else self.hidden
-        augment = source.generator(*here, "augment") if self._augment else None
-        if self.model.parts(phase.trains):  # or its roles are constant, as a head that its net freezes
-            with source.global_rng(*here, "dropout"):
+        augment = source.generator(*labels, "augment") if self._augment else None
+        if self.model.parts(phase.trains):  # otherwise its roles have nothing to train, like a head that the net freezes
+            with source.global_rng(*labels, "dropout"):
                 if self.spend is None:
-                    self._train(phase, loss, rule or PLAIN, source.generator(*here, "shuffle"), augment)
+                    self._train(phase, loss, rule or PLAIN, source.generator(*labels, "shuffle"), augment)
                 else:
-                    sampled, noise, planted = (source.draws(*here, what) for what in ("shuffle", "dp noise", "canaries"))
-                    self._train_privately(phase, loss, rule or PLAIN, sampled, augment, noise, planted)
+                    sampling, noise, canaries = (source.draws(*labels, use) for use in ("shuffle", "dp noise", "canaries"))
+                    self._train_privately(phase, loss, rule or PLAIN, sampling, augment, noise, canaries)
         self._phase = None
         self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:
             self._encoder_version += 1
 
     def _train(self, phase: Phase, loss: Loss, rule: StepRule, shuffle: torch.Generator, augment: torch.Generator | None) -> None:
+        """A phase of ordinary training: epochs over shuffled batches."""
         model, size = self.model, self.config.train.batch_size * rule.batches_per_step
         smallest = max(self.config.train.min_batch, rule.smallest_batch)
         cached = self._caches and "encoder" not in phase.trains and not rule.uses_companion
-        inputs = self._present_features() if cached else self.inputs
+        inputs = self._features_now() if cached else self.inputs
         self._learner = self._learner_on(model, phase)
         losses: list[tuple[Tensor, int]] = []
-        taken, trainable = 0, min(size, self.num_examples) >= smallest
-        for epoch in count() if phase.steps and trainable else range(phase.epochs):
-            if taken == phase.steps:
+        steps, can_train = 0, min(size, self.num_examples) >= smallest
+        for epoch in count() if phase.steps and can_train else range(phase.epochs):
+            if steps == phase.steps:
                 break
             losses.clear()
             rule.epoch(self, epoch)
@@ -197,12 +198,12 @@ class ModelLocalUpdate:
             shuffled = take(inputs, order)
             columns = (order, shuffled if cached else model.shaped(shuffled), self._labels.index_select(0, order))
             for index, views, targets in self._batches(columns, size, augment, rule.views):
-                if len(index) < smallest or taken == phase.steps:
+                if len(index) < smallest or steps == phase.steps:
                     break
                 batch = LocalBatch(index, views, targets, cached, phase.trains, self.received, self.memo, self._teachers)
                 losses.append((self._step(rule, batch, loss), len(targets)))
-                taken += 1
-        self.steps += taken
+                steps += 1
+        self.steps += steps
         if losses:
             self.mean_loss = sum(float(value) * size for value, size in losses) / sum(size for _, size in losses)
         self._check_finite(spoiled=bool(losses) and not math.isfinite(self.mean_loss))
@@ -214,22 +215,27 @@ class ModelLocalUpdate:
             if "more than 1 value per channel" not in str(error):
                 raise
             parts = self.config.train.accumulate
-            cut = f", in up to {parts} parts (train.accumulate)" if parts > 1 else ""
+            in_parts = f", in up to {parts} parts (train.accumulate)" if parts > 1 else ""
             raise UsageError(
-                f"client {self.client} has a batch of {len(batch.labels)}{cut}, and BatchNorm needs more to train on images this "
-                "small; --set train.min_batch=2 skips such batches; another --batch-size or a net without BatchNorm would do too"
+                f"client {self.client} has a batch of {len(batch.labels)}{in_parts}, and BatchNorm needs more to train on images "
+                "this small; --set train.min_batch=2 skips such batches; another --batch-size or a net without BatchNorm would "
+                "do too"
             ) from None
 
     def _batches(
         self, columns: tuple[Tensor, Inputs, Tensor], size: int, augment: torch.Generator | None, views: int
     ) -> Iterator[tuple[Tensor, list[Inputs], Tensor]]:
-        """(positions, views, labels) of one batch after another; several small ones are augmented together."""
+        """Yield (positions, views, labels) of each batch; several small batches are augmented together.
+
+        Args:
+            columns: positions, samples and labels of an epoch, in its order.
+        """
         together = size * max(1, AUGMENTED_TOGETHER // size)
-        stretches = [columns] if augment is None else zip(*(split(column, together) for column in columns), strict=True)
-        for index, samples, labels in stretches:
-            seen = [self._augmented(samples, augment) for _ in range(views)]
-            for part, targets, *shown in zip(*(split(column, size) for column in (index, labels, *seen)), strict=True):
-                yield part, shown, targets
+        blocks = [columns] if augment is None else zip(*(split(column, together) for column in columns), strict=True)
+        for index, samples, labels in blocks:
+            augmented = [self._augmented(samples, augment) for _ in range(views)]
+            for positions, targets, *inputs in zip(*(split(column, size) for column in (index, labels, *augmented)), strict=True):
+                yield positions, inputs, targets
 
     def _augmented(self, samples: Inputs, augment: torch.Generator | None) -> Inputs:
         if augment is None or self._augment is None:
@@ -239,11 +245,12 @@ class ModelLocalUpdate:
         return samples if samples.image is None else samples._replace(image=self._augment(samples.image, augment))
 
     def _learner_on(self, model: ClientModel, phase: Phase) -> ModelLearner:
-        # A few steps before a test, as Per-FedAvg's one, would be over before they are warm.
-        train, warms = self.config.train, self._purpose == "train"
+        # Without warm-up in an adaptation: it may have fewer steps than the warm-up, as Per-FedAvg's, which has one.
+        train = self.config.train
         if phase.plain:
             train = train.model_copy(update=PLAIN_SGD)
-        return ModelLearner(model, phase, train, self._lr(phase), train.warmup_steps if warms else 0, self.unused)
+        warmup = train.warmup_steps if self._purpose == "train" else 0
+        return ModelLearner(model, phase, train, self._lr(phase), warmup, self.unused)
 
     def _lr(self, phase: Phase) -> float:
         return (phase.lr or self.config.train.lr) * self.config.train.lr_decay ** (max(self.round, 1) - 1)
@@ -253,54 +260,59 @@ class ModelLocalUpdate:
         phase: Phase,
         loss: Loss,
         rule: StepRule,
-        sampled: Draws,
+        sampling: RandomStream,
         augment: torch.Generator | None,
-        noise: Draws,
-        planted: Draws,
+        noise: RandomStream,
+        canaries: RandomStream,
     ) -> None:
-        """DP-SGD (Abadi et al. 2016): in each step every sample with probability q, on its own, and
+        """A phase of DP-SGD (Abadi et al., CCS 2016).
 
-        ``g = (sum_i g_i min(1, C / ||g_i||) + N(0, (Z C)^2 I)) / (q n)``; momentum and weight decay only see ``g``.
+        Each step draws every sample independently with probability q (Poisson sampling), and follows the gradient
+
+        ``g = (sum_i g_i min(1, C / ||g_i||) + N(0, (Z C)^2 I)) / (q n)``
+
+        with bound C (``privacy.clip``), noise Z (``privacy.noise``) and n samples. Momentum and weight decay see only ``g``.
         """
-        train, privacy, resident, n = self.config.train, self.config.privacy, self.model, self.num_examples
-        if not isinstance(resident, Resident):
-            raise TypeError("gradients of single samples are taken on a net that a client has to itself")
+        train, privacy, model, n = self.config.train, self.config.privacy, self.model, self.num_examples
+        if not isinstance(model, Resident):
+            raise TypeError("per-sample gradients need a net that trains one client at a time")
         rate, steps = charge(phase, n, train.batch_size)
         if self.spend is None or privacy.noise is None:
             raise ValueError("no ledger or no noise")
         self.spend(rate, steps)
         cached = self._caches and "encoder" not in phase.trains
-        inputs = self._present_features() if cached else self.inputs
-        learner = self._learner = self._learner_on(resident, phase)
+        inputs = self._features_now() if cached else self.inputs
+        learner = self._learner = self._learner_on(model, phase)
         kind = GhostGradients if privacy.clipping == "ghost" else PerSampleGradients
         gradients = kind(
-            resident.net, resident.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip, memo=self.memo
+            model.net, model.parameters, self.received, phase, loss, from_features=cached, clip=privacy.clip, memo=self.memo
         )
-        losses = [torch.zeros_like(resident.row[:0])]
+        losses = [torch.zeros_like(model.row[:0])]
         for _ in range(steps):
-            index = (sampled.uniform((n,), torch.float64) < rate).nonzero().squeeze(1).to(resident.device)
+            index = (sampling.uniform((n,), torch.float64) < rate).nonzero().squeeze(1).to(model.device)
             batch = take(inputs, index)
             if len(index):
-                batch = self._augmented(batch if cached else resident.shaped(batch), augment)
+                batch = self._augmented(batch if cached else model.shaped(batch), augment)
             teachers = {name: self._teachers.outputs(name, index, batch) for name in self._teachers} if len(index) else {}
             total, values, _ = gradients(batch, self._labels.index_select(0, index), teachers)
-            extra = {} if self.canaries is None else self.canaries.drawn(rate, planted)
+            extra = {} if self.canaries is None else self.canaries.drawn(rate, canaries)
             for name, part in total.items():
                 if name in extra:
                     part.add_(extra[name].to(part))
-                drawn = noise.normal(part.shape).to(part) * (privacy.noise * privacy.clip)
-                resident.space.view(resident.grad, name).copy_((part + drawn) / (rate * n))
+                gaussian = noise.normal(part.shape).to(part) * (privacy.noise * privacy.clip)
+                model.space.view(model.grad, name).copy_((part + gaussian) / (rate * n))
             rule.correct(self, learner)
             learner.descend()
-            losses.append(values.to(resident.row))
-        seen = torch.cat(losses)
-        if len(seen):  # small clients may draw no samples; then there is no loss
-            self.mean_loss = float(seen.mean())
+            losses.append(values.to(model.row))
+        of_samples = torch.cat(losses)
+        if len(of_samples):  # a small client may have drawn no sample
+            self.mean_loss = float(of_samples.mean())
         self.steps += steps
         self._check_finite(spoiled=False)
 
     def _check_bounded(self, what: str) -> None:
-        """Refuse what depends on the samples otherwise than by clipped gradients, where epsilon covers these alone."""
+        """Under sample-level DP, refuse anything computed from the samples but clipped gradients, as epsilon covers only
+        these."""
         if self.spend is not None and not self.over:
             raise UsageError(
                 f"privacy.level sample: a local update asks for {what}, which no clipping bounds; its method, objective or "
@@ -308,11 +320,11 @@ class ModelLocalUpdate:
             )
 
     def _check_finite(self, spoiled: bool) -> None:
-        # The weights too: the last step may ruin them after the last loss. Their sum is finite only if they all are.
+        # Also check the weights, which the last step changes after the last loss. Their sum is finite only if all of them are.
         if spoiled or not math.isfinite(float(self.model.row.sum())):
             raise ClientDiverged(self.client, self.round, self.config.train.lr)
 
-    def _present_features(self) -> Tensor:
+    def _features_now(self) -> Tensor:
         if self._encoder_version not in self._features:
             self._features[self._encoder_version] = self.model.features(self.inputs)
         return self._features[self._encoder_version]

@@ -1,7 +1,7 @@
-"""A client's model where it is trained: state and gradient as rows, and the passes through the net.
+"""A client's model during training: its state and gradient as rows, and the passes through the net.
 
-:class:`fedpriv.client.resident.Resident` is the one net of a process, which a client's local update has to itself;
-:class:`fedpriv.simulation.vectorized.batched_client.BatchedClient` is a client's place in a net that trains several at a time.
+:class:`fedpriv.client.resident.Resident` trains one client at a time,
+:class:`fedpriv.simulation.vectorized.batched_client.BatchedClient` is one of several clients that train as one net.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ Optimiser = SGD | torch.optim.Optimizer
 
 
 class ClientModel(ABC):
-    """A model whose state and gradients are two rows ``(p,)``: writing them moves it."""
+    """A model whose state and gradient are two rows ``(p,)``; writing into them changes the model."""
 
     def __init__(self, space: ParameterSpace, row: Tensor, grad: Tensor) -> None:
         self.space, self.row, self.grad = space, row, grad
         self.views = space.unpack(row)
         self.roles = frozenset(entry.role for entry in space.entries)
-        """The roles that have a state; the others are constants."""
+        """The roles with tensors in the state; the others are constant."""
         self.buffers = tuple(entry.name for entry in space.entries if entry.kind == "buffer")
         self._parts: dict[tuple[frozenset[str], frozenset[str]], Parts] = {}
 
@@ -46,64 +46,64 @@ class ClientModel(ABC):
     @property
     @abstractmethod
     def parameters(self) -> Mapping[str, Tensor]:
-        """The parameters by name, with gradient where the role is differentiated."""
+        """The parameters by name, with gradient if their role is differentiated."""
 
     @property
     @abstractmethod
     def frozen(self) -> ClientModel:
-        """A second model of the net for constant models (teachers), made on first use; always in evaluation mode."""
+        """A second model of the same net, for teachers; made on first use, always in evaluation mode."""
 
     @property
     @abstractmethod
     def companion(self) -> ClientModel:
-        """A third one, for a second model that is trained beside the first; made on first use."""
+        """A third model of the same net, which is trained beside the first; made on first use."""
 
     @abstractmethod
     def set_trained(self, roles: frozenset[str], differentiated: frozenset[str] | None = None) -> None:
-        """Let ``roles`` learn; the others are fixed functions: no gradient, evaluation mode.
+        """Train ``roles``, and freeze the others: no gradient, evaluation mode.
 
         Args:
-            differentiated: the roles that have a gradient, if not those that learn.
+            differentiated: the roles that have a gradient; ``None``: the trained ones.
         """
 
     @abstractmethod
     def forward(self, inputs: Inputs, from_features: bool, half: bool = False) -> Outputs:
-        """The outputs for B samples, or for the features ``(B, d)`` of a frozen encoder, in the mode that was set.
+        """The outputs for B samples, or for features ``(B, d)`` of a frozen encoder, in the mode that was set.
 
         Args:
-            half: the pass computes in bfloat16 (``torch.autocast``), whatever the row's precision.
+            half: compute in bfloat16 (``torch.autocast``).
         """
 
     @abstractmethod
     def backward(self, value: Tensor, add: bool = False) -> None:
-        """The gradient of a scalar of :meth:`forward`'s outputs, in place of the one before or added to it."""
+        """Compute the gradient of a scalar of :meth:`forward`'s outputs; it replaces the previous one, or is added to it."""
 
     def differentiate(self, batch: Batch, loss: Loss, learner: Learner) -> Tensor:
-        """The gradient of a loss on a batch, in place of the one before; the loss, detached."""
+        """Compute the gradient of a loss on a batch, and return the loss, detached."""
         value = loss(batch.forward(learner))
         self.backward(value)
         return value.detach()
 
     def descend(self, batch: Batch, loss: Loss, learner: Learner, optimiser: Optimiser) -> Tensor:
-        """:meth:`differentiate`, and a step of the optimiser; the loss, detached."""
+        """:meth:`differentiate`, then take a step of the optimiser."""
         value = self.differentiate(batch, loss, learner)
         optimiser.step()
         return value
 
     @abstractmethod
     def features(self, inputs: Inputs) -> Tensor:
-        """Encoder features ``(n, d)`` of n samples under the present row, in evaluation mode, without gradient."""
+        """Encoder features ``(n, d)`` of n samples, in evaluation mode, without gradient."""
 
     @abstractmethod
     def from_features(self, features: Tensor) -> Outputs:
-        """Outputs for features ``(n, d)`` under the present row, in evaluation mode, without gradient."""
+        """Outputs for features ``(n, d)``, in evaluation mode, without gradient."""
 
     @abstractmethod
     def shaped(self, inputs: Inputs) -> Inputs:
-        """Samples in the form that batches of them are cut from and shown to :meth:`forward`."""
+        """Samples in the memory layout that :meth:`forward` is fastest on."""
 
     def parts(self, roles: frozenset[str], unused: frozenset[str] = frozenset()) -> Parts:
-        """Kind (weight or bias), values and gradient of the roles' slices of the row, as few as there are.
+        """Kind (weight or bias), values and gradient of the roles' slices of the row, adjacent ones merged.
 
         Args:
             unused: parameters that are left out.
@@ -119,7 +119,7 @@ class ClientModel(ABC):
         return self._parts[key]
 
     def optimiser(self, roles: frozenset[str], config: TrainConfig, lr: float, unused: frozenset[str] = frozenset()) -> Optimiser:
-        """A fresh optimiser over the roles' slices of the row, but those of the parameters ``unused``."""
+        """A new optimiser over the roles' slices of the row, without the parameters ``unused``."""
         decay = {"weight": config.weight_decay, "bias": config.weight_decay_bias}
         if config.optimizer == "sgd":
             parts = [(values, grad, decay[kind]) for kind, values, grad in self.parts(roles, unused)]
@@ -138,7 +138,7 @@ class ClientModel(ABC):
         return SGD(parts, lr, momentum)
 
     def gradient(self, inputs: Inputs, labels: Tensor) -> Tensor:
-        """``(p,)``: gradient of the cross-entropy summed over n samples, in evaluation mode; valid until the next."""
+        """The gradient ``(p,)`` of the cross-entropy summed over n samples, in evaluation mode; valid until the next call."""
         self.set_trained(frozenset(), self.roles)
         self.grad.zero_()
         for samples, targets in zip(split(inputs, CHUNK), torch.split(labels, CHUNK), strict=True):

@@ -1,4 +1,4 @@
-"""The one net of a process: it stays on the device, and a client's local update only rewrites its row."""
+"""The net of a process that trains one client at a time: it stays on the device, and clients only exchange its row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fedpriv.samples import Inputs, in_chunks, laid_out
 
 
 class Resident(ClientModel):
-    """The net itself; its parameters and gradients are views of the rows."""
+    """A net whose parameters and gradients are views of the rows."""
 
     def __init__(self, net: Net, space: ParameterSpace, device: torch.device) -> None:
         self.net = net.to(device)
@@ -31,17 +31,17 @@ class Resident(ClientModel):
     @property
     def frozen(self) -> Resident:
         if self._frozen is None:
-            self._frozen = Resident(self._copied(), self.space, self.device)
+            self._frozen = Resident(self._copy(), self.space, self.device)
             self._frozen.set_trained(frozenset())
         return self._frozen
 
     @property
     def companion(self) -> Resident:
         if self._companion is None:
-            self._companion = Resident(self._copied(), self.space, self.device)
+            self._companion = Resident(self._copy(), self.space, self.device)
         return self._companion
 
-    def _copied(self) -> Net:
+    def _copy(self) -> Net:
         return copy_of(self.net, (parameter for name, parameter in self.net.named_parameters() if name not in self.space))
 
     def set_trained(self, roles: frozenset[str], differentiated: frozenset[str] | None = None) -> None:
@@ -86,7 +86,7 @@ class Resident(ClientModel):
         return self.net.from_features(features)
 
     def shaped(self, inputs: Inputs) -> Inputs:
-        """A batch in the form that the encoder is fastest on: see :func:`laid_out`; texts as long as the longest of them."""
+        """A batch in the layout that the encoder is fastest on (:func:`laid_out`); texts are cut to the longest of the batch."""
         if isinstance(inputs, Tensor) and inputs.ndim == 4:
             return laid_out(inputs)
         trim = getattr(self.net.encoder, "trim", None)

@@ -1,4 +1,4 @@
-"""SGD on slices of rows: one client's step, or those of several at once."""
+"""SGD on slices of rows, for one client or for several at once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch.optim.sgd import sgd
 
 
 class SGD:
-    """``torch.optim.SGD(fused=True)`` on a few flat tensors; bit for bit the same.
+    """``torch.optim.SGD(fused=True)`` on a few flat tensors, equal to the bit, without the overhead of torch's optimiser.
 
-    It is torch's arithmetic without its bookkeeping, which takes longer for a small net. Without ``fused``, torch rounds the last
-    few entries of a tensor (fewer than a vector unit holds) in another way if momentum is no power of two.
+    Without ``fused``, torch rounds the last few entries of a tensor (fewer than a vector unit holds) differently if momentum is
+    not a power of two.
 
     Args:
         parts: values, their gradient and their weight decay.
@@ -26,11 +26,11 @@ class SGD:
     def __init__(self, parts: Sequence[tuple[Tensor, Tensor, float]], lr: float, momentum: float) -> None:
         self.param_groups = [{"lr": lr}]
         self._momentum = momentum
-        # Zeros: momentum's first step is then the gradient, as torch's.
+        # With zeros, the first velocity is the gradient, as in torch.
         self._parts = [(values, grad, torch.zeros_like(values) if momentum else None, decay) for values, grad, decay in parts]
 
     def step(self) -> None:
-        """One step along the gradient."""
+        """Take one step."""
         step_together([self])
 
 
@@ -39,11 +39,11 @@ Columns = tuple[list[Tensor], list[Tensor], list[Tensor | None]]
 
 
 def step_together(optimisers: Sequence[SGD]) -> None:
-    """One step of each, in one pass through memory for all parts with the same settings."""
+    """Take one step of each optimiser, in one pass through memory for all parts with the same settings."""
     alike: defaultdict[tuple[float, float, float], Columns] = defaultdict(lambda: ([], [], []))
-    for one in optimisers:
-        for value, grad, velocity, decay in one._parts:
-            values, grads, velocities = alike[one.param_groups[0]["lr"], one._momentum, decay]
+    for optimiser in optimisers:
+        for value, grad, velocity, decay in optimiser._parts:
+            values, grads, velocities = alike[optimiser.param_groups[0]["lr"], optimiser._momentum, decay]
             values.append(value)
             grads.append(grad)
             velocities.append(velocity)

@@ -1,7 +1,7 @@
-"""Where clients keep their private state between local updates, and what they spent on privacy.
+"""Files in which clients keep their private state between local updates, and what they spent on privacy.
 
-The state of a local update is a file of its own, written once. The server says from which local update a client goes on (the last
-one that counted), so a local update that is asked for again starts from the same state and gives the same bytes.
+The private state after a local update is a file of its own, which is written once. The server says which local update a client
+continues from (its last merged one), so a local update that is repeated starts from the same state and gives the same bytes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tens
 from fedpriv.wire.report import Charge
 
 CACHE = 32 * 2**20
-"""Bytes of states that stay in memory, whatever the number of clients; the others are read on access."""
+"""Bytes of states that stay in memory; the others are read on access."""
 
 
 class ClientStore:
-    """The states of the clients of one machine; in a simulation, of all.
+    """The private states of all clients on this machine.
 
     Args:
-        folder: made when the first state is kept.
+        folder: created when the first state is stored.
         memory: bytes of states that may be cached in memory.
-        hint: what to do where it cannot be written.
+        hint: for the error message if it cannot be written.
     """
 
     def __init__(self, folder: Path, memory: int = CACHE, hint: str = "make room, then `fedpriv resume`") -> None:
@@ -39,14 +39,14 @@ class ClientStore:
         """The client's private state after its local update in a round.
 
         Raises:
-            FedprivError: it is not there, or damaged.
+            FedprivError: it is missing or damaged.
         """
         path = self._state_file(client, round)
         if path not in self._cache:
             try:
                 self._remember(path, load_tensors(path))
             except Damaged as error:
-                raise FedprivError(f"client {client} cannot go on from its local update in round {round}: {error}") from None
+                raise FedprivError(f"client {client} cannot continue from its local update in round {round}: {error}") from None
         self._cache.move_to_end(path)
         return self._cache[path]
 
@@ -59,7 +59,7 @@ class ClientStore:
         self._remember(path, owned)
 
     def damaged(self, states: Mapping[int, int]) -> str | None:
-        """The first of these states (client -> round) that cannot be read, in a line; ``None``: all can."""
+        """A line on the first of these states (client -> round) that cannot be read; ``None``: all can."""
         for client, round in states.items():
             try:
                 load_tensors(self._state_file(client, round))
@@ -68,24 +68,24 @@ class ClientStore:
         return None
 
     def forget(self, states: Iterable[tuple[int, int]]) -> None:
-        """Remove states (client, round) that the server will not name again."""
+        """Remove states (client, round) that are not needed any more."""
         for client, round in states:
             self._drop(self._state_file(client, round))
 
     def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
-        """Remove all states but these (client, round), such as those of a round that was killed."""
+        """Remove all other states than these (client, round), such as those of a round that was killed."""
         needed = {self._state_file(client, round) for client, round in states}
         for path in self.folder.iterdir() if self.folder.exists() else ():
             if path not in needed and not (path.name.startswith("spent-") and path.suffix == ".json"):
                 self._drop(path)
 
     def export(self, client: int, round: int | None) -> dict[str, bytes]:
-        """The files of a client, by name, for a store elsewhere: its state after a round, if it kept one, and what it spent."""
+        """A client's files by name, for a store on another machine: its state after a round, if any, and what it spent."""
         paths = [self.ledger_file(client), *([] if round is None else [self._state_file(client, round)])]
         return {path.name: path.read_bytes() for path in paths if path.exists()}
 
     def take(self, files: Mapping[str, bytes]) -> None:
-        """Store what another store exported."""
+        """Store the files that another store exported."""
         for name, data in files.items():
             with self._writing("a client's private state"):
                 write_atomically(self.folder / name, data)
@@ -99,18 +99,17 @@ class ClientStore:
     # --- sample-level DP ---------------------------------------------------------------------------------------------
 
     def ledger_file(self, client: int) -> Path:
-        """Where it books what a client spends."""
+        """The file of what a client spent."""
         return self.folder / f"spent-{client:06d}.json"
 
     def spent(self, client: int) -> dict[int, list[Charge]]:
-        """What the client spent, by round: (sampling rate, steps) of each stretch of DP-SGD, whether or not the local update
-        counted."""
+        """(Sampling rate, steps) of each phase of DP-SGD, by round, also of local updates that were not merged."""
         path = self.ledger_file(client)
         stored = load_json(path) if path.exists() else {}
         return {int(round): [(rate, int(steps)) for rate, steps in charges] for round, charges in stored.items()}
 
     def check_spent(self, client: int, steps: int) -> None:
-        """Raise :class:`Damaged` where less is booked than these steps of DP-SGD, which a server knows of."""
+        """Raise :class:`Damaged` if fewer steps of DP-SGD are booked than ``steps``, of which the server knows."""
         if sum(number for charges in self.spent(client).values() for _, number in charges) < steps:
             path = self.ledger_file(client)
             raise Damaged(
@@ -118,7 +117,7 @@ class ClientStore:
             )
 
     def book(self, client: int, round: int, charges: Sequence[Charge]) -> None:
-        """Book what a local update spends; a repeated local update is the same draw and spends nothing more."""
+        """Book what a local update spends; repeated, it has the same noise and spends nothing more."""
         with self._writing(f"what client {client} spent"):
             save_json(self.ledger_file(client), {**self.spent(client), round: list(charges)})
 

@@ -1,4 +1,4 @@
-"""The frozen models of a client's local update, and what they say of its data."""
+"""The frozen models (teachers) of a local update, and their outputs on the client's data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedpriv.samples import Inputs
 
 
 class Teachers:
-    """Constant models by name.
+    """Frozen models by name.
 
     Args:
         inputs: the client's data.
-        caches: whether these are the same in every epoch, so that a teacher need look at them only once.
-        features: the features of all of them by the version of the encoder that made them.
+        caches: whether the data are the same in every epoch, so that a teacher's outputs are computed only once.
+        features: features of all of the data, by the version of their encoder.
     """
 
     def __init__(self, model: ClientModel, inputs: Inputs, caches: bool, features: Mapping[int, Tensor]) -> None:
@@ -26,7 +26,7 @@ class Teachers:
         self._tables: dict[str, Outputs] = {}
 
     def freeze(self, name: str, row: Tensor, version: int | None) -> None:
-        """Keep the model ``row``, whose encoder is of a version (``None``: of none whose features are kept)."""
+        """Store the model ``row``, and the version of its encoder (``None``: a version without stored features)."""
         self._frozen[name] = row, version
         self._tables.pop(name, None)
 
@@ -34,7 +34,7 @@ class Teachers:
         return iter(self._frozen)
 
     def outputs(self, name: str, index: Tensor, batch: Inputs) -> Outputs:
-        """A teacher's outputs on a batch, the samples at positions ``(B,)`` of the data."""
+        """A teacher's outputs on a batch, which holds the samples at positions ``(B,)`` of the data."""
         if not self.caches:
             frozen = self._model.frozen
             frozen.row.copy_(self._frozen[name][0])
@@ -43,14 +43,14 @@ class Teachers:
         return table.map(lambda tensor: tensor[index])
 
     def known(self, name: str) -> Outputs | None:
-        """A teacher's outputs on all of the data, where it has looked at them already."""
+        """A teacher's outputs on all of the data, if they were computed already."""
         return self._tables.get(name)
 
     def _table(self, name: str) -> Outputs:
         row, version = self._frozen[name]
         frozen = self._model.frozen
         frozen.row.copy_(row)
-        known = None if version is None else self._features.get(version)
-        features = frozen.features(self._inputs) if known is None else known
+        stored = None if version is None else self._features.get(version)
+        features = frozen.features(self._inputs) if stored is None else stored
         self._tables[name] = frozen.from_features(features)
         return self._tables[name]

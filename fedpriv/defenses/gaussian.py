@@ -19,7 +19,7 @@ class Gaussian:
     variance: float = Field(1e-3, ge=0, description="variance of the noise per entry; 0 adds none")
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
-        return add_noise(payload, context, self.variance, context.draws.normal, str(self))
+        return add_noise(payload, context, self.variance, context.noise.normal, str(self))
 
     @property
     def noise_variance(self) -> float:

@@ -22,7 +22,7 @@ class Laplace:
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
         def draw(shape: torch.Size) -> torch.Tensor:
             # The difference of two Exp(1) is Lap(0, 1), of variance 2; unlike inverse transform sampling, it is never infinite.
-            one, other = (context.draws.exponential(shape) for _ in range(2))
+            one, other = (context.noise.exponential(shape) for _ in range(2))
             return (one - other) / 2**0.5
 
         return add_noise(payload, context, self.variance, draw, str(self))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpriv.defenses.change import changes, reference
 from fedpriv.defenses.stage import Stage, transform
-from fedpriv.wire import Draws, Expected, Form, Payload, TransformContext
+from fedpriv.wire import Expected, Form, Payload, RandomStream, TransformContext
 from fedpriv.wire.coding import RUNNING_VAR, SCALE, base_name, codes_name, is_model, pack_codes
 
 
@@ -34,7 +34,7 @@ class Quantise:
         for name, change in changes(payload, context.received).items():
             if base_name(name) in context.received:
                 del sent[name]
-                codes, sent[name + SCALE] = self._codes(change.float(), context.draws)
+                codes, sent[name + SCALE] = self._codes(change.float(), context.noise)
                 if base_name(name).endswith(RUNNING_VAR):
                     codes = _not_below_zero(codes, sent[name + SCALE], reference(name, payload, context.received))
                 sent[codes_name(name, self.bits)] = pack_codes(codes, self.bits)
@@ -57,7 +57,7 @@ class Quantise:
         packed = math.ceil(math.prod(known) * self.bits / 8) if len(known) == len(shape) else f"{name}, packed"
         return Form((packed,), torch.uint8)
 
-    def _codes(self, change: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    def _codes(self, change: Tensor, draws: RandomStream) -> tuple[Tensor, Tensor]:
         levels = 2 ** (self.bits - 1) - 1
         largest = change.abs().max() if change.numel() else change.new_zeros(())
         scale = largest / levels

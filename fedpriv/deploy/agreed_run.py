@@ -12,7 +12,7 @@ from fedpriv.agreement import Agreement, Declared
 from fedpriv.client.client import Client, Received, receive
 from fedpriv.client.resident import Resident
 from fedpriv.client.store import ClientStore
-from fedpriv.client.suspicion import secret_draw
+from fedpriv.client.suspicion import secret_generator
 from fedpriv.config import RunConfig
 from fedpriv.data.augmentation.augment import augmentation
 from fedpriv.data.federated import ClientData
@@ -73,12 +73,12 @@ class AgreedRun:
         """
         if self._broadcast not in (None, message.digest):
             raise FedprivError(f"client {self._number} has the initial model of run {self.name}, and this is another")
-        self.initial = receive(self.agreement, 0, message, self.agreement.initial, secret_draw()).start
+        self.initial = receive(self.agreement, 0, message, self.agreement.initial, secret_generator()).start
         self._broadcast = message.digest
 
     def received(self, round: int, message: Sealed | None) -> Received:
         """Decode a download."""
-        return receive(self.agreement, round, message, self.initial, secret_draw())
+        return receive(self.agreement, round, message, self.initial, secret_generator())
 
     def _check_repeated(self, what: Literal["update", "test"], round: int, started: str) -> None:
         """Refuse a second local update of a round, if it differs and noise is added: it would cost privacy that the ledger does

@@ -35,11 +35,11 @@ from fedpriv.models.user_net import is_own
 from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.results import write_results
-from fedpriv.simulation.run import OnRound, Warn, conduct, note_beginning
+from fedpriv.simulation.run import OnRound, Warn, note_beginning, run_server
 from fedpriv.simulation.run_setup import settle
-from fedpriv.simulation.setup import resolve, with_schedule, with_usual_share
+from fedpriv.simulation.setup import resolve, with_default_share, with_schedule
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import check_tracking
 
 OnStart = Callable[[Agreement, RunFolder], None]
@@ -166,7 +166,7 @@ def _ask_for_facts(config: RunConfig, grid: Grid, seconds: float) -> list[Facts]
 def _agreement(config: RunConfig, facts: Sequence[Facts]) -> Agreement:
     """The agreement that the clients will build, too, from the config and their declarations."""
     first, sizes = facts[0], _training_sizes(facts)
-    config = with_usual_share(resolve(config, first.default_model, first.suggests), len(sizes))
+    config = with_default_share(resolve(config, first.default_model, first.suggests), len(sizes))
     config = parse(RunConfig, config.chosen(), "the config with what the clients' data suggest")
     config, build = first.form.net(config, len(first.classes))
     agreement, _ = settle(config, build, declared(facts), sizes, DisjointClients(sizes), torch.device("cpu"))
@@ -210,7 +210,7 @@ def _run(
             server.stop_requested = True
         server.stop_requested = server.stop_requested or stop.exists()
 
-    summary, _ = conduct(server, lambda: on_start(agreement, folder), after_round, lambda: write_results(server, notes))
+    summary, _ = run_server(server, lambda: on_start(agreement, folder), after_round, lambda: write_results(server, notes))
     stop.unlink(missing_ok=True)
     return summary
 

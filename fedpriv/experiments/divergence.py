@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedpriv.experiments.results import Stored, made_as
 from fedpriv.files import write_atomically
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from fedpriv.experiments.leakage import describes_cells, read_leakage, run_cells
 from fedpriv.experiments.results import Result, difference
 from fedpriv.experiments.spec import Experiment, merge, read, yamls
 from fedpriv.experiments.stored import divergences, stored_results
-from fedpriv.server.run_folder import RunFolder, processor
 from fedpriv.simulation.run import start
+from fedpriv.storage.provenance import processor
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.folder import read_lines
 
 PILOT_ROUNDS = 4

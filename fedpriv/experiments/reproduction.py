@@ -16,7 +16,7 @@ from fedpriv.experiments.results import Result, rounded
 from fedpriv.experiments.runner import Outcome, Say, run_each
 from fedpriv.experiments.spec import Experiment, read, yamls
 from fedpriv.experiments.stored import elsewhere, stored_results
-from fedpriv.server.run_folder import processor
+from fedpriv.storage.provenance import processor
 
 _SECONDS = ("seconds", "cpu_seconds")
 """What no run has twice."""

@@ -19,9 +19,10 @@ from fedpriv.files import Damaged, load_json, write_atomically
 from fedpriv.methods.build import with_options
 from fedpriv.models.user_net import is_own
 from fedpriv.plugins import load_plugins
-from fedpriv.server.run_folder import RunFolder, other_code
 from fedpriv.simulation.inputs.texts import on_frozen_features
 from fedpriv.simulation.setup import resolve
+from fedpriv.storage.provenance import other_code
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import Record, flatten, read_records
 
 _CURVE = {

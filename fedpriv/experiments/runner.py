@@ -24,7 +24,8 @@ from fedpriv.experiments.results import Result, by_other_code, collect, differen
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergence_of, elsewhere
 from fedpriv.processes import python_command
-from fedpriv.server.run_folder import CHECKOUT, RunFolder
+from fedpriv.storage.provenance import CHECKOUT
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.folder import read_lines
 from fedpriv.untrusted import plain_yaml
 from fedpriv.untrusted.addresses import with_secrets
@@ -229,7 +230,7 @@ class _Runner:
             refuse_changes(self.experiment.path)
         folder.path.mkdir(parents=True, exist_ok=True)
         if folder.config_file.exists():
-            with folder.alone(plays=False):  # a process would take seconds to find that another has it
+            with folder.alone(runs=False):  # a process would take seconds to find that another has it
                 arguments = ["resume", str(folder.path)]
         else:
             config = self.experiment.config(label, seed)

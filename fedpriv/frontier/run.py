@@ -28,7 +28,7 @@ from fedpriv.frontier.search import BY_REPLAY, Replayed, Strength, measured, sea
 from fedpriv.frontier.show import markdown
 from fedpriv.methods.build import with_options
 from fedpriv.seeding import with_threads
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import parent_run, sync
 
 Say = Callable[[str], None]

@@ -19,7 +19,7 @@ from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
 from fedpriv.parameters import ParameterSpace
 from fedpriv.seeding import generator
-from fedpriv.wire import Draws
+from fedpriv.wire import RandomStream
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class OfClient:
     held: Tensor
     clip: float
 
-    def drawn(self, rate: float, draws: Draws) -> dict[str, Tensor]:
+    def drawn(self, rate: float, draws: RandomStream) -> dict[str, Tensor]:
         """The sum of the gradients of the used ones that are drawn for a step, with probability ``rate`` each, by name."""
         chosen = draws.uniform((len(self.held),)) < rate
         row = self.canaries.sum_of(self.held[chosen & self.canaries.used[self.held]])

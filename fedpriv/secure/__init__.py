@@ -1,1 +1,1 @@
-"""Secure aggregation: the server learns the sum of the clients' uploads, and no upload."""
+"""Secure aggregation: the server learns the sum of the clients' uploads, but no single upload."""

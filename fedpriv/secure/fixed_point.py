@@ -1,4 +1,4 @@
-"""Numbers as integers modulo 2**64, so that masks cancel exactly: 36 binary places, clipped, rounded up or down at random."""
+"""Numbers as integers modulo 2**64, so that masks cancel exactly: clipped, with 36 binary places, rounded stochastically."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CLIP = 2.0**16
 
 
 def encoded(values: Array, seed: bytes) -> Words:
-    """``(p,)`` numbers as words; each is rounded without bias, by draws from a seed of 32 bytes.
+    """``(p,)`` numbers as words, rounded without bias by random numbers from a seed of 32 bytes.
 
     Raises:
         ValueError: a number is not finite.
     """
     if not np.isfinite(values).all():
         raise ValueError("numbers that are not finite cannot be added up behind masks")
-    draws = (mask(seed, len(values)) >> np.uint64(11)) * 2.0**-53
-    return np.floor(np.clip(values, -CLIP, CLIP) * 2.0**PLACES + draws).astype(np.int64).view(np.uint64)
+    uniform = (mask(seed, len(values)) >> np.uint64(11)) * 2.0**-53
+    return np.floor(np.clip(values, -CLIP, CLIP) * 2.0**PLACES + uniform).astype(np.int64).view(np.uint64)
 
 
 def decoded(total: Words) -> Array:

@@ -1,4 +1,4 @@
-"""Keys that two clients agree on over a server that sees their public halves: X25519 (RFC 7748), then HKDF-SHA256 (RFC 5869)."""
+"""Key agreement between two clients through the server: X25519 (RFC 7748), then HKDF-SHA256 (RFC 5869); encryption by AES-GCM."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 _NONCE, _TAG = 12, 16
-ENVELOPE = _NONCE + _TAG
-"""Bytes by which :func:`closed` makes a text longer."""
+OVERHEAD = _NONCE + _TAG
+"""Bytes by which :func:`encrypt` makes a text longer."""
 
 
-def new_private() -> bytes:
-    """32 bytes from the operating system."""
+def new_private_key() -> bytes:
+    """A private key: 32 bytes from the operating system."""
     return X25519PrivateKey.generate().private_bytes_raw()
 
 
-def public_of(private: bytes) -> bytes:
-    """The public half (32 bytes)."""
+def public_key(private: bytes) -> bytes:
+    """The public key (32 bytes) of a private one."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
-def agreed(private: bytes, public: bytes, purpose: bytes) -> bytes:
-    """The 32 bytes that only the two owners know, for one purpose.
+def shared_key(private: bytes, public: bytes, purpose: bytes) -> bytes:
+    """The 32 bytes for one purpose that only the owners of the two keys know.
 
     Raises:
-        ValueError: the public key is none.
+        ValueError: the public key is invalid.
     """
     secret = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     return HKDF(algorithm=SHA256(), length=32, salt=None, info=purpose).derive(secret)
 
 
-def closed(key: bytes, text: bytes, about: bytes) -> bytes:
-    """``text`` encrypted and authenticated by AES-256-GCM, together with ``about``, which is not sent."""
+def encrypt(key: bytes, text: bytes, context: bytes) -> bytes:
+    """``text`` encrypted by AES-256-GCM, and authenticated together with ``context``, which is not sent."""
     nonce = secrets.token_bytes(_NONCE)
-    return nonce + AESGCM(key).encrypt(nonce, text, about)
+    return nonce + AESGCM(key).encrypt(nonce, text, context)
 
 
-def opened(key: bytes, letter: bytes, about: bytes) -> bytes:
-    """The inverse of :func:`closed`.
+def decrypt(key: bytes, ciphertext: bytes, context: bytes) -> bytes:
+    """The inverse of :func:`encrypt`.
 
     Raises:
-        ValueError: the letter is not from the other owner of the key, or about something else.
+        ValueError: the ciphertext is not from the other owner of the key, or was made in another context.
     """
     try:
-        return AESGCM(key).decrypt(letter[:_NONCE], letter[_NONCE:], about)
+        return AESGCM(key).decrypt(ciphertext[:_NONCE], ciphertext[_NONCE:], context)
     except (InvalidTag, ValueError):  # the latter: it is too short
-        raise ValueError("a letter that is not from its sender") from None
+        raise ValueError("not from the owner of the key") from None

@@ -1,4 +1,4 @@
-"""What a client adds to the sum of a round, as one row of numbers, and the sum back as tensors."""
+"""A client's upload as the row of numbers that it adds to a secure sum, and the sum as tensors again."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Sums:
     """The sum of some clients' uploads.
 
     Attributes:
-        tensors: what they added (:meth:`fedpriv.aggregation.base.Aggregation.addend`), by name, in float64.
+        tensors: the sums of their addends (:meth:`fedpriv.aggregation.base.Aggregation.addend`), by name, in float64.
         weight: the sum of their weights.
-        loss: the mean training loss of those that took a step, each sample as heavy as the others, without losses that are too
-            large for a sum; ``None``: there is none.
+        loss: the mean training loss over the samples of those that took a step, without losses that are too large for a sum;
+            ``None``: there is none.
     """
 
     tensors: Mapping[str, Tensor]
@@ -36,11 +36,11 @@ class Sums:
 
 @dataclass(frozen=True)
 class Layout:
-    """Both sides know it before the upload: from the terms of the run, and from what every client is sent.
+    """The layout of the row. Both sides derive it, before the upload, from the agreement and from what every client is sent.
 
     Attributes:
         received: what every client is sent in the round, by name.
-        shapes: of the tensors that are added up, by name, in their order in the row. The weight and the loss follow them.
+        shapes: of the summed tensors, by name, in their order in the row; the weight and the loss follow them.
     """
 
     agreement: Agreement
@@ -49,11 +49,11 @@ class Layout:
 
     def __post_init__(self) -> None:
         forms = self.agreement.expected(0, 0, self.received).tensors
-        nothing = {
+        empty = {
             name: torch.zeros([0 if isinstance(size, str) else size for size in form.shape], dtype=form.dtype or torch.float32)
             for name, form in forms.items()
         }
-        added = self.agreement.method.addend(nothing, self.received, 0.0)
+        added = self.agreement.method.addend(empty, self.received, 0.0)
         object.__setattr__(self, "shapes", {name: tuple(added[name].shape) for name in sorted(added)})
 
     @property
@@ -62,11 +62,11 @@ class Layout:
         return sum(prod(shape) for shape in self.shapes.values()) + 3
 
     def row(self, upload: Mapping[str, Tensor], examples: int, loss: float | None) -> Array:
-        """What a client adds ``(size,)``, from the tensors of its upload and its mean training loss.
+        """The row ``(size,)`` that a client adds, from the tensors of its upload and its mean training loss.
 
         Raises:
-            Refused: it cannot be added to what the others send, such as where a client has no data for a part of the net, or
-                would be cut off, as a number of it is too large.
+            Refused: the upload has other tensors than the others', as of a client without data for a part of the net; or a number
+                of it is too large, and would be clipped.
         """
         weight = self._weight(examples)
         added = self.agreement.method.addend(upload, self.received, weight)
@@ -77,21 +77,21 @@ class Layout:
                 raise Refused(f"{name} adds {largest:g}, and numbers of a sum are at most {CLIP:g}")
         share = 0.0 if loss is None else examples / self.agreement.declared.most_samples
         losses = share * (loss or 0.0)
-        if abs(losses) > CLIP:  # it would be cut off, and the mean be wrong; the upload still counts
+        if abs(losses) > CLIP:  # clipping it would make the mean wrong; the upload is added without it
             share = losses = 0.0
         tail = [weight, share, losses]
         return np.concatenate([*(added[name].cpu().numpy().reshape(-1) for name in self.shapes), tail])
 
     def sums(self, total: Array) -> Sums:
-        """What the server reads from the sum of the rows."""
-        found, start = dict[str, Tensor](), 0
+        """The sum of the rows ``(size,)`` as tensors, weight and loss."""
+        tensors, start = dict[str, Tensor](), 0
         for name, shape in self.shapes.items():
-            found[name] = torch.from_numpy(total[start : start + prod(shape)].reshape(shape))
+            tensors[name] = torch.from_numpy(total[start : start + prod(shape)].reshape(shape))
             start += prod(shape)
         weight, share, losses = (float(number) for number in total[start:])
-        return Sums(found, weight, losses / share if share > 0 else None)
+        return Sums(tensors, weight, losses / share if share > 0 else None)
 
     def _weight(self, examples: int) -> float:
-        """At most one, so that what is added is no larger than what is sent."""
+        """The client's weight, at most 1, so that no addend is larger than the upload."""
         weight = self.agreement.method.aggregation.weight
         return weight(examples) / weight(self.agreement.declared.most_samples)

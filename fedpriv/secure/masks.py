@@ -8,7 +8,7 @@ from fedpriv.noise_source import Words, key_stream
 def mask(key: bytes, size: int) -> Words:
     """``(size,)`` words of the key stream of AES-256 in counter mode.
 
-    All 256 bits of the key matter. A key must be used for one mask alone.
+    A key must be used for one mask only.
 
     Raises:
         ValueError: the key has another length.

@@ -1,18 +1,18 @@
-"""The messages of a secure sum. They go up and down in turn; what goes down is for one client.
+"""The messages of a secure sum, in their order; each message down is for one client.
 
 =========  ========  ===================================================================================================
 kind       way       content
 =========  ========  ===================================================================================================
 keys       up        the client's public keys, in place of its upload
 keys       down      the public keys of all
-letters    up, down  encrypted shares: for each other client, and then from each other client
-masked     up        the client's upload behind all masks
-members    down      who uploaded (active), and who did not (dropped)
-confirmed  up, down  that these are the lists that the sender was told: for each other client, and then from each other client
-shares     up        a share of a secret of each
+letters    up, down  encrypted shares of secrets: up for each other client, down from each other client
+masked     up        the client's masked upload
+members    down      the clients that uploaded (active), and those that did not (dropped)
+confirmed  up, down  encrypted confirmations of these lists: up for each other client, down from each other client
+shares     up        a decrypted share of a secret of each client
 =========  ========  ===================================================================================================
 
-All but ``masked`` and ``members`` are tables: numbers of clients ``(n,)``, ascending, and a row of bytes for each ``(n, width)``.
+All but ``masked`` and ``members`` are tables: client numbers ``(n,)``, ascending, and a row of bytes for each ``(n, width)``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from fedpriv.noise_source import Words
-from fedpriv.secure.keys import ENVELOPE, agreed, new_private
+from fedpriv.secure.keys import OVERHEAD, new_private_key, shared_key
 from fedpriv.secure.protocol import PublicKeys
 from fedpriv.secure.shares import SHARE
 from fedpriv.wire import Expected, Form, Kind, Payload, Refused, Sealed, seal
 
 KEY = 32
-WIDTHS: Mapping[Kind, int] = {"keys": 2 * KEY, "letters": 2 * SHARE + ENVELOPE, "confirmed": ENVELOPE, "shares": SHARE}
+WIDTHS: Mapping[Kind, int] = {"keys": 2 * KEY, "letters": 2 * SHARE + OVERHEAD, "confirmed": OVERHEAD, "shares": SHARE}
 """Bytes of a row."""
 
 
@@ -40,8 +40,8 @@ def table(kind: Kind, round: int, client: int, rows: Mapping[int, bytes]) -> Sea
         client: its sender or receiver.
     """
     numbers = sorted(rows)
-    together = bytearray(b"".join(rows[number] for number in numbers))
-    cells = torch.frombuffer(together, dtype=torch.uint8) if together else torch.empty(0, dtype=torch.uint8)
+    joined = bytearray(b"".join(rows[number] for number in numbers))
+    cells = torch.frombuffer(joined, dtype=torch.uint8) if joined else torch.empty(0, dtype=torch.uint8)
     tensors = {"clients": torch.tensor(numbers, dtype=torch.int64), "rows": cells.reshape(len(numbers), WIDTHS[kind])}
     return seal(Payload(tensors, round, client, kind))
 
@@ -60,7 +60,7 @@ def rows_of(sealed: Sealed, kind: Kind, round: int, client: int) -> dict[int, by
 
 def public(keys: PublicKeys) -> bytes:
     """A row of the kind ``keys``."""
-    return keys.letters + keys.masks
+    return keys.encryption + keys.masking
 
 
 def read_public(row: bytes) -> PublicKeys:
@@ -69,40 +69,39 @@ def read_public(row: bytes) -> PublicKeys:
 
 
 def own_key(sealed: Sealed, round: int, client: int) -> PublicKeys:
-    """The keys that a client sends of itself: two that differ, and with which others can agree on a secret.
-
-    Every client would refuse a sum with others.
-    """
+    """The public keys that a client sends: two valid keys that differ, as the other clients refuse a sum with other keys."""
     rows = rows_of(sealed, "keys", round, client)
     if rows.keys() != {client}:
         raise Refused("it sends other public keys than its own")
-    found = read_public(rows[client])
-    if found.letters == found.masks:
+    keys = read_public(rows[client])
+    if keys.encryption == keys.masking:
         raise Refused("its two public keys are the same")
-    private = new_private()
+    private = new_private_key()
     try:
-        for key in (found.letters, found.masks):
-            agreed(private, key, b"")
+        for key in (keys.encryption, keys.masking):
+            shared_key(private, key, b"")
     except ValueError:
-        raise Refused("one of its public keys is none") from None
-    return found
+        raise Refused("one of its public keys is invalid") from None
+    return keys
 
 
 def masked(round: int, client: int, words: Words) -> Sealed:
-    """An upload ``(p,)`` behind masks."""
+    """A masked upload ``(p,)``."""
     return seal(Payload({"words": torch.from_numpy(words.view(np.int64))}, round, client, "masked"))
 
 
 def words_of(sealed: Sealed, round: int, client: int, size: int) -> Words:
     """The inverse of :func:`masked`."""
     forms = {"words": Form((size,), torch.int64)}
-    found = Expected(round, client, forms, kind="masked").check(sealed).tensors()["words"]
-    return found.numpy().view(np.uint64)
+    words = Expected(round, client, forms, kind="masked").check(sealed).tensors()["words"]
+    return words.numpy().view(np.uint64)
 
 
 def members(round: int, client: int, active: Collection[int], dropped: Collection[int]) -> Sealed:
-    """Who uploaded, and who did not."""
-    lists = {name: torch.tensor(sorted(one), dtype=torch.int64) for name, one in (("active", active), ("dropped", dropped))}
+    """The clients that uploaded, and those that did not."""
+    lists = {
+        name: torch.tensor(sorted(clients), dtype=torch.int64) for name, clients in (("active", active), ("dropped", dropped))
+    }
     return seal(Payload(lists, round, client, "members"))
 
 

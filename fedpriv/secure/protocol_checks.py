@@ -1,4 +1,4 @@
-"""The terms of a run whose uploads are summed behind masks: whether they can be, and what both sides call a sum."""
+"""Whether the uploads of a run can be summed securely, and what the sum is compared with."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from fedpriv.methods.base import Method
 from fedpriv.wire import Expected
 
 FEWEST, MOST = 3, 1024
-"""Clients of a sum. Of two, each knows the other's upload; the numbers of more might not fit into 64 bits."""
+"""Clients of a sum. In a sum of two, each knows the other's upload; sums of more than 1024 might not fit into 64 bits."""
 
 
 def label_of(run: str, round: int) -> bytes:
-    """Names a sum; keys and letters of another are worth nothing."""
+    """The name of a sum; keys and encrypted shares are valid for one sum only."""
     return f"{run}, round {round}".encode()
 
 
 def expected_mean(agreement: Agreement, round: int, received: Mapping[str, Tensor], count: int) -> Expected:
-    """The message of which ``count`` copies merge as the uploads of a sum.
+    """What the mean upload of a sum must be.
 
     Args:
-        received: what every client had been sent, by name.
+        received: what every client was sent, by name.
+        count: number of clients in the sum.
     """
     expected = agreement.expected(round, 0, received)
     forms = {
@@ -63,7 +64,7 @@ def check_linear(method: Method) -> None:
 
 
 def takes_a_step(agreement: Agreement, samples: int) -> bool:
-    """Whether a client with so many training samples trains at all: it skips smaller batches, and then sends nothing."""
+    """Whether a client with so many training samples takes a step. One whose batches are all too small sends nothing."""
     train, objective = agreement.config.train, agreement.method.objective
     if agreement.config.privacy.level == "sample":  # DP-SGD takes a step on every batch
         return True
@@ -74,7 +75,7 @@ def check_run(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapp
     """Check that the rounds of a run can be secure sums.
 
     Args:
-        rounds: the clients of each.
+        rounds: the participants of each round.
         sizes: client -> its number of training samples, as far as they are known here.
 
     Raises:
@@ -104,23 +105,23 @@ def check_run(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapp
         raise UsageError(
             f"wire.secure_aggregation: a round of {participants} clients; {FEWEST} to {MOST} are needed (train.participation)"
         )
-    if (least := agreement.config.train.min_uploads) > participants:
+    if (needed := agreement.config.train.min_uploads) > participants:
         raise UsageError(
-            f"train.min_uploads: a round of {participants} clients has no {least} uploads, so it would have no sum; "
+            f"train.min_uploads: a round of {participants} clients has no {needed} uploads, so it would have no sum; "
             f"at most {participants}"
         )
     _check_trained(agreement, rounds, sizes)
 
 
 def _check_trained(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes: Mapping[int, int]) -> None:
-    """Check that in each round enough clients train: the others send nothing, so the sum would be of too few.
+    """Check that enough clients train in each round, as the others send nothing.
 
     Raises:
         UsageError: too few do in one of them.
     """
-    idle = {client for client, size in sizes.items() if not takes_a_step(agreement, size)}
+    without_step = {client for client, size in sizes.items() if not takes_a_step(agreement, size)}
     for round, clients in enumerate(rounds, 1):
-        if (trained := len(set(clients) - idle)) < FEWEST:
+        if (trained := len(set(clients) - without_step)) < FEWEST:
             raise UsageError(
                 f"wire.secure_aggregation: in round {round}, {trained} of {len(clients)} clients have a batch that is large "
                 f"enough to train on, and {FEWEST} are needed: the others send nothing, so the sum would show single uploads "
@@ -129,35 +130,34 @@ def _check_trained(agreement: Agreement, rounds: Iterable[Sequence[int]], sizes:
 
 
 def check_trains(agreement: Agreement, sizes: Mapping[int, int]) -> str | None:
-    """A line on the clients that never take a step, for the run's notes; ``None``: all take some.
+    """A note on the clients that never take a step; ``None``: all take steps.
 
     Args:
         sizes: client -> its number of training samples, of those that hold some.
 
     Raises:
-        UsageError: none does, so nothing would be trained.
+        UsageError: no client takes a step, so nothing would be trained.
     """
     without = sum(not takes_a_step(agreement, size) for size in sizes.values())
-    least = max(agreement.config.train.min_batch, agreement.method.objective.smallest_batch)
+    smallest = max(agreement.config.train.min_batch, agreement.method.objective.smallest_batch)
     if without == len(sizes):
         raise UsageError(
-            f"no client would take a step: each step needs a batch of {least} samples (train.min_batch, or the objective's least "
-            f"batch), and the clients hold at most {max(sizes.values())}"
+            f"no client would take a step: each step needs a batch of {smallest} samples (train.min_batch, or the objective's "
+            f"least batch), and the clients hold at most {max(sizes.values())}"
         )
     if not without:
         return None
-    return f"{without} of {len(sizes)} clients take no step, as each needs a batch of {least} samples: they send nothing"
+    return f"{without} of {len(sizes)} clients take no step, as each needs a batch of {smallest} samples: they send nothing"
 
 
 def check_summed(records: Sequence[Mapping[str, Any]]) -> None:
-    """Check that one of the rounds had a sum: without, the model is still the initial one, and its accuracy would look like a
-    result.
+    """Check that at least one round had a sum: otherwise the model is still the initial one.
 
     Args:
-        records: those of all rounds, from round 0 on.
+        records: of all rounds, from round 0 on.
 
     Raises:
-        FedprivError: none had.
+        FedprivError: no round had a sum.
     """
     if not any("summed" in record and "not_finite" not in record["metrics"] for record in records):
         raise FedprivError(

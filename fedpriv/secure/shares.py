@@ -11,23 +11,23 @@ _SECRET, SHARE = 32, 66
 
 
 def split(secret: bytes, owners: Iterable[int], threshold: int) -> dict[int, bytes]:
-    """A share for each owner (a number from 0); any ``threshold`` of them give the secret, fewer say nothing of it."""
-    line = [int.from_bytes(secret), *(secrets.randbelow(_PRIME) for _ in range(threshold - 1))]
+    """A share for each owner (a number from 0): any ``threshold`` of them give the secret, fewer say nothing about it."""
+    coefficients = [int.from_bytes(secret), *(secrets.randbelow(_PRIME) for _ in range(threshold - 1))]
 
-    def at(x: int) -> int:
+    def polynomial(x: int) -> int:
         value = 0
-        for coefficient in reversed(line):
+        for coefficient in reversed(coefficients):
             value = (value * x + coefficient) % _PRIME
         return value
 
-    return {owner: at(owner + 1).to_bytes(SHARE) for owner in owners}
+    return {owner: polynomial(owner + 1).to_bytes(SHARE) for owner in owners}
 
 
 def join(shares: Mapping[int, bytes]) -> bytes:
-    """The secret, from shares by owner: at least as many as the threshold.
+    """The secret, from at least ``threshold`` shares, by owner.
 
     Raises:
-        ValueError: they are no shares of one secret (or too few, but for one case in 2**265).
+        ValueError: they are not shares of one secret, or too few (which is noticed but in one case of 2**265).
     """
     total = 0
     for owner, share in shares.items():

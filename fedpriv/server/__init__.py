@@ -1,4 +1,4 @@
-"""The server half of a run: the loop over its rounds, client selection, the merge, checkpoints, and the folder of a run.
+"""The server of a run: the loop over its rounds, client selection, checks of what arrives, and the merge.
 
-It knows nothing of how a client trains, and reaches clients through :mod:`fedpriv.server.clients` alone.
+It does not know how a client trains, and reaches clients only through :mod:`fedpriv.server.clients`.
 """

@@ -1,5 +1,4 @@
-"""The answers that arrive at the server in a round: each is checked against what its client was asked for, and refused where it
-does not fit, before it touches any state."""
+"""The answers that arrive at the server in a round. Each is checked, and refused if it is not what its client was asked for."""
 
 from __future__ import annotations
 
@@ -26,12 +25,13 @@ class Arrivals:
 
     Attributes:
         asked: the clients that the server asked, in the order in which their uploads are merged.
-        sent: what they had been sent, by name.
-        samples: client -> the number of training samples that it declared, by which uploads are weighted; under sample-level DP
-            its steps depend on it.
-        reports: of the clients whose answers fit, diverged ones included; ``uploads``: what they uploaded, decoded.
-        keys: in place of the uploads, where these are summed behind masks.
-        refused: client -> why its answer, or its second one, was left out.
+        sent: what they were sent, by name.
+        samples: client -> the number of training samples that it declared. It weights the upload, and under sample-level DP it
+            determines the number of steps.
+        reports: of the clients whose answers were accepted, also of those that diverged.
+        uploads: of the same clients, decoded.
+        keys: with secure aggregation, their public keys, which they send in place of the uploads.
+        refused: client -> why its answer, or a second one, was left out.
     """
 
     agreement: Agreement
@@ -45,10 +45,10 @@ class Arrivals:
     refused: dict[int, str] = field(default_factory=dict)
 
     def take(self, answer: Answer) -> Report:
-        """Check an answer and note what it holds.
+        """Check an answer, and store its report and its upload.
 
         Raises:
-            Refused: it is not what its client was asked for. Nothing of it is noted but the reason.
+            Refused: it is not what its client was asked for; only the reason is stored.
         """
         try:
             report = self._report(answer)
@@ -60,13 +60,16 @@ class Arrivals:
         return report
 
     def in_order(self) -> list[tuple[Report, Upload | None]]:
-        """What fits of the local updates that trained and did not diverge, in the order of ``asked``: sums depend on it."""
-        whole = [self.reports[client] for client in self.asked if client in self.reports]
-        return [(report, self.uploads.get(report.client)) for report in whole if not (report.diverged or report.untrained)]
+        """Report and upload of the clients that trained and did not diverge, in the order of ``asked``, as sums depend on it."""
+        reports = [self.reports[client] for client in self.asked if client in self.reports]
+        return [(report, self.uploads.get(report.client)) for report in reports if not (report.diverged or report.untrained)]
 
     def charges(self, client: int) -> Sequence[Charge]:
-        """The steps of DP-SGD that the ledger books for a client that was asked: those that it reports; or, where no answer of it
-        fits or came, those of the whole local update, since its upload may have been seen."""
+        """The steps of DP-SGD that the ledger books for a client that was asked.
+
+        They are those that it reports. Without an accepted answer they are those of the whole local update, as its upload may
+        have been seen.
+        """
         if client in self.reports:
             return self.reports[client].spent
         if self.agreement.config.privacy.level != "sample":
@@ -74,7 +77,7 @@ class Arrivals:
         return self._due(self.samples[client])
 
     def _due(self, samples: int) -> list[Charge]:
-        """The steps of a turn on so many samples."""
+        """The steps of a local update on so many samples."""
         size = self.agreement.config.train.batch_size
         return [charge(phase, samples, size) for phase in self.agreement.method.phases(self.round)]
 
@@ -95,7 +98,7 @@ class Arrivals:
         return report
 
     def _check_spent(self, report: Report) -> None:
-        """Refuse steps of DP-SGD that are not those of the client's local update: the ledger books what is reported."""
+        """Refuse other steps of DP-SGD than those of the client's local update, as the ledger books what is reported."""
         config, number, spent = self.agreement.config, report.num_examples, list(report.spent)
         if config.privacy.level != "sample":
             if spent:
@@ -103,15 +106,18 @@ class Arrivals:
             return
         due = self._due(number)
         if spent != (due[: len(spent)] if report.diverged else due):  # one that diverges ends there
-            raise Refused(f"it reports other steps of DP-SGD than a turn on {number} samples takes")
+            raise Refused(f"it reports other steps of DP-SGD than a local update on {number} samples does")
 
     def _check_upload(self, answer: Answer, report: Report) -> None:
         agreement, upload = self.agreement, answer.upload
-        sends_none = {"diverged": report.diverged, "took no step": report.untrained}
-        sends_none["was to keep its model"] = not agreement.method.shared_names
-        if why := next((why for why, holds in sends_none.items() if holds), None):
+        reasons = {
+            "diverged": report.diverged,
+            "took no step": report.untrained,
+            "was to keep its model": not agreement.method.shared_names,
+        }
+        if reason := next((reason for reason, holds in reasons.items() if holds), None):
             if upload is not None:
-                raise Refused(f"it uploads although it {why}")
+                raise Refused(f"it uploads although it {reason}")
             return
         if upload is None:
             raise Refused("it uploads nothing")

@@ -1,4 +1,4 @@
-"""Canaries among the clients, or among the samples, of a private run: how strongly what is released shows each of them."""
+"""Canaries among the clients, or the samples, of a private run: how strongly the released models or uploads show each of them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from fedpriv.agreement import Agreement
 from fedpriv.methods.base import ServerState
 from fedpriv.privacy.canaries import Canaries, log_ratio
-from fedpriv.server.sampling import drawn
+from fedpriv.server.sampling import poisson_sample
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.report import Report
 
-_TOO_LONG = 2.0
-"""Canary clients send changes of this many times the clipping bound, so that the server's clipping is measured with its noise."""
+_NORM_FACTOR = 2.0
+"""The norm of a canary client's change, over the clipping bound: it is above 1, so that the server's clipping is tested too."""
 
 
-class Planted:
+class PlantedCanaries:
     """The canaries of a run, as its server sees them.
 
     Attributes:
@@ -30,8 +30,8 @@ class Planted:
         self.agreement, self.config, self.canaries = agreement, agreement.config, canaries
         self.scores = torch.zeros(len(canaries.used), dtype=torch.float64)
 
-    def found(self) -> dict[str, Tensor]:
-        """What an audit reads: the scores, and which canaries were used."""
+    def tensors(self) -> dict[str, Tensor]:
+        """What an audit reads, by name: the scores, and which canaries were used."""
         return {"scores": self.scores, "used": self.canaries.used}
 
     def products(self, change: Mapping[str, Tensor]) -> Tensor:
@@ -40,14 +40,15 @@ class Planted:
         return self.canaries.products(space.pack(change, torch.zeros(space.size, dtype=torch.float64)))
 
 
-class ClientCanaries(Planted):
-    """Registered clients without data, with numbers after those of the others, which are drawn as these are; level ``client``.
+class ClientCanaries(PlantedCanaries):
+    """Canaries of client-level DP: registered clients without data, which are drawn for a round as the others are.
 
-    They are no part of the denominator, the expected number of participants: it is a constant, on which epsilon does not depend,
-    and the other clients' changes weigh as without canaries. The observer sees all released models.
+    Their numbers follow those of the other clients. The denominator of the mean, the expected number of participants, does not
+    count them: epsilon does not depend on it, and the other clients weigh as without canaries. The observer sees all released
+    models.
 
     Args:
-        expected: that denominator.
+        expected: the denominator.
     """
 
     def __init__(self, agreement: Agreement, canaries: Canaries, expected: float) -> None:
@@ -55,38 +56,39 @@ class ClientCanaries(Planted):
         self.expected = expected
 
     def changes(self, round: int) -> Iterator[Mapping[str, Tensor]]:
-        """The changes of the used canaries that are drawn for a round, by name."""
+        """Yield the changes, by name, of the used canaries that are drawn for a round."""
         canaries, first = self.canaries, self.config.data.clients
         used = [first + canary for canary in canaries.used.nonzero().squeeze(1).tolist()]
-        for client in drawn(self.config, used, round):
+        for client in poisson_sample(self.config, used, round):
             row = canaries.sum_of(torch.tensor([client - first]))
-            yield canaries.space.unpack(row * (_TOO_LONG * self.config.privacy.clip))
+            yield canaries.space.unpack(row * (_NORM_FACTOR * self.config.privacy.clip))
 
     def observe(self, before: ServerState, after: ServerState) -> None:
-        """Add what the model of a round shows, compared with the one before."""
+        """Add the scores of a round, from the models before and after it."""
         privacy, space, names = self.config.privacy, self.agreement.space, self.canaries.space.names
         moved = space.unpack(after.row.cpu().double() - before.row.cpu().double(), names)
         seen = self.products(moved) * (self.expected / privacy.clip)
         self.scores += log_ratio(seen, privacy.noise or 0.0, self.config.train.participation or 0.0)
 
 
-class SampleCanaries(Planted):
-    """Training samples of the clients, which are drawn in each step as the others are; level ``sample``.
+class SampleCanaries(PlantedCanaries):
+    """Canaries of sample-level DP: training samples of the clients, which are drawn in each step as the others are.
 
-    They are not counted in a client's number n of samples: rate, steps and denominator are as without canaries. The observer sees
-    the uploads, each of which shows the sum of a local update's steps alone, while the ledger's epsilon covers every step.
+    A client's number n of samples does not count them, so rate, steps and denominator are as without canaries. The observer sees
+    the uploads. Each shows only the sum of a local update's steps, while the ledger's epsilon covers every single step.
     """
 
     def observe(self, round: int, uploads: Sequence[Upload], sent: Mapping[str, Tensor], reports: Sequence[Report]) -> None:
-        """Add what the uploads of a round show.
+        """Add the scores of a round, from its uploads.
 
         Args:
             sent: what the clients were sent, by name.
         """
-        told, config, trainable = {report.client: report for report in reports}, self.config, self.agreement.trainable
+        config, trainable = self.config, self.agreement.trainable
+        report_of = {report.client: report for report in reports}
         for upload in uploads:
             client = upload.sealed.client
-            if client is None or not (charges := self._charges(round, told[client])):
+            if client is None or not (charges := self._charges(round, report_of[client])):
                 continue
             held = self.canaries.held_by(client, trainable)
             moved = {
@@ -95,8 +97,8 @@ class SampleCanaries(Planted):
                 if name in sent
             }
             (_, rate, _), steps = charges[0], sum(steps for _, _, steps in charges)
-            gain = sum(lr * steps * reached(steps, config.train.momentum) for lr, _, steps in charges) / steps
-            units = rate * told[client].num_examples / (gain * config.privacy.clip)
+            gain = sum(lr * steps * mean_gain(steps, config.train.momentum) for lr, _, steps in charges) / steps
+            units = rate * report_of[client].num_examples / (gain * config.privacy.clip)
             seen = -self.products(moved)[held] * units
             self.scores[held] += log_ratio(seen, config.privacy.noise or 0.0, rate, steps)
 
@@ -109,6 +111,6 @@ class SampleCanaries(Planted):
         return [((phase.lr or train.lr) * decayed, *spent) for phase, spent in phases if roles & phase.trains]
 
 
-def reached(steps: int, momentum: float) -> float:
-    """How far a gradient moves the model by the end of a local update, over the learning rate; on average over the steps."""
+def mean_gain(steps: int, momentum: float) -> float:
+    """How far a step's gradient moves the model by the end of a local update, over the learning rate; the mean over the steps."""
     return fmean((1 - momentum ** (steps - step)) / (1 - momentum) for step in range(steps))

@@ -1,18 +1,19 @@
-"""The seam between the halves of a round: what the server asks of its clients, and how their answers come back.
+"""The interface between server and clients: what the server asks of its clients, and how their answers come back.
 
-Behind it lies anything that can carry bytes to clients: one process that trains them one after another, several processes, or a
-network. The server never sees a client's data, labels or private state.
+It is implemented by the executors of a simulation, and by clients on a network. The server never sees a client's data, labels or
+private state.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from fedpriv.errors import FedprivError
 from fedpriv.methods.base import ServerState
+from fedpriv.storage.checkpoints import PrivateStates
 from fedpriv.wire import Sealed
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.report import Answer
@@ -24,8 +25,8 @@ class Instruction:
 
     Attributes:
         message: what each of them is sent; ``None``: the method does not communicate.
-        last: client -> round of its last local update that counted, of those that keep a state. A client goes on from there, so
-            the same instruction gives the same bytes.
+        last: client -> round of its last merged local update, of those that keep a private state. A client goes on from the state
+            of that round, so the same instruction gives the same bytes.
     """
 
     round: int
@@ -34,21 +35,8 @@ class Instruction:
     last: Mapping[int, int] = field(default_factory=dict)
 
     def of(self, clients: Sequence[int]) -> Instruction:
-        """The part of the instruction that is for these clients."""
+        """The instruction for these clients alone."""
         return replace(self, clients=clients, last={client: self.last[client] for client in clients if client in self.last})
-
-
-class PrivateStates(Protocol):
-    """What clients keep between rounds, as the server may speak of it: by client and round."""
-
-    def damaged(self, states: Mapping[int, int]) -> str | None:
-        """The first private state (client -> round) that cannot be read, in a line; ``None``: all can, or it is unknown."""
-
-    def forget(self, states: Iterable[tuple[int, int]]) -> None:
-        """Remove states (client, round) that no checkpoint names any more."""
-
-    def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
-        """Remove all states but these (client, round), such as those of a round that was killed."""
 
 
 class Clients(PrivateStates, ABC):
@@ -56,34 +44,35 @@ class Clients(PrivateStates, ABC):
 
     @abstractmethod
     def welcome(self, broadcast: Sealed) -> None:
-        """Carry the initial model to every client; again after a resume, as a client may have been restarted too."""
+        """Send the initial model to every client; after a resume again, as a client may have been restarted too."""
 
     @abstractmethod
     def train(self, instruction: Instruction) -> Iterator[Answer]:
-        """Have the clients take their local updates; the answers in whatever order they come."""
+        """Have the clients train locally; yields their answers in the order of arrival."""
 
     @abstractmethod
     def test(self, instruction: Instruction) -> Iterator[Answer]:
-        """Have the clients score the server's model, with their own parts, on their own test samples."""
+        """Have the clients test the server's model, completed by their private parts, on their own test samples."""
 
     def missing(self) -> Mapping[int, str]:
-        """Clients that gave no answer to what the round asked last, with reasons; where they are all here, there are none."""
+        """Clients that gave no answer to the last instruction, with reasons; by default none."""
         return {}
 
     def not_sent(self) -> Collection[int]:
-        """Those of them that the last question was not even sent to, as they were not connected."""
+        """The missing clients that were not connected, so that the last instruction was not sent to them."""
         return ()
 
     def step(self, round: int, questions: Mapping[int, Sealed]) -> Iterator[tuple[int, Sealed]]:
-        """Take a step of the round's secure sum: each client's question -> (client, its answer), in whatever order they come.
+        """Do a step of the round's secure sum: sends each client its message, and yields (client, answer) in the order of
+        arrival.
 
         Raises:
-            FedprivError: by default, they can take none.
+            FedprivError: by default, as such clients send their uploads one by one.
         """
         raise FedprivError("wire.secure_aggregation: these clients send their uploads one by one")
 
     def measured(self) -> Mapping[str, float]:
-        """Numbers about how the round was run, for its record; reading them starts them afresh."""
+        """Numbers on how the clients were run, for the round's record; reading them resets them."""
         return {}
 
     def close(self) -> None:
@@ -95,12 +84,12 @@ class Scorer(Protocol):
 
     @property
     def untested(self) -> Mapping[int, str]:
-        """Clients with test data that the last pass has no accuracy of, with reasons; where they are all here, there are none."""
+        """Clients with test data whose accuracy the last evaluation lacks, with reasons."""
 
     def score(
         self, server: ServerState, last: Mapping[int, int], round: int, uploads: Sequence[Upload] = ()
     ) -> tuple[Mapping[str, float], list[float | None] | None]:
-        """Metrics of the pass, and each client's accuracy in [0, 1] (``None``: no test data); no list: clients are not tested.
+        """Metrics of the state, and each client's accuracy in [0, 1] (``None``: no test data); no list: clients are not tested.
 
         Args:
             last: as in :class:`Instruction`.

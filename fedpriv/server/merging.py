@@ -1,4 +1,4 @@
-"""How a round's uploads become the server's next state: packed into one matrix, which the method's aggregation merges."""
+"""From a round's uploads to the server's next state: they become the rows of a matrix, which the aggregation merges."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from fedpriv.methods.base import Method, ServerState
 from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import Upload
 
-LARGEST = 2**30
-"""Bytes of a round's matrix; uploads that would make a larger one are merged from the messages, where the aggregation can."""
+MAX_MATRIX = 2**30
+"""Bytes of a round's matrix. Where it would be larger, uploads are merged from the messages, if the aggregation can."""
 
 
 def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> ServerState:
-    """The round's uploads, ordered by client, one at least -> the new server state.
+    """The server's state after merging the uploads of a round.
 
-    What no upload holds (private, or masked on the way) keeps the server's value to the bit and is no part of the matrix; what
-    only some hold has, in the others' place, the mean of those who hold it (by :meth:`Aggregation.weigh`), so that a plain mean
-    is one over them.
+    A tensor that no upload holds (private, or masked) keeps the server's value and is not part of the matrix. Where only some
+    uploads hold a tensor, the rows of the others get its weighted mean (:meth:`Aggregation.weigh`), so that the mean over all
+    rows is the mean over those that hold it.
 
     Args:
-        uploads: as they were checked on arrival (:mod:`fedpriv.server.arrivals`).
+        uploads: at least one, ordered by client, as checked on arrival (:mod:`fedpriv.server.arrivals`).
     """
     whole = method.context.space
     arrived = [(upload, frozenset(upload.shapes)) for upload in uploads]
@@ -36,7 +36,11 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
     space = whole.restricted(sent)
     previous = space.pack(whole.unpack(server.row, sent), server.row.new_empty(space.size))
     large = None
-    if len(arrived) * previous.nbytes > LARGEST and method.aggregation.by_columns and all(names >= sent for _, names in arrived):
+    if (
+        len(arrived) * previous.nbytes > MAX_MATRIX
+        and method.aggregation.by_columns
+        and all(names >= sent for _, names in arrived)
+    ):
         large = UploadedRows(uploads, space, previous)
         rows = torch.empty(large.shape, dtype=previous.dtype, device="meta")
     else:
@@ -61,14 +65,14 @@ def merge(method: Method, server: ServerState, uploads: Sequence[Upload]) -> Ser
 def not_finite(server: ServerState) -> str | None:
     """The first part of a state that holds an infinity or a NaN: ``the model``, or a name in its memory; ``None``: there is none.
 
-    Uploads are finite, but sums and squares of very large numbers are not. Such a state would stay so for good.
+    Uploads are finite, but sums and squares of very large numbers may not be, and no later round would repair the state.
     """
     parts = {"the model": server.row, **server.memory}
     return next((name for name, tensor in parts.items() if tensor.is_floating_point() and not _is_finite(tensor)), None)
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    # A sum is quicker, and never finite where an entry is not; it may overflow where all of them are.
+    # The sum is quicker. It is not finite if an entry is not, but may overflow also if all of them are.
     return math.isfinite(float(tensor.sum())) or bool(tensor.isfinite().all())
 
 
@@ -83,10 +87,10 @@ def _matrix(arrived: Sequence[tuple[Upload, frozenset[str]]], sent: set[str], sp
 
 
 def merge_sum(method: Method, server: ServerState, mean: Mapping[str, Tensor], count: int, round: int) -> ServerState:
-    """The mean upload of a secure sum -> the new server state, as the uploads behind it would give it.
+    """The server's state after merging the mean upload of a secure sum.
 
     Args:
-        mean: the upload of which ``count`` copies merge as those (:meth:`Method.mean_upload`), by name.
+        mean: the upload of which ``count`` copies merge as the single uploads would (:meth:`Method.mean_upload`), by name.
     """
     whole = method.context.space
     sent = [name for name in mean if name in whole]
@@ -110,11 +114,11 @@ def merge_sum(method: Method, server: ServerState, mean: Mapping[str, Tensor], c
 
 def _merged(method: Method, server: ServerState, matrix: Uploads) -> ServerState:
     merged = method.aggregation.merge(matrix, server.memory)
-    called = f"aggregation {method.aggregation.name}: merge"
+    where = f"aggregation {method.aggregation.name}: merge"
     if not isinstance(merged, Merged):
-        raise FedprivError(f"{called} returns a {type(merged).__name__}; it should be a Merged")
-    if (found := tuple(merged.row.shape)) != (expected := tuple(matrix.previous.shape)):
-        raise FedprivError(f"{called} returns a model of shape {found}; it should have that of uploads.previous, {expected}")
+        raise FedprivError(f"{where} returns a {type(merged).__name__}; it should be a Merged")
+    if (shape := tuple(merged.row.shape)) != (expected := tuple(matrix.previous.shape)):
+        raise FedprivError(f"{where} returns a model of shape {shape}; it should have that of uploads.previous, {expected}")
     report = {name: value for name, value in merged.report.items() if math.isfinite(value)}  # squares of large numbers are not
     state = ServerState(matrix.expand(merged.row, server.row), dict(merged.memory), report)
     state.memory = dict(method.remember(server, state, matrix.statistics))

@@ -1,4 +1,4 @@
-"""What a round's answers make of the server's state: merged by the method, or with client-level DP, or left as it was."""
+"""The server's next state: uploads merged by the method, or with client-level DP; or the old state, if too few have come."""
 
 from __future__ import annotations
 
@@ -12,46 +12,45 @@ from fedpriv.agreement import Agreement
 from fedpriv.methods.base import ServerState
 from fedpriv.privacy.client_level import NoisyMean
 from fedpriv.seeding import generator
-from fedpriv.server.canaries import ClientCanaries, Planted, SampleCanaries
+from fedpriv.server.canaries import ClientCanaries, PlantedCanaries, SampleCanaries
 from fedpriv.server.merging import merge, merge_sum, not_finite
 from fedpriv.wire.coding import Upload
 from fedpriv.wire.report import Report
 
 if TYPE_CHECKING:
-    from fedpriv.server.secure_sum import Summed
+    from fedpriv.server.secure_sum import SecureSumResult
 
 
 @dataclass(frozen=True)
 class LocalUpdates:
-    """A round's local updates that count, in the order in which they are merged.
+    """A round's local updates, in the order in which they are merged.
 
     Attributes:
         sent: what their clients were sent, by name.
-        reports: one of each local update.
-        uploads: where they arrive one by one.
-        summed: where they are summed behind masks; ``None``: too few clients were left for a sum.
+        reports: of each local update.
+        uploads: of each local update; empty with secure aggregation.
+        summed: with secure aggregation, their sum; ``None``: too few clients were left for a sum.
     """
 
     sent: Mapping[str, Tensor]
     reports: Sequence[Report]
     uploads: Sequence[Upload] = ()
-    summed: Summed | None = None
+    summed: SecureSumResult | None = None
 
     @property
     def merged(self) -> int:
-        """How many uploads the next state is made of."""
+        """Number of uploads that are merged."""
         return len(self.uploads) if self.summed is None else len(self.summed.clients)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a round.
+    """The result of a merge.
 
     Attributes:
-        state: the server's next one.
+        state: the server's next state.
         uploads: those that were merged into it one by one.
-        left_out: why the local updates of the round do not count after all, by the name that a record has for it; ``None``: they
-            do.
+        left_out: why the state stays as it was, under the name of the record's metric; ``None``: the local updates were merged.
     """
 
     state: ServerState
@@ -63,7 +62,7 @@ class Merger:
     """Makes the server's next state, round by round.
 
     Args:
-        warn: called with a line where a round's local updates do not count.
+        warn: called with a line if a round's local updates are not merged.
 
     Attributes:
         canaries: those of the run, if there are any.
@@ -75,13 +74,13 @@ class Merger:
         self.canaries = _canaries(agreement)
 
     def next(self, round: int, before: ServerState, updates: LocalUpdates) -> Outcome:
-        """The outcome of a round (1-based)."""
+        """Merge the local updates of a round (1-based)."""
         if isinstance(self.canaries, SampleCanaries):
             self.canaries.observe(round, updates.uploads, updates.sent, updates.reports)
-        least = self.config.train.min_uploads
-        if updates.merged < least and self._noisy_mean is None and self.method.shared_names:
-            if least > 1 and not self.config.wire.secure_aggregation:  # there it was said why there is no sum
-                why = f"with {updates.merged} of {least} uploads (train.min_uploads)"
+        needed = self.config.train.min_uploads
+        if updates.merged < needed and self._noisy_mean is None and self.method.shared_names:
+            if needed > 1 and not self.config.wire.secure_aggregation:  # with it, a warning has said why there is no sum
+                why = f"with {updates.merged} of {needed} uploads (train.min_uploads)"
                 self.warn(f"round {round}: the model stays as it is, {why}")
             return Outcome(before, left_out="too_few_uploads")
         state = self._merged(round, before, updates)
@@ -98,11 +97,11 @@ class Merger:
 
     def _merged(self, round: int, before: ServerState, updates: LocalUpdates) -> ServerState:
         if self._noisy_mean is not None:
-            draw, planted = generator(self.config.seed, round, "dp noise"), self.canaries
-            if not isinstance(planted, ClientCanaries):
-                return self._noisy_mean(before, updates.uploads, updates.sent, draw)
-            state = self._noisy_mean(before, updates.uploads, updates.sent, draw, planted.changes(round))
-            planted.observe(before, state)
+            noise, canaries = generator(self.config.seed, round, "dp noise"), self.canaries
+            if not isinstance(canaries, ClientCanaries):
+                return self._noisy_mean(before, updates.uploads, updates.sent, noise)
+            state = self._noisy_mean(before, updates.uploads, updates.sent, noise, canaries.changes(round))
+            canaries.observe(before, state)
             return state
         if updates.summed is not None:
             return merge_sum(self.method, before, updates.summed.mean.tensors(), updates.merged, round)
@@ -110,22 +109,22 @@ class Merger:
 
 
 def _noisy_mean(agreement: Agreement) -> NoisyMean | None:
-    """How uploads are merged under client-level DP; ``None``: as the method says."""
+    """The merge of client-level DP; ``None``: the method merges."""
     privacy = agreement.config.privacy
     if privacy.level != "client":
         return None
-    return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, _expected(agreement))
+    return NoisyMean(agreement.space, agreement.sent_names, privacy.clip, privacy.noise or 0.0, _expected_participants(agreement))
 
 
-def _canaries(agreement: Agreement) -> Planted | None:
+def _canaries(agreement: Agreement) -> PlantedCanaries | None:
     """The run's canaries, if it has some."""
     if (canaries := agreement.canaries) is None:
         return None
     if agreement.config.privacy.level == "sample":
         return SampleCanaries(agreement, canaries)
-    return ClientCanaries(agreement, canaries, _expected(agreement))
+    return ClientCanaries(agreement, canaries, _expected_participants(agreement))
 
 
-def _expected(agreement: Agreement) -> float:
+def _expected_participants(agreement: Agreement) -> float:
     """The expected number of participants, who are drawn among the clients that hold training data."""
     return (agreement.config.train.participation or 0.0) * len(agreement.trainable)

@@ -1,5 +1,4 @@
-"""The numbers that clients report of their local updates, by names of their own: which names are taken, and the means for a
-record."""
+"""Numbers that clients report by name: which names they may not use, and the means for the round's record."""
 
 from __future__ import annotations
 
@@ -10,45 +9,45 @@ from statistics import fmean
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Report
 
-_OWN = frozenset(
+_RESERVED = frozenset(
     {
         *("untrained", "round", "participants", "dropped", "refused", "missing", "too_few_uploads", "not_finite"),
         *("summed", "sum_error", "untested", "padding", "seconds", "epsilon", "train_loss", "test_loss", "bytes_up"),
         *("bytes_down", "bytes_up_tests", "bytes_down_tests", "total_bytes_up", "total_bytes_down", "accuracy"),
         *("accuracy_weighted", "accuracy_worst_tenth", "accuracy_best", "accuracy_std", "accuracy_fresh_head"),
         *("accuracy_before_merge"),
-        # MLflow's names of some, beside those that differ in a slash.
+        # Names that MLflow has for some of them, besides those that differ in a slash.
         *("accuracy_mean", "bytes_total_up", "bytes_total_down", "loss_train", "loss_test", "privacy_epsilon", "privacy_clipped"),
     }
 )
 MOST = 1000
-"""Numbers that a report may have: some of each layer, where noise is added."""
-_BEGINNINGS = ("global_", "probe/", "probe_as_is/", "probe_logistic/", "final/", "audit/", "system/")
-"""What records, and their copies in MLflow, say themselves. No round has all of it, so that to merge it last would not do."""
+"""Numbers that a report may have; where noise is added, there are some for each layer."""
+_RESERVED_PREFIXES = ("global_", "probe/", "probe_as_is/", "probe_logistic/", "final/", "audit/", "system/")
+"""How the names of other numbers in records, or in their copies in MLflow, begin."""
 
 
 def check_names(names: Iterable[str]) -> None:
     """Check that numbers of these names may stand in a record beside the server's own.
 
     Raises:
-        Refused: one is the server's, if only in another spelling, or is no path of plain parts, as trackers want them; or
-            there are more of them than :data:`MOST`.
+        Refused: one is the server's own, if only in another spelling; or is not a path of plain parts, as trackers want them; or
+            there are more than :data:`MOST`.
     """
     names = list(names)
     if len(names) > MOST:
         raise Refused(f"it reports {len(names)} numbers of its own, more than {MOST}")
     for name in names:
         plain = re.sub(r"[^\w/]", "_", name.lower())
-        if plain.replace("/", "_") in _OWN or plain.startswith(_BEGINNINGS):
+        if plain.replace("/", "_") in _RESERVED or plain.startswith(_RESERVED_PREFIXES):
             raise Refused(f"it reports {name}, which is a number of the server's own")
         if any(not part or part.startswith(".") for part in name.split("/")):
             raise Refused(f"it reports {name!r}; between slashes, a name has parts that are not empty and begin with no dot")
 
 
 def means(reports: Iterable[Report]) -> dict[str, float]:
-    """Of each number, by name, the mean over the reports that have it."""
-    found: dict[str, list[float]] = {}
+    """The mean of each number over the reports that have it, by name."""
+    by_name: dict[str, list[float]] = {}
     for report in reports:
         for name, value in report.numbers.items():
-            found.setdefault(name, []).append(value)
-    return {name: fmean(values) for name, values in found.items()}
+            by_name.setdefault(name, []).append(value)
+    return {name: fmean(values) for name, values in by_name.items()}

@@ -1,4 +1,4 @@
-"""Client selection: the participants of a round, as a function of the config, the round and the clients with data."""
+"""Client selection: the participants of a round depend only on the config, the round, and which clients hold data."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fedpriv.seeding import generator
 
 
 def participants(agreement: Agreement, round: int) -> list[int]:
-    """The clients of a round (1-based), by number, as ``train.selection`` says.
+    """The participants of a round (1-based), by number, as ``train.selection`` says.
 
-    Under client-level DP each one with probability ``train.participation``, independently: that is the sampling whose epsilon
-    the accountants know (Poisson), so the number varies and may be none.
+    Under client-level DP each client is drawn with probability ``train.participation``, independently (Poisson sampling, which
+    the accountants assume). Their number then varies, and may be zero.
     """
     config, everyone = agreement.config, agreement.trainable
     if config.privacy.level == "client":
-        return drawn(config, everyone, round)
+        return poisson_sample(config, everyone, round)
     return sorted(agreement.method.participants(round, _selected(config, everyone, round), everyone))
 
 
-def drawn(config: RunConfig, clients: Sequence[int], round: int) -> list[int]:
-    """Those of the clients that are drawn for a round, each with probability ``train.participation``, independently."""
+def poisson_sample(config: RunConfig, clients: Sequence[int], round: int) -> list[int]:
+    """The clients that are drawn for a round, each with probability ``train.participation``, independently."""
     share = config.train.participation or 0.0
     return [client for client in clients if _uniform(config.seed, round, client) < share]
 
@@ -46,11 +46,10 @@ def _selected(config: RunConfig, everyone: Sequence[int], round: int) -> list[in
 
 
 def sliding_window(seed: int, everyone: Sequence[int], count: int, round: int) -> list[int]:
-    """Consecutive windows of ``count`` clients in a shuffled order; reshuffled when all have been served (SimProx, sec. IV,
-    after the SimAgg notebook).
+    """The round's window of ``count`` clients in a shuffled order, which is reshuffled after each cycle through all clients
+    (SimProx, sec. IV, after the SimAgg notebook).
 
-    Where the windows do not fit, the order is continued with its own first clients, so that each window has ``count`` distinct
-    ones and a cycle serves all clients.
+    If ``count`` does not divide the number of clients, the last window is filled with the first clients of the order.
     """
     windows = math.ceil(len(everyone) / count)
     cycle, index = divmod(round - 1, windows)
@@ -60,25 +59,25 @@ def sliding_window(seed: int, everyone: Sequence[int], count: int, round: int) -
 
 
 def read_schedule(path: Path, clients: int, rounds: int) -> tuple[tuple[int, ...], ...]:
-    """The clients of every round from a file with a line of client numbers for each.
+    """The participants of every round, from a file with a line of client numbers for each round.
 
     Raises:
-        UsageError: no such file, a line that is not client numbers, a client that does not exist, too few lines.
+        UsageError: there is no such file, a line is not numbers of clients, or there are too few lines.
     """
     try:
         lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read train.schedule {path}: {getattr(error, 'strerror', None) or 'not a text file'}") from None
-    found = []
+    schedule = []
     for number, line in enumerate(lines, 1):
         names = line.replace(",", " ").split()
         chosen = [int(name) for name in names if name.isdecimal() and len(name) < 10 and int(name) < clients]
         if len(chosen) < len(names) or len(set(chosen)) < len(chosen):
             raise UsageError(f"{path}:{number}: {line.strip()!r}: expected client numbers from 0 to {clients - 1}, each once")
-        found.append(tuple(chosen))
-    if len(found) < rounds:
-        raise UsageError(f"{path}: {len(found)} lines for {rounds} rounds (train.rounds)")
-    return tuple(found)
+        schedule.append(tuple(chosen))
+    if len(schedule) < rounds:
+        raise UsageError(f"{path}: {len(schedule)} lines for {rounds} rounds (train.rounds)")
+    return tuple(schedule)
 
 
 def _uniform(seed: int, round: int, client: int) -> float:

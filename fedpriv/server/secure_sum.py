@@ -1,4 +1,4 @@
-"""The server's part in a secure sum: it carries keys and letters between clients, and learns the sum of their uploads."""
+"""The server's part in secure aggregation: it passes messages between clients, and learns only the sum of their uploads."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Summed:
+class SecureSumResult:
     """What the server learns of a round's uploads.
 
     Attributes:
         clients: whose uploads are in the sum, ascending.
         loss: their mean training loss; ``None``: none of them took a step.
-        mean: the upload of which as many copies merge as theirs do: a message for the run folder, which never crossed the wire.
+        mean: the mean upload, copies of which merge as the single uploads would. It is written as a message into the run folder,
+            but never crosses the wire.
     """
 
     clients: tuple[int, ...]
@@ -41,12 +42,13 @@ class SecureSum:
 
     Args:
         label: names run and round.
-        received: what every client had been sent, by name.
-        crossed: called with every message that crosses.
+        received: what every client was sent, by name.
+        tap: called with every message that crosses.
         warn: called with a line for each client that drops out.
-        opens: called with the clients of a sum once enough shares have come for the server to know it, whatever becomes of it.
-        opened: those of a sum over the same model that was opened in an earlier round; ``None``: there is none. The difference of
-            two such sums over other clients may show single uploads.
+        on_opened: called with the clients of the sum as soon as enough shares have arrived for the server to know it, whether or
+            not the sum is used.
+        opened_before: the clients of a sum over the same model that an earlier round opened; ``None``: there is none. The
+            difference of two such sums over different clients may show single uploads.
     """
 
     agreement: Agreement
@@ -54,84 +56,102 @@ class SecureSum:
     label: bytes
     round: int
     received: Mapping[str, Tensor]
-    crossed: Tap
+    tap: Tap
     warn: Callable[[str], None]
-    opens: Callable[[tuple[int, ...]], None]
-    opened: tuple[int, ...] | None = None
+    on_opened: Callable[[tuple[int, ...]], None]
+    opened_before: tuple[int, ...] | None = None
 
-    def sum(self, keys: Mapping[int, PublicKeys], examples: Mapping[int, int]) -> Summed:
-        """Sum the uploads that clients hold.
+    def sum(self, keys: Mapping[int, PublicKeys], examples: Mapping[int, int]) -> SecureSumResult:
+        """Sum the uploads that the clients hold back.
 
         Args:
-            keys: what each of them sent in the place of its upload.
-            examples: their numbers of training samples.
+            keys: the public keys that each client sent in place of its upload.
+            examples: the clients' numbers of training samples.
 
         Raises:
-            Refused: no sum may be opened (:meth:`_check_members`), it does not open, or their mean is no upload of this run.
+            Refused: the sum may not be opened (:meth:`_check_members`), cannot be opened, or is not a valid upload of this run.
         """
-        keys = self._different(keys)
-        layout, all_keys = Layout(self.agreement, self.received), {one: messages.public(found) for one, found in keys.items()}
-        questions = {one: messages.table("keys", self.round, one, all_keys) for one in keys}
-        letters = self._ask(questions, lambda one, answer: self._rows(answer, "letters", one, keys.keys() - {one}))
-        carried = {to: {of: sent[to] for of, sent in letters.items() if of != to} for to in letters}
-        questions = {to: messages.table("letters", self.round, to, rows) for to, rows in carried.items()}
-        uploads = self._ask(questions, lambda one, answer: messages.words_of(answer, self.round, one, layout.size))
-        dropped = letters.keys() - uploads.keys()
+        round, keys = self.round, self._distinct(keys)
+        layout = Layout(self.agreement, self.received)
+
+        # 1. Each client gets all public keys, and answers with encrypted shares of its secrets for each other client.
+        all_keys = {client: messages.public(key) for client, key in keys.items()}
+        key_tables = {client: messages.table("keys", round, client, all_keys) for client in keys}
+        encrypted = self._ask(key_tables, lambda client, answer: self._rows(answer, "letters", client, keys.keys() - {client}))
+
+        # 2. Each client gets the shares that are meant for it, and answers with its masked upload.
+        share_tables = {
+            receiver: messages.table(
+                "letters", round, receiver, {sender: encrypted[sender][receiver] for sender in encrypted if sender != receiver}
+            )
+            for receiver in encrypted
+        }
+        uploads = self._ask(share_tables, lambda client, answer: messages.words_of(answer, round, client, layout.size))
+        dropped = encrypted.keys() - uploads.keys()
         active = tuple(sorted(uploads))
         self._check_members(active, len(keys), examples)
-        lists = {one: messages.members(self.round, one, uploads.keys(), dropped) for one in uploads}
-        confirmed = self._ask(lists, lambda one, answer: messages.rows_of(answer, "confirmed", self.round, one))
-        carried = {to: {of: sent[to] for of, sent in confirmed.items() if to in sent} for to in confirmed}
-        questions = {to: messages.table("confirmed", self.round, to, rows) for to, rows in carried.items()}
-        came = list[int]()
 
-        def read(one: int, answer: Sealed) -> dict[int, bytes]:
-            came.append(one)
-            return self._rows(answer, "shares", one, letters.keys())
+        # 3. Each client gets the lists of active and dropped clients, and confirms them to the other active ones.
+        lists = {client: messages.members(round, client, uploads.keys(), dropped) for client in uploads}
+        confirmed = self._ask(lists, lambda client, answer: messages.rows_of(answer, "confirmed", round, client))
 
-        shares = self._ask(questions, read)
-        if len(came) >= majority(len(keys)):  # a table that is refused has shares, too
-            self.opens(active)
-        sums = layout.sums(unmasked(uploads, letters, keys, shares, self.label))
-        return Summed(active, sums.loss, self._mean(sums, len(active), sum(examples[one] for one in active)))
+        # 4. Each client gets the confirmations, and reveals one share of each client's secrets.
+        confirmation_tables = {
+            receiver: messages.table(
+                "confirmed", round, receiver, {sender: rows[receiver] for sender, rows in confirmed.items() if receiver in rows}
+            )
+            for receiver in confirmed
+        }
+        answered = list[int]()
+
+        def shares_of(client: int, answer: Sealed) -> dict[int, bytes]:
+            answered.append(client)
+            return self._rows(answer, "shares", client, encrypted.keys())
+
+        shares = self._ask(confirmation_tables, shares_of)
+        if len(answered) >= majority(len(keys)):  # a table that is refused holds shares too
+            self.on_opened(active)
+        sums = layout.sums(unmasked(uploads, encrypted, keys, shares, self.label))
+        mean = self._mean(sums, len(active), sum(examples[client] for client in active))
+        return SecureSumResult(active, sums.loss, mean)
 
     def _check_members(self, active: tuple[int, ...], asked: int, examples: Mapping[int, int]) -> None:
-        """Refuse a sum before it is opened: one of which no model would come, or that would tell more beside an earlier one.
+        """Refuse a sum that would give no model, or that would show single uploads together with an earlier one.
 
         Args:
             active: the clients that sent a masked upload.
-            asked: how many began.
+            asked: how many clients began.
             examples: the clients' numbers of training samples.
         """
         if len(active) < (needed := majority(asked)):
             raise Refused(f"{len(active)} of {asked} clients are left for the sum; {needed} are needed")
-        if len(active) < (least := self.agreement.config.train.min_uploads):
-            raise Refused(f"{len(active)} of {asked} clients are left for the sum; {least} are needed (train.min_uploads)")
-        if (trained := sum(takes_a_step(self.agreement, examples[one]) for one in active)) < FEWEST:
+        if len(active) < (needed := self.agreement.config.train.min_uploads):
+            raise Refused(f"{len(active)} of {asked} clients are left for the sum; {needed} are needed (train.min_uploads)")
+        if (trained := sum(takes_a_step(self.agreement, examples[client]) for client in active)) < FEWEST:
             raise Refused(
                 f"{len(active)} clients are left for the sum, of whom {trained} have a batch that is large enough to train on; "
                 f"{FEWEST} are needed"
             )
-        if self.opened not in (None, active):
+        if self.opened_before not in (None, active):
             raise Refused(
                 "an earlier round opened a sum over the same model and other clients; both together may show single uploads"
             )
 
-    def _different(self, keys: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
-        """The keys without those of clients that repeat a key of another, with which every client would refuse the sum."""
+    def _distinct(self, keys: Mapping[int, PublicKeys]) -> dict[int, PublicKeys]:
+        """The keys without those of clients that repeat another's key: every client would refuse the sum with them."""
         owners: dict[bytes, int] = {}
-        found = {}
+        distinct = {}
         for client, sent in sorted(keys.items()):
-            others = [owners[key] for key in (sent.letters, sent.masks) if key in owners]
+            others = [owners[key] for key in (sent.encryption, sent.masking) if key in owners]
             if others:
                 self.warn(f"round {self.round}: the keys of client {client} are refused: one of them is client {others[0]}'s")
                 continue
-            found[client] = sent
-            owners |= {sent.letters: client, sent.masks: client}
-        return found
+            distinct[client] = sent
+            owners |= {sent.encryption: client, sent.masking: client}
+        return distinct
 
     def _mean(self, sums: Sums, count: int, examples: int) -> Sealed:
-        """What the sum stands for, checked as an upload is."""
+        """The mean upload of a sum, checked as an upload is."""
         tensors = self.agreement.method.mean_upload(sums.tensors, self.received, sums.weight, count)
         expected = expected_mean(self.agreement, self.round, self.received, count)
         rounded = as_sent(tensors, expected)
@@ -140,7 +160,7 @@ class SecureSum:
         return sealed
 
     def _rows(self, answer: Sealed, kind: Kind, client: int, about: Collection[int]) -> dict[int, bytes]:
-        """A table with a row for each of these clients."""
+        """A table with a row for each of the clients ``about``."""
         rows = messages.rows_of(answer, kind, self.round, client)
         if rows.keys() != set(about):
             strange = min(rows.keys() ^ set(about))
@@ -148,16 +168,20 @@ class SecureSum:
         return rows
 
     def _ask(self, questions: Mapping[int, Sealed], read: Callable[[int, Sealed], T]) -> dict[int, T]:
-        """What clients answer, by client in ascending order; those who do not, or not as they should, drop out."""
-        found: dict[int, T] = {}
+        """Send each client its message, and read the answers; clients whose answer is missing or refused drop out.
+
+        Returns:
+            Client -> its answer, ascending.
+        """
+        answers: dict[int, T] = {}
         for client, answer in self.clients.step(self.round, questions):
-            self.crossed("up", answer)
+            self.tap("up", answer)
             try:
-                if client not in questions or client in found:
+                if client not in questions or client in answers:
                     raise Refused("it was not asked, or has answered before")
-                found[client] = read(client, answer)
+                answers[client] = read(client, answer)
             except Refused as reason:
                 self.warn(f"round {self.round}: what client {client} sent for the sum is refused: {reason}")
         for client in questions.keys() - set(self.clients.not_sent()):
-            self.crossed("down", questions[client])
-        return {client: found[client] for client in sorted(found)}
+            self.tap("down", questions[client])
+        return {client: answers[client] for client in sorted(answers)}

@@ -20,16 +20,16 @@ from fedpriv.models.stacked_layers import NotStackable
 from fedpriv.samples import Inputs
 
 WIDEST = 64
-"""Largest number of channels, of the convolution with most of the work, at which stacked nets are not slower than single ones."""
+"""Largest number of channels of the most expensive convolution, up to which stacked nets are not slower than single ones."""
 LARGEST_DENSE = 300_000
-"""Without convolutions, the largest mean number of parameters a step at which a group is faster on a CPU
+"""Of nets without convolutions, the largest mean number of parameters in a step, up to which a group is faster on a CPU
 (``benchmarks/groups.py``)."""
-FEWEST_ABREAST = 1.5
-"""Smallest mean number of clients that train at a time, for which a group is faster."""
+MIN_CONCURRENT = 1.5
+"""Smallest mean number of clients that train at the same time, from which on a group is faster."""
 TESTED_RAY = "2.60"
-"""The version of Ray whose behaviour the tests hold."""
+"""The tested version of Ray."""
 LARGEST_GROUP = 10
-"""Number of clients; larger groups were not faster on a CPU."""
+"""Clients of a group; larger groups were not faster on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class ExecutorChoice:
 
     Attributes:
         config: without open keys.
-        form: the stacked net for several clients; ``None``: one after another.
-        why: the reason in a few words, for the user.
+        form: the net's form for several clients; ``None``: one after another.
+        why: the reason, for the user.
     """
 
     config: ExecutorConfig
@@ -48,7 +48,7 @@ class ExecutorChoice:
 
     @property
     def together(self) -> tuple[Form, int] | None:
-        """The stacked net and its number of clients; ``None``: one after another."""
+        """The net's form and the group size; ``None``: one after another."""
         size = self.config.group_size
         return None if self.form is None or size is None else (self.form, size)
 
@@ -61,62 +61,67 @@ class ExecutorChoice:
 
 
 def choose(config: RunConfig, net: Net, samples: Inputs, sizes: Sequence[int], phases: Sequence[Phase]) -> ExecutorChoice:
-    """The executor of a config, or with ``auto`` the faster one for the net.
+    """The executor that the config names, or, with ``auto``, the one that is faster for the net.
 
-    The choice depends on the config, the net and the clients alone, so that a run is determined by its config.
+    The choice depends only on the config, the net and the clients, so a run is determined by its config.
 
     Args:
-        samples: some of a client's training data.
-        sizes: numbers of samples of the clients of a round.
-        phases: a client's training in a round.
+        samples: training samples of some client.
+        sizes: numbers of samples of a round's participants.
+        phases: of a client's local update.
 
     Raises:
         UsageError: the requested executor cannot run this config.
     """
-    asked = config.executor
-    if asked.spread and (reason := _no_workers(config)):
-        raise UsageError(f"executor.workers {asked.workers}: {reason}; use --workers 1")
-    if asked.name == "sequential":
-        return _sequential(asked, "as requested")
+    requested = config.executor
+    if requested.spread and (reason := _no_workers(config)):
+        raise UsageError(f"executor.workers {requested.workers}: {reason}; use --workers 1")
+    if requested.name == "sequential":
+        return _sequential(requested, "as requested")
     reason = _impossible(config, samples)
     form: Form | None = None
     if not reason:
         try:
             form = StackedNet(net)
         except NotStackable as error:
-            if asked.name == "vectorized":
+            if requested.name == "vectorized":
                 form, reason = _vmapped(net, str(error))
             else:
                 reason = f"this net trains one client at a time, more slowly, with the same results ({error})"
-    if asked.name == "vectorized":
+    if requested.name == "vectorized":
         if form is None:
             raise UsageError(f"executor vectorized: {reason}; use --executor sequential")
         why = reason or "as requested"
     elif form is None or not isinstance(samples, Tensor) or (reason := _slower(config, net, samples, sizes, phases)):
-        return _sequential(asked, reason)
+        return _sequential(requested, reason)
     else:
         why = "the net is small, and several together use the CPU better"
         if config.device != "cpu":
             why = "so small a net alone does not use the device fully"
     assert isinstance(samples, Tensor)
-    if asked.compile != "none":
+    if requested.compile != "none":
         if not isinstance(form, StackedNet):
-            raise UsageError(f"executor.compile {asked.compile}: the net runs {why}; use --compile none")
-        form = CompiledNet(form, asked.compile)
-    size = asked.group_size or _group_size(config, net, samples, len(sizes))
-    return ExecutorChoice(asked.model_copy(update={"name": "vectorized", "group_size": size}), form, why)
+            raise UsageError(f"executor.compile {requested.compile}: the net runs {why}; use --compile none")
+        form = CompiledNet(form, requested.compile)
+    size = requested.group_size or _group_size(config, net, samples, len(sizes))
+    return ExecutorChoice(requested.model_copy(update={"name": "vectorized", "group_size": size}), form, why)
 
 
-def _sequential(asked: ExecutorConfig, why: str) -> ExecutorChoice:
-    if asked.compile != "none":
+def _sequential(requested: ExecutorConfig, why: str) -> ExecutorChoice:
+    if requested.compile != "none":
         raise UsageError(
-            f"executor.compile {asked.compile}: it is for the net of a group, and the executor is sequential ({why}); "
+            f"executor.compile {requested.compile}: it is for the net of a group, and the executor is sequential ({why}); "
             "use --compile none"
         )
-    return ExecutorChoice(asked.model_copy(update={"name": "sequential"}), None, why)
+    return ExecutorChoice(requested.model_copy(update={"name": "sequential"}), None, why)
 
 
 def _vmapped(net: Net, missing: str) -> tuple[Form | None, str]:
+    """The net's form by ``torch.func.vmap``, and the reason for the user; ``None``: there is none.
+
+    Args:
+        missing: the layer without a stacked form.
+    """
     form = VmappedNet(net)
     if form.draws:
         return None, f"{missing} cannot be stacked, and the net's dropout would not have the draws of a single client"
@@ -128,7 +133,7 @@ def _vmapped(net: Net, missing: str) -> tuple[Form | None, str]:
 
 
 def _impossible(config: RunConfig, samples: Inputs) -> str:
-    """Why clients cannot train together at all; empty: they can."""
+    """Why clients cannot train together; empty: they can."""
     if config.privacy.level == "sample":
         return "per-sample gradients (privacy.level sample) are computed client by client"
     if not isinstance(samples, Tensor) or not samples.is_floating_point():
@@ -137,7 +142,7 @@ def _impossible(config: RunConfig, samples: Inputs) -> str:
 
 
 def _no_workers(config: RunConfig) -> str:
-    """Why only one process is possible; empty: several are."""
+    """Why several processes are impossible; empty: they are possible."""
     if torch.device(config.device).type != "cpu":
         return f"one process drives the device {config.device}"
     if config.threads > 1:
@@ -152,16 +157,16 @@ def _no_workers(config: RunConfig) -> str:
 def _no_ray() -> str:
     """Why Ray cannot be used; empty: it can."""
     try:
-        found = version("ray")
+        installed = version("ray")
     except PackageNotFoundError:
         return f"Ray is not installed ({extra('cluster')})"
-    if not found.startswith(f"{TESTED_RAY}."):
-        return f"Ray {found} is installed, and {TESTED_RAY} is tested ({extra('cluster')})"
+    if not installed.startswith(f"{TESTED_RAY}."):
+        return f"Ray {installed} is installed, and {TESTED_RAY} is tested ({extra('cluster')})"
     return ""
 
 
 def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int], phases: Sequence[Phase]) -> str:
-    """Why running clients one after another is faster; empty: it is not."""
+    """Why clients are faster one after another; empty: they are not."""
     if len(sizes) < 2:
         return "one client a round"
     if torch.device(config.device).type != "cpu":
@@ -177,23 +182,26 @@ def _slower(config: RunConfig, net: Net, samples: Tensor, sizes: Sequence[int], 
         return f"convolutions of {channels} channels use the CPU fully"
     largest = config.executor.group_size or _group_size(config, net, samples, len(sizes))
     ordered = sorted(sizes, reverse=True)
-    abreast = sum(sizes) / max(1, sum(ordered[::largest]))
-    if abreast < FEWEST_ABREAST:
-        return f"clients differ so much in size that only {abreast:.1f} would train at a time on average"
+    concurrent = sum(sizes) / max(1, sum(ordered[::largest]))
+    if concurrent < MIN_CONCURRENT:
+        return f"clients differ so much in size that only {concurrent:.1f} would train at a time on average"
     return ""
 
 
 def _parameters_a_step(config: RunConfig, net: Net, phases: Sequence[Phase]) -> int:
-    """Number of parameters that a training step runs, on average: without the encoder's where its features are cached."""
+    """Mean number of parameters that a training step computes with: without the encoder's if its features are cached."""
     caches = config.train.cache_features and config.data.augment in (None, "none")
-    size = {one.role: one.parameters for one in describe(net)}
+    size = {part.role: part.parameters for part in describe(net)}
     whole = sum(size.values())
-    total = sum(one.epochs * (whole - size["encoder"] if caches and "encoder" not in one.trains else whole) for one in phases)
-    return total // max(1, sum(one.epochs for one in phases))
+    total = sum(
+        phase.epochs * (whole - size["encoder"] if caches and "encoder" not in phase.trains else whole) for phase in phases
+    )
+    return total // max(1, sum(phase.epochs for phase in phases))
 
 
 def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int) -> int:
-    """Half of the participants, so that each of two processes has a group, limited by :data:`LARGEST_GROUP` and by memory."""
+    """On a CPU half of the participants, so that each of two processes has a group, but at most :data:`LARGEST_GROUP`; on a
+    GPU as many as fit into its memory."""
     device = torch.device(config.device)
     if device.type != "cuda":
         return max(2, min(LARGEST_GROUP, -(-participants // 2)))
@@ -204,13 +212,13 @@ def _group_size(config: RunConfig, net: Net, samples: Tensor, participants: int)
 @torch.no_grad()
 def _layers(net: Net, samples: Tensor) -> list[tuple[nn.Module, Tensor]]:
     """The layers of a forward pass of one sample, with their outputs."""
-    seen: list[tuple[nn.Module, Tensor]] = []
+    layers: list[tuple[nn.Module, Tensor]] = []
 
-    def note(module: nn.Module, given: object, output: object) -> None:
+    def record(module: nn.Module, inputs: object, output: object) -> None:
         if isinstance(output, Tensor):
-            seen.append((module, output))
+            layers.append((module, output))
 
-    hooks = [module.register_forward_hook(note) for module in net.modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(record) for module in net.modules() if not list(module.children())]
     modes = [module.training for module in net.modules()]
     try:
         net.eval()(samples[:1])
@@ -219,17 +227,17 @@ def _layers(net: Net, samples: Tensor) -> list[tuple[nn.Module, Tensor]]:
             module.training = training
         for hook in hooks:
             hook.remove()
-    return seen
+    return layers
 
 
 def client_bytes(config: RunConfig, net: Net, samples: Tensor) -> int:
-    """Approximate memory of a client's training: its states, and the activations of a batch.
+    """Approximate memory of a client's training in bytes: its state, and the activations of a batch.
 
     Args:
         samples: ``(n, ...)`` at least one of a client's samples.
     """
     outputs = [output.numel() for _, output in _layers(net, samples)]
     state = sum(tensor.numel() for tensor in net.state_dict().values())
-    # A row, its gradient, velocity and start; and for each layer its output and that output's gradient.
+    # The row, its gradient, velocity and start; of each layer the output and its gradient.
     numbers: int = 4 * state + 2 * config.train.batch_size * sum(outputs)
     return samples.element_size() * numbers

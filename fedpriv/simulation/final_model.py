@@ -1,4 +1,4 @@
-"""The server's final model as a file that PyTorch reads without fedpriv: a graph and its weights (``torch.export``)."""
+"""Export of the server's final model (``torch.export``), as a file that PyTorch reads without fedpriv."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ Part = Literal["classifier", "encoder"]
 
 
 def part_at_server(agreement: Agreement) -> Part | None:
-    """What the server can build of the net from what its clients send it: all of it, or the encoder; ``None``: neither.
+    """The part of the net that the server has from its clients: the whole classifier, or the encoder; ``None``: neither.
 
-    A head that stays with the clients, or that is never trained, is not the server's; nor is a layer that a mask drops.
+    It lacks heads that stay with the clients or are never trained, and layers that a mask drops.
     """
     method, sent = agreement.method, set(agreement.sent_names)
-    learnt = set(agreement.space.select(method.objective.reaches))
-    if method.objective.labels and learnt <= sent:
+    trained = set(agreement.space.select(method.objective.reaches))
+    if method.objective.labels and trained <= sent:
         return "classifier"
-    encoder = learnt & set(agreement.space.select(["encoder"]))
+    encoder = trained & set(agreement.space.select(["encoder"]))
     return "encoder" if encoder and encoder <= sent else None
 
 
 def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Path) -> dict[str, Any]:
-    """Write ``server.pt2``, for any number of samples at once, and say what goes in and what comes out.
+    """Write ``server.pt2``, which takes any number of samples, and return a description of its inputs and outputs.
 
-    A model that cannot be exported does not cost the run its other results: then there is a warning, and nothing.
+    If the model cannot be exported, there is only a warning, and the description is empty.
 
     Args:
         warn: called with a warning of one line.
@@ -51,10 +51,10 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
         warn(f"no model is logged: under {agreement.config.called} parts of the encoder stay with the clients")
         return {}
     resident, data = federation.resident, federation.data
-    resident.row.copy_(simulation.server.row)
-    like = tensors(next(data.chunks("train", 1)))  # of the whole pool, as a client may lack a modality
-    # Of zeros: an exported program keeps its example, and no client's sample must be in it.
-    example = tuple(one.new_zeros((2, *one.shape[1:]), device="cpu") for one in like.values())
+    resident.row.copy_(simulation.state.row)
+    like = tensors(next(data.chunks("train", 1)))  # of all clients, as one may lack a modality
+    # Zeros, as the exported program contains its example inputs, which must not be a client's samples.
+    example = tuple(tensor.new_zeros((2, *tensor.shape[1:]), device="cpu") for tensor in like.values())
     net = _Plain(copy.deepcopy(resident.net).cpu().eval(), tuple(like), part)
     batch, file = torch.export.Dim.AUTO, io.BytesIO()
     try:
@@ -62,15 +62,17 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
         torch.export.save(program, file)
         with torch.no_grad():
             out = net(*example)
-    except Exception as error:  # what a graph cannot hold is any layer's own
+    except Exception as error:  # of any kind, depending on the layers
         first_line, *_ = str(error).splitlines() or [""]
         warn(f"no model is logged: it cannot be exported: {type(error).__name__}: {first_line[:200]}")
         return {}
     folder.mkdir(exist_ok=True)
     write_atomically(folder / FILE, file.getvalue())
-    shapes = {name or "inputs": {"shape": list(one.shape[1:]), "dtype": str(one.dtype)[6:]} for name, one in like.items()}
+    shapes = {
+        name or "inputs": {"shape": list(tensor.shape[1:]), "dtype": str(tensor.dtype)[6:]} for name, tensor in like.items()
+    }
     dataset = federation.dataset
-    of_images = any(one.ndim == 4 for one in like.values())  # not of their features
+    of_images = any(tensor.ndim == 4 for tensor in like.values())  # otherwise inputs may be features
     return {
         "part": part,
         "inputs": shapes,
@@ -81,13 +83,13 @@ def export_model(simulation: Simulation, warn: Callable[[str], None], folder: Pa
 
 
 class _Plain(nn.Module):
-    """A net, or its encoder, from tensors to a tensor, as a graph has it; of an encoder's net it holds nothing else."""
+    """A net, or its encoder alone, as a function of tensors that returns one tensor."""
 
     def __init__(self, net: Net, names: Sequence[str], part: Part) -> None:
         super().__init__()
         self.net, self.names = net if part == "classifier" else net.encoder, names
 
     def forward(self, *parts: Tensor) -> Tensor:
-        found = self.net(of_tensors(dict(zip(self.names, parts, strict=True))))
-        out: Tensor = found.logits if isinstance(found, Outputs) else found
+        outputs = self.net(of_tensors(dict(zip(self.names, parts, strict=True))))
+        out: Tensor = outputs.logits if isinstance(outputs, Outputs) else outputs
         return out

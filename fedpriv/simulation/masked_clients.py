@@ -1,4 +1,4 @@
-"""Clients of a simulation whose uploads are summed behind masks, by the whole protocol, with every message of a network."""
+"""Secure aggregation in a simulation: the whole protocol, with all of its messages."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fedpriv.wire.report import Answer
 
 
 class MaskedClients(Clients):
-    """The clients of an executor, each with its part in secure sums.
+    """The clients of an executor, which take part in secure sums.
 
     Args:
-        run: its name.
-        held_back: called with every upload that a client keeps to itself, in the order of the clients.
+        run: name of the run.
+        held_back: called with every upload that a client holds back, in the order of the clients.
         warn: called with warnings of one line.
     """
 
@@ -40,14 +40,14 @@ class MaskedClients(Clients):
         for answer in self.executor.train(instruction):
             masking = Masking(answer.client, self.executor.federation.agreement, self.run)
             try:
-                held = masking.hold(answer, received)
-            except Refused as reason:  # a simulation's log is the clients' own, too
-                self.executor.forget([(answer.client, instruction.round)])  # such a local update does not count
+                masked = masking.hold(answer, received)
+            except Refused as reason:  # only the client would know; a simulation warns for it
+                self.executor.forget([(answer.client, instruction.round)])
                 self.warn(f"round {instruction.round}: client {answer.client} does not send its upload: {reason}")
                 continue
             if answer.upload is not None:
                 uploads[answer.client], self._maskings[answer.client] = answer.upload, masking
-            yield held
+            yield masked
         for client in instruction.clients:
             if client in uploads:
                 self.held_back(uploads[client])
@@ -78,7 +78,7 @@ class MaskedClients(Clients):
         self.executor.close()
 
     def _rounding_error(self, active: Iterable[int]) -> float:
-        """Of the sum in fixed-point numbers, relative to the sum of what the clients hold, in the L2 norm."""
+        """L2 norm of the error of the sum in fixed-point numbers, relative to the exact sum."""
         maskings = [self._maskings[client] for client in active]
         rows = [masking.row for masking in maskings if masking.row is not None]
         exact = np.sum(rows, axis=0)

@@ -16,8 +16,8 @@ from fedpriv.evaluation.linear_probe import FRACTIONS, Protocol, Where, probe, s
 from fedpriv.evaluation.probe_during_run import require_encoder
 from fedpriv.evaluation.published_probe import PUBLISHED, published_probe
 from fedpriv.files import load_tensors, save_json
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.reopening import reopened
+from fedpriv.storage.run_folder import RunFolder
 
 
 def probe_run(
@@ -32,14 +32,15 @@ def probe_run(
     """Probe the final encoder of a finished run, and store a JSON for each fraction in its folder ``probe/``.
 
     Args:
-        dataset: another data set than the run's; its images are resized to the encoder's input, and scaled as the run's
-            ``data.pixels`` says (``standardised``: by the mean and deviation of this other set).
+        dataset: the data set, if not the run's. Its images are resized to the encoder's input, and scaled as the run's
+            ``data.pixels`` says (``standardised``: by the mean and deviation of this set).
         data_dir: the data folder, if not the run's.
-        features: of which part of the encoder; ``published``: all as in :mod:`fedpriv.evaluation.published_probe`.
+        features: which layer of the encoder is probed; ``published``: the protocol of
+            :mod:`fedpriv.evaluation.published_probe`.
 
     Raises:
-        UsageError: the run is not finished, its data have changed, the server has no whole encoder, or the data set or a
-            fraction does not fit.
+        UsageError: the run is not finished, its data have changed, the server has no whole encoder, or the data set or a fraction
+            does not fit.
     """
     folder = RunFolder.open(run_dir)
     if folder.summary() is None:
@@ -49,25 +50,25 @@ def probe_run(
         config = config.model_copy(update={"data": config.data.model_copy(update={"dir": data_dir})})
     federation = reopened(folder, config.model_copy(update={"device": device or config.device}))
     require_encoder(federation.method)
-    resident, own = federation.resident, federation.dataset
-    if own.texts is not None:
-        raise UsageError(f"a probe is for encoders of images, but {run_dir} was trained on {own.name}, which holds texts")
+    resident, trained_on = federation.resident, federation.dataset
+    if trained_on.texts is not None:
+        raise UsageError(f"a probe is for encoders of images, but {run_dir} was trained on {trained_on.name}, which holds texts")
     resident.space.pack(load_tensors(folder.weights / "server.safetensors"), resident.row)
     other = DataConfig(name=str(dataset), dir=config.data.dir, pixels=config.data.pixels)
-    on = own if dataset in (None, own.name) else load_data(other)
-    train, test = samples(on, own.input_shape, resident.device, normalised=features != "published")
-    encoder, classes, shares_of_labels = resident.net.encoder, len(on.classes), fractions or FRACTIONS
+    probed = trained_on if dataset in (None, trained_on.name) else load_data(other)
+    train, test = samples(probed, trained_on.input_shape, resident.device, normalised=features != "published")
+    encoder, classes, shares_of_labels = resident.net.encoder, len(probed.classes), fractions or FRACTIONS
     if features == "published":
-        found = published_probe(encoder, train, test, classes, shares_of_labels, seed)
+        results = published_probe(encoder, train, test, classes, shares_of_labels, seed)
     else:
-        found = probe(encoder, train, test, classes, shares_of_labels, seed, features)
-    name = Path(on.name).name
+        results = probe(encoder, train, test, classes, shares_of_labels, seed, features)
+    name = Path(probed.name).name
     shares = torch.bincount(test.labels) / len(test.labels)
     facts = {
         "run": folder.path.name,
         "run_id": folder.facts["run_id"],
         "dataset": name,
-        "trained_on": Path(own.name).name,
+        "trained_on": Path(trained_on.name).name,
         "features": features,
         "seed": seed,
         "train_samples": len(train.labels),
@@ -77,7 +78,7 @@ def probe_run(
     }
     with folder.writing("the probe"):
         folder.probe.mkdir(exist_ok=True)
-        for one in found:
-            file = f"{name}-{one.fraction:g}{'' if features == 'pooled' else '-' + features}.json"
-            save_json(folder.probe / file, facts | asdict(one))
-    return facts | {"results": [asdict(one) for one in found]}
+        for result in results:
+            file = f"{name}-{result.fraction:g}{'' if features == 'pooled' else '-' + features}.json"
+            save_json(folder.probe / file, facts | asdict(result))
+    return facts | {"results": [asdict(result) for result in results]}

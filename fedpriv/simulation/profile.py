@@ -1,11 +1,11 @@
-"""The profile of a run's rounds: spans (:mod:`fedpriv.spans`) of wall-clock time, each second charged to one category.
+"""The profile of a run: spans (:mod:`fedpriv.spans`) of wall-clock time, each second charged to one category.
 
-A round lasts until the next one begins, including its checkpoint and record; so it is longer than the ``seconds`` of the record,
-which end before the checkpoint. Time in nested spans is charged to the innermost one, so that the categories and ``other`` sum to
-the round.
+A round lasts until the next one begins, its checkpoint included; so it is longer than the ``seconds`` of its record, which end
+before the checkpoint. Time in nested spans is charged to the innermost one, so that the categories and ``other`` sum to the
+round.
 
-On an accelerator each span waits for the device, so that computations are charged to the span that started them; this slows down
-the run.
+On an accelerator each span waits for the device, so that computations are charged to the span that started them. This slows the
+run down.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Event(NamedTuple):
 
 
 @dataclass
-class Stretch:
-    """A round, or the time before or after all rounds: seconds by category."""
+class Period:
+    """A round, or the time before or after all rounds, with its seconds by category."""
 
     name: int | str
     began: float
@@ -46,12 +46,12 @@ class Stretch:
     charged: dict[str, float] = field(default_factory=lambda: dict.fromkeys((*CATEGORIES, OTHER), 0.0))
 
     def report(self) -> dict[str, Any]:
-        """The stretch as JSON, in seconds."""
+        """The period as JSON, in seconds."""
         which = {"round": self.name} if isinstance(self.name, int) else {}
         return {**which, "seconds": self.ended - self.began, "categories": dict(self.charged)}
 
     def as_event(self) -> Event:
-        """The stretch as an event of the trace, which encloses its spans."""
+        """The period as an event of the trace."""
         return Event(f"round {self.name}" if isinstance(self.name, int) else self.name, self.began, self.ended, "run", {})
 
 
@@ -59,22 +59,22 @@ class Profile(Spans):
     """Times a run.
 
     Args:
-        settle: called before the clock is read; waits for the device.
-        clock: returns seconds since any fixed time.
+        synchronise: called before the clock is read; waits for the device.
+        clock: returns the time in seconds.
         began: the clock when the run's data began to be loaded; ``None``: now.
     """
 
     def __init__(
         self,
-        settle: Callable[[], None] = lambda: None,
+        synchronise: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.perf_counter,
         began: float | None = None,
     ) -> None:
-        self._settle, self._clock = settle, clock
+        self._synchronise, self._clock = synchronise, clock
         self._open: list[str] = []
         self._events: list[Event] = []
         self._origin = clock() if began is None else began
-        self._stretches = [Stretch(START, self._origin, self._origin)]
+        self._periods = [Period(START, self._origin, self._origin)]
 
     @contextmanager
     def __call__(self, category: str, **about: int) -> Iterator[None]:
@@ -112,50 +112,55 @@ class Profile(Spans):
 
         return call
 
-    def begin(self, stretch: int | str) -> None:
-        if self._stretches[-1].name != stretch:
+    def begin(self, period: int | str) -> None:
+        if self._periods[-1].name != period:
             now = self._charge()
-            self._stretches.append(Stretch(stretch, now, now))
+            self._periods.append(Period(period, now, now))
 
     def _charge(self) -> float:
-        """The time now; the time since the last call is charged to the innermost span."""
-        self._settle()
-        now, stretch = self._clock(), self._stretches[-1]
-        stretch.charged[self._open[-1] if self._open else OTHER] += now - stretch.ended
-        stretch.ended = now
+        """Charge the time since the last call to the innermost span, and return the time now."""
+        self._synchronise()
+        now, period = self._clock(), self._periods[-1]
+        period.charged[self._open[-1] if self._open else OTHER] += now - period.ended
+        period.ended = now
         return now
 
     def report(self, rounds_done: int) -> dict[str, Any]:
         """Seconds by category, of each round up to ``rounds_done`` and of all of them (``total``).
 
-        ``start`` and ``end``: before and after them; ``unfinished``: an interrupted round; ``beside``: work in other threads.
+        ``start`` and ``end``: the time before and after them; ``unfinished``: an interrupted round; ``beside``: work of other
+        threads.
         """
         self._charge()
-        rounds = [one for one in self._stretches if one.name in range(1, rounds_done + 1)]
-        total = {name: sum(one.charged[name] for one in rounds) for name in (*CATEGORIES, OTHER)}
-        others = [one for one in self._stretches if one.name not in range(1, rounds_done + 1)]
+        rounds = [period for period in self._periods if period.name in range(1, rounds_done + 1)]
+        total = {name: sum(period.charged[name] for period in rounds) for name in (*CATEGORIES, OTHER)}
+        others = [period for period in self._periods if period.name not in range(1, rounds_done + 1)]
         beside: dict[str, float] = {}
         for event in self._events:
             if event.thread != "run":
                 beside[event.name] = beside.get(event.name, 0.0) + event.ended - event.began
         return {
             "unit": "seconds",
-            "total": {"rounds": len(rounds), "seconds": sum(one.ended - one.began for one in rounds), "categories": total},
-            "rounds": [one.report() for one in rounds],
-            **{one.name if isinstance(one.name, str) else "unfinished": one.report() for one in others},
+            "total": {
+                "rounds": len(rounds),
+                "seconds": sum(period.ended - period.began for period in rounds),
+                "categories": total,
+            },
+            "rounds": [period.report() for period in rounds],
+            **{period.name if isinstance(period.name, str) else "unfinished": period.report() for period in others},
             "beside": beside,
         }
 
     def trace(self) -> dict[str, Any]:
         """The spans and the rounds in the Chrome trace event format: times in microseconds since the run started."""
         self._charge()
-        named: list[dict[str, Any]] = [
+        threads: list[dict[str, Any]] = [
             {"name": "thread_name", "cat": "__metadata", "ph": "M", "pid": 1, "tid": tid, "ts": 0, "args": {"name": name}}
             for name, tid in _THREADS.items()
         ]
-        rounds = [self._traced(one.as_event(), "round") for one in self._stretches]
+        rounds = [self._traced(period.as_event(), "round") for period in self._periods]
         spans = [self._traced(event, "span") for event in self._events]
-        return {"traceEvents": [*named, *rounds, *spans], "displayTimeUnit": "ms"}
+        return {"traceEvents": [*threads, *rounds, *spans], "displayTimeUnit": "ms"}
 
     def _traced(self, event: Event, kind: str) -> dict[str, Any]:
         began, ended = ((moment - self._origin) * 1e6 for moment in (event.began, event.ended))

@@ -1,4 +1,4 @@
-"""Making again what a run was made of, from its config, and checking that it is the same."""
+"""Rebuilds the federation of a run from its config, and checks that its data are unchanged."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from fedpriv.config import RunConfig
 from fedpriv.data.partitions.partition import Partition
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
+from fedpriv.storage.run_folder import RunFolder
 
 
 def hashes(federation: Federation) -> dict[str, str]:
-    """What ``run.json`` says of a run's data: who holds which samples, and what the samples are."""
+    """Hashes of the partition and of the samples, as in ``run.json``."""
     return {"partition_hash": federation.data.partition.hash(), "data_hash": federation.dataset.hash}
 
 
@@ -19,12 +19,11 @@ def reopened(folder: RunFolder, config: RunConfig | None = None) -> Federation:
     """The federation of a run that has begun.
 
     Args:
-        config: with other values where no number depends on them; ``None``: as stored.
+        config: may differ from the stored one in options that no number depends on; ``None``: the stored one.
 
     Raises:
-        UsageError: its clients' data are on their own machines; or its config or its data have changed. A run of an earlier
-            version says nothing of what its samples are.
-        Damaged: its folder does not say any more what they were.
+        UsageError: the clients' data are on their own machines, or the config or the data have changed.
+        Damaged: the run folder lacks the hashes of the data.
     """
     facts = folder.facts
     if not facts:
@@ -36,18 +35,20 @@ def reopened(folder: RunFolder, config: RunConfig | None = None) -> Federation:
         )
     federation = build(config or folder.config(), begun=True)
     for name, now in hashes(federation).items():
-        if (then := facts.get(name, now)) != now:
+        if (before := facts.get(name)) != now:
+            if before is None:
+                raise Damaged(f"{folder.path / 'run.json'} is damaged: it has no {name}")
             what = name.removesuffix("_hash")
-            raise UsageError(f"{folder.path}: the data are not those the run began with ({what} {now[:12]}, then {then[:12]})")
+            raise UsageError(f"{folder.path}: the data are not those the run began with ({what} {now[:12]}, then {before[:12]})")
     return federation
 
 
 def damaged_partition(folder: RunFolder) -> str | None:
-    """Why the stored partition is not that of the run, in a line; ``None``: it is, or the run's clients are on other machines."""
+    """A line on why the stored partition is not the run's; ``None``: it is, or the clients are on other machines."""
     if "deployed" in folder.facts:
         return None
     try:
-        found = Partition.load(folder.partition_file).hash()
+        stored = Partition.load(folder.partition_file).hash()
     except FedprivError as error:
         return str(error)
-    return None if found == folder.facts.get("partition_hash") else f"{folder.partition_file} is the partition of another run"
+    return None if stored == folder.facts.get("partition_hash") else f"{folder.partition_file} is the partition of another run"

@@ -1,4 +1,4 @@
-"""The results of a finished run, in its folder: weights, plots, summary."""
+"""The results of a finished run: weights, plots and summary in its folder."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.evaluation.protocols import PROTOCOLS, mean_per_client
 from fedpriv.files import save_json, save_tensors
 from fedpriv.plots.confusion import confusion_report, draw_confusion
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.records import counted
 from fedpriv.server.rounds import Server
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.records import merged_clients
 
 if TYPE_CHECKING:
     from fedpriv.evaluation.protocols import Confusion
 
-Tested = Callable[[], "tuple[Confusion, Sequence[str]]"]
+ConfusionOfRun = Callable[[], "tuple[Confusion, Sequence[str]]"]
 Export = Callable[[Path], dict[str, Any]]
 
 
 def write_results(
     server: Server,
     notes: Sequence[str] = (),
-    confusion: Tested | None = None,
+    confusion: ConfusionOfRun | None = None,
     export: Export | None = None,
     chance: Callable[[], tuple[float, int]] | None = None,
 ) -> dict[str, Any]:
     """Write the final weights, the plots and the summary into the run's folder, and return the summary.
 
     Args:
-        notes: what the user should know of the run, a line each.
-        confusion: the confusion matrix ``(C, C)`` of the server's model on its own test set, and the classes' names; called where
-            the run was scored on one.
-        chance: the mean accuracy of the best constant answer in the clients' tests, and the number of samples in them; called
-            where clients were tested, ``None``: it is not known, as of clients on other machines.
-        export: writes the server's final model into a folder, and says what it is.
+        notes: for the user, a line each.
+        confusion: returns the confusion matrix ``(C, C)`` of the server's model on the server's test set, and the classes' names;
+            called if the run was scored on that set.
+        export: writes the server's final model into a folder, and returns its description.
+        chance: returns the mean accuracy of the best constant answer in the clients' tests, and the number of test samples;
+            called if clients were tested. ``None``: they are not known, as of clients on other machines.
     """
     agreement, folder, progress = server.agreement, server.folder, server.progress
     config, records, method = agreement.config, folder.records(), agreement.method
     last = method.averaged_rounds
     protocols = {name: protocol(records, last) for name, protocol in PROTOCOLS.items()}
     per_client, last_updates = mean_per_client(records, last), _last_updates(server, records)
-    kept, only = PayloadStore(folder.payloads), None
+    payloads, only_answer = PayloadStore.of(folder), None
     with folder.writing("the results"):
         if method.shared_names:
             folder.weights.mkdir(exist_ok=True)
-            shared = agreement.space.unpack(server.server.row, method.shared_names)
-            constants = {name: one for name, one in agreement.constants.items() if name.partition(".")[0] in method.shared}
+            shared = agreement.space.unpack(server.state.row, method.shared_names)
+            constants = {name: tensor for name, tensor in agreement.constants.items() if name.partition(".")[0] in method.shared}
             save_tensors(folder.weights / "server.safetensors", {**shared, **constants})
         if server.canaries is not None:
-            save_tensors(folder.canaries_file, server.canaries.found())
+            save_tensors(folder.canaries_file, server.canaries.tensors())
         folder.plots.mkdir(exist_ok=True)
         plots.learning_curve(records, folder.plots / "learning_curve.png")
         if per_client:
             plots.per_client_accuracy(per_client, folder.plots / "per_client_accuracy.png")
         if confusion is not None and "global_accuracy" in records[-1]["metrics"]:  # the last round is always evaluated
             counts, classes = confusion()
-            only = _only_answer(counts, classes)
+            only_answer = _only_answer(counts, classes)
             save_json(folder.confusion_file, confusion_report(counts, classes, progress.round))
             if not draw_confusion(counts, classes, folder.plots / "confusion.png"):
                 notes = [
@@ -79,16 +79,16 @@ def write_results(
             "accuracy": protocols["last_rounds_client_mean"],
             "accuracy_per_client": per_client,
             **_chance(protocols["last_rounds_client_mean"], chance),
-            **({} if only is None else {"only_answer": only}),
+            **({} if only_answer is None else {"only_answer": only_answer}),
             **_probed(records),
             "averaged_rounds": last,
             "tested_from": method.tested_from,
             "bytes_up": progress.total_bytes_up,
             "bytes_down": progress.total_bytes_down,
             "seconds": round(progress.seconds, 3),
-            "cpu_seconds": None if progress.cpu_seconds is None else round(progress.cpu_seconds, 3),
+            "cpu_seconds": round(progress.cpu_seconds, 3),
             "run_dir": str(folder.path),
-            "payloads": {"bytes": kept.nbytes, "files": len(kept.files())},
+            "payloads": {"bytes": payloads.nbytes, "files": len(payloads.files())},
             "protocols": protocols,
             **_signal_to_noise(records),
             **({"privacy": server.statement()} if server.is_private else {}),
@@ -97,7 +97,7 @@ def write_results(
             "split": config.eval.split,
             "local_updates": sum(record["metrics"].get("participants", 0) for record in records),
             "local_updates_dropped": sum(record["metrics"].get("dropped", 0) for record in records),
-            "updates_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
+            "local_updates_untrained": sum(record["metrics"].get("untrained", 0) for record in records),
             "answers_refused": sum(record["metrics"].get("refused", 0) for record in records),
             "clients_never_trained": len(set(agreement.trainable) - last_updates.keys()),
             "last_update_per_client": [last_updates.get(client) for client in range(config.data.clients)],
@@ -113,28 +113,28 @@ def _only_answer(confusion: Confusion, classes: Sequence[str]) -> str | None:
 
 
 def _chance(accuracy: float | None, chance: Callable[[], tuple[float, int]] | None) -> dict[str, Any]:
-    """``chance``: the mean accuracy of the best constant answer; ``at_chance``: whether the run's is no better, as far as the
-    number of test samples tells."""
+    """``chance``: the mean accuracy of the best constant answer; ``at_chance``: whether the run's accuracy is not significantly
+    better, given the number of test samples."""
     if accuracy is None or chance is None:
         return {}
-    guessed, samples = chance()
-    return {"chance": guessed, "at_chance": at_chance(accuracy, guessed, samples)}
+    constant, samples = chance()
+    return {"chance": constant, "at_chance": at_chance(accuracy, constant, samples)}
 
 
 def _last_updates(server: Server, records: Sequence[dict[str, Any]]) -> dict[int, int]:
-    """Client -> round of its last local update that had an effect, of those that have had one."""
-    found: dict[int, int] = {}
+    """Client -> round of its last merged local update."""
+    last: dict[int, int] = {}
     for record in records:
         if (round := record["round"]) > 0:
-            found |= dict.fromkeys(counted(record, server.participants(round)), round)
-    return found
+            last |= dict.fromkeys(merged_clients(record, server.participants(round)), round)
+    return last
 
 
 def _probed(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """``probe``: share of the labels -> accuracy after the last round, where the run was probed."""
+    """``probe``: share of the labels -> accuracy of the linear probe after the last round, if there was one."""
     last = records[-1]["metrics"]
-    found = {name.removeprefix(PROBE): value for name, value in last.items() if name.startswith(PROBE)}
-    return {"probe": found} if found else {}
+    accuracies = {name.removeprefix(PROBE): value for name, value in last.items() if name.startswith(PROBE)}
+    return {"probe": accuracies} if accuracies else {}
 
 
 def _signal_to_noise(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A whole run: folder, rounds, tracking, results."""
+"""A whole run: its folder, its rounds, tracking, and results."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from fedpriv.evaluation.chance import chance
 from fedpriv.files import Damaged
 from fedpriv.methods.build import changed_options
 from fedpriv.server.rounds import Server
-from fedpriv.server.run_folder import RunFolder, changed_code, continued, first_facts
-from fedpriv.simulation.executors.build import reach
+from fedpriv.simulation.executors.build import check_reachable
 from fedpriv.simulation.final_model import export_model
 from fedpriv.simulation.profile import Profile
 from fedpriv.simulation.reopening import damaged_partition, hashes, reopened
@@ -31,6 +30,8 @@ from fedpriv.simulation.results import write_results
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.spans import END, UNTIMED, Spans
+from fedpriv.storage.provenance import changed_code, continued, first_facts
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import check_tracking, copier_of, default_uri, tracker_of
 
 if TYPE_CHECKING:
@@ -39,11 +40,11 @@ if TYPE_CHECKING:
 OnStart = Callable[[Federation, RunFolder], None]
 OnRound = Callable[[dict[str, Any]], object]
 OnAnswer = Callable[[int, int], None]
-"""Called within a round with the number of its clients that have answered, and of all."""
+"""Called within a round with the number of participants that have answered, and of all participants."""
 Warn = Callable[[str], None]
 T = TypeVar("T")
-Played = Generator[dict[str, Any], None, T]
-"""Rounds as they are run: yields the record of each, and returns how it ended. Closing it interrupts the run."""
+Rounds = Generator[dict[str, Any], None, T]
+"""Runs a round when asked for the next record, which it yields; returns how the run ended. Closing it interrupts the run."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Outcome:
     """How a run ended: its folder, its summary unless it was interrupted, and its profile if one was requested.
 
     Attributes:
-        tracked: whether all of it is in the tracking store; ``None``: the rest is on its way.
+        tracked: whether the tracking store has all of it; ``None``: a background process sends the rest.
     """
 
     folder: RunFolder
@@ -70,23 +71,25 @@ def start(
     profiled: bool = False,
     on_answer: OnAnswer | None = None,
 ) -> Outcome:
-    """Start a new run and run it to its end (or to Ctrl-C).
+    """Start a new run, and run it to its end (or to Ctrl-C).
 
     Args:
-        config: as the user gave it; the folder gets the filled-in one.
-        runs_dir: where the folder is made, unless the config names it.
-        on_start: called once, with what was built and where; ``on_round``: with each round's record; ``warn``: with warnings.
-        profiled: write where the rounds' time went (:mod:`fedpriv.spans`).
+        config: as the user gave it; the one in the run folder has every open key filled in.
+        runs_dir: where the run folder is created, unless the config names it.
+        on_start: called once, with the federation and the run folder.
+        on_round: called with each round's record.
+        warn: called with warnings of one line.
+        profiled: write a profile of the rounds (:mod:`fedpriv.spans`).
         on_answer: called as clients answer.
 
     Raises:
-        UsageError: before anything is written, where the config cannot be right.
+        UsageError: the config cannot be right; nothing was written.
         FedprivError: the run failed; its folder says ``failed`` and its last checkpoint is whole.
     """
-    return _driven(played(config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer), on_round)
+    return _run_all(start_by_round(config, runs_dir, on_start, warn, profiled, patient=True, on_answer=on_answer), on_round)
 
 
-def played(
+def start_by_round(
     config: RunConfig,
     runs_dir: Path,
     on_start: OnStart,
@@ -94,16 +97,17 @@ def played(
     profiled: bool = False,
     patient: bool = False,
     on_answer: OnAnswer | None = None,
-) -> Played[Outcome]:
-    """As :func:`start`, a round at a time, whenever the next one is wanted.
+) -> Rounds[Outcome]:
+    """As :func:`start`, as a generator that runs one round at a time.
 
     Args:
-        patient: the first Ctrl-C lets the round end; otherwise it stops at once. Either way the last checkpoint is whole.
+        patient: whether the first Ctrl-C lets the round end; otherwise it stops the run at once. The last checkpoint is whole
+            either way.
     """
     began = time.perf_counter()
     federation = build(config)
     check_tracking(federation.config.tracking)
-    reach(federation.config.executor)
+    check_reachable(federation.config.executor)
     with RunFolder.begin(federation.config, runs_dir) as folder, folder.in_memory():
         _describe(federation, folder)
         return (yield from _run(federation, folder, on_start, warn, began if profiled else None, patient, on_answer))
@@ -122,12 +126,12 @@ def resume(
 
     Args:
         profiled: as for :func:`start`; the profile covers the rounds that are run now.
-        executor: ``workers``, ``ray_address`` and ``ray_workers``, on which no number depends; without ``workers``, as the run
-            began.
+        executor: ``workers``, ``ray_address`` and ``ray_workers``, on which no number depends; without ``workers``, as in the
+            config.
         on_answer: as for :func:`start`.
 
     Raises:
-        UsageError: no run there, another process is running it, or its config or its data were changed.
+        UsageError: there is no run, another process is running it, or its config or its data were changed.
     """
     began = time.perf_counter()
     folder = RunFolder.open(path)
@@ -142,7 +146,7 @@ def resume(
             changed = config.executor.model_dump() | {"ray_address": None, "ray_workers": None}
             changed |= {key: value for key, value in executor.items() if value is not None}
             config = config.model_copy(update={"executor": parse(ExecutorConfig, changed, "the executor")})
-        if folder.facts or _begun(folder):
+        if folder.facts or _has_begun(folder):
             federation = reopened(folder, config)
             if (damage := damaged_partition(folder)) is not None:
                 warn(f"{damage}; it is written again")
@@ -151,25 +155,25 @@ def resume(
             federation = build(config)
             _describe(federation, folder)
         since = began if profiled else None
-        return _driven(_run(federation, folder, on_start, warn, since, True, on_answer), on_round)
+        return _run_all(_run(federation, folder, on_start, warn, since, True, on_answer), on_round)
 
 
 def _describe(federation: Federation, folder: RunFolder) -> None:
-    """Write who holds what, and what is known about the run before its first round."""
+    """Write the partition, and the facts that are known before the first round."""
     _save_partition(federation, folder)
     with folder.writing("the beginning of the run"):
-        said, executor = list(federation.prepared.said), str(federation.choice)
         owners = owners_of(federation.config.data, federation.dataset.owners)
-        named = {} if owners is None else {"client_names": list(owners.names)}
-        note_beginning(folder, federation.config, hashes(federation), notes=said, executor=executor, **named)
+        names = {} if owners is None else {"client_names": list(owners.names)}
+        notes, executor = list(federation.prepared.notes), str(federation.choice)
+        note_beginning(folder, federation.config, hashes(federation), notes=notes, executor=executor, **names)
 
 
 def note_beginning(folder: RunFolder, config: RunConfig, hashes: Mapping[str, str], **facts: Any) -> None:
-    """Write into its folder what is known about a run before its first round.
+    """Write the facts of a run before its first round into its folder.
 
     Args:
         hashes: of its data, by the name of the fact.
-        facts: more of them, or others in their place.
+        facts: further facts, or replacements.
     """
     tracking = config.tracking
     uri = tracking.uri or (default_uri(folder.path.parent) if tracking.name == "mlflow" else "none")
@@ -181,8 +185,8 @@ def _save_partition(federation: Federation, folder: RunFolder) -> None:
         federation.data.partition.save(folder.partition_file)
 
 
-def _begun(folder: RunFolder) -> bool:
-    """Whether there is a checkpoint; ``Damaged`` where there was one, of which the records tell: a run never starts over."""
+def _has_begun(folder: RunFolder) -> bool:
+    """Whether there is a checkpoint; raises ``Damaged`` if the records show that it was lost, as a run must not start over."""
     begun = any(folder.checkpoints.glob("round-*.json"))
     if not begun and (records := folder.records()):
         raise Damaged(
@@ -200,44 +204,44 @@ def _run(
     profiled_since: float | None,
     patient: bool,
     on_answer: OnAnswer | None,
-) -> Played[Outcome]:
-    for note in federation.prepared.said:
+) -> Rounds[Outcome]:
+    for note in federation.prepared.notes:
         warn(note)
     profile = UNTIMED if profiled_since is None else _profile(federation, profiled_since)
     simulation = Simulation(federation, folder, warn, profile)
     simulation.on_answer = on_answer
 
     def results() -> dict[str, Any]:
-        with_names = partial(_confusion, simulation)
+        confusion = partial(_confusion, simulation)
         export = partial(export_model, simulation, warn) if federation.config.tracking.log_model else None
-        return write_results(simulation, simulation.notes(), with_names, export, partial(_chance, federation))
+        return write_results(simulation, simulation.notes(), confusion, export, partial(_chance, federation))
 
     report = None
     try:
-        summary, tracked = yield from _conducted(simulation, lambda: on_start(federation, folder), results, patient)
-    finally:  # of a run that fails, what there is
+        summary, tracked = yield from _run_server(simulation, lambda: on_start(federation, folder), results, patient)
+    finally:  # also of a run that failed
         report = _write_profile(profile, simulation, warn)
     return Outcome(folder, summary, tracked, simulation.progress.round, report)
 
 
-def conduct(
+def run_server(
     server: Server, on_start: Callable[[], None], on_round: OnRound, results: Callable[[], dict[str, Any]]
 ) -> tuple[dict[str, Any] | None, bool | None]:
-    """Run a server's rounds from their beginning or the last checkpoint, to their end or to Ctrl-C, and note in its folder how it
-    stands.
+    """Run a server's rounds, from the start or the last checkpoint to the end or to Ctrl-C, and note the status in its folder.
 
     Args:
-        on_start: called before the first round that is run now; ``on_round``: with each round's record.
-        results: writes those of a finished run, and returns its summary.
+        on_start: called before the first round that is run now.
+        on_round: called with each round's record.
+        results: writes the results of a finished run, and returns its summary.
 
     Returns:
         The summary (``None``: interrupted), and :attr:`Outcome.tracked`.
     """
-    return _driven(_conducted(server, on_start, results, patient=True), on_round)
+    return _run_all(_run_server(server, on_start, results, patient=True), on_round)
 
 
-def _driven(rounds: Played[T], on_round: OnRound) -> T:
-    """Run all rounds, one after the other; what ``on_round`` raises ends the run as an error in a round would."""
+def _run_all(rounds: Rounds[T], on_round: OnRound) -> T:
+    """Run all rounds; an exception of ``on_round`` ends the run as an error in a round would."""
     while True:
         try:
             record = next(rounds)
@@ -251,27 +255,26 @@ def _driven(rounds: Played[T], on_round: OnRound) -> T:
             raise
 
 
-def _conducted(
+def _run_server(
     server: Server, on_start: Callable[[], None], results: Callable[[], dict[str, Any]], patient: bool
-) -> Played[tuple[dict[str, Any] | None, bool | None]]:
+) -> Rounds[tuple[dict[str, Any] | None, bool | None]]:
     folder, profile, warn = server.folder, server.profile, server.warn
-    begun = _begun(folder)
-    went_on: dict[str, Any] = {}
-    ended: dict[str, Any] = {}
+    begun = _has_begun(folder)
+    facts_of_start: dict[str, Any] = {}
+    facts_of_end: dict[str, Any] = {}
     if begun:
-        server.restore()  # refuses a changed config before anything is noted in the folder
-        went_on = continued(folder.facts, server.config, server.progress.round)
-        if other := changed_code(folder.facts, server.config):
-            warn(f"{', '.join(other)} changed since the run began: rounds after {server.progress.round} are of the new code")
+        server.restore()  # raises if the config has changed, before anything is written
+        facts_of_start = continued(folder.facts, server.config, server.progress.round)
+        if changed := changed_code(folder.facts, server.config):
+            warn(f"{', '.join(changed)} changed since the run began: rounds after {server.progress.round} are of the new code")
         if folder.facts.get("diverged"):
-            went_on["diverged"] = None
+            facts_of_start["diverged"] = None
     tracking = folder.facts["tracking"]
-    patience = tracking.get("wait", server.config.tracking.wait)  # runs of earlier versions say nothing
-    tracker = copier_of(tracker_of(folder.path, tracking), warn, patience, partial(profile.beside, "tracking"))
+    tracker = copier_of(tracker_of(folder.path, tracking), warn, tracking["wait"], partial(profile.beside, "tracking"))
     status, summary = "failed", None
     try:
         with folder.writing("run.json"):
-            folder.update_facts(status="running", **went_on)
+            folder.update_facts(status="running", **facts_of_start)
         with _finish_round_on_interrupt(server, warn) if patient else nullcontext():
             if not begun:
                 server.start()
@@ -290,14 +293,14 @@ def _conducted(
         status = "interrupted"
         raise
     except ClientDiverged as error:
-        ended = {"diverged": {"client": error.client, "round": error.round}}
+        facts_of_end = {"diverged": {"client": error.client, "round": error.round}}
         raise
     finally:
         profile.begin(END)
         server.clients.close()
         try:
-            folder.update_facts(status=status, **ended)
-        except (OSError, MemoryError) as error:  # what stopped the run, if anything did, is what the user must hear of
+            folder.update_facts(status=status, **facts_of_end)
+        except (OSError, MemoryError) as error:  # only a warning, so that it does not hide what stopped the run
             warn(f"cannot note in {folder.path} that the run is {status}: {getattr(error, 'strerror', 'out of memory')}")
         with profile("tracking"):
             tracked = tracker.finish()
@@ -305,8 +308,8 @@ def _conducted(
 
 
 def _confusion(simulation: Simulation) -> tuple[Confusion, Sequence[str]]:
-    """That of the server's model on the server's test set, and the names of the classes."""
-    return simulation.scorer.confusion(simulation.server), simulation.federation.dataset.classes
+    """The confusion matrix of the server's model on the server's test set, and the names of the classes."""
+    return simulation.scorer.confusion(simulation.state), simulation.federation.dataset.classes
 
 
 def _chance(federation: Federation) -> tuple[float, int]:
@@ -316,8 +319,8 @@ def _chance(federation: Federation) -> tuple[float, int]:
 
 def _profile(federation: Federation, began: float) -> Profile:
     device = federation.resident.device
-    settle = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
-    return Profile(settle, began=began)
+    synchronise = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+    return Profile(synchronise, began=began)
 
 
 def _write_profile(profile: Spans, simulation: Simulation, warn: Warn) -> dict[str, Any] | None:
@@ -325,14 +328,14 @@ def _write_profile(profile: Spans, simulation: Simulation, warn: Warn) -> dict[s
         return None
     try:
         return profile.write(simulation.folder.profile, simulation.progress.round)
-    except OSError as error:  # as above
+    except OSError as error:
         warn(f"cannot write the profile in {simulation.folder.profile}: {error.strerror}")
         return None
 
 
 @contextmanager
 def _finish_round_on_interrupt(server: Server, warn: Warn) -> Iterator[None]:
-    """The first Ctrl-C lets the round end; the second stops at once (the last checkpoint is whole either way)."""
+    """A block in which the first Ctrl-C lets the round end, and the second stops at once; the last checkpoint is whole."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""The terms of a run, from its config and declared facts alone: what cannot be right is refused, and the noise is found."""
+"""The agreement of a run, from its config and declared facts alone: checks the config, and computes the noise of private runs."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ def settle(
     """The agreement of a run, and the initial model as a net on the device.
 
     Args:
-        config: with nothing left open but the noise of a private run.
+        config: with every open key filled in, except the noise of a private run.
         sizes: client -> its number of training samples, of those that hold some, as far as they are known here.
-        shares: who holds the same sample.
-        begun: whether it is that of a run that is only looked at, which an earlier version may have let have other secure sums.
+        shares: which clients hold the same sample.
+        begun: whether the run has begun, so that its secure sums were checked.
 
     Raises:
-        UsageError: a schedule, a mask, a privacy setting or a secure sum that cannot be right.
+        UsageError: the schedule, a mask, the privacy options or the secure sums cannot be right.
     """
     schedule = config.train.schedule if isinstance(config.train.schedule, tuple) else ()
     if strangers := sorted({client for clients in schedule for client in clients} - set(declared.trainable)):
         raise UsageError(f"train.schedule names client {strangers[0]}, which does not exist or holds no training data")
     transforms = build_transforms(config.wire.transforms)
     agreement, net = agree(config, new_net, declared, transforms, device)
-    _ = agreement.sent_names  # refuses a mask that cannot be right
+    _ = agreement.sent_names  # raises if a mask cannot be right
     if config.wire.secure_aggregation and not begun:
         rounds = range(1, len(schedule or range(config.train.rounds)) + 1)
         check_run(agreement, (participants(agreement, round) for round in rounds), sizes)
     if config.privacy.level != "none":
         server = agreement.method.start(agreement.initial.clone())
         check(config, agreement.method, server, net, transforms, shares)
-        _ = agreement.canaries  # refuses too many
+        _ = agreement.canaries  # raises if there are too many
         privacy = with_noise(config.privacy, plans(agreement, sizes, shares, range(1, config.train.rounds + 1)))
         agreement.config = config.model_copy(update={"privacy": privacy})
         if privacy.level == "client":
@@ -63,29 +63,30 @@ def settle(
 def plans(
     agreement: Agreement, sizes: Mapping[int, int], shares: Shares, rounds: Iterable[int], clients: Iterable[int] | None = None
 ) -> list[Plan]:
-    """What each sample (level ``client``: each client) will be charged in some rounds, in (sampling rate, steps): a list of
-    several where several clients hold it.
+    """What the samples (level ``client``: the clients) spend in some rounds: (sampling rate, steps) for each client that holds a
+    sample.
 
     Args:
         sizes, shares: as for :func:`settle`.
-        clients: only the samples that one of them holds; ``None``: all.
+        clients: only samples that one of these holds; ``None``: all samples.
     """
     config = agreement.config
     if config.privacy.level == "client":
         return [((config.train.participation or 0.0, len(list(rounds))),)]
     epochs = dict.fromkeys(sizes, 0)
     for round in rounds:
-        a_update = sum(phase.epochs for phase in agreement.method.phases(round))
+        epochs_of_round = sum(phase.epochs for phase in agreement.method.phases(round))
         for client in participants(agreement, round):
             if client in epochs:
-                epochs[client] += a_update
+                epochs[client] += epochs_of_round
     per_epoch = {client: schedule(size, config.train.batch_size) for client, size in sizes.items()}
     spends = {client: (rate, epochs[client] * steps) for client, (rate, steps) in per_epoch.items()}
-    asked = set(sizes if clients is None else clients)
-    return [tuple(spends[client] for client in held) for held in shares.holders() if not asked.isdisjoint(held)]
+    wanted = set(sizes if clients is None else clients)
+    return [tuple(spends[client] for client in held) for held in shares.holders() if not wanted.isdisjoint(held)]
 
 
 def _clipped(transforms: Sequence[Transform], bound: float) -> list[Transform]:
-    """With the clients' clipping before whatever noises or shortens; masks first, so that what is sent is what is bounded."""
-    first = next((i for i, one in enumerate(transforms) if getattr(one, "stage", Stage.CLIP) > Stage.CLIP), len(transforms))
+    """The transforms with the clients' clipping after the masks, and before noise and compression: it bounds what is sent."""
+    later = (i for i, transform in enumerate(transforms) if getattr(transform, "stage", Stage.CLIP) > Stage.CLIP)
+    first = next(later, len(transforms))
     return [*transforms[:first], *build_transforms([{"name": "clip", "norm": bound}]), *transforms[first:]]

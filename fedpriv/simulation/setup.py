@@ -1,4 +1,4 @@
-"""From a config to the things it names: data, net, method, wire."""
+"""Set-up of a simulation: loads and partitions the data, and builds net, method and transforms."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Partitioning = Callable[[Dataset, RunConfig], Partition]
 
 @dataclass
 class Federation:
-    """Everything that a simulation has in one process: what both halves agree on, and the data of all clients."""
+    """What a simulation works with: the agreement of server and clients, and the data of all clients."""
 
     agreement: Agreement
     prepared: Prepared
@@ -52,16 +52,16 @@ class Federation:
     resident: Resident
     augment: Augment | None = None
     choice: ExecutorChoice | None = None
-    """The executor of the clients; ``None``: one after another."""
+    """The executor of the clients; ``None``: the sequential one."""
 
     @property
     def config(self) -> RunConfig:
-        """With nothing left open."""
+        """The config, with every open key filled in."""
         return self.agreement.config
 
     @property
     def method(self) -> Method:
-        """The method, which both halves use."""
+        """The method of the run."""
         return self.agreement.method
 
     @property
@@ -70,10 +70,10 @@ class Federation:
         return self.agreement.initial
 
     def client(self, number: int, store: ClientStore | None) -> Client:
-        """The client's half of the rounds.
+        """A client of the run.
 
         Args:
-            store: where it keeps its private state; ``None``: nowhere.
+            store: where it keeps its private state; ``None``: it keeps none.
         """
         return Client(number, self.agreement, ClientData(self.data, number), store, self.augment)
 
@@ -83,8 +83,8 @@ class Loaded:
     """The data that a config names, as inputs of its nets.
 
     Attributes:
-        config: with nothing left open but the noise of a private run.
-        device: where the data lie.
+        config: with every open key filled in, except the noise of a private run.
+        device: of the data.
     """
 
     config: RunConfig
@@ -94,29 +94,29 @@ class Loaded:
     device: torch.device
 
 
-def _strange(dataset: Dataset) -> str:
-    """That the test set has other labels than the training set, if it has no other; test samples go to clients by their class."""
+def _disjoint_labels(dataset: Dataset) -> str:
+    """A phrase for the error, if test and training labels have no class in common; test samples go to clients by their class."""
     trained, tested = (set(labels.tolist()) for labels in (dataset.train_labels, dataset.test_labels))
     if not tested or trained & tested:
         return ""
-    seen, other = (", ".join(dataset.classes[one] for one in sorted(labels)[:10]) for labels in (trained, tested))
-    return f": its labels ({other}) are none of those of the training data ({seen})"
+    in_training, in_test = (", ".join(dataset.classes[label] for label in sorted(labels)[:10]) for labels in (trained, tested))
+    return f": its labels ({in_test}) are none of those of the training data ({in_training})"
 
 
 def build(config: RunConfig, begun: bool = False) -> Federation:
-    """Load, partition and initialise; the returned config has every suggestion filled in.
+    """Build the federation of a config: load and partition the data, and initialise the model.
 
     Args:
         begun: as for :func:`settle`.
 
     Raises:
-        UsageError: a name or a value that cannot be right, before anything is written.
+        UsageError: a name or a value cannot be right; nothing was written.
     """
     load_plugins(config.plugins, of="the config")
     loaded = load(config)
     config, data, prepared = loaded.config, loaded.data, loaded.prepared
     if not any(len(data.indices(config.eval.split, client)) for client in range(config.data.clients)):
-        hint = "; set data.validation_fraction" if config.eval.split == "validation" else _strange(loaded.dataset)
+        hint = "; set data.validation_fraction" if config.eval.split == "validation" else _disjoint_labels(loaded.dataset)
         raise UsageError(f"no client holds {config.eval.split} data to be scored on{hint}")
     sizes = list(data.sizes.values())
     declared = Declared(
@@ -133,8 +133,9 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
     if config.eval.fresh_head and not agreement.method.objective.labels:
         why = f"objective {agreement.method.objective.name} learns without labels"
         raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
-    without_a_step = None if begun else check_trains(agreement, data.sizes)
-    prepared = replace(prepared, said=(*prepared.said, *agreement.method.remarks, *filter(None, [without_a_step])))
+    note = None if begun else check_trains(agreement, data.sizes)
+    notes = [*prepared.notes, *agreement.method.remarks, *([] if note is None else [note])]
+    prepared = replace(prepared, notes=tuple(notes))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     sizes = [data.size(client) for client in participants(agreement, 1)]
@@ -144,7 +145,7 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
 
 
 def _check_before_merge(config: RunConfig, method: Method) -> None:
-    """Check that the server reads whole models, one by one, that can be scored."""
+    """Raise :class:`UsageError` unless the server receives single, whole models that can be scored."""
     why = None
     if not method.objective.labels:
         why = f"objective {method.objective.name} learns without labels"
@@ -160,42 +161,42 @@ def load(config: RunConfig, partitioning: Partitioning | None = None) -> Loaded:
     """Load the data set of a config and partition it.
 
     Args:
-        partitioning: who holds what, of a data set; ``None``: as the config's partition says.
+        partitioning: makes the partition of a data set; ``None``: the one of the config.
 
     Raises:
-        UsageError: a name or a value that cannot be right.
+        UsageError: a name or a value cannot be right.
     """
     config = with_options(config)
     device = _device(config.device)
-    build_transforms(config.wire.transforms)  # refuses one that cannot be right, before data are read
+    build_transforms(config.wire.transforms)  # raises before data are read
     dataset = load_data(config.data)
-    where = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
-    config = config.model_copy(update={"data": config.data.model_copy(update=where)})
+    located = {"name": dataset.name, "dir": config.data.dir and config.data.dir.absolute()}
+    config = config.model_copy(update={"data": config.data.model_copy(update=located)})
     config = filled(config, dataset.suggests)
     if partitioning in (None, partition_dataset):
         config = with_clients(config, owners_of(config.data, dataset.owners))
     config = resolve(config, dataset.default_model)
     partition = (partitioning or partition_dataset)(dataset, config)
-    with with_threads(config.threads):  # what a frozen encoder computes here is a number of the run like any other
+    with with_threads(config.threads):  # features of a frozen encoder are computed here
         prepared = prepare(config, dataset, device)
-    prepared = replace(prepared, said=(*dataset.said, *prepared.said))
+    prepared = replace(prepared, notes=(*dataset.said, *prepared.notes))
     config = prepared.config
     data = FederatedData(dataset, partition, device, prepared.train, prepared.test, lacking_modalities(config))
-    return Loaded(with_usual_share(config, len(data.nonempty)), dataset, prepared, data, device)
+    return Loaded(with_default_share(config, len(data.nonempty)), dataset, prepared, data, device)
 
 
 def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
-    """A data set by the partition of the config."""
+    """The partition of a data set as the config says."""
     labels = dataset.train_labels.numpy(), dataset.test_labels.numpy()
     owners = owners_of(config.data, dataset.owners)
     names = dataset.classes
     return make_partition(*labels, len(names), config.data, config.data.partition.seed or 0, owners, names)
 
 
-def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:
-    """The config with what method and options left open: what the data set suggests, and the partition's seed.
+def resolve(config: RunConfig, default_model: str | None, suggestions: Mapping[str, Any] | None = None) -> RunConfig:
+    """The config with its open keys filled in by what the data set suggests, and by defaults.
 
-    All but the share of the clients, for which it must be known who holds data (:func:`with_usual_share`).
+    Only ``train.participation`` may stay open, as it depends on how many clients hold data (:func:`with_default_share`).
     """
     config = with_schedule(filled(config, suggestions or {}))
     partition, train = config.data.partition, config.train
@@ -203,18 +204,18 @@ def resolve(config: RunConfig, usual_model: str | None, suggestions: Mapping[str
     data = {"partition": partition.model_copy(update={"seed": seed}), "augment": config.data.augment or "none"}
     return config.model_copy(
         update={
-            "model": config.model.model_copy(update={"name": config.model.name or usual_model}),
+            "model": config.model.model_copy(update={"name": config.model.name or default_model}),
             "train": train.model_copy(update={"selection": train.selection or "uniform"}),
             "data": config.data.model_copy(update=data),
         }
     )
 
 
-def with_usual_share(config: RunConfig, holders: int) -> RunConfig:
-    """The config with the share of the clients that take part in a round, where it leaves that open.
+def with_default_share(config: RunConfig, holders: int) -> RunConfig:
+    """The config with ``train.participation``, the share of clients that take part in a round.
 
     Args:
-        holders: number of clients that hold training data, of which it is a share; 0 counts as 1.
+        holders: number of clients that hold training data, on which the default depends.
     """
     if config.train.participation is not None:
         return config
@@ -222,8 +223,7 @@ def with_usual_share(config: RunConfig, holders: int) -> RunConfig:
 
 
 def with_schedule(config: RunConfig) -> RunConfig:
-    """The config with the clients of each round in place of the file that names them: a run is a function of its config, not of a
-    file that may change."""
+    """The config with the content of the file ``train.schedule``, so that a run does not depend on a file that may change."""
     train = config.train
     if not isinstance(train.schedule, Path):
         return config
@@ -232,9 +232,9 @@ def with_schedule(config: RunConfig) -> RunConfig:
 
 
 def lacking_modalities(config: RunConfig) -> dict[int, Modality]:
-    """The modality that each client of pairs lacks: the shares that the config says, drawn by the partition's seed."""
-    data, drawn = config.data, generator(config.data.partition.seed or 0, "modalities")
-    order = torch.randperm(data.clients, generator=drawn).tolist()
+    """Client -> the modality that it lacks, of image-text pairs: shares of the config, drawn by the partition's seed."""
+    data, rng = config.data, generator(config.data.partition.seed or 0, "modalities")
+    order = torch.randperm(data.clients, generator=rng).tolist()
     images, texts = (round(share * data.clients) for share in (data.image_only, data.text_only))
     lacking: dict[int, Modality] = dict.fromkeys(order[:images], "text")
     return lacking | dict.fromkeys(order[images : images + texts], "image")
@@ -244,13 +244,13 @@ def _device(name: str) -> torch.device:
     check_device(name)
     try:
         device = torch.device(name)
-        if device.type == "cuda":  # or the same run would give other bits each time; cuBLAS reads its setting at its start
+        if device.type == "cuda":  # for equal bits in each run; cuBLAS reads its setting when it starts
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
-            # Convolutions in float32 would be of TF32, with 10 bits of mantissa, by which an attack on their gradients can fail.
+            # TF32 has 10 bits of mantissa, too few for attacks on the gradients of convolutions.
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        float(torch.zeros(1, device=device))  # `meta` makes tensors too, but none that hold numbers
+        float(torch.zeros(1, device=device))  # fails for `meta`, whose tensors hold no numbers
     except (RuntimeError, AssertionError, ImportError) as error:
-        reason = str(error).splitlines()[0].partition(". ")[0]  # torch goes on for pages
+        reason = str(error).splitlines()[0].partition(". ")[0]  # the rest of torch's message is long
         raise UsageError(f"device {name!r} is not available here: {reason}; try --device cpu") from None
     return device

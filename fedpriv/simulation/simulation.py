@@ -1,4 +1,4 @@
-"""A simulation: the server half of a run, all of its client halves, and an evaluation that may look at all of them."""
+"""A simulation: the server and all clients of a run in one process, and an evaluation that sees all of them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Private
 from fedpriv.server.clients import Clients
 from fedpriv.server.rounds import Server, on_divergence
-from fedpriv.server.run_folder import RunFolder
-from fedpriv.simulation.executors.build import executor_of
+from fedpriv.simulation.executors.build import build_executor
 from fedpriv.simulation.scoring import AllClientsScorer
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.watched_downloads import WatchedDownloads
 from fedpriv.spans import UNTIMED, Spans
+from fedpriv.storage.run_folder import RunFolder
 
 
 class Simulation(Server):
-    """A run whose clients are all here: puts the executor and the scorer of a federation behind its server.
+    """A run whose clients are simulated: a server whose clients are an executor, with a scorer of all clients.
 
     Args:
         warn: called with warnings of one line.
@@ -29,7 +29,7 @@ class Simulation(Server):
         self.federation, self.store = federation, ClientStore(folder.clients)
         if federation.augment is not None:
             federation.augment = profile.timed("data", federation.augment)
-        self.executor = executor_of(federation, self.store, warn)
+        self.executor = build_executor(federation, self.store, warn)
         self.executor.profile = profile
         scorer = AllClientsScorer(federation, self.store, partial(on_divergence, federation.config, warn))
         holders = federation.data.partition.holders() if federation.config.privacy.level == "sample" else None
@@ -37,7 +37,7 @@ class Simulation(Server):
         if federation.config.wire.secure_aggregation:
             from fedpriv.simulation.masked_clients import MaskedClients
 
-            clients = MaskedClients(self.executor, folder.path.name, lambda upload: self._keep("hidden", upload), warn)
+            clients = MaskedClients(self.executor, folder.path.name, lambda upload: self.keep_payload("hidden", upload), warn)
         sizes = federation.data.sizes
         super().__init__(federation.agreement, folder, clients, scorer, warn, holders, profile, samples=sizes)
         self.scorer: AllClientsScorer = scorer
@@ -46,21 +46,21 @@ class Simulation(Server):
             self.taps.append(profile.timed("serialisation", self._watched))
 
     def restore(self) -> None:
-        """As :meth:`Server.restore`; also ``Damaged`` where a client does not know any more what it spent."""
+        """As :meth:`Server.restore`; also raises ``Damaged`` if the record of what a client spent is lost."""
         super().restore()
         if self.federation.config.privacy.level == "sample":
             for account, charges in self.progress.privacy.items():
                 self.store.check_spent(int(account), sum(round(steps) for *_, steps in charges))
 
     def notes(self) -> list[str]:
-        """What the user should know of the run, a line each."""
+        """Notes for the user, a line each."""
         warning = self._watched.warning
-        return [*self.federation.prepared.said, *([] if warning is None else [warning])]
+        return [*self.federation.prepared.notes, *([] if warning is None else [warning])]
 
     def private(self, client: int) -> Private:
-        """What a client keeps at present; before its first local update, what it begins with."""
+        """A client's present private state; before its first local update, the initial one."""
         return self.federation.client(client, self.store).private(self.progress.clients.get(client), self.federation.initial)
 
     def stored(self, client: int) -> Private | None:
-        """What a client kept of its last local update that counted; ``None``: nothing."""
+        """A client's private state after its last merged local update; ``None``: it has stored none."""
         return self.private(client) if client in self.progress.clients else None

@@ -4,7 +4,7 @@ The round loop writes the folder and notifies a copier, which only reads the rec
 unreachable, the process was killed) stay in the folder, and :func:`sync` sends them later.
 """
 
-from fedpriv.server.records import Record
+from fedpriv.storage.records import Record
 from fedpriv.tracking.access import ForeignStore, named_store, permitted_store, settle_store, whole_address
 from fedpriv.tracking.copiers import ProcessCopier, ThreadCopier, copier_of
 from fedpriv.tracking.folder import find_run, flatten, read_records, read_run

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedpriv.errors import UsageError
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.store import TrackingError, default_uri, explained, sqlite_path
 from fedpriv.untrusted.addresses import HIDDEN, keep_secrets, tracking_address, with_secrets
 
@@ -81,7 +81,7 @@ def settle_store(run: RunFolder, uri: str | None) -> None:
     if uri is None:
         permitted_store(run.path, tracking["uri"])
         return
-    with run.alone(plays=False):
+    with run.alone(runs=False):
         run.update_facts(tracking=tracking | {"name": "mlflow", "uri": named_store(uri)})
 
 

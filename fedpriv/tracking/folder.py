@@ -14,8 +14,8 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, without_checksum
-from fedpriv.server.records import Record, Records, lines_of, parsed
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.records import Record, Records, lines_of, parsed
+from fedpriv.storage.run_folder import RunFolder
 
 
 class _Form(BaseModel):

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from fedpriv.config import read_yaml
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.access import named_store, permitted_store, same_store, whole_address
 from fedpriv.tracking.folder import audit_metrics, read_lines, read_records, read_run
 from fedpriv.tracking.model import MODEL, send_model

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpriv.config import RunConfig
 from fedpriv.evaluation.protocols import best, worst_tenth
-from fedpriv.server.records import Record
+from fedpriv.storage.records import Record
 from fedpriv.tracking.folder import flatten
 
 if TYPE_CHECKING:

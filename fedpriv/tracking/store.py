@@ -17,7 +17,7 @@ from urllib.parse import unquote
 from fedpriv.errors import FedprivError
 from fedpriv.processes import python_command
 from fedpriv.tracking.folder import read_run
-from fedpriv.untrusted.addresses import keep_secrets, said_safely
+from fedpriv.untrusted.addresses import hide_secrets, keep_secrets
 from fedpriv.untrusted.proxies import by_proxy, go_direct
 
 if TYPE_CHECKING:
@@ -209,5 +209,5 @@ def explained(error: Exception, uri: str) -> TrackingError:
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, ModuleNotFoundError):  # the driver of a database
         return TrackingError(f"tracking at {uri} needs the package {error.name}, which is not installed")
-    lines = said_safely(str(error)).strip().splitlines() or [type(error).__name__]
+    lines = hide_secrets(str(error)).strip().splitlines() or [type(error).__name__]
     return TrackingError(f"tracking at {uri} failed: {lines[0][:300]}")

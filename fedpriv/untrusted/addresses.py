@@ -1,4 +1,4 @@
-"""Addresses (URIs) and the secrets in them: what is shown and stored has ``***`` in their place, the rest stays in memory."""
+"""Secrets in addresses (URIs): what is shown or stored has ``***`` in their place; the secrets stay in memory."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ from urllib.parse import unquote, urlsplit
 
 HIDDEN = "***"
 
-# A text of another machine may be long, and made to be slow. So the time of both grows with its length, not with its square: of a
-# scheme the last 32 characters are taken, and a name in a query ends where another ? begins one.
-# A password may hold quotes, so an address goes on to the next space, but for quotes and the like at its end.
+# A text from another machine may be long, and written to make a regular expression slow. The time of these two grows linearly: a
+# scheme has at most 32 characters, and a name in a query holds no second "?".
+# A password may hold quotes, so an address ends at the next space, without punctuation at its end.
 _FILE = r"(?P<file>(?i:sqlite|file)(?:\+\w+)?)"
 _ADDRESS = re.compile(rf"(?:{_FILE}|(?P<scheme>[a-zA-Z][\w+.-]{{0,31}}))://(?(file)|(?P<rest>\S*[^\s'\"`,.:;)\]}}>]))")
 _IN_QUERY = re.compile(r"(?i)([?&;](?=[^?=&;\s]*(?:pass|pwd|token|secret|key|odbc_connect))[^?=&;\s]+=)[^&;]+")
-_LEAST = 4
-"""Letters of a secret that is looked for by itself: a shorter one is a part of ordinary words."""
+_MIN_SECRET = 4
+"""Length from which on a secret is also hidden outside of its address; a shorter one may be part of a word."""
 
 _whole: dict[str, str] = {}
-"""Shown address -> the address with its secrets, of this process alone."""
+"""Shown address -> the address with its secrets."""
 
 
 def without_secrets(text: str) -> str:
     """A text in which every address has ``***`` in place of a password or a token: ``http://user:***@host``."""
-    return _ADDRESS.sub(lambda found: found[0] if found["file"] else _shown(found["scheme"], found["rest"]), text)
+    return _ADDRESS.sub(lambda match: match[0] if match["file"] else _shown(match["scheme"], match["rest"]), text)
 
 
 def shown_address(uri: str) -> str:
-    """:func:`without_secrets` of a text that is one address, whatever characters its password has."""
+    """As :func:`without_secrets`, of a text that is a single address, whose password may have any characters."""
     scheme, _, rest = uri.partition("://")
     return uri if not rest or re.fullmatch(_FILE, scheme) else _shown(scheme, rest)
 
 
 def keep_secrets(uri: str) -> str:
-    """:func:`shown_address`; :func:`with_secrets` gives the whole one back in this process."""
+    """As :func:`shown_address`; the whole address is kept in memory for :func:`with_secrets`."""
     shown = shown_address(uri)
     if shown != uri:
         _whole[shown] = uri
@@ -40,30 +40,30 @@ def keep_secrets(uri: str) -> str:
 
 
 def with_secrets(shown: str) -> str | None:
-    """The whole address; ``None``: its secrets are not known here."""
+    """The whole address; ``None``: its secrets are not known to this process."""
     return _whole.get(shown, None if HIDDEN in shown else shown)
 
 
-def said_safely(text: str) -> str:
-    """As :func:`without_secrets`, also without the secrets of this process's addresses where they stand alone."""
+def hide_secrets(text: str) -> str:
+    """As :func:`without_secrets`; the secrets of this process's addresses are also hidden where they stand alone."""
     for shown, whole in _whole.items():
         text = text.replace(whole, shown)
         start, end = _differing(shown, whole)
         for secret in {whole[start:end], unquote(whole[start:end])}:
-            if len(secret) >= _LEAST:
+            if len(secret) >= _MIN_SECRET:
                 text = text.replace(secret, HIDDEN)
     return without_secrets(text)
 
 
 def tracking_address(uri: str) -> str:
-    """A tracking URI that MLflow can be given, with ``***`` in place of a password, which stays in this process's memory.
+    """A tracking URI for MLflow, with ``***`` in place of a password, which is kept in memory.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not a tracking URI.
     """
-    shown = keep_secrets(uri)  # first, so that a message about a wrong one has no secret
-    known = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
-    if uri.partition(":")[0].partition("+")[0] not in known or not uri.isprintable():
+    shown = keep_secrets(uri)  # first, so that the error message of a wrong one has no secret
+    schemes = ("sqlite", "http", "https", "postgresql", "mysql", "mssql", "databricks")
+    if uri.partition(":")[0].partition("+")[0] not in schemes or not uri.isprintable():
         raise ValueError("not a tracking URI; such as http://host:5000, sqlite:////absolute/path/mlflow.db, or none")
     if uri.startswith("sqlite"):
         return shown
@@ -79,7 +79,7 @@ def tracking_address(uri: str) -> str:
 
 
 def _shown(scheme: str, rest: str) -> str:
-    # To the last @, since a password that was not quoted may hold one, or a slash.
+    # Up to the last @, since an unquoted password may contain one.
     name, at, after = rest.rpartition("@")
     user, colon, _ = name.partition(":")
     if colon:
@@ -90,8 +90,8 @@ def _shown(scheme: str, rest: str) -> str:
 
 
 def _differing(shown: str, whole: str) -> tuple[int, int]:
-    """Where the whole address has what the shown one has not."""
-    start = next(i for i, (one, other) in enumerate(zip(shown, whole, strict=False)) if one != other)
+    """Start and end of the part of the whole address that the shown one hides."""
+    start = next(i for i, (here, there) in enumerate(zip(shown, whole, strict=False)) if here != there)
     tail = 0
     while shown[-1 - tail] == whole[-1 - tail] and tail < len(whole) - start - 1:
         tail += 1

@@ -1,4 +1,4 @@
-"""The user's cache: what can be computed again, in ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
+"""The user's cache folder: ``$XDG_CACHE_HOME/fedpriv`` or ``~/.cache/fedpriv``."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """Its folder, which may not be there yet."""
+    """The cache folder, which may not exist yet."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedpriv"

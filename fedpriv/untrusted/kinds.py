@@ -1,4 +1,4 @@
-"""Values as they were given: whether each is of the kind that was made of it, and how it is shown in a message."""
+"""Checks that given values have the type that they were parsed to, and shows them in messages."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedpriv.errors import UsageError
-from fedpriv.untrusted.addresses import said_safely
+from fedpriv.untrusted.addresses import hide_secrets
 from fedpriv.untrusted.names import shortened
 
 _SMALLEST, _LARGEST = 2.0**-126, 2.0**128
-"""Of the numbers in float32, the precision of training."""
+"""The range of normal float32 numbers."""
 
 
-def check_kinds(given: Any, made: Any, where: str, path: str = "") -> None:
-    """Refuse what pydantic turns into a number or a flag although it is none, and what is empty or no number in float32."""
+def check_kinds(given: Any, parsed: Any, where: str, path: str = "") -> None:
+    """Refuse values that pydantic would convert to a number or a flag, empty texts, and numbers out of the range of float32."""
     wrong = None
     if given == "":
         wrong = "should not be empty"
-    elif isinstance(made, bool) != isinstance(given, bool) and isinstance(made, int | float):
-        wrong = "should be true or false" if isinstance(made, bool) else "should be a number"
-    elif isinstance(made, int | float) and isinstance(given, str):
+    elif isinstance(parsed, bool) != isinstance(given, bool) and isinstance(parsed, int | float):
+        wrong = "should be true or false" if isinstance(parsed, bool) else "should be a number"
+    elif isinstance(parsed, int | float) and isinstance(given, str):
         wrong = "should be a number"
-    elif isinstance(made, float) and made and not _SMALLEST <= abs(made) < _LARGEST:
+    elif isinstance(parsed, float) and parsed and not _SMALLEST <= abs(parsed) < _LARGEST:
         wrong = "should be a number that float32 can hold: 0, or 1.2e-38 to 3.4e38"
     if wrong:
         raise UsageError(f"{where}: {path} = {brief(given)}: {wrong}")
     if isinstance(given, Mapping):
         for key, value in given.items():
-            inner = made.get(key) if isinstance(made, Mapping) else getattr(made, str(key), None)
+            inner = parsed.get(key) if isinstance(parsed, Mapping) else getattr(parsed, str(key), None)
             check_kinds(value, inner, where, f"{path}.{key}" if path else str(key))
-    elif isinstance(given, list | tuple) and isinstance(made, list | tuple) and len(given) == len(made):
-        for number, (value, inner) in enumerate(zip(given, made, strict=True)):
+    elif isinstance(given, list | tuple) and isinstance(parsed, list | tuple) and len(given) == len(parsed):
+        for number, (value, inner) in enumerate(zip(given, parsed, strict=True)):
             check_kinds(value, inner, where, f"{path}.{number}")
 
 
 def brief(value: Any) -> str:
-    """A value for a message: on one line, without secrets, cut where it is long."""
-    return shortened(said_safely(repr(value)), 120, 15)
+    """A value for a message: on one line, without secrets, shortened."""
+    return shortened(hide_secrets(repr(value)), 120, 15)

@@ -1,4 +1,4 @@
-"""Names and texts that this process did not choose, as they may be shown."""
+"""Names and texts from elsewhere, made safe to show."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 
 def shortened(text: str, most: int, end: int) -> str:
-    """A text of at most ``most`` letters: of a longer one the middle is cut out, and its last ``end`` letters stay."""
+    """A text of at most ``most`` letters: the middle of a longer one is cut out, before its last ``end`` letters."""
     return text if len(text) <= most else f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
 def printable(text: str) -> str:
-    """A text for a terminal: line breaks and tabs stay, every other character that is not printed becomes its escape.
+    """A text for a terminal: unprintable characters other than line breaks and tabs become escapes.
 
-    So that no name moves the cursor, changes colours, reverses what stands beside it, or cannot be encoded.
+    So no name can move the cursor, change colours or the direction of writing, or fail to be encoded.
     """
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() or one in "\n\t" else repr(one)[1:-1] for one in text)
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
 
 
 def shape_text(shape: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
-"""YAML as configs need it: the core schema of YAML 1.2, and no document that grows when it is read.
+"""YAML for configs: the core schema of YAML 1.2, with limits on what a document expands to.
 
-PyYAML reads YAML 1.1, in which ``1:30`` is ninety, ``010`` eight and ``yes`` true. Here these are a text, ten, and a text.
+PyYAML reads YAML 1.1, in which ``1:30`` is 90, ``010`` is 8 and ``yes`` is true. Here they are a text, 10, and a text.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ LONGEST = 40
 """Digits of an integer."""
 
 _TOO_DEEP = f"nested more than {DEEPEST} levels deep"
-# PyYAML 6.0.4 has a limit of its own (1000), and reads so far ahead that it may reach it before the first event is seen here.
+# PyYAML 6.0.4 has a limit of its own (1000), and may reach it before its first event is seen here.
 _LIBRARY_TOO_DEEP = "exceeded maximum nesting depth"
 
 _PATTERNS = {
@@ -45,7 +45,7 @@ class _Loader(yaml.CSafeLoader):
         self._checked = set[int]()
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        if id(node) not in self._checked:  # its keys, before those of others are merged into it
+        if id(node) not in self._checked:  # its own keys, before others are merged into it
             self._checked.add(id(node))
             _check_keys(node)
         super().flatten_mapping(node)
@@ -74,8 +74,8 @@ def load(text: str) -> Any:
     """The value of a document.
 
     Raises:
-        PlainYamlError: not YAML, nested too deeply, with aliases that repeat too much, with tags, with huge integers, or with a
-            key that is there twice, of which PyYAML would take the last.
+        PlainYamlError: it is not YAML, is nested too deeply, repeats too much by aliases, or has tags, huge integers, or a key
+            twice, of which PyYAML would take the last.
     """
     try:
         _check_size(text)
@@ -97,7 +97,7 @@ def _line(mark: Any) -> str:
 
 
 def _check_size(text: str) -> None:
-    """Refuse from the document's events, of which there are no more than letters, what would be large once it is composed."""
+    """Refuse a document that would be large once it is composed, from its events, which are at most as many as its letters."""
     sizes, repeated = dict[str, int](), 0
     open_ones: list[tuple[str | None, int]] = [(None, 0)]  # anchor, and values within so far
     for event in yaml.parse(text, _Loader):

@@ -1,6 +1,6 @@
-"""The proxy through which an address is reached, as ``https_proxy``, ``http_proxy``, ``all_proxy`` and ``no_proxy`` say.
+"""The proxy for an address, by the variables ``https_proxy``, ``http_proxy``, ``all_proxy`` and ``no_proxy``.
 
-Libraries read these variables in different ways, and most send even what goes to this machine itself through a proxy.
+Libraries read these variables differently, and most use the proxy even for addresses of this machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def proxy_for(url: str) -> str | None:
-    """The URL of the proxy for a URL; ``None``: it is reached directly, as this machine itself always is."""
+    """The URL of the proxy for a URL; ``None``: it is reached directly, as this machine always is."""
     from requests.utils import get_environ_proxies, select_proxy
 
     if _is_here(urlsplit(url).hostname or ""):
@@ -27,14 +27,14 @@ def proxy_for(url: str) -> str | None:
 
 
 def by_proxy(url: str) -> str:
-    """For a message on a URL that is not reached: by which proxy it was tried, and how to go without; empty: directly."""
+    """A phrase for the error of an unreachable URL: which proxy was used, and how to avoid it; empty: none was used."""
     if (proxy := proxy_for(url)) is None:
         return ""
     return f" through the proxy {shown_address(proxy)} (of the environment; no_proxy={urlsplit(url).hostname} goes without it)"
 
 
 def go_direct(*hosts: str) -> None:
-    """Have this process, and those that it starts from now on, reach these hosts and this machine without a proxy."""
+    """Have this process, and those that it will start, reach these hosts and this machine without a proxy."""
     if not (proxies := getproxies()).keys() - {"no"}:
         return
     listed = [host.strip() for host in proxies.get("no", "").split(",") if host.strip()]
@@ -42,7 +42,7 @@ def go_direct(*hosts: str) -> None:
 
 
 def use_proxy(proxy: str | None) -> None:
-    """Have this process reach all by HTTPS through one proxy; ``None``: directly."""
+    """Have this process use one proxy for all HTTPS addresses; ``None``: no proxy."""
     for name in [name for name in os.environ if name.lower() in _VARIABLES]:
         del os.environ[name]
     if proxy is not None:

@@ -1,14 +1,14 @@
 """Messages between clients and server: payloads, sealed as the bytes that a transport would carry.
 
 A method creates a :class:`Payload`; transforms (defences, compression) change it, in the order of the config; :func:`seal`
-serialises it. The server, the byte meter and the attacker all get the same :class:`Sealed` object and nothing else. A tensor that
-a transform removed is absent from the bytes, not zero.
+serialises it. The server, the byte meter and the attacker get the same :class:`Sealed` object, and nothing else. A tensor that a
+transform removed is absent from the bytes, not zero.
 
-Messages from elsewhere are not trusted: :func:`unseal` refuses bytes that :func:`seal` did not make, and
-:class:`~fedpriv.wire.expected.Expected` refuses messages that their sender was not to send.
+Received messages are not trusted: :func:`unseal` refuses bytes that :func:`seal` did not make, and
+:class:`~fedpriv.wire.expected.Expected` refuses messages that the sender should not send.
 """
 
-from fedpriv.wire.carrying import ByteMeter, Draws, Tap, Transform, TransformContext, transform_and_seal
+from fedpriv.wire.carrying import ByteMeter, RandomStream, Tap, Transform, TransformContext, transform_and_seal
 from fedpriv.wire.expected import Expected, Form
 from fedpriv.wire.message import STATISTIC, Direction, Kind, Payload, Refused, statistic, tensor_of
 from fedpriv.wire.sealing import Sealed, seal, unseal
@@ -17,11 +17,11 @@ __all__ = [
     "STATISTIC",
     "ByteMeter",
     "Direction",
-    "Draws",
     "Expected",
     "Form",
     "Kind",
     "Payload",
+    "RandomStream",
     "Refused",
     "Sealed",
     "Tap",

@@ -1,7 +1,7 @@
-"""Compressed uploads: the names of compressed tensors on the wire, and their decoding.
+"""Decoding of compressed uploads.
 
 A compressed payload has the kind ``delta``: its model tensors are changes, the client's weights minus those that it was sent. The
-form is a suffix of the name, so that a message is self-contained:
+suffix of a tensor's name tells how it is coded:
 
 * ``encoder.fc.weight~indices`` (int32) and ``encoder.fc.weight~values``: the entries of a sparse change, flat;
 * ``encoder.fc.weight~int8`` (or ``~int4``, packed) and ``encoder.fc.weight~scale``: a change is ``codes * scale``.
@@ -25,11 +25,11 @@ from fedpriv.wire.sealing import Sealed
 
 INDICES, VALUES, SCALE = "~indices", "~values", "~scale"
 RUNNING_VAR = "running_var"
-"""How the names of BatchNorm's running variances end; a transform must leave them at 0 or above."""
+"""The end of the names of BatchNorm's running variances, which a transform must not make negative."""
 
 
 def base_name(name: str) -> str:
-    """The tensor to which a name on the wire belongs."""
+    """The name of the tensor that a name on the wire belongs to."""
     return name.split("~")[0]
 
 
@@ -48,12 +48,12 @@ _CODES = re.compile(r"(.*)~int([2-8])")
 
 def coded(name: str) -> tuple[str, int] | None:
     """The inverse of :func:`codes_name`: tensor and bits; ``None`` for other names."""
-    found = _CODES.fullmatch(name)
-    return found and (found[1], int(found[2]))
+    match = _CODES.fullmatch(name)
+    return match and (match[1], int(match[2]))
 
 
 def pack_codes(codes: Tensor, bits: int) -> Tensor:
-    """Codes in ``[-L, L]``, ``L = 2^(bits-1) - 1``, for the wire: int8 of the same shape, or packed, ``bits`` bits a code."""
+    """Codes in ``[-L, L]``, with ``L = 2^(bits-1) - 1``, as int8 of the same shape, or, of fewer bits, packed into bytes."""
     if bits == 8:
         return codes.to(torch.int8)
     shifted = (codes.reshape(-1).cpu().to(torch.int16) + 2 ** (bits - 1) - 1).to(torch.uint8).numpy()
@@ -62,7 +62,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, bits: int, shape: torch.Size) -> Tensor:
-    """The codes as float32 of ``shape``."""
+    """The inverse of :func:`pack_codes`: float32 of ``shape``."""
     if bits == 8:
         return packed.float().view(shape)
     planes = np.unpackbits(packed.cpu().numpy(), count=shape.numel() * bits).reshape(-1, bits)
@@ -76,7 +76,7 @@ class Upload:
 
     Attributes:
         sealed: the message as it was sent.
-        weights: all tensors of the message by name, with compressed changes decoded to weights; ``None``: nothing was compressed.
+        weights: all tensors by name, with compressed changes decoded to weights; ``None``: nothing was compressed.
     """
 
     sealed: Sealed
@@ -96,7 +96,7 @@ class Upload:
         return {name: tensor.clone() for name, tensor in self.weights.items() if names is None or name in names}
 
     def copy_into(self, row: Tensor, spans: Mapping[str, slice]) -> None:
-        """Copy the tensors that have a span into ``row`` ``(p,)``, in main memory; directly from the bytes if not compressed."""
+        """Copy the tensors that have a span into ``row`` ``(p,)``, a CPU tensor; directly from the bytes if not compressed."""
         if self.weights is None:
             self.sealed.copy_into(row, spans)
             return
@@ -105,7 +105,7 @@ class Upload:
                 row[span] = tensor.reshape(-1).to(row)
 
     def part(self, name: str, where: slice) -> Tensor:
-        """The entries ``where`` of a tensor, flat; not to be changed."""
+        """The entries ``where`` of a flattened tensor, which must not be changed."""
         return self.sealed.part(name, where) if self.weights is None else self.weights[name].reshape(-1)[where]
 
     def not_finite(self) -> str | None:
@@ -115,9 +115,10 @@ class Upload:
         return next((name for name, tensor in sorted(self.weights.items()) if not bool(tensor.isfinite().all())), None)
 
     def check_variances(self) -> None:
-        """
+        """Check BatchNorm's running variances.
+
         Raises:
-            Refused: a running variance holds less than zero, of which BatchNorm makes NaN.
+            Refused: one is negative, of which BatchNorm makes NaN.
         """
         variances = {name for name in self.shapes if is_model(name) and name.endswith(RUNNING_VAR)}
         for name, tensor in sorted(self.tensors(variances).items()):
@@ -126,13 +127,13 @@ class Upload:
 
 
 def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Upload:
-    """Decode compressed changes of an upload to weights.
+    """Decode the compressed changes of an upload to weights.
 
     Args:
-        received: the tensors that the sender had been sent, by name: the reference of the changes, and their shapes.
+        received: the tensors that the sender was sent, by name, to which the changes are added.
 
     Raises:
-        Refused: a change that is none of a tensor in ``received``, or in none of the forms above.
+        Refused: a change is not of a tensor in ``received``, or not in one of the forms above.
     """
     if upload.kind != "delta":
         return Upload(upload)
@@ -157,7 +158,7 @@ def decoded(upload: Sealed, received: Mapping[str, Tensor]) -> Upload:
 
 
 def _change(name: str, parts: dict[str, Tensor], shape: torch.Size) -> Tensor:
-    """The whole change of a tensor, from its parts by what follows its name and ``~``."""
+    """The whole change of a tensor, from its parts by suffix."""
     if (indices := parts.pop("indices", None)) is None:
         return _numbers(name, parts, "", shape)
     if indices.dtype != torch.int32 or indices.dim() != 1:
@@ -170,7 +171,7 @@ def _change(name: str, parts: dict[str, Tensor], shape: torch.Size) -> Tensor:
 
 
 def _numbers(name: str, parts: Mapping[str, Tensor], inner: str, shape: torch.Size) -> Tensor:
-    """Numbers of ``shape`` as float32: as they are, in the part ``inner``, or codes and a scale."""
+    """Numbers of ``shape`` as float32, which are sent as the part ``inner``, or as codes and a scale."""
     if inner and parts.keys() == {inner}:
         values = parts[inner]
         if values.shape != shape or not values.is_floating_point():
@@ -194,7 +195,7 @@ def _unscaled(name: str, codes: Tensor, scale: Tensor, bits: int, shape: torch.S
     if filling and int(codes[-1]) % 2**filling:
         raise Refused(f"{name} hold more than {shape.numel()} codes")
     if scale.shape != (1,) or not scale.is_floating_point() or not 0 <= float(scale) < math.inf:
-        raise Refused(f"{name} have a scale that is no number from 0 on")
+        raise Refused(f"{name} have a scale that is not a number from 0 on")
     whole, levels = unpack_codes(codes, bits, shape), 2 ** (bits - 1) - 1
     if whole.numel() and float(whole.abs().max()) > levels:
         raise Refused(f"{name} hold numbers beyond {levels}")

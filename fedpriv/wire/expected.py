@@ -1,4 +1,4 @@
-"""What a message must be, for its receiver to use it: who sends it, when, and the form of every tensor."""
+"""What a received message must be: its sender, its round, and the form of every tensor."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from fedpriv.wire.sealing import CODES, Sealed
 
 @dataclass(frozen=True)
 class Form:
-    """What one tensor may be; its numbers must be finite.
+    """The form of a tensor; its numbers must be finite.
 
     Attributes:
-        shape: the sizes; a word is any size, the same wherever it stands in a message.
+        shape: the sizes; a word stands for any size, the same everywhere in a message.
         dtype: ``None``: that of the net.
-        least, most: the range of its numbers; ``None``: there is no bound.
-        or_zero: whether they may be zero too, below the least.
-        rising: whether each number of a list must be greater than the one before.
-        adds: whether in a secure sum its numbers are those of all clients together, not of one on average.
-        optional: whether it may be missing, as what earlier versions did not keep.
+        least, most: the range of its numbers; ``None``: no bound.
+        or_zero: whether zeros are valid too, even below ``least``.
+        rising: whether the numbers of a list must be strictly increasing.
+        adds: whether the mean upload of a secure sum has the sum of its numbers over the clients, not their mean.
+        optional: whether it may be missing.
     """
 
     shape: tuple[int | str, ...]
@@ -40,27 +40,27 @@ class Form:
 
     @property
     def floating(self) -> bool:
-        """Whether its numbers are floating-point numbers."""
+        """Whether its numbers are floating-point."""
         return self.dtype is None or self.dtype.is_floating_point
 
     @property
     def bounded(self) -> bool:
-        """Whether there is anything to say of its numbers but that they are finite."""
+        """Whether there are conditions on its numbers, other than that they are finite."""
         return self.least is not None or self.most is not None or self.rising
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What one message of one sender may be.
+    """What a message must be.
 
     Attributes:
         round, client, kind, transforms: its facts.
-        tensors: the form of each tensor that it has, by its name on the wire. There are no others.
-        received: what the sender had been sent, by name; changes count from there.
-        examples: the least and the most training samples that it may say; ``None``: it says no number.
+        tensors: the form of each of its tensors, by name on the wire.
+        received: what the sender was sent, by name; changes are relative to it.
+        examples: the range of the number of training samples; ``None``: the message has no number.
         dtype: of the net.
-        max_update_norm: bound on the L2 norm of the change over all model tensors (what was not received counts from zero), and
-            on that of each statistic that is more than one number; ``None``: there is none.
+        max_update_norm: bound on the L2 norm of the change of all model tensors together (relative to zero for those that were
+            not received), and on that of each statistic that is more than one number; ``None``: no bound.
     """
 
     round: int
@@ -74,7 +74,7 @@ class Expected:
     max_update_norm: float | None = None
 
     def through(self, transforms: Iterable[Any], linear: Sequence[str] = ()) -> Expected:
-        """The message after these :class:`~fedpriv.wire.Transform`, in their order.
+        """The message after transforms (:class:`~fedpriv.wire.Transform`), in their order.
 
         Args:
             linear: the net's fully connected layers in forward order.
@@ -87,7 +87,7 @@ class Expected:
         return expected
 
     def check(self, sealed: Sealed) -> Upload:
-        """The message with whole weights, whatever form they crossed the wire in.
+        """Check and decode a message.
 
         Raises:
             Refused: it is not what is expected.
@@ -109,8 +109,8 @@ class Expected:
 
     def _check_facts(self, sealed: Sealed) -> None:
         for what in ("round", "client", "kind", "transforms"):
-            if (said := getattr(sealed, what)) != (right := getattr(self, what)):
-                raise Refused(f"it says {what} {_short(said)}, not {_short(right)}")
+            if (value := getattr(sealed, what)) != (expected := getattr(self, what)):
+                raise Refused(f"it says {what} {_short(value)}, not {_short(expected)}")
         number = sealed.num_examples
         if self.examples is None or number is None:
             if number is not None or self.examples is not None:
@@ -133,7 +133,7 @@ class Expected:
                 for size, wanted in zip(shape, form.shape, strict=True)
             )
             if not fits:
-                sizes_there = ", ".join(str(sizes.get(one, one) if isinstance(one, str) else one) for one in form.shape)
+                sizes_there = ", ".join(str(sizes.get(size, size) if isinstance(size, str) else size) for size in form.shape)
                 raise Refused(f"{name} has shape {list(shape)}, not [{sizes_there}]")
 
     def _check_norms(self, upload: Upload, bound: float) -> None:
@@ -148,12 +148,12 @@ class Expected:
                 change = change - self.received[name].cpu()
             squares[what] = squares.get(what, 0.0) + float(torch.linalg.vector_norm(change, dtype=torch.float64)) ** 2
         for what, square in squares.items():
-            if not square <= bound**2 * (1 + 1e-6):  # rounding: a client may clip to the bound
+            if not square <= bound**2 * (1 + 1e-6):  # a client may clip to the bound, up to rounding
                 raise Refused(f"{what} has norm {math.sqrt(square):.3g}, over {bound:g}")
 
 
 def _check_numbers(name: str, tensor: Tensor, form: Form) -> None:
-    """Refuse numbers that are out of a form's range or order."""
+    """Refuse numbers outside of a form's range, or out of order."""
     ranged = tensor[tensor != 0] if form.or_zero else tensor
     if not ranged.numel():
         return
@@ -164,6 +164,6 @@ def _check_numbers(name: str, tensor: Tensor, form: Form) -> None:
         raise Refused(f"{name} does not rise from one number to the next")
 
 
-def _short(said: object) -> str:
-    text = repr(said)
+def _short(value: object) -> str:
+    text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,5 +1,4 @@
-"""What a client reports of its local update besides the upload: a message of its own, so that it is counted and audited like
-one."""
+"""A client's report on its local update: a message beside the upload, which is counted and audited like any other."""
 
 from __future__ import annotations
 
@@ -16,20 +15,20 @@ _LOSS, _ACCURACY, _SPENT, _NUMBER = "loss", "accuracy", "spent", "number/"
 _KEEPS, _DIVERGED, _UNTRAINED = _FLAGS = "keeps", "diverged", "untrained"
 
 LARGEST = 2.0**128
-"""Above all finite float32 numbers; the mean of what many clients report is finite below it."""
+"""A bound above all finite float32 numbers; float64 means of numbers below it are finite."""
 
 Charge = tuple[float, int]
-"""Sampling rate and steps of a stretch of DP-SGD."""
+"""Sampling rate and steps of a phase of DP-SGD."""
 
 
 def can_say(value: float) -> bool:
-    """Whether a report may hold a number: it is finite, and no larger than float32 numbers are."""
+    """Whether a report may hold a number: it is finite, and within the range of float32."""
     return abs(value) < LARGEST
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a client says of its local update, or of a test.
+    """A client's report on its local update, or on a test.
 
     Attributes:
         num_examples: training samples (of a test: test samples).
@@ -37,8 +36,8 @@ class Report:
         accuracy: of a test, in [0, 1].
         keeps: whether it keeps a private state of this local update.
         diverged: its loss or its weights are not finite, so there is no upload.
-        untrained: it took no step, as all its batches are too small, so there is no upload either.
-        spent: what it trained with sample-level DP.
+        untrained: it took no step, as all its batches are too small, so there is no upload.
+        spent: the phases of DP-SGD, under sample-level DP.
         numbers: what the method and the transforms report, by name.
     """
 
@@ -54,7 +53,7 @@ class Report:
     numbers: Mapping[str, float] = field(default_factory=dict)
 
     def seal(self) -> Sealed:
-        """Make it a message of the kind ``report``; numbers are float64 scalars, so none is rounded."""
+        """The report as a message; its numbers are float64 scalars."""
         tensors: dict[str, Tensor] = {}
         for name, value in ((_LOSS, self.loss), (_ACCURACY, self.accuracy)):
             if value is not None:
@@ -69,7 +68,7 @@ class Report:
 
     @classmethod
     def of(cls, sealed: Sealed) -> Report:
-        """Read a report.
+        """The report of a message.
 
         Raises:
             Refused: the message is not one that :meth:`seal` makes.
@@ -108,10 +107,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's answer to a request of the server.
+    """A client's answer to an instruction of the server.
 
     Attributes:
-        upload: ``None``: it sends none (it diverged, it took no step, or the method does not communicate).
+        upload: ``None``: there is none, as it diverged, took no step, or the method does not communicate.
         report: its :class:`Report`, sealed.
     """
 

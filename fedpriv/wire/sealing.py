@@ -1,7 +1,7 @@
-"""A sealed message: the bytes that a transport carries, immutable, and what can be read of them.
+"""A sealed message: the immutable bytes that a transport carries.
 
-The bytes are a safetensors file in the one form that :func:`seal` writes: no other bytes mean the same. :func:`unseal` refuses
-all others at the first that is wrong, and reserves no memory for what a header claims.
+The bytes are a safetensors file in the canonical form that :func:`seal` writes. :func:`unseal` refuses all others at the first
+wrong byte, and allocates no memory for what a header claims.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from torch import Tensor
 from fedpriv.wire.message import Kind, Payload, Refused
 
 LONGEST_HEADER = 2**18
-"""Bytes of names, shapes and facts; a tensor takes about 100, so there is room for 2,600 (a ResNet-152 has 930)."""
+"""Bytes of names, shapes and facts; a tensor takes about 100 (a ResNet-152 has 930 tensors)."""
 MOST_EXAMPLES = 2**53
-"""Up to here a whole number is also a float64."""
+"""Whole numbers up to this one are exact in float64."""
 _MOST = 2**31 - 1  # rounds and clients
 
 _DTYPES = {
@@ -37,7 +37,7 @@ _DTYPES = {
     torch.int32: ("I32", "int32"), torch.bfloat16: ("BF16", "bfloat16"), torch.float16: ("F16", "float16"),
     torch.int16: ("I16", "int16"), torch.int8: ("I8", "int8"), torch.uint8: ("U8", "uint8"), torch.bool: ("BOOL", "bool"),
 }  # fmt: skip
-"""What a message can hold, with its two names in safetensors, in the order in which tensors lie in the bytes."""
+"""The dtypes of a message, with their two names in safetensors, in the order of the tensors in the bytes."""
 CODES = {code: dtype for dtype, (code, _) in _DTYPES.items()}
 """The dtypes by their names in a header."""
 _RANKS = {code: (rank, dtype.itemsize) for rank, (code, dtype) in enumerate(CODES.items())}
@@ -47,7 +47,7 @@ _ARRAYS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 
 @checked_dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))
 class _Facts:
-    """What a header says besides the tensors, in this order. A transform is called by a line that can be printed."""
+    """The facts of a header, in this order. A transform's name is a printable line."""
 
     round: Annotated[int, Field(ge=0, le=_MOST)]
     client: Annotated[int, Field(ge=0, le=_MOST)] | None
@@ -69,7 +69,7 @@ _CLOSING = re.compile(r"\} {0,7}", re.ASCII)
 
 
 class _Place(NamedTuple):
-    """Where a tensor lies in sealed bytes."""
+    """The place of a tensor in the bytes."""
 
     name: str
     code: str
@@ -84,8 +84,8 @@ class Sealed:
 
     Attributes:
         data: the bytes.
-        facts: round, client, kind, num_examples and transforms, as the header says them.
-        places: of the tensors in the bytes, by name.
+        round, client, kind, num_examples, transforms: its facts, as in :class:`Payload`.
+        places: of the tensors in the bytes, ordered by name.
     """
 
     data: bytes = field(repr=False)
@@ -98,40 +98,40 @@ class Sealed:
 
     @property
     def nbytes(self) -> int:
-        """What a transport carries, in bytes: header, facts and tensors."""
+        """Number of bytes that a transport carries."""
         return len(self.data)
 
     def tensors(self, names: Container[str] | None = None) -> dict[str, Tensor]:
-        """A fresh copy of the tensors, or of those among ``names``; changing it changes nothing that was sent."""
+        """Copies of the tensors, or of those among ``names``."""
         return {place.name: _tensor(self.data, place) for place in self.places if names is None or place.name in names}
 
     def copy_into(self, row: Tensor, spans: Mapping[str, slice]) -> None:
-        """Copy the tensors that have a span in ``row`` ``(p,)``, in main memory, there, straight from the bytes."""
+        """Copy the tensors that have a span into ``row`` ``(p,)``, a CPU tensor, directly from the bytes."""
         flat = row.numpy()
         for place in self.places:
             if (span := spans.get(place.name)) is not None:
                 flat[span] = _array(self.data, place)
 
     def part(self, name: str, where: slice) -> Tensor:
-        """The entries ``where`` of a tensor, flat, copied from the bytes."""
+        """The entries ``where`` of a flattened tensor, copied from the bytes."""
         place = self.places[bisect_left(self.places, name, key=lambda place: place.name)]
         size = CODES[place.code].itemsize
         span = slice(place.start + where.start * size, place.start + where.stop * size)
         return torch.frombuffer(bytearray(memoryview(self.data)[span]), dtype=CODES[place.code])
 
     def not_finite(self) -> str | None:
-        """The first tensor, by name, that holds an infinity or a NaN; ``None``: there is none."""
+        """The name of the first tensor with an infinity or a NaN; ``None``: there is none."""
         floats = (place for place in self.places if place.code in _FLOATS and place.start < place.stop)
         return next((place.name for place in floats if not np.isfinite(_array(self.data, place)).all()), None)
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the tensors."""
+        """The names of the tensors."""
         return frozenset([place.name for place in self.places])
 
     @property
     def schema(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Name -> (dtype, shape) of every tensor that left the sender."""
+        """Name -> (dtype, shape) of every tensor."""
         return {place.name: (place.code, place.shape) for place in self.places}
 
     @property
@@ -141,13 +141,13 @@ class Sealed:
 
 
 def seal(payload: Payload) -> Sealed:
-    """Make the payload bytes.
+    """Serialise a payload.
 
-    The tensors' memory is handed to safetensors directly: its torch front end checks for tensors that share memory, which
-    takes longer than writing a small net, and here sharing is the point (the tensors are views of one row).
+    The tensors' memory is passed to safetensors directly. Its torch front end checks for tensors that share memory, which takes
+    longer than writing a small net, and the tensors are views of one row.
 
     Raises:
-        Refused: a name, a dtype or a fact that no message can hold.
+        Refused: a message cannot hold a name, a dtype or a fact of it.
     """
     facts: dict[str, Any] = {"round": payload.round, "client": payload.client, "kind": payload.kind}
     facts |= {"num_examples": payload.num_examples, "transforms": payload.transforms}
@@ -162,10 +162,10 @@ def seal(payload: Payload) -> Sealed:
 
 
 def unseal(data: bytes) -> Sealed:
-    """The message of which :func:`seal` made these bytes.
+    """The message in the bytes.
 
     Raises:
-        Refused: it made none of which these are the bytes.
+        Refused: they are not bytes that :func:`seal` writes.
     """
     start = 8 + int.from_bytes(data[:8], "little")
     if len(data) < 8 or start > len(data):
@@ -187,28 +187,28 @@ def unseal(data: bytes) -> Sealed:
 
 
 def _facts(quoted: str) -> _Facts:
-    """The facts of a header, which has them as a JSON text within a JSON string."""
+    """The facts of a header, which are a JSON text within a JSON string."""
     try:
         text: str = json.loads(quoted)
-        found = _FACTS.validate_json(text)
+        facts = _FACTS.validate_json(text)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"]))[:64]
         raise Refused(f"safetensors bytes with facts that cannot be: {where!r}: {first['msg'].splitlines()[0]}") from None
     except ValueError:
         raise Refused("safetensors bytes with facts that are no JSON string") from None
-    if found.num_examples == 0 and found.kind != "report":  # a client without test samples reports on none
+    if facts.num_examples == 0 and facts.kind != "report":  # a client without test samples reports on none
         raise Refused("safetensors bytes with facts that cannot be: 'num_examples': 0")
-    said = {name: getattr(found, name) for name in _Facts.__dataclass_fields__}
-    if json.dumps(json.dumps(said)) != quoted:
+    values = {name: getattr(facts, name) for name in _Facts.__dataclass_fields__}
+    if json.dumps(json.dumps(values)) != quoted:
         raise Refused("safetensors bytes with facts that are not written as ours are")
-    return found
+    return facts
 
 
 def _places(header: str, position: int, start: int, data: bytes) -> tuple[tuple[_Place, ...], int]:
-    """The tensors that a header lists from ``position`` on, by name, and where the list ends.
+    """The places of the tensors that a header lists from ``position`` on, ordered by name, and the position where the list ends.
 
-    Each begins where the one before ends, the first at ``start`` of ``data``, and all of it is theirs.
+    The first tensor begins at ``start``, each of the others at the end of the one before, and the last one ends with the data.
     """
     places: list[_Place] = []
     first, last = start, (-1, "")
@@ -220,27 +220,27 @@ def _places(header: str, position: int, start: int, data: bytes) -> tuple[tuple[
         rank, itemsize = _RANKS[code]
         sizes = tuple(map(int, shape.split(","))) if shape else ()
         stop = first + math.prod(sizes) * itemsize
-        # Its own text once more: numbers with leading zeros, gaps and overlaps differ.
+        # Compared as text, which refuses leading zeros as well as gaps and overlaps.
         if shape != ",".join(map(str, sizes)) or offsets != f"{first - start},{stop - start}" or stop > len(data):
             raise Refused(f"not whole safetensors bytes: {name} has shape [{shape}] and offsets [{offsets}]")
         if (rank, name) <= last:
             raise Refused(f"safetensors bytes with {name} out of order")
-        if stop == first and math.prod(size or 1 for size in sizes) > MOST_EXAMPLES:  # else the bytes are a bound
+        if stop == first and math.prod(size or 1 for size in sizes) > MOST_EXAMPLES:  # otherwise the number of bytes bounds it
             raise Refused(f"safetensors bytes with a tensor {name} of shape [{shape}], which no message holds")
         if code == "BOOL" and stop > first and np.frombuffer(data, np.uint8, stop - first, first).max() > 1:
-            raise Refused(f"safetensors bytes with a truth value in {name} that is neither")
+            raise Refused(f"safetensors bytes with a truth value in {name} that is neither true nor false")
         places.append(_Place(name, code, sizes, first, stop))
         first, last = stop, (rank, name)
     if first != len(data):
         raise Refused(f"not whole safetensors bytes: tensors for {first - start} of {len(data) - start} bytes")
     if len({place.name for place in places}) < len(places):
         raise Refused("safetensors bytes with a tensor twice")
-    # By name, or sums over tensors would depend on how the sender ordered them.
+    # By name, so that sums over tensors do not depend on the sender's order.
     return tuple(sorted(places)), position
 
 
 def _array(data: bytes, place: _Place) -> NDArray[Any]:
-    """The flat values, as a view of the bytes where numpy has their kind of number."""
+    """The flat values, as a view of the bytes if numpy has the dtype."""
     kind = _ARRAYS.get(place.code)
     if kind is None:
         return _tensor(data, place).float().reshape(-1).numpy()

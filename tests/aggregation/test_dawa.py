@@ -266,4 +266,4 @@ def test_fedavg_is_the_family_without_divergence(simulate: Simulate) -> None:
         **{"data.partition.name": "lognormal", "aggregation": {"name": "l-dawa", "divergence": "none", "base": "samples"}},
     )
     other = simulate("fedavg", **{"data.partition.name": "lognormal", "aggregation": "l-dawa"})
-    assert torch.equal(plain.server.row, same.server.row) and not torch.equal(plain.server.row, other.server.row)
+    assert torch.equal(plain.state.row, same.state.row) and not torch.equal(plain.state.row, other.state.row)

@@ -83,7 +83,7 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
     method.objective.begin, half.keep = watched_begin, watched_keep  # type: ignore[method-assign]
     simulation.taps.append(tap)
     for record in simulation.rounds():
-        rounds[record["round"]]["after"] = simulation.server.row.clone()
+        rounds[record["round"]]["after"] = simulation.state.row.clone()
         rounds[record["round"]]["waiting"] = record["metrics"]["euc/waiting"]
     return simulation, rounds
 
@@ -127,7 +127,7 @@ def test_a_client_without_its_copy_does_not_go_on_from_the_initial_one(
 def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
     late = simulate("fedavg", aggregation="euc", **OPTIONS)
     plain = simulate("fedavg", **OPTIONS, **{"train.selection": "all"})
-    assert torch.equal(late.server.row, plain.server.row)
+    assert torch.equal(late.state.row, plain.state.row)
     assert late.federation.config.train.selection == "all", "as it suggests"
 
 

@@ -32,7 +32,7 @@ def starts(simulate: Simulate, aggregation: Any, **overrides: Any) -> tuple[Simu
 
     half.begin = watched  # type: ignore[method-assign]
     simulation.run_round()
-    simulation.after_one = simulation.server.row.clone()  # type: ignore[attr-defined]
+    simulation.after_one = simulation.state.row.clone()  # type: ignore[attr-defined]
     simulation.kept_after_one = {c: simulation.stored(c) for c in range(4)}  # type: ignore[attr-defined]
     simulation.run_round()
     return simulation, seen
@@ -57,7 +57,7 @@ def test_what_it_was_sent_is_where_it_began_whatever_it_goes_on_from(simulate: S
     options = {**ALL_TAKE_PART, "model.predictor": 8, "aggregation": {"name": "fedu", "fedu_threshold": 1e-6}}
     simulation = simulate("fedavg", play=False, objective=objective, **options)
     simulation.run_round()
-    after, begun = simulation.server.row.clone(), dict[int, Tensor]()
+    after, begun = simulation.state.row.clone(), dict[int, Tensor]()
     half = simulation.federation.method.aggregation
     keep = half.keep
     half.keep = lambda update: (begun.update({update.client: update.start.clone()}), keep(update))[1]  # type: ignore[method-assign]
@@ -74,7 +74,7 @@ def test_feddyns_anchor_is_where_the_client_began(simulate: Simulate) -> None:
         "fedavg", play=False, objective=objective, aggregation={"name": "fedu", "fedu_threshold": 1e-6}, **ALL_TAKE_PART
     )
     run.run_round()
-    after, seen = run.server.row.clone(), list[int]()
+    after, seen = run.state.row.clone(), list[int]()
     half = run.federation.method.aggregation
     keep = half.keep
 
@@ -93,7 +93,7 @@ def test_a_client_that_moved_little_takes_the_global_one(simulate: Simulate) -> 
     simulation, seen = starts(simulate, {"name": "fedu", "fedu_threshold": 1e6})
     assert all(torch.equal(seen[2, client], simulation.after_one) for client in range(4))  # type: ignore[attr-defined]
     plain = simulate("fedavg", **ALL_TAKE_PART)
-    assert torch.equal(plain.server.row, simulation.server.row), "then it is FedAvg"
+    assert torch.equal(plain.state.row, simulation.state.row), "then it is FedAvg"
 
 
 def test_the_threshold_is_strict_and_each_client_decides_for_itself(simulate: Simulate) -> None:
@@ -106,7 +106,7 @@ def test_the_threshold_is_strict_and_each_client_decides_for_itself(simulate: Si
 
 
 def test_both_rules_of_the_server(simulate: Simulate) -> None:
-    rows = [simulate("fedavg", aggregation=name, **ALL_TAKE_PART).server.row for name in ("fedu", "l-dawa-fedu")]
+    rows = [simulate("fedavg", aggregation=name, **ALL_TAKE_PART).state.row for name in ("fedu", "l-dawa-fedu")]
     assert not torch.equal(*rows)
 
 

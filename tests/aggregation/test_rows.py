@@ -48,7 +48,7 @@ def test_it_merges_as_its_matrix_does(
         nonlocal merged
         plain = merging.merge(method, server, uploads)
         with monkeypatch.context() as patch:
-            patch.setattr(merging, "LARGEST", 0)
+            patch.setattr(merging, "MAX_MATRIX", 0)
             patch.setattr(merging, "_matrix", None)
             large = merging.merge(method, server, uploads)
         alike({"model": large.row, **large.memory}, {"model": plain.row, **plain.memory})
@@ -72,7 +72,7 @@ def test_what_needs_the_matrix_has_it(
     monkeypatch: pytest.MonkeyPatch, simulate: Simulate, method: str, options: dict[str, Any]
 ) -> None:
     """An aggregation that does not read by columns, and a round in which clients lack parts that the others send."""
-    monkeypatch.setattr(merging, "LARGEST", 0)
+    monkeypatch.setattr(merging, "MAX_MATRIX", 0)
     monkeypatch.setattr(merging, "UploadedRows", None)
     assert len(simulate(method, **{**SHORT, **options}).folder.records()) > 1
 

@@ -11,7 +11,7 @@ import pytest
 
 import fedpriv
 from fedpriv.api.run import Run
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import unseal
 from tests.api.conftest import SMALL
 

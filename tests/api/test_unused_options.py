@@ -68,7 +68,7 @@ def test_an_idle_option_changes_nothing(
 ) -> None:
     short = {"train.rounds": 2, "data.limit": 200, "data.partition.name": "iid"}
     without, beside = (simulate(method, **short, **options, **more) for more in ({}, idle))
-    assert torch.equal(without.server.row, beside.server.row)
+    assert torch.equal(without.state.row, beside.state.row)
     for client in without.progress.clients:
         kept, same = without.private(client), beside.private(client)
         assert all(torch.equal(tensor, same[name]) for name, tensor in kept.items())
@@ -96,10 +96,10 @@ def test_one_with_an_effect_is_not(method: str, options: dict[str, Any], asked: 
 def test_under_client_level_dp_all_clients_weigh_the_same(simulate: Callable[..., Simulation]) -> None:
     """And a run says so, of itself and where a config file says otherwise, as those of earlier versions do."""
     said = simulate("fedavg", play=False, **CLIENT).federation
-    assert said.config.method.params["weights"] == "uniform" and not said.prepared.said
+    assert said.config.method.params["weights"] == "uniform" and not said.prepared.notes
     assert simulate("fedavg", play=False).federation.config.method.params["weights"] == "samples"
     other = simulate("fedavg", play=False, **CLIENT, **{"aggregation.name": "mean"}).federation
     assert other.config.aggregation is not None and other.config.aggregation.params["weights"] == "uniform"
     written = simulate("fedavg", play=False, **CLIENT, **{"method.weights": "samples"}).federation
     assert written.config.method.params["weights"] == "samples"
-    assert written.prepared.said == ("privacy.level client: weights=samples has no effect, as all clients weigh the same",)
+    assert written.prepared.notes == ("privacy.level client: weights=samples has no effect, as all clients weigh the same",)

@@ -16,7 +16,7 @@ from fedpriv.attacks.malicious.token_imprint import TokenImprint
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
 from fedpriv.audit.text.attempts import attempt_text
-from fedpriv.client.suspicion import check_for_marks, secret_draw
+from fedpriv.client.suspicion import check_for_marks, secret_generator
 from fedpriv.errors import SuspiciousDownload
 from fedpriv.parameters import ParameterSpace
 from tests.attacks.text_client import without
@@ -117,8 +117,8 @@ def test_a_client_refuses_it() -> None:
     linear = tuple(name for name, module in net.named_modules() if isinstance(module, nn.Linear))
     space = ParameterSpace.of(net)
     agreement, state = SimpleNamespace(linear=linear, space=space, initial=space.row_of(net)), dict(net.state_dict())
-    check_for_marks(agreement, 1, state, secret_draw())
+    check_for_marks(agreement, 1, state, secret_generator())
     altered = ATTACK.alter(answered(1, altered=False)[0], sentences([8] * 200, 5))
     sent = state | {name.replace("body.", "encoder."): tensor for name, tensor in altered.items()}
     with pytest.raises(SuspiciousDownload, match="a share of 1 of its rows are parallel to one"):
-        check_for_marks(agreement, 1, sent, secret_draw())
+        check_for_marks(agreement, 1, sent, secret_generator())

@@ -16,7 +16,7 @@ from click.testing import Result
 from fedpriv.config import load_config
 from fedpriv.simulation import run
 from tests.marks import quick_first
-from tests.simulation.small import without_checksums
+from tests.simulation.small import renew_checksums
 
 Fedpriv = Callable[..., Result]
 Damage = Callable[[Path], None]
@@ -203,10 +203,10 @@ PAYLOADS = {
 def test_a_payload_of_another_form_is_refused_before_any_control(
     folder: Path, fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch, command: str, kind: str
 ) -> None:
-    """As an earlier version kept it; where there are checksums, they come first."""
+    """Even if its checksum matches."""
     damage, code, said = PAYLOADS[kind]
-    without_checksums(folder)
     damage(folder)
+    renew_checksums(folder)
     for control in ("fedpriv.audit.report._text_controls", "fedpriv.attacks.lab.attempts.run_controls"):
         monkeypatch.setattr(control, lambda *_, **__: pytest.fail("a control was played"))
     assert_refused(fedpriv(*COMMANDS[command], folder), said, code=code)

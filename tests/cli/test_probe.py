@@ -15,8 +15,8 @@ from fedpriv.audit.run_audit import AuditOptions, audit_run
 from fedpriv.config import DataConfig, load_config
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.sources import load_data
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
+from fedpriv.storage.run_folder import RunFolder
 
 Fedpriv = Callable[..., Result]
 SMALL: dict[str, Any] = {

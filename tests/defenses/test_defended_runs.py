@@ -70,7 +70,7 @@ def test_a_client_s_noise_depends_on_seed_round_and_client_alone(simulate: Simul
         drawn: dict[int | None, list[torch.Tensor]] = {client: [] for client in clients}
 
         def draw(payload: Payload, context: TransformContext) -> Payload:
-            drawn[payload.client].append(context.draws.normal((5,)))
+            drawn[payload.client].append(context.noise.normal((5,)))
             return payload
 
         run.agreement.transforms = (draw, draw)

@@ -13,7 +13,7 @@ from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.data.image_files import pixels, write_folder
 from tests.deploy.apart import ALL_KEPT, agree, at_the_clients, play_apart
 from tests.deploy.loopback import Loopback

@@ -24,7 +24,7 @@ from fedpriv.deploy.source import Source
 from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import Damaged, load_json, save_json
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Payload, seal, unseal
 from fedpriv.wire.report import Report
 from tests.data.image_files import pixels, write_folder

@@ -29,7 +29,7 @@ from fedpriv.deploy.handshake import code_version
 from fedpriv.deploy.server_run import DECLARED, STOP
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import save_json
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 
 needs_flower = pytest.mark.extra("deploy")
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.apart import ALL_KEPT, agree
 from tests.deploy.unreliable import KINDS, Unreliable, drawn, play_through
 from tests.marks import slow_but

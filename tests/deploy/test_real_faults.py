@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fedpriv.errors import FedprivError
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.deploy import liar
 from tests.deploy.deployed import REAL, SMALL, Deployment, deployment, same
 from tests.simulation.small import play

@@ -18,7 +18,7 @@ from fedpriv.deploy.flower.requests import GivenUp, Request
 from fedpriv.deploy.frames import Frame
 from fedpriv.errors import UsageError
 from fedpriv.files import load_json, save_json
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.apart import agree, client_nodes
 from tests.deploy.loopback import Loopback
 from tests.simulation.small import config, play

@@ -12,7 +12,7 @@ from fedpriv.deploy.flower.paths import make, read_client
 from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.apart import client_nodes, play_apart
 from tests.deploy.loopback import Loopback
 from tests.simulation.small import config

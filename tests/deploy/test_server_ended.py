@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.deployed import ANSWER, LONGEST, REAL, SMALL, same
 from tests.simulation.small import config, play
 

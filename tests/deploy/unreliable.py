@@ -19,7 +19,7 @@ from fedpriv.deploy.client_node import ClientNode
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.server_run import DECLARED, resume, start
 from fedpriv.deploy.transport import Lost, Transport
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.deploy.apart import client_nodes
 from tests.deploy.loopback import Loopback
 

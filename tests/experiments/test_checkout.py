@@ -84,7 +84,7 @@ def head(folder: Path) -> str:
 @pytest.mark.usefixtures("elsewhere")
 def test_a_run_names_the_commit_that_was_checked(checkout: Path, started: Callable[[str], None]) -> None:
     said, runs = checkout.with_name("said"), checkout.parent.parent / "runs"
-    started(f"from fedpriv.server.run_folder import git_commit; open({str(said)!r}, 'w').write(str(git_commit()))")
+    started(f"from fedpriv.storage.provenance import git_commit; open({str(said)!r}, 'w').write(str(git_commit()))")
     run(read(checkout), runs, seeds=[0])
     assert said.read_text() == head(checkout.parent)
 

@@ -15,7 +15,7 @@ from fedpriv.experiments import plan, read, run, runner
 from fedpriv.experiments.divergence import Divergence
 from fedpriv.experiments.measures import Comparison
 from fedpriv.experiments.page import tables
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 
 TINY = {
     **BASE,

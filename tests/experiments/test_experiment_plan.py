@@ -15,7 +15,7 @@ from fedpriv.cli import main
 from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
 from fedpriv.experiments import Result, plan, read
-from fedpriv.server.run_folder import processor
+from fedpriv.storage.provenance import processor
 
 RUNS = {"fedavg": {"method": {"name": "fedavg"}}, "fedrep": {"method": {"name": "fedrep"}}}
 

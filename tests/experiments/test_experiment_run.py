@@ -22,10 +22,10 @@ from fedpriv.data.sources import suggestions, usual_model
 from fedpriv.experiments import Result, read, run, runner
 from fedpriv.experiments.results import difference, rounded
 from fedpriv.methods.build import with_options
-from fedpriv.server import run_folder
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run as simulation
 from fedpriv.simulation.setup import resolve
+from fedpriv.storage import provenance
+from fedpriv.storage.run_folder import RunFolder
 from tests.marks import quick_first
 
 RUNS = {"fedavg": {"method": {"name": "fedavg"}}, "fedrep": {"method": {"name": "fedrep", "head_epochs": 1}}}
@@ -253,10 +253,10 @@ def test_an_audit_of_another_run_is_not_stored_with_a_result(tmp_path: Path, mon
 def test_a_run_that_another_commit_continued_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = read(write_yaml(tmp_path, base=TINY, runs=RUNS))
     first, second = "a" * 40, "b" * 40 + "-dirty"
-    monkeypatch.setattr(run_folder, "git_commit", lambda: first)
+    monkeypatch.setattr(provenance, "git_commit", lambda: first)
     with pytest.raises(KeyboardInterrupt):
         play(experiment, tmp_path / "runs", "fedavg", 0, stop_after_round_1)
-    monkeypatch.setattr(run_folder, "git_commit", lambda: second)
+    monkeypatch.setattr(provenance, "git_commit", lambda: second)
     path = experiment.run_dir(tmp_path / "runs", "fedavg", 0)
     simulation.resume(path, lambda federation, folder: None, lambda record: None, lambda text: None)
     facts = RunFolder.open(path).facts

@@ -33,7 +33,7 @@ def test_the_top_eigenvalue_is_the_largest_and_not_the_longest(eigenvalues: list
 
 def test_curvature_is_the_derivative_of_the_gradient(simulate: Simulate) -> None:
     simulation = simulate("fedavg", **{"train.rounds": 1, "model.name": "lenet_sigmoid", "model.projection": "none"})
-    fed, row = simulation.federation, simulation.server.row.clone()
+    fed, row = simulation.federation, simulation.state.row.clone()
     images, labels = fed.data.train(0)
     loss = SampleLoss(fed.resident, images, labels)
     along = filter_direction(fed.resident.space, row, generator())
@@ -81,9 +81,9 @@ def test_rises_and_surface_of_a_bowl() -> None:
 def test_gradient_norms_are_of_the_received_and_the_trained_model(simulate: Simulate, reduction: str) -> None:
     simulation = simulate("fedavg", **{"train.rounds": 1})
     fed = simulation.federation
-    found = gradient_norms(fed, simulation.server, [4, 1], 2, reduction)  # type: ignore[arg-type]
+    found = gradient_norms(fed, simulation.state, [4, 1], 2, reduction)  # type: ignore[arg-type]
     assert tuple(found) == fed.agreement.layers and all(len(norm.before) == len(norm.after) == 2 for norm in found.values())
-    fed.resident.row.copy_(simulation.server.row)
+    fed.resident.row.copy_(simulation.state.row)
     update = ModelLocalUpdate(fed.resident, fed.data.train(1), fed.config, 2, 1, {}, {}, True)
     for trained in (False, True):
         if trained:

@@ -15,7 +15,7 @@ from made_results import write_result, write_yaml
 from fedpriv import plugins
 from fedpriv.experiments import Result, read, run
 from fedpriv.experiments.measures import Comparison
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 
 RUNS: dict[str, dict[str, Any]] = {name: {"method": {"name": name}} for name in ("fedavg", "fedrep")}
 REP = {5: 0.3, 10: 0.5, 19: 0.6, 20: 0.8}

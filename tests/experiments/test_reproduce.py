@@ -17,7 +17,7 @@ from fedpriv.errors import UsageError
 from fedpriv.experiments import Result, read, run
 from fedpriv.experiments import reproduce as run_again
 from fedpriv.experiments.reproduction import compared
-from fedpriv.server.run_folder import processor
+from fedpriv.storage.provenance import processor
 
 RUNS = {name: FIVE[name] for name in ("fedavg", "fedrep")}
 

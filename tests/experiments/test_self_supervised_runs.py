@@ -116,7 +116,7 @@ def test_supervised_and_self_supervised_runs_stand_side_by_side(tmp_path: Path) 
 
 
 def test_collecting_again_gives_the_same(probed: tuple[Path, Path]) -> None:
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     experiment = read(probed[0])
     again = collect(RunFolder.open(experiment.run_dir(probed[1], "simclr", 0)), "simclr")

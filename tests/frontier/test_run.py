@@ -26,8 +26,8 @@ from fedpriv.experiments.spec import Experiment
 from fedpriv.frontier.grid import Defence, Point, point
 from fedpriv.frontier.run import Plan, _Frontier, _goes_on
 from fedpriv.frontier.search import Strength
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.run import start
+from fedpriv.storage.run_folder import RunFolder
 from tests.audit.conftest import controls_once, hardly_any_steps, one_iteration
 from tests.audit.sample_findings import findings
 from tests.frontier.test_decision import a_trade

@@ -49,6 +49,6 @@ def replay(simulation: Simulation, one_round: Callable[..., None], **options: An
 
 
 def same(simulation: Simulation, expected: Row, rtol: float = 5e-4, atol: float = 5e-6) -> None:
-    space, row = simulation.federation.resident.space, simulation.server.row
+    space, row = simulation.federation.resident.space, simulation.state.row
     for name, value in expected.items():
         torch.testing.assert_close(space.view(row, name).double(), value, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n}: {m}")

@@ -47,7 +47,7 @@ def central_sgd(simulation: Simulation, client: int, updates: list[tuple[int, in
 def test_fedavg_with_one_client_is_central_sgd(simulate: Simulate) -> None:
     one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid"}
     simulation = simulate("fedavg", **one)
-    assert torch.equal(simulation.server.row, central_sgd(simulation, 0, [(1, 1), (2, 1), (3, 1)]))
+    assert torch.equal(simulation.state.row, central_sgd(simulation, 0, [(1, 1), (2, 1), (3, 1)]))
 
 
 def test_fedavg_is_the_mean_of_central_sgds_weighted_by_samples(simulate: Simulate) -> None:
@@ -56,7 +56,7 @@ def test_fedavg_is_the_mean_of_central_sgds_weighted_by_samples(simulate: Simula
     sizes = [simulation.federation.data.size(c) for c in clients]
     assert len(set(sizes)) > 1
     expected = sum(n / sum(sizes) * central_sgd(simulation, c, [(1, 1)]).double() for c, n in zip(clients, sizes, strict=True))
-    torch.testing.assert_close(simulation.server.row.double(), expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(simulation.state.row.double(), expected, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_local_has_the_budget_of_fedrep_by_default(simulate: Simulate) -> None:
 @pytest.mark.slow
 def test_fine_tuning_changes_the_last_score_and_no_state(simulate: Simulate) -> None:
     plain, tuned = simulate("fedavg", **{"eval.fresh_head": 10}), simulate("fedavg-ft")
-    assert torch.equal(plain.server.row, tuned.server.row)
+    assert torch.equal(plain.state.row, tuned.state.row)
     assert tuned.progress.clients == {}
     accuracy = [[r["metrics"].get("accuracy") for r in s.folder.records()] for s in (plain, tuned)]
     assert accuracy[0][:-1] == accuracy[1][:-1]
@@ -100,7 +100,7 @@ def test_fresh_heads_are_trained_on_copies(simulate: Simulate) -> None:
     plain, tested = simulate("fedrep"), simulate("fedrep", **{"eval.fresh_head": 5})
     metrics = [simulation.folder.records()[-1]["metrics"] for simulation in (plain, tested)]
     assert metrics[1].pop("accuracy_fresh_head") > metrics[0]["accuracy"], "heads of the present encoder do better"
-    assert metrics[0]["accuracy"] == metrics[1]["accuracy"] and torch.equal(plain.server.row, tested.server.row)
+    assert metrics[0]["accuracy"] == metrics[1]["accuracy"] and torch.equal(plain.state.row, tested.state.row)
     for client in plain.progress.clients:
         kept = tested.private(client)
         assert all(torch.equal(tensor, kept[name]) for name, tensor in plain.private(client).items())
@@ -121,10 +121,10 @@ def test_fine_tuning_the_head_leaves_the_encoder(simulate: Simulate) -> None:
     simulation = simulate("fedavg-ft", **{"method.ft_scope": "head"})
     resident, space = simulation.federation.resident, simulation.federation.resident.space
     simulation.scorer.score(
-        simulation.server, simulation.progress.clients, 3
+        simulation.state, simulation.progress.clients, 3
     )  # leaves the last client's tuned model in the resident net
     for name in space.names:
-        same = torch.equal(space.view(resident.row, name), space.view(simulation.server.row, name))
+        same = torch.equal(space.view(resident.row, name), space.view(simulation.state.row, name))
         assert same == (space[name].role == "encoder"), name
 
 
@@ -139,7 +139,7 @@ def test_fine_tuning_for_some_steps(simulate: Simulate) -> None:
     real, last = ModelLocalUpdate.train, simulation.federation.config.train.rounds
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelLocalUpdate, "train", trained)
-        simulation.scorer.score(simulation.server, simulation.progress.clients, last)
+        simulation.scorer.score(simulation.state, simulation.progress.clients, last)
     assert updates == [7] * 10
 
 
@@ -156,7 +156,7 @@ def test_fedper_shares_the_encoder_and_keeps_the_rest(simulate: Simulate) -> Non
     simulation = simulate("fedper", **{"train.rounds": 1})
     space = simulation.federation.resident.space
     for name in space.names:
-        same_as_initial = torch.equal(space.view(simulation.server.row, name), space.view(simulation.federation.initial, name))
+        same_as_initial = torch.equal(space.view(simulation.state.row, name), space.view(simulation.federation.initial, name))
         assert same_as_initial == (space[name].role != "encoder"), "the server averages the encoder and never gets a head"
     client = simulation.participants(1)[0]
     assert all(not torch.equal(t, space.view(simulation.federation.initial, n)) for n, t in simulation.private(client).items())
@@ -169,10 +169,10 @@ def test_personal_layers_of_fedper_stay_with_the_client(simulate: Simulate) -> N
     assert deep < set(fed.method.private_names) and not deep & set(fed.method.shared_names)
     for name in deep:
         untouched = fed.resident.space.view(fed.initial, name)
-        assert torch.equal(fed.resident.space.view(simulation.server.row, name), untouched)
+        assert torch.equal(fed.resident.space.view(simulation.state.row, name), untouched)
         kept = simulation.private(client)[name]
         assert not torch.equal(kept, untouched)
-        assert torch.equal(fed.method.client_state(simulation.server.row, simulation.private(client))[name], kept)
+        assert torch.equal(fed.method.client_state(simulation.state.row, simulation.private(client))[name], kept)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_fedrep_without_head_epochs_is_not_fedper(simulate: Simulate) -> None:
 def test_permuting_the_uploads_changes_nothing(simulate: Simulate, name: str) -> None:
     simulation, uploads = simulate(name, play=False), list[Sealed]()
     simulation.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
-    before = simulation.server
+    before = simulation.state
     simulation.run_round()
     if name == "local":
         assert not uploads
@@ -243,6 +243,6 @@ def test_buffers_are_averaged_and_counters_are_not_sent(simulate: Simulate) -> N
     sizes = torch.tensor([float(upload.num_examples or 0) for upload in uploads])
     assert sizes[0] != sizes[1]
     sent = torch.stack([upload.tensors()[name] for upload in uploads])
-    torch.testing.assert_close(space.view(simulation.server.row, name), (sizes / sizes.sum()) @ sent, rtol=1e-5, atol=1e-6)
-    download = simulation.federation.method.download(simulation.server, 2)
+    torch.testing.assert_close(space.view(simulation.state.row, name), (sizes / sizes.sum()) @ sent, rtol=1e-5, atol=1e-6)
+    download = simulation.federation.method.download(simulation.state, 2)
     assert download is not None and name in download.tensors and not any("num_batches" in n for n in download.tensors)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedpriv.simulation.setup import with_usual_share
+from fedpriv.simulation.setup import with_default_share
 from fedpriv.simulation.simulation import Simulation
 from tests.simulation.small import config
 
@@ -35,7 +35,7 @@ UNIFORM = {"method.weights": "uniform"}
 
 
 def moved(simulation: Simulation) -> torch.Tensor:
-    return simulation.server.row - simulation.federation.initial
+    return simulation.state.row - simulation.federation.initial
 
 
 def test_scaffold_with_all_clients_and_one_step_is_fedavg(simulate: Simulate) -> None:
@@ -45,7 +45,7 @@ def test_scaffold_with_all_clients_and_one_step_is_fedavg(simulate: Simulate) ->
     fedavg = simulate("fedavg", **EMPTY, **ONE_STEP, **UNIFORM)
     torch.testing.assert_close(moved(scaffold), moved(fedavg), rtol=1e-4, atol=1e-6)
     kept = [scaffold.stored(client) or {} for client in scaffold.federation.data.nonempty]
-    for name, c in scaffold.server.memory.items():
+    for name, c in scaffold.state.memory.items():
         own = torch.stack([one[name.replace("statistic.", "scaffold.")] for one in kept])
         torch.testing.assert_close(own.mean(0), c, rtol=1e-4, atol=1e-6)
 
@@ -72,6 +72,6 @@ def test_where_no_share_is_given_ten_of_those_with_data_take_part(simulate: Simu
 @pytest.mark.parametrize(("clients", "share"), [(100, 0.1), (30, 10 / 30), (7, 1.0), (0, 1.0)])
 def test_the_usual_share(clients: int, share: float) -> None:
     open_ = config("fedavg", **{"train.participation": None})
-    assert with_usual_share(open_, clients).train.participation == share
+    assert with_default_share(open_, clients).train.participation == share
     chosen = config("fedavg", **{"train.participation": 0.3})
-    assert with_usual_share(chosen, clients) is chosen
+    assert with_default_share(chosen, clients) is chosen

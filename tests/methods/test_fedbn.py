@@ -20,7 +20,7 @@ BATCHNORM |= {"train.participation": 0.67, "train.batch_size": 20, "train.rounds
 def test_without_batchnorm_it_is_fedavg_bit_for_bit(simulate: Simulate, net: str) -> None:
     shared = {"model.name": net, "train.rounds": 2}
     fedavg, fedbn = simulate("fedavg", **shared), simulate("fedbn", **shared)
-    assert torch.equal(fedavg.server.row, fedbn.server.row)
+    assert torch.equal(fedavg.state.row, fedbn.state.row)
     assert fedbn.progress.clients == {} and fedbn.federation.method.has_global_model
     assert fedavg.progress.total_bytes_up == fedbn.progress.total_bytes_up
     assert fedavg.progress.total_bytes_down == fedbn.progress.total_bytes_down
@@ -68,8 +68,8 @@ def test_each_client_keeps_its_own_and_is_tested_with_it(played: tuple[Simulatio
     mean = next(name for name in own if name.endswith("running_mean"))
     first, second = [state[mean] for state in kept.values()][:2]
     assert not torch.equal(first, second)
-    assert torch.equal(space.view(simulation.server.row, mean), space.view(simulation.federation.initial, mean))
+    assert torch.equal(space.view(simulation.state.row, mean), space.view(simulation.federation.initial, mean))
     for client, state in kept.items():
-        tested = method.client_state(simulation.server.row, state)
+        tested = method.client_state(simulation.state.row, state)
         assert torch.equal(tested[mean], state[mean]), client
-        assert torch.equal(tested["head.weight"], space.view(simulation.server.row, "head.weight"))
+        assert torch.equal(tested["head.weight"], space.view(simulation.state.row, "head.weight"))

@@ -143,7 +143,7 @@ def test_accuracies_in_percent_are_refused(pair: tuple[float, float]) -> None:
 def betas(simulation: Simulation, client: int = 0, round: int = 1, private: Any = None) -> tuple[list[float], ModelLocalUpdate]:
     """The betas of a local update's epochs, in order."""
     fed = simulation.federation
-    fed.resident.row.copy_(simulation.server.row)
+    fed.resident.row.copy_(simulation.state.row)
     kept = fed.method.first_private(client, fed.initial) if private is None else private
     update = ModelLocalUpdate(fed.resident, fed.data.train(client), fed.config, round, client, {}, kept, private is None)
     fed.method.local_update(update)
@@ -488,7 +488,7 @@ def test_a_reading_sets_what_is_not_given() -> None:
 
 
 def last_rows(simulation: Simulation) -> Tensor:
-    return simulation.server.row
+    return simulation.state.row
 
 
 def test_a_wide_kernel_is_uniform_fedavg(simulate: Simulate) -> None:

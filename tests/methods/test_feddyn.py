@@ -25,7 +25,7 @@ LEARNS = {"train.rounds": 3, "train.lr": 0.5, "train.local_epochs": 3, "data.lim
 
 def displacements(simulation: Simulation) -> torch.Tensor:
     """``(K, p)``: what every client keeps."""
-    none = torch.zeros_like(simulation.server.row)
+    none = torch.zeros_like(simulation.state.row)
     kept = [simulation.stored(client) or {} for client in range(simulation.config.data.clients)]
     return torch.stack([one.get("feddyn.displacement", none) for one in kept])
 
@@ -37,7 +37,7 @@ def test_four_rounds_equal_the_oracle(simulate: Simulate, alpha: float, decay: f
     slow = replay(simulation, oracles.feddyn, alpha=alpha, decay=decay, registered=10)
     same(simulation, slow.model)
     space = simulation.federation.resident.space
-    drift = space.unpack(simulation.server.memory["feddyn.drift"])
+    drift = space.unpack(simulation.state.memory["feddyn.drift"])
     for name, h in slow.server["h"].items():
         torch.testing.assert_close(drift[name].double(), -h / alpha, rtol=1e-3, atol=1e-5)
 
@@ -45,7 +45,7 @@ def test_four_rounds_equal_the_oracle(simulate: Simulate, alpha: float, decay: f
 def test_the_servers_drift_is_the_mean_of_what_all_clients_keep(simulate: Simulate) -> None:
     simulation = simulate("feddyn", play=False, **RAGGED)
     for _ in simulation.rounds():
-        drift = simulation.server.memory["feddyn.drift"]
+        drift = simulation.state.memory["feddyn.drift"]
         torch.testing.assert_close(displacements(simulation).mean(0), drift, rtol=1e-4, atol=1e-6)
     assert bool(drift.any())
 
@@ -79,7 +79,7 @@ def test_the_drift_is_the_mean_of_what_was_sent(simulate: Simulate, names: str, 
     wire = {"wire.transforms": [LOSSY[name] for name in names.split()], "method.alpha": 0.1}
     run = simulate("feddyn", play=False, **{**RAGGED, "data.limit": 200, "train.participation": 0.5, **wire, **options})
     for _ in run.rounds():
-        drift = run.server.memory["feddyn.drift"]
+        drift = run.state.memory["feddyn.drift"]
         torch.testing.assert_close(displacements(run).mean(0), drift, rtol=1e-4, atol=1e-6)
     assert bool(drift.any())
 
@@ -108,7 +108,7 @@ def test_the_plain_mean_is_tested_too(simulate: Simulate, monkeypatch: pytest.Mo
     simulation = simulate("feddyn", **UNBOUNDED, **LEARNS, **{"method.test_mean": True})
     metrics, resident = simulation.folder.records()[-1]["metrics"], simulation.federation.resident
     found = {}
-    for name, row in (("accuracy_mean", means[-1]), ("accuracy", simulation.server.row)):
+    for name, row in (("accuracy_mean", means[-1]), ("accuracy", simulation.state.row)):
         resident.row.copy_(row)
         data = simulation.federation.data
         logits = torch.cat([resident.from_features(resident.features(chunk)).logits for chunk in data.chunks("server", 500)])
@@ -116,7 +116,7 @@ def test_the_plain_mean_is_tested_too(simulate: Simulate, monkeypatch: pytest.Mo
         assert metrics[f"global_{name}"] == pytest.approx(found[name], abs=1e-9), name
     assert found["accuracy_mean"] != found["accuracy"]
     plain = simulate("feddyn", **UNBOUNDED, **LEARNS)
-    assert torch.equal(plain.server.row, simulation.server.row)
+    assert torch.equal(plain.state.row, simulation.state.row)
     assert "global_accuracy_mean" not in plain.folder.records()[-1]["metrics"]
 
 
@@ -124,9 +124,9 @@ def test_the_first_round_is_fedprox_locally(simulate: Simulate) -> None:
     shared = {"train.rounds": 1, **UNBOUNDED}
     dynamic = simulate("fedavg", **shared, objective={"name": "feddyn", "alpha": 0.3})
     proximal = simulate("fedprox", **shared, **{"method.mu": 0.3})
-    assert torch.equal(dynamic.server.row, proximal.server.row)
+    assert torch.equal(dynamic.state.row, proximal.state.row)
     later = [simulate("fedavg", **{**shared, "train.rounds": 4}, objective={"name": n, k: 0.3}) for n, k in PAIR]
-    assert not torch.equal(later[0].server.row, later[1].server.row), "from its second turn on a client remembers"
+    assert not torch.equal(later[0].state.row, later[1].state.row), "from its second turn on a client remembers"
 
 
 PAIR = [("feddyn", "alpha"), ("fedprox", "mu")]
@@ -138,15 +138,15 @@ def test_everybody_in_one_round_moves_twice_as_far(simulate: Simulate) -> None:
     mean = simulate("fedprox", **shared, **{"method.mu": 0.1, "method.weights": "uniform"})
     moved = simulate("feddyn", **shared, **{"method.alpha": 0.1})
     start = mean.federation.initial
-    torch.testing.assert_close(moved.server.row - start, 2 * (mean.server.row - start), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(moved.state.row - start, 2 * (mean.state.row - start), rtol=1e-4, atol=1e-6)
 
 
 def test_alpha_by_size_leaves_clients_of_one_size_alone(simulate: Simulate) -> None:
     even = {"data.partition.name": "iid", "data.limit": 400, "train.rounds": 2}
     plain, scaled = (simulate("feddyn", **even, **{"method.scale_alpha": flag, "method.alpha": 0.1}) for flag in (False, True))
-    torch.testing.assert_close(plain.server.row, scaled.server.row, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(plain.state.row, scaled.state.row, rtol=1e-5, atol=1e-7)
     plain, scaled = (simulate("feddyn", **RAGGED, **{"method.scale_alpha": flag, "method.alpha": 0.1}) for flag in (False, True))
-    assert not torch.allclose(plain.server.row, scaled.server.row, rtol=1e-3)
+    assert not torch.allclose(plain.state.row, scaled.state.row, rtol=1e-3)
     context = scaled.federation.method.context
     sizes = [scaled.federation.data.size(client) for client in scaled.federation.data.nonempty]
     assert context.mean_samples == pytest.approx(sum(sizes) / len(sizes)) and len(set(sizes)) > 1

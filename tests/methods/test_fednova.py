@@ -93,7 +93,7 @@ def test_steps_in_place_of_step_weights_by_hand() -> None:
 def test_they_are_the_same_without_a_proximal_term_and_move_further_with_one(simulate: Simulate) -> None:
     def moved(**options: Any) -> torch.Tensor:
         simulation = simulate("fednova", **RAGGED, **{"train.rounds": 1, "train.momentum": 0.0, **options})
-        return simulation.server.row - simulation.federation.initial
+        return simulation.state.row - simulation.federation.initial
 
     steps = {"method.tau": "steps"}
     assert torch.equal(moved(), moved(**steps))
@@ -152,7 +152,7 @@ def test_three_rounds_equal_the_oracle(simulate: Simulate, options: dict[str, An
 def test_clients_with_equal_steps_make_it_fedavg(simulate: Simulate) -> None:
     shared = {"train.local_steps": 4}
     fedavg, fednova = simulate("fedavg", **shared), simulate("fednova", **shared)
-    torch.testing.assert_close(fedavg.server.row, fednova.server.row, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fedavg.state.row, fednova.state.row, rtol=1e-5, atol=1e-6)
 
 
 def test_adams_steps_are_counted(simulate: Simulate) -> None:

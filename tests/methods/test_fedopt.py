@@ -36,18 +36,18 @@ def test_three_rounds_equal_the_oracle(simulate: Simulate, rule: str) -> None:
     """With one client a round, whose upload is the mean; the oracle gets the changes that crossed the wire."""
     settings = {"data.clients": 3, "data.limit": 60, "train.participation": 0.34, "model.name": "mlp2", "method.rule": rule}
     simulation = simulate("fedopt", play=False, **settings, **{"method.server_lr": 0.03, "method.tau": 0.01})
-    start, changes = simulation.server.row.numpy().copy(), []
+    start, changes = simulation.state.row.numpy().copy(), []
     crossed: list[Any] = []
     simulation.taps.append(lambda way, sealed: crossed.append(sealed.tensors()) if way == "up" else None)
     space = simulation.federation.resident.space
     for _ in range(3):
-        before = simulation.server.row.clone()
+        before = simulation.state.row.clone()
         simulation.run_round()
         changes.append((space.pack(crossed[-1], before.clone()) - before).numpy())
     assert len(crossed) == 3
     some = np.random.default_rng(0).choice(start.size, 2000, replace=False)
     expected = oracle(rule, start[some], [change[some] for change in changes], 0.03, 0.01)
-    np.testing.assert_allclose(simulation.server.row.numpy()[some], expected, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(simulation.state.row.numpy()[some], expected, rtol=0, atol=2e-6)
     assert np.abs(expected - start[some]).max() > 1e-3
 
 
@@ -60,7 +60,7 @@ def test_with_a_large_tau_it_is_the_mean(simulate: Simulate, rule: str) -> None:
     found = simulate("fedopt", **settings, **given, **{"method.rule": rule, "method.weights": "samples"})
     initial = mean.federation.initial
     factor = 1.005 if rule == "adam" else 1.0  # sqrt(0.99) after the first round
-    moved, expected = found.server.row - initial, mean.server.row - initial
+    moved, expected = found.state.row - initial, mean.state.row - initial
     assert float((moved - expected).norm() / expected.norm()) < 3 * (factor - 1) + 1e-3
 
 
@@ -68,9 +68,9 @@ def test_what_is_masked_keeps_its_momentum(simulate: Simulate) -> None:
     """Of layers that are not sent, nothing changes."""
     settings = {"data.limit": 100, "model.name": "mlp2", "train.rounds": 2, "wire.transforms": [{"name": "mask", "last": 1}]}
     simulation = simulate("fedopt", **settings)
-    space, memory = simulation.federation.resident.space, simulation.server.memory
+    space, memory = simulation.federation.resident.space, simulation.state.memory
     hidden = [name for name in space.names if name.startswith("head.")]
     for name in hidden:
         assert not space.view(memory["fedopt.momentum"], name).any()
-        assert torch.equal(space.view(simulation.server.row, name), space.view(simulation.federation.initial, name))
+        assert torch.equal(space.view(simulation.state.row, name), space.view(simulation.federation.initial, name))
     assert space.view(memory["fedopt.momentum"], "encoder.fc1.weight").any()

@@ -33,8 +33,8 @@ def test_without_a_pull_it_is_fedavg_bit_for_bit(simulate: Simulate, optimizer: 
         simulate("fedprox", **shared, **{"method.mu": 0}),
         simulate("fedprox", **shared),
     )
-    assert torch.equal(plain.server.row, off.server.row)
-    assert not torch.equal(plain.server.row, on.server.row)
+    assert torch.equal(plain.state.row, off.state.row)
+    assert not torch.equal(plain.state.row, on.state.row)
 
 
 def test_a_strong_pull_keeps_clients_near_the_received_model(simulate: Simulate) -> None:
@@ -42,13 +42,13 @@ def test_a_strong_pull_keeps_clients_near_the_received_model(simulate: Simulate)
     moved = []
     for mu in (0.0, 1.0, 10.0):
         run = simulate("fedprox", **shared, **{"method.mu": mu})
-        moved.append(float((run.server.row - run.federation.initial).norm()))
+        moved.append(float((run.state.row - run.federation.initial).norm()))
     assert moved[0] > moved[1] > moved[2] > 0
 
 
 def test_a_client_keeps_nothing_and_sends_only_its_model(simulate: Simulate) -> None:
     simulation = simulate("fedprox")
-    assert simulation.progress.clients == {} and simulation.server.memory == {}
+    assert simulation.progress.clients == {} and simulation.state.memory == {}
 
 
 def test_only_parameters_that_the_server_sent_are_pulled() -> None:
@@ -66,7 +66,7 @@ def test_only_parameters_that_the_server_sent_are_pulled() -> None:
 @pytest.mark.parametrize("method", quick_first(["fedprox", "scaffold"]))
 def test_fine_tuning_is_without_corrections_and_changes_no_state(simulate: Simulate, method: str) -> None:
     plain, tuned = simulate(method), simulate(f"{method}-ft", **{"method.ft_epochs": 2})
-    assert torch.equal(plain.server.row, tuned.server.row)
+    assert torch.equal(plain.state.row, tuned.state.row)
     for client in plain.progress.clients:
         before, after = plain.stored(client), tuned.stored(client)
         assert before is not None and after is not None and before.keys() == after.keys()
@@ -80,6 +80,6 @@ def test_fine_tuning_of_the_same_model_is_the_same_whatever_trained_it(simulate:
     rows = []
     for method in ("fedavg-ft", "fedprox-ft"):
         run = simulate(method, play=False, **{"method.ft_scope": "full"})
-        run.scorer.score(run.server, run.progress.clients, run.config.train.rounds)
+        run.scorer.score(run.state, run.progress.clients, run.config.train.rounds)
         rows.append(run.federation.resident.row.clone())
     assert torch.equal(*rows) and not torch.equal(rows[0], run.federation.initial)

@@ -101,7 +101,7 @@ def test_three_rounds_equal_the_oracle(played: Simulate, method: dict[str, Any],
     updates = [c for t in (1, 2, 3) for c in simulation.participants(t)]
     assert len(set(updates)) < len(updates), "a client took part twice, and met its own last upload"
     server, uploads = by_the_oracle(simulation, **slow)
-    space, row = simulation.federation.resident.space, simulation.server.row
+    space, row = simulation.federation.resident.space, simulation.state.row
     for name, expected in server.state_dict().items():
         if expected.is_floating_point():
             torch.testing.assert_close(space.view(row, name).double(), expected, rtol=1e-4, atol=1e-6, msg=name)
@@ -129,7 +129,7 @@ def test_every_option_matters(played: Simulate) -> None:
         {"push": False, "pull": False},
         {"model.head_on": "features"},
     ]
-    rows = [played(**options).server.row for options in variants]
+    rows = [played(**options).state.row for options in variants]
     for i, row in enumerate(rows):
         for j in range(i):
             assert row.shape != rows[j].shape or float((row - rows[j]).abs().max()) > 1e-5, (variants[i], variants[j])
@@ -142,9 +142,9 @@ def test_every_option_matters(played: Simulate) -> None:
 def test_without_its_terms_it_is_uniform_fedavg(simulate: Simulate, off: dict[str, Any]) -> None:
     plain = simulate("fedavg", **SHORT, **{"method.weights": "uniform", "train.min_batch": 2})
     ours = simulate("fedsiam-da", **SHORT, **UNIFORM, **off)
-    assert torch.equal(plain.server.row, ours.server.row)
+    assert torch.equal(plain.state.row, ours.state.row)
     other = simulate("fedsiam-da", **SHORT, **UNIFORM, **{"method.mu": 0.1})
-    assert not torch.equal(plain.server.row, other.server.row)
+    assert not torch.equal(plain.state.row, other.state.row)
 
 
 def test_no_client_is_pushed_at_its_first_update(simulate: Simulate) -> None:
@@ -156,7 +156,7 @@ def test_no_client_is_pushed_at_its_first_update(simulate: Simulate) -> None:
     for _ in range(2):
         for simulation in (pushed, not_pushed):
             simulation.run_round()
-        same.append(torch.equal(pushed.server.row, not_pushed.server.row))
+        same.append(torch.equal(pushed.state.row, not_pushed.state.row))
     assert same == [True, False]
 
 
@@ -164,12 +164,12 @@ def test_with_one_epoch_the_history_is_the_round_befores(simulate: Simulate) -> 
     """Eq. 3 is eq. 10 with M = 1."""
     options = {**SHORT, "train.local_epochs": 1, "method.mu": 1.0}
     by_epoch, by_round = (simulate("fedsiam-da", **options, **{"method.history": h}) for h in ("epoch", "round"))
-    assert torch.equal(by_epoch.server.row, by_round.server.row)
+    assert torch.equal(by_epoch.state.row, by_round.state.row)
 
 
 def test_it_is_its_two_halves(simulate: Simulate) -> None:
     whole, halves = simulate("fedsiam-da", **SHORT), simulate("fedavg", **SHORT, objective="siamese", aggregation="dual")
-    assert torch.equal(whole.server.row, halves.server.row)
+    assert torch.equal(whole.state.row, halves.state.row)
 
 
 @pytest.mark.slow
@@ -179,7 +179,7 @@ def test_the_cells_of_the_ablation(simulate: Simulate, aggregation: Any) -> None
     options = {**SHORT, "aggregation": aggregation, "train.rounds": 2}
     options["data.partition.name"] = "lognormal"
     rows = [
-        simulate("fedsiam-da", **options, **{"method.pull": pull, "method.push": push}).server.row
+        simulate("fedsiam-da", **options, **{"method.pull": pull, "method.push": push}).state.row
         for pull in (False, True)
         for push in (False, True)
     ]
@@ -287,7 +287,7 @@ def test_a_batch_of_one_is_left_out(simulate: Simulate) -> None:
 def test_fine_tuning_and_layered_methods_take_the_objective(simulate: Simulate) -> None:
     for method in ("fedavg-ft", "fedper", "fedrep"):
         simulation = simulate(method, **SHORT, objective="siamese", **{"train.rounds": 2})
-        assert torch.isfinite(simulation.server.row).all()
+        assert torch.isfinite(simulation.state.row).all()
 
 
 @pytest.mark.parametrize("history", ["epoch", "round", "step", "none"])

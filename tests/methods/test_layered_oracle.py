@@ -48,7 +48,7 @@ def test_three_rounds_equal_the_oracle(simulate: Callable[..., Simulation], meth
     short = {"method.head_epochs": 2, "train.local_epochs": 2, "model.projection": 16, "data.limit": 600}
     simulation = simulate(method, **options, **wd, **short)
     encoder, local, centers = oracle(simulation, mu, 0.7)
-    space, row = simulation.federation.resident.space, simulation.server.row
+    space, row = simulation.federation.resident.space, simulation.state.row
     for name, expected in encoder.named_parameters():
         torch.testing.assert_close(space.view(row, f"encoder.{name}").double(), expected.data, rtol=2e-4, atol=2e-6)
     assert set(local) == set(simulation.progress.clients)
@@ -57,7 +57,7 @@ def test_three_rounds_equal_the_oracle(simulate: Callable[..., Simulation], meth
         for name in ("projector.fc1.weight", "head.weight", "head.bias"):
             torch.testing.assert_close(kept[name].double(), dict(net.named_parameters())[name].data, rtol=2e-4, atol=2e-6)
     if method == "mpfedcon":
-        memory = simulation.server.memory
+        memory = simulation.state.memory
         assert set(memory[MASK].nonzero().flatten().tolist()) == set(centers)
         for c, center in centers.items():
             torch.testing.assert_close(memory[CENTERS][c].double(), center, rtol=2e-4, atol=2e-6)

@@ -65,13 +65,13 @@ def test_four_rounds_equal_the_oracle(simulate: Simulate, cache: bool) -> None:
 def test_without_the_term_it_is_fedavg_bit_for_bit(simulate: Simulate) -> None:
     shared = {"train.participation": 0.6}
     plain, off, on = (simulate(m, **shared, **o) for m, o in (("fedavg", {}), ("moon", {"method.mu": 0}), ("moon", {})))
-    assert torch.equal(plain.server.row, off.server.row) and off.progress.clients == {}
-    assert not torch.equal(plain.server.row, on.server.row)
+    assert torch.equal(plain.state.row, off.state.row) and off.progress.clients == {}
+    assert not torch.equal(plain.state.row, on.state.row)
 
 
 def test_a_first_update_has_no_contrast(simulate: Simulate) -> None:
     shared = {"train.rounds": 1}
-    assert torch.equal(simulate("fedavg", **shared).server.row, simulate("moon", **shared).server.row)
+    assert torch.equal(simulate("fedavg", **shared).state.row, simulate("moon", **shared).state.row)
 
 
 def test_a_client_keeps_one_model_as_trained_not_as_received(simulate: Simulate) -> None:
@@ -80,15 +80,15 @@ def test_a_client_keeps_one_model_as_trained_not_as_received(simulate: Simulate)
         kept = simulation.stored(client)
         assert kept is not None and set(kept) == {"moon.previous"}
         uploaded = kept["moon.previous"]
-        assert uploaded.shape == simulation.server.row.shape
+        assert uploaded.shape == simulation.state.row.shape
         assert not torch.equal(uploaded, simulation.federation.initial)
     rows = torch.stack([(simulation.stored(c) or {})["moon.previous"] for c in sorted(simulation.participants(1))])
     sizes = [simulation.federation.data.size(c) for c in sorted(simulation.participants(1))]
-    torch.testing.assert_close(torch.tensor(sizes).float() / sum(sizes) @ rows, simulation.server.row, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(sizes).float() / sum(sizes) @ rows, simulation.state.row, rtol=1e-5, atol=1e-6)
 
 
 def test_the_contrast_is_there_under_sample_level_dp_too(simulate: Simulate) -> None:
     private = {"privacy.level": "sample", "privacy.noise": 4.0, "train.participation": 1.0, "train.rounds": 2, "data.clients": 3}
     private |= {"data.limit": 90, "data.partition.name": "iid"}
     moon, off = (simulate("moon", **private, **{"method.mu": mu}) for mu in (5.0, 0.0))
-    assert not torch.equal(moon.server.row, off.server.row)
+    assert not torch.equal(moon.state.row, off.state.row)

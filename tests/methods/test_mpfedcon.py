@@ -18,10 +18,10 @@ from fedpriv.config import load_config
 from fedpriv.data.partitions.partition import make_partition
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS, MASK, MpFedcon
 from fedpriv.objectives.class_center import all_center_contrast, center_contrast
-from fedpriv.server.checkpoint import Progress
 from fedpriv.server.merging import merge
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.checkpoints import Progress
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import Upload
 from tests.conftest import simulated
@@ -48,7 +48,7 @@ def heads(simulation: Simulation) -> dict[int, dict[str, Tensor]]:
 def test_mu_zero_is_bitwise_fedrep(simulate: Simulate, options: dict[str, Any]) -> None:
     fedrep = simulate("fedrep", **QUICK, **options)
     mpfedcon = simulate("mpfedcon", **QUICK, **options, **{"method.mu": 0})
-    assert torch.equal(mpfedcon.server.row, fedrep.server.row)
+    assert torch.equal(mpfedcon.state.row, fedrep.state.row)
     assert scores(mpfedcon) == scores(fedrep)
     for mine, theirs in zip(heads(mpfedcon).values(), heads(fedrep).values(), strict=True):
         assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
@@ -56,7 +56,7 @@ def test_mu_zero_is_bitwise_fedrep(simulate: Simulate, options: dict[str, Any]) 
 
 
 def test_mu_positive_differs_once_there_are_centers(simulate: Simulate) -> None:
-    assert not torch.equal(simulate("mpfedcon", **QUICK).server.row, simulate("fedrep", **QUICK).server.row)
+    assert not torch.equal(simulate("mpfedcon", **QUICK).state.row, simulate("fedrep", **QUICK).state.row)
 
 
 # 2. frozen is frozen
@@ -67,7 +67,7 @@ def one_update(simulation: Simulation, watch: Callable[[str, ModelLocalUpdate], 
     fed = simulation.federation
     client = 0
     private = fed.method.first_private(client, fed.initial)
-    download = fed.method.download(simulation.server, 1)
+    download = fed.method.download(simulation.state, 1)
     received = seal(download).tensors() if download else {}
     fed.resident.space.pack({**private, **received}, fed.resident.row)
     update = ModelLocalUpdate(fed.resident, fed.data.train(client), fed.config, 1, client, received, private, True)
@@ -217,7 +217,7 @@ def test_uploads_hold_the_encoder_the_centers_of_held_classes_and_nothing_else(s
 
 def test_round_zero_broadcasts_the_whole_model_to_every_client(simulate: Simulate) -> None:
     simulation = simulate("mpfedcon", play=False, **QUICK)
-    broadcast = simulation.federation.method.broadcast(simulation.server)
+    broadcast = simulation.federation.method.broadcast(simulation.state)
     assert broadcast is not None and set(broadcast.tensors) == {*simulation.federation.resident.space.names, CENTERS, MASK}
     first = simulation.folder.records()[0]
     assert (
@@ -233,11 +233,11 @@ HIDDEN = {"wire.transforms": [{"name": "mask", "names": ["statistic.*"]}]}
 def test_without_centers_it_is_fedrep(simulate: Simulate) -> None:
     """Bit for bit, whatever mu is; and a user is told."""
     plain, other = (simulate("fedrep", **QUICK), simulate("mpfedcon", **QUICK, **HIDDEN))
-    assert torch.equal(plain.server.row, other.server.row)
+    assert torch.equal(plain.state.row, other.state.row)
     for client in plain.progress.clients:
         kept, same = plain.private(client), other.private(client)
         assert kept.keys() == same.keys() and all(torch.equal(tensor, same[name]) for name, tensor in kept.items())
-    (said,) = other.federation.prepared.said
+    (said,) = other.federation.prepared.notes
     assert said.startswith("method mpfedcon: no class centres are sent") and "trains as fedrep does" in said
 
 
@@ -254,7 +254,7 @@ def test_a_deployment_is_told_that_it_is_fedrep(tmp_path: Path) -> None:
     ids=["centers sent", "fixed centers", "no term", "no mask"],
 )
 def test_nothing_is_said_of_centers_that_matter_or_should_not(simulate: Simulate, options: dict[str, Any]) -> None:
-    assert not simulate("mpfedcon", play=False, **QUICK, **options).federation.prepared.said
+    assert not simulate("mpfedcon", play=False, **QUICK, **options).federation.prepared.notes
 
 
 # 5. class centres
@@ -284,7 +284,7 @@ def two_dim(simulate: Simulate) -> Callable[..., tuple[Simulation, MpFedcon]]:
 
 def test_centers_are_the_mean_of_the_holders_of_a_class_and_stay_if_there_are_none(two_dim: Callable[..., Any]) -> None:
     simulation, method = two_dim()
-    server = simulation.server
+    server = simulation.state
     server = merge(
         method,
         server,
@@ -305,8 +305,8 @@ def test_center_options(two_dim: Callable[..., Any]) -> None:
     def aggregated(counts: tuple[int, int] | None = None, **options: Any) -> list[float]:
         simulation, method = two_dim(**options)
         held = [[n] for n in counts] if counts else [None, None]
-        uploads = [upload_of(method, simulation.server.row, i, s, n) for i, (s, n) in enumerate(zip(sent, held, strict=True))]
-        once = merge(method, simulation.server, uploads)
+        uploads = [upload_of(method, simulation.state.row, i, s, n) for i, (s, n) in enumerate(zip(sent, held, strict=True))]
+        once = merge(method, simulation.state, uploads)
         return list(merge(method, once, [upload_of(method, once.row, 0, {1: [9.0, 9.0]}, [1] if counts else None)] if options.get("method.center_ema") else uploads).memory[CENTERS][1].tolist())  # fmt: skip  # noqa: E501
 
     assert aggregated() == [0.5, 2.0]
@@ -329,7 +329,7 @@ def test_center_is_the_clients_class_mean_in_evaluation_mode(simulate: Simulate)
 @pytest.mark.parametrize(("init", "valid", "norm"), [("mask", 0, 0.0), ("zeros", 10, 0.0), ("random_unit", 10, 1.0)])
 def test_initial_centers(simulate: Simulate, init: str, valid: int, norm: float) -> None:
     for k in (4, 16):
-        memory = simulate("mpfedcon", play=False, **{"method.center_init": init, "model.projection": k}).server.memory
+        memory = simulate("mpfedcon", play=False, **{"method.center_init": init, "model.projection": k}).state.memory
         assert int(memory[MASK].sum()) == valid
         assert memory[CENTERS].shape == (10, k)
         assert memory[CENTERS].norm(dim=1).tolist() == pytest.approx([norm] * 10, abs=1e-5)
@@ -340,7 +340,7 @@ def test_initial_centers(simulate: Simulate, init: str, valid: int, norm: float)
 
 def test_aggregation_is_order_invariant_after_sorting_and_equal_uploads_give_that_upload(simulate: Simulate) -> None:
     simulation = simulate("mpfedcon", play=False, **QUICK)
-    method, server = simulation.federation.method, simulation.server
+    method, server = simulation.federation.method, simulation.state
     same = [Upload(seal(Payload(method.context.space.unpack(server.row, method.shared_names) | {CENTERS: torch.empty(0, 16), CLASSES: torch.empty(0, dtype=torch.int16)}, 1, i, num_examples=n))) for i, n in enumerate((1, 5, 3))]  # fmt: skip  # noqa: E501
     torch.testing.assert_close(merge(method, server, same).row, server.row)
     a = merge(method, server, same).row
@@ -397,8 +397,8 @@ def test_the_next_round_is_the_same_after_a_restore(simulate: Simulate) -> None:
     assert isinstance(again.progress, Progress) and again.progress.round == 2
     for run in (simulation, again):
         run.run_round()
-    assert torch.equal(simulation.server.row, again.server.row)
-    assert all(torch.equal(simulation.server.memory[n], again.server.memory[n]) for n in simulation.server.memory)
+    assert torch.equal(simulation.state.row, again.state.row)
+    assert all(torch.equal(simulation.state.memory[n], again.state.memory[n]) for n in simulation.state.memory)
 
 
 # the options of section 5 do what they say
@@ -424,11 +424,11 @@ def default(tmp_path_factory: pytest.TempPathFactory) -> Simulation:
 )  # fmt: skip
 def test_every_option_changes_something_and_stays_finite(simulate: Simulate, default: Simulation, option: dict[str, Any]) -> None:
     changed = simulate("mpfedcon", **{**QUICK, **THREE_ROUNDS, **option})
-    assert bool(changed.server.row.isfinite().all())
+    assert bool(changed.state.row.isfinite().all())
     if "eval.state" in option:
-        assert torch.equal(default.server.row, changed.server.row) and scores(default) != scores(changed)
+        assert torch.equal(default.state.row, changed.state.row) and scores(default) != scores(changed)
     else:
-        assert not torch.equal(default.server.row, changed.server.row)
+        assert not torch.equal(default.state.row, changed.state.row)
 
 
 def test_negative_r2_keeps_the_clients_own_last_model(simulate: Simulate) -> None:
@@ -443,14 +443,14 @@ def test_negative_r2_is_tested_with_the_new_global_encoder(simulate: Simulate) -
     method, space = simulation.federation.method, simulation.federation.resident.space
     for client in range(10):
         own = simulation.private(client)
-        state = method.client_state(simulation.server.row, own)
+        state = method.client_state(simulation.state.row, own)
         for name in space.names:
-            source = space.view(simulation.server.row, name) if space[name].role == "encoder" else own[name]
+            source = space.view(simulation.state.row, name) if space[name].role == "encoder" else own[name]
             assert torch.equal(state[name], source)
 
 
 @pytest.mark.parametrize("names", [["statistic.*"], ["statistic.centers"], ["statistic.classes"]])
 def test_centres_that_are_masked_leave_the_memory_as_it_was(simulate: Simulate, names: list[str]) -> None:
     simulation = simulate("mpfedcon", **QUICK, **{"wire.transforms": [{"name": "mask", "names": names}]})
-    assert not simulation.server.memory[MASK].any()
-    assert not torch.equal(simulation.server.row, simulation.federation.initial)
+    assert not simulation.state.memory[MASK].any()
+    assert not torch.equal(simulation.state.row, simulation.federation.initial)

@@ -18,9 +18,9 @@ from fedpriv.methods.apfl import ALPHA, OWN, PERSONAL
 from fedpriv.methods.ditto import PERSONAL as DITTO
 from fedpriv.objectives.apfl import mixed
 from fedpriv.seeding import generator
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Sealed
 from tests.marks import slow_but
 from tests.methods.test_baselines import central_sgd
@@ -88,12 +88,12 @@ def test_perfedavg_equals_the_oracle(simulate: Simulate, variant: str) -> None:
     parts, own = 3 if variant == "hessian_free" else 2, {"b": 0.05, "second_order": variant == "hessian_free"}
     within = 1e-4 if variant == "hessian_free" else 1e-5  # the difference of gradients loses digits in float32
     expected = told_by_oracle(simulation, 2, 16 * parts, parts=parts, a=0.5, **own)[0]
-    assert_is(simulation, simulation.server.row, expected, within)
+    assert_is(simulation, simulation.state.row, expected, within)
     others = [{**own, "a": 0.0}, {**own, "a": 0.5, "second_order": False}][: parts - 1]
     for other in others:
         with pytest.raises(AssertionError):
             assert_is(
-                simulation, simulation.server.row, told_by_oracle(simulation, 2, 16 * parts, parts=parts, **other)[0], within
+                simulation, simulation.state.row, told_by_oracle(simulation, 2, 16 * parts, parts=parts, **other)[0], within
             )
 
 
@@ -102,7 +102,7 @@ def test_apfl_equals_the_oracle(simulate: Simulate, adaptive: bool) -> None:
     own = {"method.alpha": 0.3, "method.adaptive": adaptive, "method.alpha_lr": 2.0}
     simulation = smooth(simulate("apfl", play=False, **own, **TINY, **{"train.local_epochs": 2, "train.participation": 0.4}))
     server, models, alphas = told_by_oracle(simulation, 2, 16, alpha=0.3, adaptive=adaptive, alpha_lr=2.0)
-    assert_is(simulation, simulation.server.row, server)
+    assert_is(simulation, simulation.state.row, server)
     assert set(models) == set(simulation.progress.clients)
     twice = [c for c in models if sum(c in simulation.participants(t) for t in (1, 2, 3)) > 1]
     assert twice, "what a client keeps is used again"
@@ -118,7 +118,7 @@ def test_ditto_equals_the_oracle(simulate: Simulate, lam: float) -> None:
     own = {"method.lam": lam, "method.personal_epochs": 2}
     simulation = smooth(simulate("ditto", play=False, **own, **TINY, **{"train.participation": 0.4}))
     server, models, _ = told_by_oracle(simulation, 1, 16, lam=lam, personal_epochs=2)
-    assert_is(simulation, simulation.server.row, server)
+    assert_is(simulation, simulation.state.row, server)
     for client, model in models.items():
         assert_is(simulation, simulation.private(client)[DITTO], model)
 
@@ -155,8 +155,8 @@ def test_perfedavg_without_an_inner_step_is_fedavg_on_the_outer_part(
 
     monkeypatch.setattr(CrossEntropy, "step", on_the_second_part)
     fedavg = simulate("fedavg", **same, **{"train.batch_size": 12 * parts})
-    assert torch.equal(tried.server.row, fedavg.server.row)
-    assert not torch.equal(simulate("perfedavg", **{**own, "method.a": 0.1}, **same).server.row, fedavg.server.row)
+    assert torch.equal(tried.state.row, fedavg.state.row)
+    assert not torch.equal(simulate("perfedavg", **{**own, "method.a": 0.1}, **same).state.row, fedavg.state.row)
 
 
 def test_the_hessian_free_step_is_the_exact_one_up_to_the_square_of_e(simulate: Simulate) -> None:
@@ -227,11 +227,11 @@ def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: 
     nothing, everything = (simulate("apfl", **ALL_TAKE_PART, **{"method.alpha": alpha}) for alpha in (0.0, 1.0))
     local = simulate("local", **ALL_TAKE_PART, **{"method.epochs": 1})
     for simulation in (nothing, everything):
-        assert torch.equal(simulation.server.row, fedavg.server.row), "the global half is FedAvg"
+        assert torch.equal(simulation.state.row, fedavg.state.row), "the global half is FedAvg"
     method, space = nothing.federation.method, nothing.federation.resident.space
     for client in range(4):
-        tested = space.pack(method.client_state(nothing.server.row, nothing.private(client)), torch.empty(space.size))
-        assert torch.equal(tested, fedavg.server.row)
+        tested = space.pack(method.client_state(nothing.state.row, nothing.private(client)), torch.empty(space.size))
+        assert torch.equal(tested, fedavg.state.row)
         alone = space.pack(dict(local.private(client)), torch.empty(space.size))
         assert torch.equal(everything.private(client)[PERSONAL], alone)
     accuracy = {s: s.folder.records()[-1]["metrics"]["accuracy"] for s in (fedavg, nothing, everything, local)}
@@ -241,7 +241,7 @@ def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: 
 
 def test_ditto_without_a_pull_is_local_beside_fedavg(simulate: Simulate) -> None:
     fedavg, pulled, ditto = simulate("fedavg"), simulate("ditto"), simulate("ditto", **{"method.lam": 0.0})
-    assert torch.equal(ditto.server.row, fedavg.server.row) and torch.equal(pulled.server.row, fedavg.server.row)
+    assert torch.equal(ditto.state.row, fedavg.state.row) and torch.equal(pulled.state.row, fedavg.state.row)
     losses = [[r["metrics"].get("train_loss") for r in s.folder.records()] for s in (fedavg, pulled)]
     assert losses[0] == losses[1], "what is reported is the global half's"
     for client in ditto.progress.clients:
@@ -281,8 +281,8 @@ def test_who_never_took_part_is_tested_from_the_initial_personal_model(simulate:
         simulation = simulate(name, **{"train.rounds": 1})
         fed = simulation.federation
         space, (stranger, *_) = fed.resident.space, set(range(10)) - set(simulation.participants(1))
-        row = space.pack(fed.method.client_state(simulation.server.row, simulation.private(stranger)), torch.empty(space.size))
-        expected = mixed(space, simulation.server.row, fed.initial, 0.75) if name == "apfl" else fed.initial
+        row = space.pack(fed.method.client_state(simulation.state.row, simulation.private(stranger)), torch.empty(space.size))
+        expected = mixed(space, simulation.state.row, fed.initial, 0.75) if name == "apfl" else fed.initial
         assert torch.equal(row, expected)
 
 
@@ -292,7 +292,7 @@ def test_apfl_may_be_tested_with_the_clients_own_last_global_model(simulate: Sim
     kept, space = simulation.private(client), fed.resident.space
     one = central_sgd(simulation, client, [(1, 1)])
     assert torch.equal(kept[OWN], one)
-    row = space.pack(fed.method.client_state(simulation.server.row, kept), torch.empty(space.size))
+    row = space.pack(fed.method.client_state(simulation.state.row, kept), torch.empty(space.size))
     assert torch.equal(row, mixed(space, one, kept[PERSONAL], 0.75))
     assert OWN not in simulate("apfl", **{"train.rounds": 1}).private(client)
 
@@ -314,7 +314,7 @@ def test_perfedavg_is_tested_after_plain_steps_of_each_client(simulate: Simulate
     accuracies = simulation.folder.records()[-1]["per_client"]["accuracy"]
     resident = fed.resident.frozen
     for client in range(10):
-        resident.row.copy_(simulation.server.row)
+        resident.row.copy_(simulation.state.row)
         resident.set_trained(frozenset({"encoder", "projector", "head"}))
         x, y = fed.data.train(client)
         for _ in range(steps):
@@ -342,15 +342,15 @@ def test_a_client_with_one_sample_trains_on_it(simulate: Simulate, name: str, mo
     monkeypatch.setattr(simulation.federation.data, "train", lambda client: Split(x[:1], y[:1]))
     simulation.samples = {0: 1, 1: 1}
     smooth(simulation)
-    assert not torch.equal(simulation.server.row, simulation.federation.initial)
+    assert not torch.equal(simulation.state.row, simulation.federation.initial)
     if name != "perfedavg":
-        assert torch.isfinite(simulation.server.row).all()
+        assert torch.isfinite(simulation.state.row).all()
         return
     world = personal.World(simulation.federation.resident.frozen.net, 1.0, 0.0, 0.0)
     initial = {n: t.double() for n, t in simulation.federation.resident.space.unpack(simulation.federation.initial).items()}
     assert_is(
         simulation,
-        simulation.server.row,
+        simulation.state.row,
         personal.perfedavg(world, initial, x[:1].double(), y[:1], [torch.tensor([0])], 3, 0.5, 0.1, True),
     )
 
@@ -364,7 +364,7 @@ def test_only_the_model_crosses_the_wire_and_a_mask_hides_what_it_says(simulate:
     space, initial = simulation.federation.resident.space, simulation.federation.initial
     assert all(set(upload.schema) == set(space.select(["encoder", "projector"])) for upload in uploads)
     for entry in space.entries:
-        same = torch.equal(space.view(simulation.server.row, entry.name), space.view(initial, entry.name))
+        same = torch.equal(space.view(simulation.state.row, entry.name), space.view(initial, entry.name))
         assert same == (entry.role == "head"), entry.name
 
 
@@ -385,8 +385,8 @@ def test_batchnorm_of_the_personal_model_stays_with_the_client(simulate: Simulat
     space, client = simulation.federation.resident.space, simulation.participants(1)[0]
     entry = next(e for e in space.entries if e.name.endswith("running_mean"))
     kept = simulation.private(client)[PERSONAL]
-    assert not torch.equal(space.view(kept, entry.name), space.view(simulation.server.row, entry.name))
-    row = simulation.federation.method.client_state(simulation.server.row, simulation.private(client))
+    assert not torch.equal(space.view(kept, entry.name), space.view(simulation.state.row, entry.name))
+    row = simulation.federation.method.client_state(simulation.state.row, simulation.private(client))
     assert torch.equal(row[entry.name], space.view(kept, entry.name))
 
 
@@ -401,7 +401,7 @@ def test_the_inner_passes_of_perfedavg_leave_no_trace_in_batchnorm(simulate: Sim
         )
         simulation.run_round()
         space = simulation.federation.resident.space
-        rows.append(torch.cat([space.view(simulation.server.row, e.name).flatten() for e in space.entries if e.kind == "buffer"]))
+        rows.append(torch.cat([space.view(simulation.state.row, e.name).flatten() for e in space.entries if e.kind == "buffer"]))
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-5, atol=1e-6)
 
 
@@ -417,9 +417,9 @@ def test_sample_level_dp_is_refused_and_says_why(simulate: Simulate, name: str, 
 
 def test_the_steps_run_with_other_methods_too(simulate: Simulate) -> None:
     a, b = (simulate("fedavg", **{"objective.name": "perfedavg", "objective.a": a, "train.rounds": 1}) for a in (0.0, 0.1))
-    assert not torch.equal(a.server.row, b.server.row)
+    assert not torch.equal(a.state.row, b.state.row)
     layered = simulate("fedrep", **{"objective.name": "apfl", "method.head_epochs": 1, "train.rounds": 1})
-    assert torch.isfinite(layered.server.row).all()
+    assert torch.isfinite(layered.state.row).all()
     for name in ("perfedavg", "apfl"):
         with pytest.raises(UsageError, match="needs its own"):
             simulate(name, play=False, **{"objective.name": "cross-entropy"})
@@ -443,8 +443,8 @@ def test_perfedavg_splits_no_batch_into_parts_below_min_batch(
     monkeypatch.setattr(simulation.federation.data, "train", lambda client: Split(x[:3], y[:3]))
     simulation.samples = {0: 3, 1: 3}
     smooth(simulation)
-    assert torch.isfinite(simulation.server.row).all()
-    assert not torch.equal(simulation.server.row, simulation.federation.initial)
+    assert torch.isfinite(simulation.state.row).all()
+    assert not torch.equal(simulation.state.row, simulation.federation.initial)
 
 
 def test_defaults_are_the_cards(simulate: Simulate) -> None:

@@ -26,7 +26,7 @@ LAST = {"projector.fc2.weight", "projector.fc2.bias", "head.weight", "head.bias"
 
 def variates(simulation: Simulation) -> tuple[dict[str, Tensor], list[dict[str, Tensor]]]:
     """c and the clients' c_k, by tensor; zeros for a client that never took part."""
-    server = {tensor_of(name): c for name, c in simulation.server.memory.items()}
+    server = {tensor_of(name): c for name, c in simulation.state.memory.items()}
     clients = [simulation.stored(client) or {} for client in range(simulation.config.data.clients)]
     own = [{n: kept.get(f"scaffold.variate/{n}", torch.zeros_like(c)) for n, c in server.items()} for kept in clients]
     return server, own
@@ -76,7 +76,7 @@ def test_the_servers_variate_is_the_mean_of_all_clients_after_every_round(simula
 
 def test_the_mean_of_raw_gradients_is_option_two_for_plain_sgd(simulate: Simulate) -> None:
     two, mean = (simulate("scaffold", **RAGGED, **PLAIN, **{"method.variate": option}) for option in ("II", "mean"))
-    torch.testing.assert_close(two.server.row, mean.server.row, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(two.state.row, mean.state.row, rtol=1e-4, atol=1e-6)
     for a, b in zip(variates(two)[1], variates(mean)[1], strict=True):
         for name in a:
             torch.testing.assert_close(a[name], b[name], rtol=1e-3, atol=2e-5)
@@ -84,7 +84,7 @@ def test_the_mean_of_raw_gradients_is_option_two_for_plain_sgd(simulate: Simulat
 
 def test_without_variates_it_is_fedavg_bit_for_bit(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     fedavg, scaffold = simulate("fedavg", **UNIFORM, **PLAIN), simulate("scaffold", **PLAIN)
-    assert not torch.equal(fedavg.server.row, scaffold.server.row)
+    assert not torch.equal(fedavg.state.row, scaffold.state.row)
     from fedpriv.objectives.scaffold import Scaffold
 
     kept = Scaffold._renewed
@@ -92,12 +92,12 @@ def test_without_variates_it_is_fedavg_bit_for_bit(simulate: Simulate, monkeypat
         Scaffold, "_renewed", lambda self, update: {n: torch.zeros_like(t) for n, t in kept(self, update).items()}
     )
     forced = simulate("scaffold", **PLAIN)
-    assert torch.equal(fedavg.server.row, forced.server.row)
+    assert torch.equal(fedavg.state.row, forced.state.row)
 
 
 def test_the_first_round_is_fedavg(simulate: Simulate) -> None:
     fedavg, scaffold = (simulate(m, **UNIFORM, **{"train.rounds": 1}) for m in ("fedavg", "scaffold"))
-    assert torch.equal(fedavg.server.row, scaffold.server.row)
+    assert torch.equal(fedavg.state.row, scaffold.state.row)
 
 
 def test_option_one_is_the_full_gradient_at_the_received_model(simulate: Simulate) -> None:
@@ -118,18 +118,18 @@ def test_a_correction_is_the_same_in_every_step(simulate: Simulate) -> None:
     """A single client: c = c_k from its first turn on, so that it is central SGD."""
     one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", **PLAIN}
     fedavg, scaffold = simulate("fedavg", **one), simulate("scaffold", **one)
-    torch.testing.assert_close(fedavg.server.row, scaffold.server.row, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(fedavg.state.row, scaffold.state.row, rtol=1e-5, atol=1e-6)
 
 
 def test_no_layer_is_fedavg_and_all_layers_are_scaffold_bit_for_bit(simulate: Simulate) -> None:
     shared = {"train.momentum": 0.9}
     fedavg = simulate("fedavg", **shared, **UNIFORM)
     none = simulate("fedpvr", **shared, **{"method.layers": 0})
-    assert torch.equal(fedavg.server.row, none.server.row) and none.server.memory == {} and none.progress.clients == {}
+    assert torch.equal(fedavg.state.row, none.state.row) and none.state.memory == {} and none.progress.clients == {}
     scaffold = simulate("scaffold", **PLAIN)
     every = simulate("fedpvr", **shared, **{"method.layers": ["*"]})
-    assert torch.equal(scaffold.server.row, every.server.row)
-    assert not torch.equal(simulate("fedpvr", **shared).server.row, every.server.row)
+    assert torch.equal(scaffold.state.row, every.state.row)
+    assert not torch.equal(simulate("fedpvr", **shared).state.row, every.state.row)
 
 
 def test_only_the_chosen_layers_have_variates_on_the_wire(simulate: Simulate) -> None:
@@ -146,7 +146,7 @@ def test_batchnorm_is_no_layer(simulate: Simulate) -> None:
     net = {"model.name": "resnet9_narrow", "model.projection": None, "data.limit": 60}
     simulation = simulate("fedpvr", play=False, **net)
     context = simulation.federation.method.context
-    chosen = [tensor_of(name) for name in simulation.server.memory]
+    chosen = [tensor_of(name) for name in simulation.state.memory]
     assert chosen == list(dynamic_names(context.layers, "last2_layers", context.norms))
     assert any(name in context.norms for name in context.layers[context.layers.index(chosen[0]) :]), "one is passed over"
 
@@ -181,7 +181,7 @@ def test_option_two_needs_plain_sgd(simulate: Simulate, options: dict[str, Any],
 def test_adam_gets_corrected_gradients(simulate: Simulate, method: str) -> None:
     shared = {"train.optimizer": "adam", "train.lr": 1e-3}
     corrected, plain = simulate(method, **shared), simulate("fedavg", **shared, **UNIFORM)
-    assert torch.isfinite(corrected.server.row).all() and not torch.equal(corrected.server.row, plain.server.row)
+    assert torch.isfinite(corrected.state.row).all() and not torch.equal(corrected.state.row, plain.state.row)
 
 
 def test_variates_of_a_shared_encoder_are_of_the_encoder_phase_alone(simulate: Simulate) -> None:

@@ -112,7 +112,7 @@ NETS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "before"), NETS, ids=["own", "predictor", "head_on"])
 def test_the_last_two_layers_of_a_run(simulate: Callable[..., Simulation], options: dict[str, Any], before: str) -> None:
     expected = {f"{layer}.{what}" for layer in (before, "head") for what in ("weight", "bias")}
-    corrected = simulate("fedpvr", play=False, **options).server.memory
+    corrected = simulate("fedpvr", play=False, **options).state.memory
     assert {name.removeprefix("statistic.variate/") for name in corrected} == expected
     aggregation: Any = simulate("feddual", play=False, **options).federation.method.aggregation
     assert set(aggregation.dynamic) == expected

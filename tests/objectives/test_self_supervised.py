@@ -108,7 +108,7 @@ def test_the_head_is_neither_trained_nor_sent_nor_kept(simulate: Simulate, name:
     learnt = set(space.select({"encoder", "projector"}))
     assert len(sent) == 6 and all(set(one.schema) == learnt for one in sent)
     for entry in space.entries:
-        same = torch.equal(space.view(simulation.server.row, entry.name), space.view(fed.initial, entry.name))
+        same = torch.equal(space.view(simulation.state.row, entry.name), space.view(fed.initial, entry.name))
         assert same == (entry.role == "head"), entry.name
     assert simulation.progress.clients == {}, "a client keeps nothing"
 
@@ -160,7 +160,7 @@ def test_a_batch_of_one_is_skipped(simulate: Simulate) -> None:
     data = simulate("fedavg", play=False, **SSL).federation.data
     size = data.size(0) - 1
     simulation = simulate("fedavg", **{"objective.name": "barlow-twins", **SSL, "train.batch_size": size})
-    assert torch.isfinite(simulation.server.row).all()
+    assert torch.isfinite(simulation.state.row).all()
 
 
 def test_no_head_is_trained_afresh_without_labels(simulate: Simulate) -> None:

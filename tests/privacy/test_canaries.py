@@ -26,7 +26,7 @@ from fedpriv.methods.base import ServerState
 from fedpriv.parameters import ParameterSpace
 from fedpriv.privacy.canaries import log_ratio
 from fedpriv.privacy.client_level import NoisyMean
-from fedpriv.server.canaries import ClientCanaries, SampleCanaries, reached
+from fedpriv.server.canaries import ClientCanaries, SampleCanaries, mean_gain
 from fedpriv.simulation.simulation import Simulation
 from fedpriv.wire import Direction, Sealed, Tap
 from tests.marks import quick_first
@@ -84,7 +84,7 @@ def test_how_far_a_gradient_moves_a_model(momentum: float) -> None:
         for now in range(4):
             velocity = momentum * velocity + (now == step)
             moved += velocity
-    assert reached(4, momentum) == pytest.approx(moved / 4)
+    assert mean_gain(4, momentum) == pytest.approx(moved / 4)
 
 
 def test_the_server_clips_a_canary_and_the_model_shows_it(simulate: Simulate) -> None:
@@ -127,7 +127,7 @@ def test_canaries_are_part_of_their_clients_clipped_sums(simulate: Simulate) -> 
     seen: dict[int, dict[int, Tensor]] = {}
     for number in (0, 100):
         run = simulate("fedavg", play=False, **{**one_step, "privacy.canaries": number})
-        sent, space = run.server.row.clone(), run.agreement.space
+        sent, space = run.state.row.clone(), run.agreement.space
         run.taps.append(note(seen.setdefault(number, {}), space, sent))
         run.run_round()
     assert isinstance(run.canaries, SampleCanaries) and run.statement()["epsilon"] > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,18 +16,17 @@ from fedpriv.audit.evidence.traffic import knowledge
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.errors import FedprivError
-from fedpriv.files import save_json
 from fedpriv.methods.mpfedcon import CLASSES, COUNTS, HOLDERS
 from fedpriv.secure import messages
 from fedpriv.secure.protocol_checks import expected_mean
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.secure_sum import SecureSum
 from fedpriv.simulation.run import start
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Payload, Sealed, seal, unseal
 from fedpriv.wire.message import Refused
-from tests.deploy.apart import client_nodes, go_on, hashes, play_apart
+from tests.deploy.apart import go_on, hashes, play_apart, sites
 from tests.deploy.loopback import Loopback
 from tests.marks import slow_but
 from tests.simulation.small import SILENT, config, play, resume, simulation
@@ -57,8 +55,8 @@ def of_rounds(warnings: Sequence[str]) -> list[str]:
 
 
 def weights(folder: Path) -> torch.Tensor:
-    found = load_file(folder / "weights" / "server.safetensors")
-    return torch.cat([found[name].double().flatten() for name in sorted(found)])
+    weights = load_file(folder / "weights" / "server.safetensors")
+    return torch.cat([weights[name].double().flatten() for name in sorted(weights)])
 
 
 def play_in_memory(folder: Path, method: str, **options: Any) -> Simulation:
@@ -94,9 +92,9 @@ def test_centres_by_counts_are_summed_as_they_are_merged(tmp_path: Path, hidden:
     options |= {"wire.transforms": [{"name": "mask", "names": hidden}]} if hidden else {}
     plain = play_in_memory(tmp_path / "plain", "mpfedcon", **SETTINGS, **options)
     summed = play_in_memory(tmp_path / "summed", "mpfedcon", **ON, **options)
-    assert float((plain.server.row - summed.server.row).norm() / plain.server.row.norm()) < 1e-5
-    for name, tensor in plain.server.memory.items():
-        torch.testing.assert_close(summed.server.memory[name], tensor, rtol=1e-5, atol=1e-6)
+    assert float((plain.state.row - summed.state.row).norm() / plain.state.row.norm()) < 1e-5
+    for name, tensor in plain.state.memory.items():
+        torch.testing.assert_close(summed.state.memory[name], tensor, rtol=1e-5, atol=1e-6)
     mean = unseal((tmp_path / "summed" / "payloads" / "round-0001" / "sum.safetensors").read_bytes())
     if not hidden:
         assert int(mean.tensors()[COUNTS].sum()) == mean.num_examples
@@ -107,21 +105,21 @@ def test_a_sum_of_centres_is_kept_with_the_number_of_holders_of_each(tmp_path: P
     """The centre of a class with one holder is that client's, so an audit must know it, as the server does."""
     few = {"data.clients": 3, "train.participation": 1.0, "train.rounds": 1, "data.partition.name": "classes"}
     play(tmp_path / "run", "mpfedcon", **{**ON, **few, "data.partition.classes_per_client": 4})
-    found = evidence_of(tmp_path / "run")
-    assert any("the sum shows that client's centre" in text for text in found.federation.prepared.said)
-    ((round, number),) = found.messages()
-    mean = found.message(round, number).uploaded
-    held = [set(found.federation.data.train(client).labels.tolist()) for client in range(3)]
-    holders = {label: sum(label in one for one in held) for one in held for label in one}
+    evidence = evidence_of(tmp_path / "run")
+    assert any("the sum shows that client's centre" in text for text in evidence.federation.prepared.notes)
+    ((round, number),) = evidence.messages()
+    mean = evidence.message(round, number).uploaded
+    held = [set(evidence.federation.data.train(client).labels.tolist()) for client in range(3)]
+    holders = {label: sum(label in members for members in held) for labels in held for label in labels}
     assert dict(zip(mean[CLASSES].tolist(), mean[HOLDERS].tolist(), strict=True)) == holders
     alone = sum(count == 1 for count in holders.values())
     assert 0 < alone < len(holders)
-    (known,) = (text for text in knowledge(found)[0] if text.startswith("knows class centres of single clients"))
+    (known,) = (text for text in knowledge(evidence)[0] if text.startswith("knows class centres of single clients"))
     assert known.endswith(f"in 1 of 1 kept rounds, at most {alone} of {len(holders)} (round 1)")
     # Runs of earlier versions kept no holders, and can be audited, too.
     sealed = unseal((tmp_path / "run" / "payloads" / "round-0001" / "sum.safetensors").read_bytes())
     without = {name: tensor for name, tensor in sealed.tensors().items() if name != HOLDERS}
-    expected = expected_mean(found.federation.agreement, 1, found.message(round, number).received, 3)
+    expected = expected_mean(evidence.federation.agreement, 1, evidence.message(round, number).received, 3)
     expected.check(seal(Payload(without, 1, None, num_examples=sealed.num_examples)))
 
 
@@ -169,8 +167,8 @@ def test_nothing_that_reaches_the_server_is_an_upload(tmp_path: Path) -> None:
     assert {sealed.kind for direction, sealed in crossed if direction == "down"} == {
         "weights", "keys", "letters", "members", "confirmed",
     }  # fmt: skip
-    said = {name for direction, sealed in crossed if direction == "report" for name in sealed.names}
-    assert said <= {"keeps"}
+    names = {name for direction, sealed in crossed if direction == "report" for name in sealed.names}
+    assert names <= {"keeps"}
     # A masked upload looks like random numbers: each of its bits is set half of the time, and none tells of the upload.
     words = next(sealed for direction, sealed in crossed if sealed.kind == "masked").tensors()["words"]
     bits = torch.stack([(words >> place) & 1 for place in range(64)]).double().mean(1)
@@ -184,10 +182,10 @@ def test_the_record_and_the_folder_have_the_sum(tmp_path: Path) -> None:
     assert len(record["summed"]) == 4 and store.clients(1) == []
     mean = unseal((folder.payloads / "round-0001" / "sum.safetensors").read_bytes())
     held = [unseal(path.read_bytes()) for path in sorted((folder.payloads / "round-0001").glob("hidden-*"))]
-    examples = [one.num_examples or 0 for one in held]
+    examples = [upload.num_examples or 0 for upload in held]
     assert mean.num_examples == sum(examples) and mean.client is None
     name = next(name for name in sorted(mean.names) if name.endswith("weight"))
-    by_hand = sum(one.tensors()[name].double() * n for one, n in zip(held, examples, strict=True)) / sum(examples)
+    by_hand = sum(upload.tensors()[name].double() * n for upload, n in zip(held, examples, strict=True)) / sum(examples)
     torch.testing.assert_close(mean.tensors()[name].double(), by_hand, rtol=1e-6, atol=1e-8)
 
 
@@ -202,14 +200,14 @@ class Losing(Loopback):
     """A loopback that spoils what clients answer in a step of a round's sum, or to its local update."""
 
     def __init__(self, folder: Path, spoil: Any, method: str = "mpfedcon", **options: Any) -> None:
-        super().__init__(client_nodes(folder, config(method, **{**ON, **options})))
+        super().__init__(sites(folder, config(method, **{**ON, **options})))
         self.spoil = spoil
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         for client, answer in super().exchange(frames, seconds, round):
             assert isinstance(answer, Frame)
             kinds = [unseal(part).kind for part in answer.parts]
-            yield from ((client, one) for one in self.spoil(kinds, round, client, answer))
+            yield from ((client, spoiled) for spoiled in self.spoil(kinds, round, client, answer))
 
 
 @pytest.mark.parametrize("method", slow_but([], ["fedavg", "scaffold", "mpfedcon"]))
@@ -218,7 +216,9 @@ def test_apart_it_has_the_same_bits(tmp_path: Path, method: str) -> None:
     play_apart(tmp_path / "apart", method, **ON)
     state = ("checkpoints/server-*.safetensors", "payloads/*/sum*", "payloads/*/report*", "payloads/*/download*", "weights/*")
     assert hashes(tmp_path / "apart", *state) == hashes(tmp_path / "whole", *state)
-    assert [one["bytes_up"] for one in metrics(tmp_path / "apart")] == [one["bytes_up"] for one in metrics(tmp_path / "whole")]
+    assert [numbers["bytes_up"] for numbers in metrics(tmp_path / "apart")] == [
+        numbers["bytes_up"] for numbers in metrics(tmp_path / "whole")
+    ]
 
 
 @pytest.mark.parametrize("step", slow_but(["masked"], ["keys", "letters", "masked", "confirmed", "shares"]))
@@ -296,16 +296,16 @@ def participants(folder: Path) -> list[int]:
 
 def test_of_fewer_than_min_uploads_no_sum_is_opened(tmp_path: Path) -> None:
     """The next round sends the same model, and the difference of two sums would be an upload of client 4."""
-    said: dict[int, set[str]] = {0: set(), 1: set(), 2: set()}
+    lists: dict[int, set[str]] = {0: set(), 1: set(), 2: set()}
 
     def lose(kinds: list[str], round: int, client: int, answer: Frame) -> list[Frame]:
-        said[round] |= set(kinds)
+        lists[round] |= set(kinds)
         return without_client_4(kinds, round, client, answer)
 
     options, warnings = {**EVERY, "train.min_uploads": 5}, list[str]()
     folder = play_apart(tmp_path / "run", "fedavg", warnings, Losing(tmp_path / "clients", lose, "fedavg", **options), **options)
     first, second = RunFolder.open(folder).records()[1:]
-    assert "masked" in said[1] and not said[1] & {"confirmed", "shares"} and {"confirmed", "shares"} <= said[2]
+    assert "masked" in lists[1] and not lists[1] & {"confirmed", "shares"} and {"confirmed", "shares"} <= lists[2]
     assert not first.keys() & {"summed", "opened"} and first["metrics"]["too_few_uploads"] == 1
     assert second["summed"] == [0, 1, 2, 3, 4]
     assert PayloadStore.of(RunFolder.open(folder)).mean(1) is None
@@ -341,12 +341,12 @@ def test_over_a_model_that_stands_still_a_second_sum_is_of_the_same_clients(
     resume(tmp_path / "run")
     records = RunFolder.open(tmp_path / "run").records()[1:]
     kept = [0, 1, 2] if fault == "not finite" else None
-    assert [one.get("summed") for one in records] == [kept, None, [0, 1, 2], [0, 1, 2, 3]]
-    assert [one.get("opened") for one in records] == [[0, 1, 2], [0, 1, 2], None, None]
+    assert [record.get("summed") for record in records] == [kept, None, [0, 1, 2], [0, 1, 2, 3]]
+    assert [record.get("opened") for record in records] == [[0, 1, 2], [0, 1, 2], None, None]
     # And an audit has all of the sums that the server kept, with the clients in them.
-    found = evidence_of(tmp_path / "run")
-    assert [round for round, _ in found.messages()] == [round for round, one in enumerate(records, 1) if "summed" in one]
-    assert all(found.message(*one).parts == len(records[one[0] - 1]["summed"]) for one in found.messages())
+    evidence = evidence_of(tmp_path / "run")
+    assert [round for round, _ in evidence.messages()] == [round for round, record in enumerate(records, 1) if "summed" in record]
+    assert all(evidence.message(*key).parts == len(records[key[0] - 1]["summed"]) for key in evidence.messages())
 
 
 def test_a_run_whose_sums_all_spoil_the_model_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,7 +361,7 @@ def test_without_a_majority_the_model_stays(tmp_path: Path) -> None:
 
     warnings: list[str] = []
     folder = play_apart(tmp_path / "run", "scaffold", warnings, Losing(tmp_path / "run-clients", spoil, "scaffold"), **ON)
-    assert "summed" not in (said := metrics(folder)[1]) and said["too_few_uploads"] == 1
+    assert "summed" not in (record := metrics(folder)[1]) and record["too_few_uploads"] == 1
     assert any("there is no sum, so the model stays as it is" in text for text in warnings)
     store = PayloadStore.of(RunFolder.open(folder))
     first, second = (store.download(round) for round in (1, 2))
@@ -460,7 +460,7 @@ class Altered(Losing):
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         asked = dict(frames)
         for client, frame in frames.items():
-            if round == self.round and client in self.altered and frame.entries[-1]["do"] == "train":
+            if round == self.round and client in self.altered and frame.said[-1]["do"] == "train":
                 *first, model = frame.parts
                 other = {
                     name: tensor / 2 if tensor.is_floating_point() else tensor for name, tensor in unseal(model).tensors().items()
@@ -481,13 +481,13 @@ def test_a_killed_round_is_summed_again_over_the_same_uploads_alone(tmp_path: Pa
 
 def test_an_upload_is_not_summed_over_other_clients_in_another_run(tmp_path: Path) -> None:
     """Runs of one config and seed begin with the same uploads, and the difference of two sums would be one."""
-    here = client_nodes(tmp_path / "clients", config("fedavg", **ON))
+    here = sites(tmp_path / "clients", config("fedavg", **ON))
     play_apart(tmp_path / "first", "fedavg", grid=Loopback(here), **ON)
     for name, more, summed in (("more", {"train.participation": 1.0}, False), ("same", {}, True), ("seed", {"seed": 1}, True)):
         warnings: list[str] = []
         play_apart(tmp_path / name, "fedavg", warnings, Loopback(here), **{**ON, **more})
         assert ("summed" in metrics(tmp_path / name)[1]) == summed
-        assert any(OTHERS in one for one in warnings) != summed
+        assert any(OTHERS in warning for warning in warnings) != summed
         assert "summed" in metrics(tmp_path / name)[2]
 
 
@@ -518,7 +518,7 @@ def test_an_upload_is_not_summed_over_other_active_clients_in_another_run(
     grid = Losing(tmp_path / "clients", second, "fedavg", **EVERY)
     records = list(RunFolder.open(play_apart(tmp_path / "second", "fedavg", warnings, grid, **EVERY)).records())
     assert records[1].get("summed") == summed
-    assert any(OTHERS in one for one in warnings) == (summed is None)
+    assert any(OTHERS in warning for warning in warnings) == (summed is None)
     assert "summed" in records[2]["metrics"]
 
 
@@ -531,11 +531,11 @@ def test_an_upload_is_not_summed_with_other_weights_in_another_run(tmp_path: Pat
     """From two sums over the same clients with other weights, that of the client whose weight is odd could be computed. FedNova
     divides by the number of steps, and a statistic of its own goes with the same model."""
     uneven = {**EVERY, "data.limit": 201}
-    grid = Loopback(client_nodes(tmp_path / "clients", config("fedavg", **uneven)))
+    grid = Loopback(sites(tmp_path / "clients", config("fedavg", **uneven)))
     play_apart(tmp_path / "first", "fedavg", grid=grid, **uneven)
     warnings: list[str] = []
     play_apart(tmp_path / "second", method, warnings, grid, **uneven, **options)
-    assert "summed" not in metrics(tmp_path / "second")[1] and any(OTHERS in one for one in warnings)
+    assert "summed" not in metrics(tmp_path / "second")[1] and any(OTHERS in warning for warning in warnings)
     assert "summed" in metrics(tmp_path / "second")[2]
 
 
@@ -546,28 +546,12 @@ def test_a_round_adds_one_file_to_the_sums_that_a_client_remembers(tmp_path: Pat
     assert len(list((client / "summed").iterdir())) == 2 and "summed" in metrics(tmp_path / "run")[2]
 
 
-@pytest.mark.parametrize(("clients", "summed"), [([0, 1, 2, 3, 4], True), ([0, 1, 2, 3], False)])
-@pytest.mark.parametrize("these", ["", pytest.param(" active", marks=pytest.mark.slow)])
-def test_sums_that_an_earlier_version_remembered_count(tmp_path: Path, these: str, clients: Sequence[int], summed: bool) -> None:
-    """It kept those of all uploads in one file, by the checksums of their messages."""
-    play(tmp_path / "whole", "fedavg", **EVERY)
-    known = dict.fromkeys(hashes(tmp_path / "whole" / "payloads" / "round-0001", "hidden-*").values())
-    sum_of_it = hashlib.sha256(repr(clients).encode()).hexdigest()
-    here = client_nodes(tmp_path / "clients", config("fedavg", **EVERY))
-    for site in here.values():
-        save_json(site.folder / "summed.json", {f"{upload}{these}": sum_of_it for upload in known})
-    warnings: list[str] = []
-    play_apart(tmp_path / "run", "fedavg", warnings, Loopback(here), **EVERY)
-    assert len(known) == 5 and ("summed" in metrics(tmp_path / "run")[1]) == summed
-    assert any(OTHERS in one for one in warnings) != summed
-
-
 class Unasked(Losing):
     """Client 3 is not told who is in the sum of round 1."""
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
-        told = {unseal(part).kind for frame in frames.values() for part in frame.parts}
-        lost = {3} if "members" in told and round == 1 else set[int]()
+        kinds = {unseal(part).kind for frame in frames.values() for part in frame.parts}
+        lost = {3} if "members" in kinds and round == 1 else set[int]()
         return super().exchange({client: frame for client, frame in frames.items() if client not in lost}, seconds, round)
 
 
@@ -580,7 +564,7 @@ def test_a_client_that_has_refused_a_sum_reveals_no_shares_for_it(tmp_path: Path
             return [answer]
         refused.append(client)
         made_up = {other: bytes(messages.WIDTHS["confirmed"]) for other in range(5) if other != client}
-        return [Frame({"entries": [{"message": 0}]}, (messages.table("confirmed", round, client, made_up).data,))]
+        return [Frame({"said": [{"message": 0}]}, (messages.table("confirmed", round, client, made_up).data,))]
 
     refused: list[int] = []
     play_apart(tmp_path / "first", "fedavg", grid=Unasked(tmp_path / "clients", without_client_4, "fedavg", **EVERY), **EVERY)
@@ -594,7 +578,7 @@ def test_there_is_no_sum_of_clients_that_were_sent_different_models(tmp_path: Pa
     grid = Altered(tmp_path / "clients", "fedavg", {3}, 1, **EVERY)
     folder = play_apart(tmp_path / "run", "fedavg", warnings, grid, **EVERY)
     assert "summed" not in metrics(folder)[1] and "summed" in metrics(folder)[2]
-    assert any("the letter of client" in one for one in warnings)
+    assert any("the encrypted shares of client" in warning for warning in warnings)
 
 
 class Agreeing(Losing):
@@ -607,10 +591,10 @@ class Agreeing(Losing):
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         asked = dict(frames)
         for client, frame in frames.items():
-            first, *others = frame.entries
+            first, *others = frame.said
             if client != self.but and first["do"] == "agree":
                 declared = {**first["declared"], "most_samples": 2**31 - 1}
-                asked[client] = replace(frame, head={**frame.head, "entries": [{**first, "declared": declared}, *others]})
+                asked[client] = replace(frame, head={**frame.head, "said": [{**first, "declared": declared}, *others]})
         return super().exchange(asked, seconds, round)
 
 
@@ -619,8 +603,8 @@ def test_there_is_no_sum_of_clients_that_have_agreed_to_different_terms(tmp_path
     warnings: list[str] = []
     with pytest.raises(FedprivError, match=UNTRAINED):
         play_apart(tmp_path / "run", "fedavg", warnings, Agreeing(tmp_path / "clients", 3, **EVERY), **EVERY)
-    assert not any("summed" in one for one in metrics(tmp_path / "run"))
-    assert any("the letter of client" in one for one in warnings)
+    assert not any("summed" in numbers for numbers in metrics(tmp_path / "run"))
+    assert any("the encrypted shares of client" in warning for warning in warnings)
 
 
 def test_a_client_checks_what_no_server_can(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -631,7 +615,7 @@ def test_a_client_checks_what_no_server_can(tmp_path: Path, capsys: pytest.Captu
         play_apart(tmp_path / "run", "fedper", warnings, **TIGHT)
     record = RunFolder.open(tmp_path / "run").records()[1]
     assert "summed" not in record["metrics"]
-    assert {one["reason"] for one in record["missing"]} == {"its upload cannot be summed; the client's own log says why"}
+    assert {entry["reason"] for entry in record["missing"]} == {"its upload cannot be summed; the client's own log says why"}
     assert not any("norm" in text for text in warnings) and "over 0.001" in capsys.readouterr().err
     assert not list((tmp_path / "run-clients").glob("client-*/runs/run/states/client-*"))
 
@@ -651,7 +635,7 @@ def test_clients_keep_no_state_of_a_round_without_a_sum(tmp_path: Path) -> None:
     options = {**EVERY, "train.rounds": 3}
     grid = Losing(tmp_path / "run-clients", spoil, "fedper", **options)
     folder = play_apart(tmp_path / "run", "fedper", grid=grid, **options)
-    assert [one.get("summed") for one in metrics(folder)[1:]] == [5, None, 5]
+    assert [numbers.get("summed") for numbers in metrics(folder)[1:]] == [5, None, 5]
     states = (tmp_path / "run-clients").glob("client-*/runs/run/states/client-*")
     assert {int(path.stem.rpartition("-")[2]) for path in states} == {1, 3}  # the checkpoint before the last names the former
 
@@ -663,16 +647,16 @@ class Leaving(Loopback):
 
     def exchange(self, frames: Mapping[int, Frame], seconds: float, round: int) -> Iterator[tuple[int, Frame | str]]:
         there = dict(frames)
-        if round == 1 and 4 in frames and frames[4].entries[-1]["do"] == "step" and unseal(frames[4].parts[-1]).kind == "letters":
+        if round == 1 and 4 in frames and frames[4].said[-1]["do"] == "step" and unseal(frames[4].parts[-1]).kind == "letters":
             del there[4]
             yield 4, NOT_SENT
         if round == 1:
-            last = [frame.parts[-1] for frame in there.values() if frame.entries[-1]["do"] in ("train", "step")]
+            last = [frame.parts[-1] for frame in there.values() if frame.said[-1]["do"] in ("train", "step")]
             self.carried += sum(map(len, last))
         yield from super().exchange(there, seconds, round)
 
 
 def test_a_step_that_was_not_sent_is_not_counted(tmp_path: Path) -> None:
-    grid = Leaving(client_nodes(tmp_path / "run-clients", config("fedavg", **EVERY)))
+    grid = Leaving(sites(tmp_path / "run-clients", config("fedavg", **EVERY)))
     record = RunFolder.open(play_apart(tmp_path / "run", "fedavg", grid=grid, **EVERY)).records()[1]
     assert record["summed"] == [0, 1, 2, 3] and record["metrics"]["bytes_down"] == grid.carried

@@ -13,7 +13,7 @@ from fedpriv.errors import UsageError
 from fedpriv.methods.mpfedcon import CENTERS, CLASSES, COUNTS
 from fedpriv.secure import messages
 from fedpriv.secure.fixed_point import decoded, encoded
-from fedpriv.secure.keys import public_of
+from fedpriv.secure.keys import public_key
 from fedpriv.secure.layout import Layout, Sums
 from fedpriv.secure.protocol import PublicKeys
 from fedpriv.simulation.simulation import Simulation
@@ -114,8 +114,8 @@ def test_a_loss_that_a_sum_would_cut_off_is_left_out_of_the_mean(simulate: Calla
 
 def test_messages_are_read_as_they_were_written() -> None:
     keys = PublicKeys(bytes(range(32)), bytes(range(1, 33)))
-    one = messages.table("keys", 3, 7, {7: messages.public(keys)})
-    assert messages.own_key(one, 3, 7) == keys
+    row = messages.table("keys", 3, 7, {7: messages.public(keys)})
+    assert messages.own_key(row, 3, 7) == keys
     letters = {client: bytes([client]) * messages.WIDTHS["letters"] for client in (4, 2, 9)}
     assert messages.rows_of(messages.table("letters", 3, 7, letters), "letters", 3, 7) == letters
     assert messages.rows_of(messages.table("letters", 3, 7, {}), "letters", 3, 7) == {}
@@ -143,12 +143,12 @@ def test_a_message_of_another_form_is_refused(tensors: dict[str, torch.Tensor], 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (public_of(bytes(range(32))) * 2, "are the same"),
-        (bytes(32) + public_of(bytes(range(32))), "is none"),
-        (public_of(bytes(range(32))) + bytes(32), "is none"),
-        (public_of(bytes(range(32))) + (1).to_bytes(32, "little"), "is none"),  # a point of small order, as zero is
+        (public_key(bytes(range(32))) * 2, "are the same"),
+        (bytes(32) + public_key(bytes(range(32))), "is invalid"),
+        (public_key(bytes(range(32))) + bytes(32), "is invalid"),
+        (public_key(bytes(range(32))) + (1).to_bytes(32, "little"), "is invalid"),  # a point of small order, as zero is
     ],
-    ids=["equal", "no letters", "no masks", "small order"],
+    ids=["equal", "no encryption key", "no masking key", "small order"],
 )
 def test_keys_with_which_every_client_would_refuse_the_sum_are_refused(row: bytes, reason: str) -> None:
     with pytest.raises(Refused, match=reason):

@@ -21,14 +21,14 @@ Reference = Callable[..., Path]
 @pytest.fixture(scope="session")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """``reference("fedavg", **{"train.rounds": 5})``: the folder of a run that nothing happened to. Do not write into it."""
-    made: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
 
     def get(method: str, **overrides: Any) -> Path:
         key = json.dumps([method, overrides])
-        if key not in made:
-            made[key] = tmp_path_factory.mktemp(method) / "run"
-            play(made[key], method, **overrides)
-        return made[key]
+        if key not in runs:
+            runs[key] = tmp_path_factory.mktemp(method) / "run"
+            play(runs[key], method, **overrides)
+        return runs[key]
 
     return get
 

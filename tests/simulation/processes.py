@@ -67,10 +67,10 @@ class Process:
     def wait(self, seconds: float = 120) -> Ended:
         self._process.join(seconds)
         assert not self._process.is_alive(), "the command hangs"
-        said = [_read(pipe) for pipe in self._pipes]
+        outputs = [_read(pipe) for pipe in self._pipes]
         for pipe in self._pipes:
             os.close(pipe)
-        return Ended(self._process.exitcode, *said)
+        return Ended(self._process.exitcode, *outputs)
 
 
 def _read(pipe: int) -> str:
@@ -117,7 +117,7 @@ def die_at(call: str, number: int, after: bool, path: str = "") -> None:
 
 def die_at_record(number: int, share: float) -> None:
     """SIGKILL while the ``number``-th line goes to ``metrics.jsonl``: ``share`` of its bytes are written."""
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
 
     def torn(real: Any, folder: RunFolder, record: dict[str, Any]) -> None:
         line = json.dumps(record).encode() + b"\n"
@@ -166,9 +166,9 @@ def limit_file_size(where: str, number: int, room: int) -> None:
         where: ``"commit"``, ``"append"`` or ``"results"``.
         room: bytes; for ``"append"``, beyond the present size of ``metrics.jsonl``.
     """
-    from fedpriv.server.checkpoint import Checkpoints
-    from fedpriv.server.run_folder import RunFolder
     from fedpriv.simulation import run
+    from fedpriv.storage.checkpoints import Checkpoints
+    from fedpriv.storage.run_folder import RunFolder
 
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 

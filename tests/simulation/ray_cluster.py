@@ -27,20 +27,22 @@ LONGER = {"train.rounds": 4, "train.participation": 0.6}
 
 def on_ray(folder: Path, method: str, on_round: Callable[[dict[str, Any]], None], **options: Any) -> list[str]:
     """A whole run; its warnings."""
-    said: list[str] = []
+    warnings: list[str] = []
     spread = {"executor.workers": "ray", "executor.ray_workers": 2}
-    run.start(config(method, **options, **spread, run_dir=str(folder)), folder.parent, lambda *given: None, on_round, said.append)
-    return said
+    run.start(
+        config(method, **options, **spread, run_dir=str(folder)), folder.parent, lambda *given: None, on_round, warnings.append
+    )
+    return warnings
 
 
 def workers() -> list[int]:
     """The process ids of the actors in this network namespace."""
-    here, found = os.readlink("/proc/self/ns/net"), list[int]()
+    here, pids = os.readlink("/proc/self/ns/net"), list[int]()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             if (process / "cmdline").read_bytes().startswith(b"ray::_Actor") and os.readlink(process / "ns/net") == here:
-                found.append(int(process.name))
-    return found
+                pids.append(int(process.name))
+    return pids
 
 
 def until_both_run() -> None:
@@ -59,7 +61,7 @@ def main(folder: Path, cases: list[str]) -> dict[str, Any]:
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     second = cluster.add_node(num_cpus=1)
     ray = connected(cluster.address)
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         "uv run": _get_uv_run_cmdline() is not None,
         "runtime_env": dict(ray.get_runtime_context().runtime_env),
     }
@@ -78,11 +80,11 @@ def main(folder: Path, cases: list[str]) -> dict[str, Any]:
         method, options = (case, {}) if case not in ("killed", "removed") else (STATEFUL, LONGER)
         alone, spread = folder / f"{case}-alone", folder / f"{case}-spread"
         play(alone, method, **options)
-        said = on_ray(spread, method, lambda record, case=case: disturb(case, record), **options)  # type: ignore[misc]
-        found[case] = {"equal": computed(alone) == computed(spread), "said": said}
+        warnings = on_ray(spread, method, lambda record, case=case: disturb(case, record), **options)  # type: ignore[misc]
+        results[case] = {"equal": computed(alone) == computed(spread), "said": warnings}
     ray.shutdown()
     cluster.shutdown()
-    return found
+    return results
 
 
 if __name__ == "__main__":

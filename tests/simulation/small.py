@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from fedpriv.config import RunConfig, load_config
-from fedpriv.files import load_json, save_json
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.files import load_json, save_json, with_checksum
 from fedpriv.simulation import run
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 
 SMALL: dict[str, Any] = {
     "data.limit": 500,
@@ -40,10 +40,10 @@ QUICK: dict[str, dict[str, Any]] = {
 def settings(method: str, **overrides: Any) -> dict[str, Any]:
     """Dotted keys of a small run; ``overrides`` too. Other data than digits have their usual net, and all of it."""
     own = {"model.name": None, "data.limit": None} if "data.name" in overrides else {}
-    found = {**SMALL, **own, "method.name": method, **QUICK.get(method, {}), **overrides}
-    if "method.epochs" in found:  # which is in its place
-        del found["train.local_epochs"]
-    return found
+    values = {**SMALL, **own, "method.name": method, **QUICK.get(method, {}), **overrides}
+    if "method.epochs" in values:  # which is in its place
+        del values["train.local_epochs"]
+    return values
 
 
 def config(method: str, **overrides: Any) -> RunConfig:
@@ -67,8 +67,8 @@ def play(folder: Path, method: str, **overrides: Any) -> run.Outcome:
 
 
 def resume(folder: Path, warnings: list[str] | None = None) -> run.Outcome:
-    said = [] if warnings is None else warnings
-    return run.resume(folder, SILENT[0], SILENT[1], said.append)
+    lines = [] if warnings is None else warnings
+    return run.resume(folder, SILENT[0], SILENT[1], lines.append)
 
 
 SILENT: Any = (lambda federation, folder: None, lambda record: None, lambda text: None)
@@ -78,21 +78,21 @@ def computed(folder: Path) -> dict[str, Any]:
     """All that a run's folder says but when and where: two runs of one config agree on it, bit for bit."""
     checkpoints = folder / "checkpoints"
     tensors = ("checkpoints/*.safetensors", "clients/*", "payloads/*/*", "weights/*", "partition.safetensors")
-    found: dict[str, Any] = {
+    results: dict[str, Any] = {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for pattern in tensors
         for path in folder.glob(pattern)
     }
-    found["rounds"] = sorted(path.name for path in checkpoints.glob("round-*"))
-    progress = json.loads((checkpoints / found["rounds"][-1]).read_text())["progress"]
-    found["progress"] = {**progress, "record": _timeless(progress["record"]), "seconds": None, "cpu_seconds": None}
-    found["metrics"] = [_timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    results["rounds"] = sorted(path.name for path in checkpoints.glob("round-*"))
+    progress = json.loads((checkpoints / results["rounds"][-1]).read_text())["progress"]
+    results["progress"] = {**progress, "record": _timeless(progress["record"]), "seconds": None, "cpu_seconds": None}
+    results["metrics"] = [_timeless(json.loads(line)) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((folder / "summary.json").read_text())
     otherwise = ("run_id", "run_dir", "seconds", "cpu_seconds", "sha256")
-    found["summary"] = {key: value for key, value in summary.items() if key not in otherwise}
-    found["confusion"] = [json.loads(path.read_text()) for path in folder.glob("confusion.json")]
-    found["strays"] = [str(path.relative_to(folder)) for path in folder.rglob("*.part")]
-    return found
+    results["summary"] = {key: value for key, value in summary.items() if key not in otherwise}
+    results["confusion"] = [json.loads(path.read_text()) for path in folder.glob("confusion.json")]
+    results["strays"] = [str(path.relative_to(folder)) for path in folder.rglob("*.part")]
+    return results
 
 
 def _timeless(record: dict[str, Any]) -> dict[str, Any]:
@@ -116,24 +116,27 @@ def damage(path: Path, how: str) -> None:
         path.write_bytes(data[: {"torn": len(data) * 2 // 3, "empty": 0}[how]])
 
 
-def without_checksums(folder: Path) -> None:
-    """Make a run folder one that an earlier version wrote, in which only checkpoints have checksums."""
+def renew_checksums(folder: Path) -> None:
+    """Make the checksums of a run's kept payloads those of the files that are there, as who forges a run would."""
+    checksums = {}
     for file in folder.glob("payloads/*/SHA256SUMS"):
-        file.unlink()
+        digests = {name: digest for digest, name in (line.split("  ") for line in file.read_text().splitlines())}
+        there = [name for name in digests if (file.parent / name).is_file()]
+        digests |= {name: hashlib.sha256((file.parent / name).read_bytes()).hexdigest() for name in there}
+        file.write_text("".join(f"{digest}  {name}\n" for name, digest in digests.items()))
+        checksums[int(file.parent.name.removeprefix("round-"))] = hashlib.sha256(file.read_bytes()).hexdigest()
+
+    def renewed(record: dict[str, Any]) -> dict[str, Any]:
+        known = {"payloads": checksums[record["round"]]} if record["round"] in checksums else {}
+        return {name: value for name, value in record.items() if name != "sha256"} | known
+
     metrics = folder / "metrics.jsonl"
-    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    metrics.write_text("".join(json.dumps(_earlier(line)) + "\n" for line in lines))
-    for path in (folder / "run.json", *folder.glob("summary.json")):
-        values = json.loads(path.read_text())
-        path.write_text(json.dumps({key: value for key, value in values.items() if key not in ("sha256", "data_hash")}, indent=1))
+    records = [with_checksum(renewed(json.loads(line))) for line in metrics.read_text().splitlines()]
+    metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
     for path in (folder / "checkpoints").glob("round-*.json"):
         body = load_json(path)
-        body["progress"]["record"] = _earlier(body["progress"]["record"])
+        body["progress"]["record"] = renewed(body["progress"]["record"])
         save_json(path, body)
-
-
-def _earlier(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if name not in ("payloads", "sha256")}
 
 
 def rounds_recorded(folder: Path) -> list[int]:

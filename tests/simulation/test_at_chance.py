@@ -23,12 +23,12 @@ def test_it_is_the_interval_of_scipy(samples: int) -> None:
 
 
 def test_a_model_that_has_not_learnt_says_so_and_one_that_has_does_not(tmp_path: Path) -> None:
-    said = {}
+    at_chance = {}
     for name, options in {"still": {"train.lr": 1e-9, "train.rounds": 1}, "learnt": {"train.rounds": 4, "train.lr": 0.3}}.items():
         run = play(tmp_path / name, "fedavg", **ALIKE, **{"train.local_epochs": 4, **options})
-        said[name] = load_json(run.folder.path / "summary.json")
-    assert said["still"]["at_chance"] and not said["learnt"]["at_chance"] and said["learnt"]["accuracy"] > 0.25
-    assert "only_answer" not in said["learnt"] and 0 < said["learnt"]["chance"] < 0.2
+        at_chance[name] = load_json(run.folder.path / "summary.json")
+    assert at_chance["still"]["at_chance"] and not at_chance["learnt"]["at_chance"] and at_chance["learnt"]["accuracy"] > 0.25
+    assert "only_answer" not in at_chance["learnt"] and 0 < at_chance["learnt"]["chance"] < 0.2
 
 
 def test_one_that_answers_the_same_names_the_class(tmp_path: Path) -> None:
@@ -36,6 +36,6 @@ def test_one_that_answers_the_same_names_the_class(tmp_path: Path) -> None:
     run = play(tmp_path / "run", "fedavg", **{"train.lr": 50.0, "train.participation": 1.0, "train.clip_grad_norm": 1.0})
     confusion = load_json(run.folder.confusion_file)["confusion"]
     predicted = [sum(column) for column in zip(*confusion, strict=True)]
-    said = load_json(run.folder.path / "summary.json")
+    summary = load_json(run.folder.path / "summary.json")
     answers = [number for number, count in enumerate(predicted) if count]
-    assert len(answers) == 1 and said["only_answer"] == str(answers[0]) and said["at_chance"]
+    assert len(answers) == 1 and summary["only_answer"] == str(answers[0]) and summary["at_chance"]

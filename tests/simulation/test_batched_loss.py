@@ -18,7 +18,7 @@ from fedpriv.models.net import Outputs
 from fedpriv.objectives.cross_entropy import Plain, cross_entropy
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.vectorized import batched_loss
-from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, ForOneClient
+from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, NotBatchable
 
 CLIENTS, SAMPLES, CLASSES = 3, 5, 4
 SMALL = {"data.name": "digits", "data.clients": 4, "model.name": "mlp2", "model.projection": 8, "tracking.uri": "none"}
@@ -195,8 +195,8 @@ def test_teachers_are_read_for_all_at_once(declared: bool) -> None:
     batches, views, logits = taught()
     loss = BatchedLoss(stackable(lambda step: with_a_teacher(step)) if declared else with_a_teacher)
     for _ in range(2):
-        found = loss(batches, views, loss.ready(batches))
-        for own, batch, alone, other in zip(found, batches, views[0].logits, logits, strict=True):
+        losses = loss(batches, views, loss.ready(batches))
+        for own, batch, alone, other in zip(losses, batches, views[0].logits, logits, strict=True):
             assert torch.allclose(own, F.cross_entropy(alone, batch.labels) + (alone * other).mean())
 
 
@@ -207,7 +207,7 @@ def test_a_wrong_declaration_of_a_loss_with_teachers_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "said"),
+    ("loss", "message"),
     [
         (over_all, "gives several clients other losses than each alone"),
         (over_samples, "gives several clients other losses than each alone"),
@@ -216,13 +216,13 @@ def test_a_wrong_declaration_of_a_loss_with_teachers_is_an_error() -> None:
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_wrong_declaration_is_an_error(loss: Loss, said: str) -> None:
-    with pytest.raises(FedprivError, match=f"the loss {loss.__name__} is declared stackable, but it {said}"):
+def test_a_wrong_declaration_is_an_error(loss: Loss, message: str) -> None:
+    with pytest.raises(FedprivError, match=f"the loss {loss.__name__} is declared stackable, but it {message}"):
         BatchedLoss(stackable(loss))(*batches_and_views(), {})
 
 
 def test_a_loss_that_looks_at_values_is_for_one_client_at_a_time() -> None:
-    with pytest.raises(ForOneClient):
+    with pytest.raises(NotBatchable):
         BatchedLoss(lambda step: plain(step) if step.outputs.logits.sum() > 0 else 2 * plain(step))(*batches_and_views(), {})
 
 

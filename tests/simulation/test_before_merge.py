@@ -62,7 +62,7 @@ def test_each_model_is_tested_as_it_was_sent(simulate: Simulate, sent: list[list
     assert metrics["global_accuracy_before_merge"] == pytest.approx(float(torch.stack(whole).mean()), abs=1e-9)
     assert metrics["accuracy_before_merge"] == pytest.approx(float(torch.stack(own).mean()), abs=1e-9)
     plain = simulate("fedavg", **shared)
-    assert torch.equal(plain.server.row, simulation.server.row), "nothing else changes"
+    assert torch.equal(plain.state.row, simulation.state.row), "nothing else changes"
     rest = {name: value for name, value in metrics.items() if not name.endswith(("before_merge", "seconds"))}
     assert rest == {name: value for name, value in plain.folder.records()[-1]["metrics"].items() if name != "seconds"}
 
@@ -77,7 +77,7 @@ def test_a_layer_that_is_not_sent_is_the_servers(simulate: Simulate, sent: list[
     simulation = simulate("fedavg", **BEFORE, **{"wire.transforms": [{"name": "mask", "last": 1}], "train.participation": 0.1})
     (upload,) = sent[-1]
     assert "head.weight" not in upload.shapes
-    state = simulation.federation.resident.space.unpack(simulation.server.row)
+    state = simulation.federation.resident.space.unpack(simulation.state.row)
     right = _correct(simulation, {**state, **upload.tensors()}, "server")
     assert simulation.folder.records()[-1]["metrics"]["global_accuracy_before_merge"] == float(right.double().mean())
 

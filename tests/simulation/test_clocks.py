@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from fedpriv.server.checkpoint import Progress
 from fedpriv.simulation import run
 from fedpriv.spans import Clocks
+from fedpriv.storage.checkpoints import Progress
 from tests.simulation.small import FEW_STEPS, SILENT, config, resume
 
 

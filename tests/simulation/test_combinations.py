@@ -13,9 +13,9 @@ from torch import Tensor
 from fedpriv.config import load_config
 from fedpriv.interfaces import LocalUpdate
 from fedpriv.methods import methods
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from tests.marks import FEW, quick_first, slow_but
 from tests.simulation.small import QUICK, SMALL
 from tests.simulation.trial import everything, in_float64
@@ -68,7 +68,7 @@ def three_rounds(simulation: Simulation, numbers: list[int]) -> dict[str, Tensor
     again.start()
     for _ in range(3):
         assert "refused" not in again.run_round()
-    return {"row": again.server.row, **again.server.memory}
+    return {"row": again.state.row, **again.state.memory}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -79,7 +79,7 @@ def test_clients_may_have_other_numbers(tmp_path: Path, method: str) -> None:
         for name, numbers in (("plain", [0, 1, 2, 3, 4]), ("renamed", [3, 0, 4, 1, 2]))
     )
     for name, value in plain.items():
-        torch.testing.assert_close(renamed[name], value, rtol=0, atol=1e-10, msg=lambda said, name=name: f"{name}: {said}")
+        torch.testing.assert_close(renamed[name], value, rtol=0, atol=1e-10, msg=lambda message, name=name: f"{name}: {message}")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -112,12 +112,12 @@ TOGETHER: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Tensor]:
     """FedAvg's last model under each of the options, by their place."""
-    found: dict[int, Tensor] = {}
+    rows: dict[int, Tensor] = {}
 
     def of(place: int) -> Tensor:
-        if place not in found:
-            found[place] = played(prepared(tmp_path_factory.mktemp("plain"), "fedavg", **TOGETHER[place])).server.row
-        return found[place]
+        if place not in rows:
+            rows[place] = played(prepared(tmp_path_factory.mktemp("plain"), "fedavg", **TOGETHER[place])).state.row
+        return rows[place]
 
     return of
 
@@ -128,4 +128,4 @@ def test_switched_off_it_is_fedavg_with_any_options(tmp_path: Path, plain: Any, 
     options = TOGETHER[place]
     if method == "scaffold" and "privacy.level" in options:
         pytest.skip("client-level DP refuses its server")
-    assert torch.equal(played(prepared(tmp_path / "run", method, **OFF[method], **options)).server.row, plain(place))
+    assert torch.equal(played(prepared(tmp_path / "run", method, **OFF[method], **options)).state.row, plain(place))

@@ -50,7 +50,7 @@ def assert_as_on_the_processor(folder: Path, executor: str, within: float, **opt
     for name, expected in here.items():
         scale = max(1.0, float(expected.double().abs().max())) if expected.numel() else 1.0
         torch.testing.assert_close(
-            there[name].cpu(), expected, rtol=0, atol=within * scale, msg=lambda said, name=name: f"{name}: {said}"
+            there[name].cpu(), expected, rtol=0, atol=within * scale, msg=lambda message, name=name: f"{name}: {message}"
         )
 
 
@@ -66,7 +66,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"method.name": "fedavg", "train.optimizer": "adam", "train.lr": 0.001},
     {"method.name": "fedavg", "privacy.level": "client", "privacy.noise": 0.5, "privacy.clip": 1.0},
     {"method.name": "fedrep", "wire.secure_aggregation": True},
-    *({"method.name": "fedavg", "wire.transforms": [{"name": one}]} for one in ("gaussian", "laplace", "prune", "quantise")),
+    *(
+        {"method.name": "fedavg", "wire.transforms": [{"name": transform}]}
+        for transform in ("gaussian", "laplace", "prune", "quantise")
+    ),
 ]
 
 
@@ -88,7 +91,7 @@ def test_options_have_the_processors_numbers(tmp_path: Path, options: dict[str, 
 )
 def test_a_run_has_the_same_bits_again(tmp_path: Path, options: dict[str, Any]) -> None:
     runs = [fedpriv.train(**{**IMAGES, **options}, device="cuda", runs_dir=str(tmp_path / name)) for name in ("a", "b")]
-    first, second = ([{**one["metrics"], "seconds": None} for one in read_records(run.path)] for run in runs)
+    first, second = ([{**record["metrics"], "seconds": None} for record in read_records(run.path)] for run in runs)
     assert first == second
 
 
@@ -118,8 +121,8 @@ def test_a_group_that_does_not_fit_is_halved(tmp_path: Path) -> None:
     needed = torch.cuda.max_memory_allocated() - before
     cramped = play(tmp_path / "cramped", "vectorized", True, 0, device="cuda", **options)
     assert isinstance(cramped.executor, VectorizedExecutor)
-    said: list[str] = []
-    cramped.executor._warn = said.append
+    warnings: list[str] = []
+    cramped.executor._warn = warnings.append
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 0.75 * needed) / total)
@@ -127,7 +130,7 @@ def test_a_group_that_does_not_fit_is_halved(tmp_path: Path) -> None:
         cramped.run_round()
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert said and "do not fit into the memory of cuda" in said[0]
+    assert warnings and "do not fit into the memory of cuda" in warnings[0]
     for (name, value), (_, expected) in zip(everything(cramped), everything(whole), strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-9, msg=name)
 
@@ -146,9 +149,9 @@ def test_a_compiled_group_ends_where_it_ends(tmp_path: Path, mode: str) -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "mpfedcon"])
 def test_an_audit_finds_what_it_finds_on_the_processor(tmp_path: Path, method: str) -> None:
-    found = []
+    rows = []
     for device in ("cuda", "cpu"):
         run = fedpriv.train(**{**IMAGES, "clients": 20, "method": method}, device=device, runs_dir=str(tmp_path / device))
-        found.append(fedpriv.audit(run, messages=1, label_shadows=40, membership_shadows=4, singles=2, budget=240))
-    there, here = found
+        rows.append(fedpriv.audit(run, messages=1, label_shadows=40, membership_shadows=4, singles=2, budget=240))
+    there, here = rows
     assert there.answer == here.answer

@@ -54,17 +54,17 @@ def test_the_same_config_gives_the_same_run(
 
 
 def test_another_seed_gives_another_run(reference: Callable[..., Path]) -> None:
-    one, two = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1}))
+    first, second = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1}))
     for what in ("partition.safetensors", "weights/server.safetensors", "metrics"):
-        assert one[what] != two[what]
-    kept = [{name for name in run if name.startswith("clients/client-")} for run in (one, two)]
+        assert first[what] != second[what]
+    kept = [{name for name in run if name.startswith("clients/client-")} for run in (first, second)]
     assert kept[0] and kept[0] != kept[1], "who took part, and when"
 
 
 def test_the_seed_of_the_partition_can_be_held_while_the_run_s_changes(reference: Callable[..., Path]) -> None:
-    one, two = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1, "data.partition.seed": 0}))
-    assert one["partition.safetensors"] == two["partition.safetensors"]
-    assert one["weights/server.safetensors"] != two["weights/server.safetensors"]
+    first, second = (computed(reference("mpfedcon", **overrides)) for overrides in ({}, {"seed": 1, "data.partition.seed": 0}))
+    assert first["partition.safetensors"] == second["partition.safetensors"]
+    assert first["weights/server.safetensors"] != second["weights/server.safetensors"]
 
 
 def uploaders(run: Simulation) -> list[tuple[int, int | None]]:
@@ -111,7 +111,7 @@ def test_a_update_depends_on_seed_round_and_client_alone(tmp_path: Path, method:
 
 def updates(run: Simulation, round: int, clients: list[int]) -> dict[int, Any]:
     """What each client sends (digest), keeps (bytes) and reports, for one order of the clients."""
-    draft = run.federation.method.download(run.server, round)
+    draft = run.federation.method.download(run.state, round)
     instruction = Instruction(round, clients, None if draft is None else seal(draft), run.progress.clients)
     return {
         answer.client: (
@@ -138,8 +138,8 @@ def test_caching_features_changes_nothing_but_rounding(tmp_path: Path, method: s
         run = simulation(tmp_path / str(cached), method, **own, **{"train.cache_features": cached, "train.participation": 0.5})
         run.start()
         accuracies.append([record["per_client"]["accuracy"] for record in run.rounds()])
-        rows.append(run.server.row)
-        moved = (run.server.row - run.federation.initial).abs().max()
+        rows.append(run.state.row)
+        moved = (run.state.row - run.federation.initial).abs().max()
     assert float(moved) > 1e-2
     torch.testing.assert_close(*rows, rtol=1e-4, atol=1e-5)
     assert np.abs(np.array(accuracies[0]) - np.array(accuracies[1])).max() < 0.1
@@ -151,7 +151,7 @@ def head_alone(space: ParameterSpace, server: ServerState, round: int) -> Payloa
 
 def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A method may send parts of the net in some rounds only: no client may then train on what another left behind."""
-    found = []
+    results = []
     for again in (False, True):
         run = simulation(tmp_path / str(again), "fedavg")
         monkeypatch.setattr(run.federation.method, "download", partial(head_alone, run.federation.resident.space))
@@ -161,8 +161,8 @@ def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, mo
         if again:  # what another client, or the scoring, may have left
             run.federation.resident.row.normal_(generator=torch.Generator().manual_seed(0))
         run.run_round()
-        found.append(run.server.row.clone())
-    assert torch.equal(*found)
+        results.append(run.state.row.clone())
+    assert torch.equal(*results)
 
 
 def test_a_batch_that_batchnorm_cannot_train_on_is_explained(tmp_path: Path) -> None:

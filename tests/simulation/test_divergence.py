@@ -60,7 +60,7 @@ def test_under_client_level_dp_no_client_ends_the_run(tmp_path: Path, poison: An
     run = simulation(tmp_path / "run", "fedavg", **private)
     run.start()
     assert [record["metrics"]["dropped"] for record in run.rounds()] == [1, 1]
-    assert torch.isfinite(run.server.row).all() and run.statement()["epsilon"] > 0
+    assert torch.isfinite(run.state.row).all() and run.statement()["epsilon"] > 0
 
 
 @pytest.mark.parametrize("lr", ["1e6", "1e30"])
@@ -80,7 +80,7 @@ def test_weights_that_overflow_in_the_very_last_step_are_not_sent(tmp_path: Path
     records = list(run.rounds())
     assert [record["metrics"]["dropped"] for record in records] == [3, 3, 3]
     assert sent == []
-    assert torch.isfinite(run.server.row).all()
+    assert torch.isfinite(run.state.row).all()
 
 
 def test_accuracies_of_a_model_whose_logits_are_not_finite_come_with_a_warning(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_accuracies_of_a_model_whose_logits_are_not_finite_come_with_a_warning(t
     run = simulation(tmp_path / "run", "fedavg", warned.append, **{"train.on_nan": "drop", "wire.check_downloads": False})
     run.start()
     assert not warned
-    run.server.row.mul_(1e30)
+    run.state.row.mul_(1e30)
     run.run_round()
     assert "round 1: the model's loss on the test set is not finite, so its accuracies say nothing" in warned
 
@@ -114,7 +114,7 @@ def test_a_dropped_client_leaves_no_trace_in_the_round(
     after = {client: run.stored(client) for client in (3, 4)}
     assert (metrics["participants"], metrics["dropped"]) == (10, 1)
     assert [client for round, client in sent if round == 2] == [0, 1, 2, 3, 5, 6, 7, 8, 9]
-    assert math.isfinite(metrics["train_loss"]) and torch.isfinite(run.server.row).all()
+    assert math.isfinite(metrics["train_loss"]) and torch.isfinite(run.state.row).all()
     assert len(warnings) == 1 and "client 4" in warnings[0] and "round 2" in warnings[0]
     if method == "mpfedcon":
         assert run.progress.clients == {client: 1 if client == 4 else 2 for client in range(10)}
@@ -137,8 +137,8 @@ def test_the_round_of_a_dropped_client_is_the_round_without_it(tmp_path: Path, p
     poison([4], [1])
     dropping.run_round()
     without.run_round()
-    assert torch.equal(dropping.server.row, without.server.row)
-    assert all(torch.equal(table, without.server.memory[name]) for name, table in dropping.server.memory.items())
+    assert torch.equal(dropping.state.row, without.state.row)
+    assert all(torch.equal(table, without.state.memory[name]) for name, table in dropping.state.memory.items())
 
 
 @pytest.mark.parametrize("method", ["mpfedcon", "fedavg", "local"])
@@ -147,12 +147,12 @@ def test_a_round_in_which_everybody_is_dropped_changes_nothing(tmp_path: Path, p
     run.start()
     run.run_round()
     poison(range(10), [2])
-    before, memory, clients = run.server.row.clone(), dict(run.server.memory), dict(run.progress.clients)
+    before, memory, clients = run.state.row.clone(), dict(run.state.memory), dict(run.progress.clients)
     metrics = run.run_round()["metrics"]
     assert metrics["dropped"] == metrics["participants"] == 3
     assert metrics["bytes_up"] < 1000 and "train_loss" not in metrics
-    assert torch.equal(run.server.row, before)
-    assert all(torch.equal(table, memory[name]) for name, table in run.server.memory.items())
+    assert torch.equal(run.state.row, before)
+    assert all(torch.equal(table, memory[name]) for name, table in run.state.memory.items())
     assert run.progress.clients == clients
     assert "train_loss" in run.run_round()["metrics"]
 

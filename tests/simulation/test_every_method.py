@@ -68,14 +68,14 @@ class Watched:
 def watched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     """A run of each method, in which every client trains in every round."""
     run = prepare(tmp_path_factory.mktemp("watched") / "run", request.param, **TINY, **{"train.rounds": 4})
-    found = Watched(run, [], [], [])
-    crossed = {"down": found.down, "up": found.up, "report": list[Sealed]()}
+    watched = Watched(run, [], [], [])
+    crossed = {"down": watched.down, "up": watched.up, "report": list[Sealed]()}
     run.taps.append(lambda way, sealed: crossed[way].append(sealed))
     run.start()
     for _ in run.rounds():
         own = [sum(tensor.nbytes for tensor in (run.stored(client) or {}).values()) for client in run.progress.clients]
-        found.kept.append((sum(tensor.nbytes for tensor in run.server.memory.values()), max(own, default=0)))
-    return found
+        watched.kept.append((sum(tensor.nbytes for tensor in run.state.memory.values()), max(own, default=0)))
+    return watched
 
 
 def test_what_it_says_it_sends_and_keeps_is_what_it_sends_and_keeps(watched: Watched) -> None:
@@ -84,9 +84,9 @@ def test_what_it_says_it_sends_and_keeps_is_what_it_sends_and_keeps(watched: Wat
     for sealed in up:
         assert {name for name in sealed.schema if name in space} == set(kind.shared_names)
         assert all(name in space or name.startswith(STATISTIC) for name in sealed.schema)
-    said = [part.sends for part in (kind, *kind.halves) if part.sends] if kind.shared else []
+    sends = [part.sends for part in (kind, *kind.halves) if part.sends] if kind.shared else []
     sent = {name for sealed in (*down, *up) for name in sealed.schema if name.startswith(STATISTIC)}
-    assert bool(sent) == bool(said), (sent, said)
+    assert bool(sent) == bool(sends), (sent, sends)
     for sealed in up:  # no private tensor hides in a statistic of another name
         assert not any(name.endswith("/" + own) for name in sealed.schema for own in kind.private_names)
     own = {n for c in simulation.progress.clients for n in simulation.stored(c) or {}} - set(kind.private_names)
@@ -110,10 +110,10 @@ def test_steps_and_participants_are_what_the_config_says(simulate: Callable[...,
 def test_everybody_dropped_leaves_the_model_as_it_was(simulate: Callable[..., Simulation], method: str) -> None:
     diverges = {"method.b" if method == "perfedavg" else "train.lr": 1e30, "train.local_epochs": 3, "train.on_nan": "drop"}
     simulation = simulate(method, play=False, **TINY, **diverges)
-    before = simulation.server.row.clone()
+    before = simulation.state.row.clone()
     record = simulation.run_round()
     assert record["metrics"]["dropped"] == record["metrics"]["participants"] == 4
-    assert torch.equal(simulation.server.row, before)
+    assert torch.equal(simulation.state.row, before)
 
 
 def place(objective: str, aggregation: str) -> int:
@@ -156,7 +156,7 @@ def merged_of(aggregation: str) -> tuple[tuple[Upload, ...], Tensor]:
         run = prepare(Path(folder) / "run", "fedavg", **ONE_ROUND, objective="cross-entropy", aggregation=aggregation)
         run.start()
         run.run_round()
-    return tuple(given), run.server.row
+    return tuple(given), run.state.row
 
 
 @pytest.mark.parametrize(("objective", "aggregation"), slow_but(["cross-entropy"], PAIRS))
@@ -170,10 +170,10 @@ def test_any_objective_goes_with_any_aggregation(simulate: Callable[..., Simulat
     halves = {**ONE_ROUND, "objective": objective, "aggregation": aggregation}
     if client.reads <= server.writes and server.reads <= client.writes:
         simulation = simulate("fedavg", play=plays(objective, aggregation), **halves)
-        assert torch.isfinite(simulation.server.row).all()
+        assert torch.isfinite(simulation.state.row).all()
         if not plays(objective, aggregation):
             uploads, row = merged_of(aggregation)
-            merged = merge(simulation.federation.method, simulation.server, uploads).row
+            merged = merge(simulation.federation.method, simulation.state, uploads).row
             assert torch.equal(merged, row)
     else:
         with pytest.raises(Exception, match=r"needs .*, which .* does not send") as caught:

@@ -26,9 +26,9 @@ def assert_harmless(tmp_path: Path, method: str, numbers: slice, **overrides: An
         allocations = [number for number, kind in enumerate(counted.kinds, 1) if kind not in ON_DISK]
         for place, number in enumerate([*on_disk[numbers], *allocations[numbers][::STRIDE]]):
             faults = Faults(number, HOWS[place % len(HOWS)])
-            found = judged(tmp_path / "run", method, reference, faults, **overrides)
-            if found.wrong:
-                wrong[f"call {number}, {counted.kinds[number - 1]}, {faults.how}"] = found.wrong
+            outcome = judged(tmp_path / "run", method, reference, faults, **overrides)
+            if outcome.wrong:
+                wrong[f"call {number}, {counted.kinds[number - 1]}, {faults.how}"] = outcome.wrong
             shutil.rmtree(tmp_path / "run", ignore_errors=True)
     assert not wrong
 
@@ -61,8 +61,8 @@ def test_wherever_a_call_of_a_resumed_run_fails(tmp_path: Path) -> None:
         for place, number in enumerate(on_disk[::5]):
             shutil.rmtree(tmp_path / "run")
             shutil.copytree(tmp_path / "half", tmp_path / "run")
-            if found := judged(tmp_path / "run", "fedavg", reference, Faults(number, HOWS[place % len(HOWS)])).wrong:
-                wrong[f"call {number}, {rest.kinds[number - 1]}"] = found
+            if wrong := judged(tmp_path / "run", "fedavg", reference, Faults(number, HOWS[place % len(HOWS)])).wrong:
+                wrong[f"call {number}, {rest.kinds[number - 1]}"] = wrong
     assert on_disk and not wrong
 
 
@@ -71,7 +71,7 @@ def test_what_failed_is_said_in_a_line(tmp_path: Path, kind: str) -> None:
     with quick():
         counted = Faults()
         begin(tmp_path / "whole", "fedavg", counted)
-        last = [number for number, found in enumerate(counted.kinds, 1) if found == kind][-20 if kind == "memory" else -4]
+        last = [number for number, happened in enumerate(counted.kinds, 1) if happened == kind][-20 if kind == "memory" else -4]
         ended = begin(tmp_path / "run", "fedavg", Faults(last))
     assert "No space left on device" in ended.how if kind == "write" else ended.how.startswith("out of memory; ")
     assert f"`fedpriv resume {tmp_path / 'run'}`" in ended.how and "\n" not in ended.how and not ended.crashed

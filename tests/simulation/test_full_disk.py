@@ -62,9 +62,9 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
 
 def assert_clear(text: str, names: str, reason: str = "No space left on device") -> None:
     """One or two lines that say what could not be written, where, why, and how to go on."""
-    said = [line for line in text.strip().splitlines() if not re.match(r"(mpfedcon on|round \d)", line)]
-    assert len(said) <= 2, text
-    assert f"cannot write {names}" in said[-1] and reason in said[-1] and "fedpriv resume" in said[-1], text
+    lines = [line for line in text.strip().splitlines() if not re.match(r"(mpfedcon on|round \d)", line)]
+    assert len(lines) <= 2, text
+    assert f"cannot write {names}" in lines[-1] and reason in lines[-1] and "fedpriv resume" in lines[-1], text
     assert "Traceback" not in text and "OSError" not in text
 
 

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedpriv.client import client as client_half
-from fedpriv.client.client import Client, share
+from fedpriv.client import client as client_module
+from fedpriv.client.client import Client, weighted_mean
 from fedpriv.config import load_config
 from fedpriv.data.partitions.partition import Partition
 from fedpriv.models.registry import Shape, register_model
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import local_tests
 from fedpriv.simulation.local_tests import LocalTests
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from tests.marks import FEW, slow_but
 from tests.simulation.small import QUICK, play
 from tests.simulation.trial import in_float64, user_nets
@@ -93,7 +93,7 @@ def scored(simulation: Simulation, together: bool) -> tuple[dict[str, float], li
     assert choice is not None and choice.form is not None
     simulation.federation.choice = choice if together else None
     try:
-        return simulation.scorer.score(simulation.server, simulation.progress.clients, 3)
+        return simulation.scorer.score(simulation.state, simulation.progress.clients, 3)
     finally:
         simulation.federation.choice = choice
 
@@ -141,7 +141,7 @@ def test_in_pieces_they_are_the_same(played: Make, monkeypatch: pytest.MonkeyPat
     whole = scored(simulation, together=True)
     monkeypatch.setattr(local_tests, "MOST_HEADS", 3)
     monkeypatch.setattr(local_tests, "HEADS_AT_ONCE", 2)
-    for module in (local_tests, client_half):
+    for module in (local_tests, client_module):
         monkeypatch.setattr(module, "AT_ONCE", 5)
     assert scored(simulation, together=True) == whole
 
@@ -151,34 +151,34 @@ def test_what_clients_keep_is_read_a_group_at_a_time(played: Make, monkeypatch: 
     """When the first group has been tested, no other client's state has been read."""
     simulation, read = played("ditto"), list[int]()
     private, before = Client.private, list[int]()
-    simulation.scorer.score(simulation.server, simulation.progress.clients, 3)
-    stack = simulation.scorer._stack
-    assert stack is not None and len(stack.lanes) == 4
-    original = stack.run
-    monkeypatch.setattr(stack, "run", lambda functions: (before.append(len(read)), original(functions))[1])
+    simulation.scorer.score(simulation.state, simulation.progress.clients, 3)
+    models = simulation.scorer._models
+    assert models is not None and len(models.clients) == 4
+    original = models.run
+    monkeypatch.setattr(models, "run", lambda functions: (before.append(len(read)), original(functions))[1])
     monkeypatch.setattr(Client, "private", lambda self, *of: (read.append(self.number), private(self, *of))[1])
-    simulation.scorer.score(simulation.server, simulation.progress.clients, 3)
+    simulation.scorer.score(simulation.state, simulation.progress.clients, 3)
     assert before == [0, 4, 8] and len(read) == 10
 
 
 @pytest.mark.slow
 def test_a_client_whose_adaptation_diverges_is_tested_as_it_was(played: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     simulation = played("fedavg-ft", **{"train.on_nan": "drop"})
-    data, train, told = simulation.federation.data, simulation.federation.data.train, list[str]()
+    data, train, diverged = simulation.federation.data, simulation.federation.data.train, list[str]()
 
     def poisoned(client: int) -> Any:
         split = train(client)
         return split._replace(inputs=split.inputs * float("nan")) if client == 3 else split
 
     monkeypatch.setattr(data, "train", poisoned)
-    monkeypatch.setattr(simulation.scorer, "on_divergence", lambda client, round: told.append(f"client {client} diverged"))
-    found = assert_same(simulation, monkeypatch)
-    assert len(told) == 2 and all("client 3 diverged" in line for line in told)
-    simulation.federation.resident.row.copy_(simulation.server.row)
+    monkeypatch.setattr(simulation.scorer, "on_divergence", lambda client, round: diverged.append(f"client {client} diverged"))
+    accuracies = assert_same(simulation, monkeypatch)
+    assert len(diverged) == 2 and all("client 3 diverged" in line for line in diverged)
+    simulation.federation.resident.row.copy_(simulation.state.row)
     split = data.split("test", 3)
     hits = simulation.federation.resident.forward(split.inputs, False).logits.argmax(1) == split.labels
     weights = data.weights("test", 3)
-    assert found[3] == pytest.approx(share(hits, weights))
+    assert accuracies[3] == pytest.approx(weighted_mean(hits, weights))
 
 
 def test_clients_tested_on_all_of_their_classes_weigh_what_they_hold(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from fedpriv.errors import UsageError
 from fedpriv.models.registry import register_model
 from fedpriv.samples import Pairs, without
 from fedpriv.server import merging
-from fedpriv.server.payloads import PayloadStore
 from fedpriv.simulation.final_model import export_model
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.payloads import PayloadStore
 from fedpriv.wire import STATISTIC, tensor_of
 from tests.marks import slow_but
 from tests.simulation.faults import played_and_killed
@@ -78,7 +78,7 @@ def test_no_client_sends_what_it_has_no_data_for(tmp_path: Path, folder: Path, m
     outcome = play(tmp_path / "run", method, **pairs(folder, **ALL_PAYLOADS, **{"train.rounds": 1}))
     assert outcome.summary is not None and outcome.summary["accuracy"] is not None
     data = simulation(tmp_path / "again", method, **pairs(folder)).federation.data
-    kept = PayloadStore(outcome.folder.payloads)
+    kept = PayloadStore.of(outcome.folder)
     lacks = [data.lacking(client) for client in range(5)]
     assert sorted(map(str, lacks)) == ["None", "None", "image", "text", "text"]
     seen = dict.fromkeys(lacks, 0)
@@ -127,7 +127,7 @@ def test_a_round_of_clients_without_texts_leaves_the_text_branch(tmp_path: Path,
     run = played(tmp_path / "run", "fedavg", **pairs(folder, **schedule))
     space = run.federation.resident.space
     for name in space.names:
-        same = torch.equal(space.view(run.server.row, name), space.view(run.federation.initial, name))
+        same = torch.equal(space.view(run.state.row, name), space.view(run.federation.initial, name))
         assert same == name.startswith("encoder.text."), name
 
 
@@ -153,7 +153,7 @@ def test_a_client_is_scored_on_what_it_has(tmp_path: Path, folder: Path, method:
     accuracies = run.progress.record["per_client"]["accuracy"]
     differ = 0
     for client in range(5):
-        resident.space.pack(run.federation.method.client_state(run.server.row, run.private(client)), resident.row)
+        resident.space.pack(run.federation.method.client_state(run.state.row, run.private(client)), resident.row)
         resident.net.eval()
         index = data.indices("test", client)
         picked = data.pick("test", index)
@@ -172,7 +172,7 @@ def test_a_client_is_scored_on_what_it_has(tmp_path: Path, folder: Path, method:
 def test_the_global_model_on_each_half_alone(tmp_path: Path, folder: Path) -> None:
     run = played(tmp_path / "run", "fedavg", **pairs(folder, **LEARNS))
     metrics, resident = run.progress.record["metrics"], run.federation.resident
-    resident.row.copy_(run.server.row)
+    resident.row.copy_(run.state.row)
     resident.net.eval()
     everything = run.federation.data.pick("server", torch.arange(40))
     for name, lacking in (("", None), ("_images_alone", "text"), ("_texts_alone", "image")):
@@ -186,7 +186,7 @@ def test_scaffolds_variates_are_means_over_those_who_have_the_data(tmp_path: Pat
     run = played(tmp_path / "run", "scaffold", **pairs(folder))
     stored = [run.stored(client) or {} for client in range(5)]
     checked = set()
-    for name, variate in run.server.memory.items():
+    for name, variate in run.state.memory.items():
         full = str(tensor_of(name))
         have = [client for client in range(5) if not unused(full, run.federation.data.lacking(client))]
         own = [stored[client][f"scaffold.variate/{full}"] for client in have]
@@ -202,14 +202,14 @@ def test_a_round_without_images_leaves_their_variates(tmp_path: Path, folder: Pa
     rounds = {"train.selection": "schedule", "train.schedule": [[0, 1, 2, 3, 4], of_texts, [0, 1, 2, 3, 4]], "train.rounds": 3}
     run = simulation(tmp_path / "run", "scaffold", **pairs(folder, **rounds))
     run.start()
-    found = []
+    results = []
     for _ in run.rounds():
-        found.append(dict(run.server.memory))
-    images = [name for name in found[0] if str(tensor_of(name)).startswith("encoder.image.")]
-    assert images and found[1].keys() == found[0].keys()
+        results.append(dict(run.state.memory))
+    images = [name for name in results[0] if str(tensor_of(name)).startswith("encoder.image.")]
+    assert images and results[1].keys() == results[0].keys()
     for name in images:
-        assert torch.equal(found[1][name], found[0][name]), name
-    assert any(not torch.equal(found[2][name], found[1][name]) for name in images)
+        assert torch.equal(results[1][name], results[0][name]), name
+    assert any(not torch.equal(results[2][name], results[1][name]) for name in images)
 
 
 @pytest.mark.slow
@@ -227,10 +227,10 @@ def test_a_frozen_backbone_is_asked_once(tmp_path: Path, folder: Path, tune: str
 
     def counted(frozen: Any, inputs: Any, device: Any, compute: Any) -> torch.Tensor:
         def counting(count: int | None) -> torch.Tensor:
-            found: torch.Tensor = compute(count)
+            features: torch.Tensor = compute(count)
             if count is None:
-                seen.append(len(found))
-            return found
+                seen.append(len(features))
+            return features
 
         return real(frozen, inputs, device, counting)
 
@@ -258,8 +258,8 @@ def test_photographs_are_changed_and_their_texts_are_not(tmp_path: Path, folder:
     )
     space = plain.federation.resident.space
     texts_alone = [client for client in range(5) if plain.federation.data.lacking(client) == "image"]
-    assert len(texts_alone) == 2 and not torch.equal(plain.server.row, changed.server.row)
-    one, other = (
+    assert len(texts_alone) == 2 and not torch.equal(plain.state.row, changed.state.row)
+    first, second = (
         played(
             tmp_path / f"{name} texts",
             "fedavg",
@@ -276,7 +276,7 @@ def test_photographs_are_changed_and_their_texts_are_not(tmp_path: Path, folder:
         )
         for name in ("none", "flip_jitter_rotate")
     )
-    assert torch.equal(one.server.row, other.server.row) and space.size == len(one.server.row)
+    assert torch.equal(first.state.row, second.state.row) and space.size == len(first.state.row)
 
 
 @pytest.mark.slow
@@ -292,7 +292,7 @@ def test_ghost_clipping_finds_the_same(tmp_path: Path, folder: Path, tune: str) 
                 module.p = 0.0
         run.start()
         list(run.rounds())
-        rows.append(run.server.row - run.federation.initial)
+        rows.append(run.state.row - run.federation.initial)
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-3, atol=1e-6)
 
 
@@ -321,8 +321,8 @@ class Squared(nn.Module):
         self.fc, self.power = nn.Linear(width, 8), 2
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.fc(images.flatten(1)) ** self.power
-        return found
+        features: torch.Tensor = self.fc(images.flatten(1)) ** self.power
+        return features
 
 
 def test_another_code_of_a_frozen_backbone_is_computed_anew(
@@ -349,12 +349,17 @@ def test_the_logged_model_takes_pairs_whatever_the_first_client_has(tmp_path: Pa
         tmp_path / "run", "fedavg", **pairs(folder, **{"data.image_only": 1.0, "data.text_only": 0.0, "model.tune": tune})
     )
     warnings: list[str] = []
-    said = export_model(run, warnings.append, tmp_path / "weights")
-    assert not warnings and said["inputs"].keys() == {"image", "text"}
-    assert ("mean" in said) == ("std" in said) == (len(said["inputs"]["image"]["shape"]) == 3) == (tune == "full")
+    description = export_model(run, warnings.append, tmp_path / "weights")
+    assert not warnings and description["inputs"].keys() == {"image", "text"}
+    assert (
+        ("mean" in description)
+        == ("std" in description)
+        == (len(description["inputs"]["image"]["shape"]) == 3)
+        == (tune == "full")
+    )
     program = torch.export.load(tmp_path / "weights" / "server.pt2").module()
     inputs = next(run.federation.data.chunks("train", 3))
-    run.federation.resident.row.copy_(run.server.row)
+    run.federation.resident.row.copy_(run.state.row)
     assert isinstance(inputs, Pairs)
     with torch.no_grad():
         torch.testing.assert_close(program(*inputs), run.federation.resident.net.eval()(inputs).logits)

@@ -35,10 +35,10 @@ class Constant(nn.Module):
 
 def test_a_separable_encoder_reaches_all_and_a_constant_one_the_largest_class() -> None:
     train, test = planted(400), planted(200, seed=1)
-    found = probe(nn.Flatten(), train, test, 4, fractions=(1.0, 0.1))
-    assert [one.accuracy for one in found] == [1.0, 1.0]
-    assert [one.accuracy_logistic for one in found] == [1.0, 1.0]
-    assert [one.samples for one in found] == [400, 40] and found[0].accuracy_as_is is None
+    results = probe(nn.Flatten(), train, test, 4, fractions=(1.0, 0.1))
+    assert [result.accuracy for result in results] == [1.0, 1.0]
+    assert [result.accuracy_logistic for result in results] == [1.0, 1.0]
+    assert [result.samples for result in results] == [400, 40] and results[0].accuracy_as_is is None
     (nothing,) = probe(Constant(), train, test, 4)
     shares = torch.bincount(test.labels) / 200
     assert nothing.accuracy in [pytest.approx(float(share)) for share in shares]
@@ -48,8 +48,8 @@ def test_labels_that_have_nothing_to_do_with_the_images_are_not_learnt() -> None
     """A leak from test to training would show here."""
     shuffled = Samples(planted(400).images, torch.randint(4, (400,), generator=torch.Generator().manual_seed(3)))
     unseen = Samples(planted(400, seed=1).images, torch.randint(4, (400,), generator=torch.Generator().manual_seed(4)))
-    (found,) = probe(nn.Flatten(), shuffled, unseen, 4, protocol=SHORT)
-    for accuracy in (found.accuracy, found.accuracy_logistic):
+    (result,) = probe(nn.Flatten(), shuffled, unseen, 4, protocol=SHORT)
+    for accuracy in (result.accuracy, result.accuracy_logistic):
         assert accuracy is not None and abs(accuracy - 0.25) < 4 * (0.25 * 0.75 / 400) ** 0.5
 
 
@@ -58,8 +58,8 @@ def test_small_features_are_fitted_to_the_end_where_the_epochs_do_not_suffice() 
     faint = nn.Sequential(nn.Flatten(), nn.Linear(16, 16, bias=False))
     with torch.no_grad():
         faint[1].weight.copy_(1e-3 * torch.eye(16))
-    (found,) = probe(faint, train, test, 4, protocol=SHORT)
-    assert found.accuracy < 0.9 and found.accuracy_logistic == 1.0
+    (result,) = probe(faint, train, test, 4, protocol=SHORT)
+    assert result.accuracy < 0.9 and result.accuracy_logistic == 1.0
 
 
 def test_it_is_a_function_of_its_seed() -> None:
@@ -67,8 +67,8 @@ def test_it_is_a_function_of_its_seed() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(16, 8))
     first, again, other = (fit(features(net, train), train.labels, 4, seed, SHORT).weight for seed in (0, 0, 1))
     assert torch.equal(first, again) and not torch.equal(first, other)
-    one, two = (probe(net, train, test, 4, fractions=(0.5,), protocol=SHORT) for _ in range(2))
-    assert one == two
+    first, second = (probe(net, train, test, 4, fractions=(0.5,), protocol=SHORT) for _ in range(2))
+    assert first == second
 
 
 def test_the_classifier_is_plain_sgd_with_momentum_and_two_drops() -> None:
@@ -101,10 +101,10 @@ def test_fractions_keep_the_classes_in_proportion(fraction: float, count: int) -
     assert np.abs(shares).max() < 1 and np.array_equal(chosen, choice(labels, fraction).numpy())
 
 
-@pytest.mark.parametrize(("fraction", "said"), [(0.0, "above 0"), (1.5, "at most 1"), (0.002, "leaves no sample of class")])
-def test_fractions_that_cannot_be(fraction: float, said: str) -> None:
+@pytest.mark.parametrize(("fraction", "message"), [(0.0, "above 0"), (1.5, "at most 1"), (0.002, "leaves no sample of class")])
+def test_fractions_that_cannot_be(fraction: float, message: str) -> None:
     train, test = samples(load_dataset("digits"), (1, 8, 8), torch.device("cpu"))
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         probe(nn.Flatten(), train, test, 10, fractions=(fraction,))
 
 
@@ -126,9 +126,9 @@ def test_spoilt_running_statistics_are_seen_as_is_and_mended() -> None:
     train, test = planted(400), planted(200, seed=1)
     net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten()).eval()
     net[0].running_var.fill_(1e8)
-    (found,) = probe(net, train, test, 4, protocol=SHORT)
-    assert found.accuracy == 1.0
-    assert found.accuracy_as_is is not None and found.accuracy_as_is < 0.9
+    (result,) = probe(net, train, test, 4, protocol=SHORT)
+    assert result.accuracy == 1.0
+    assert result.accuracy_as_is is not None and result.accuracy_as_is < 0.9
 
 
 def test_features_before_the_pooling() -> None:
@@ -175,7 +175,7 @@ def test_the_published_protocol_trains_with_the_batch_s_statistics_and_tests_wit
     train, test, net = planted(60), planted(50, seed=1), Dimmed()
     before = copy.deepcopy(net.state_dict())
     protocol = Protocol(epochs=8, drops=(6,), batch_size=20, nesterov=True)
-    (found,) = published_probe(net, train, test, 4, seed=0, protocol=protocol)
+    (result,) = published_probe(net, train, test, 4, seed=0, protocol=protocol)
     assert all(torch.equal(value, net.state_dict()[name]) for name, value in before.items())
     norm, classifier = copy.deepcopy(net.norm), fit(torch.zeros(60, 16), train.labels, 4, 0, Protocol(epochs=0))
     classifier.requires_grad_(True)
@@ -190,15 +190,15 @@ def test_the_published_protocol_trains_with_the_batch_s_statistics_and_tests_wit
             nn.functional.cross_entropy(classifier(x), train.labels[index]).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
     scores = classifier(norm.eval()(test.images(torch.arange(50))).flatten(1))
-    assert found.accuracy == pytest.approx(float((scores.argmax(1) == test.labels).double().mean()))
-    assert found.accuracy > 0.9 and (found.accuracy_as_is, found.accuracy_logistic) == (None, None)
+    assert result.accuracy == pytest.approx(float((scores.argmax(1) == test.labels).double().mean()))
+    assert result.accuracy > 0.9 and (result.accuracy_as_is, result.accuracy_logistic) == (None, None)
 
 
 def test_a_last_batch_of_one_sample_is_left_out_where_batchnorm_sees_a_single_pixel() -> None:
     net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.BatchNorm2d(1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     protocol = Protocol(epochs=1, drops=(), batch_size=20, nesterov=True)
-    (found,) = published_probe(net, planted(61), planted(50, seed=1), 4, seed=0, protocol=protocol)
-    assert 0 <= found.accuracy <= 1 and found.samples == 61
+    (result,) = published_probe(net, planted(61), planted(50, seed=1), 4, seed=0, protocol=protocol)
+    assert 0 <= result.accuracy <= 1 and result.samples == 61
 
 
 def test_without_batchnorm_it_is_the_usual_probe_with_nesterov() -> None:

@@ -111,7 +111,7 @@ def test_a_span_that_raises_and_a_round_that_is_stopped(profile: Profile, clock:
     profile.begin(END)
     clock.pass_by(8)
     report = profile.report(1)
-    assert [one["round"] for one in report["rounds"]] == [1] and report["total"]["seconds"] == 1
+    assert [period["round"] for period in report["rounds"]] == [1] and report["total"]["seconds"] == 1
     assert report["unfinished"]["round"] == 2 and charged(report["unfinished"]) == {"training": 2, "data": 4}
     assert charged(report["end"]) == {"other": 8}
 
@@ -151,7 +151,7 @@ def test_without_profiling_nothing_is_timed() -> None:
 
 
 def test_the_device_is_waited_for_at_both_ends_of_a_span(clock: Clock) -> None:
-    profile = Profile(settle=lambda: clock.pass_by(1), clock=clock)
+    profile = Profile(synchronise=lambda: clock.pass_by(1), clock=clock)
     profile.begin(1)
     with profile("training"):
         pass
@@ -217,7 +217,7 @@ def test_a_run_is_the_same_with_it(
     assert computed(folder) == computed(reference(method, **LITTLE, **overrides))
     report = load_json(folder / "profile" / "profile.json")
     assert report == outcome.profile
-    assert [one["round"] for one in report["rounds"]] == [1, 2]
+    assert [period["round"] for period in report["rounds"]] == [1, 2]
     for stretch in (report["start"], *report["rounds"], report["end"], report["total"]):
         assert sum(stretch["categories"].values()) == stretch["seconds"]
     took = {name for name, seconds in report["total"]["categories"].items() if seconds}
@@ -259,13 +259,13 @@ def test_a_run_that_fails_writes_what_it_has(
         ended = fedpriv("train", *flags("fedavg", **LITTLE), "--run-dir", folder, "--profile")
     assert ended.exit_code == 1 and "no more" in ended.stderr
     report = load_json(folder / "profile" / "profile.json")
-    assert [one["round"] for one in report["rounds"]] == [1]
+    assert [period["round"] for period in report["rounds"]] == [1]
     assert report["unfinished"]["round"] == 2 and report["unfinished"]["categories"]["evaluation"] > 0
     assert json.loads((folder / "profile" / "trace.json").read_text())["traceEvents"]
     ended = fedpriv("resume", folder, "--profile")
     assert ended.exit_code == 0 and "Time of 1 round by part" in ended.stdout
     report = load_json(folder / "profile" / "profile.json")
-    assert [one["round"] for one in report["rounds"]] == [2] and "unfinished" not in report
+    assert [period["round"] for period in report["rounds"]] == [2] and "unfinished" not in report
 
 
 def test_the_table(tmp_path: Path, fedpriv: Fedpriv) -> None:

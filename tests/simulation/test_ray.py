@@ -51,10 +51,10 @@ def on_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict
             command, here = ["uv", "run", str(root), *command], {"cwd": folder, "executable": "/bin/sh"}
         done = subprocess.run(command, **here, env=environment, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-        found = dict(json.loads(done.stdout.splitlines()[-1]))
-        assert found.pop("uv run") or not under_uv  # which may also have started the tests
-        assert found.pop("runtime_env") == {}  # no folder is copied, and workers have this Python
-        return found
+        results = dict(json.loads(done.stdout.splitlines()[-1]))
+        assert results.pop("uv run") or not under_uv  # which may also have started the tests
+        assert results.pop("runtime_env") == {}  # no folder is copied, and workers have this Python
+        return results
 
     return play
 
@@ -62,45 +62,45 @@ def on_a_cluster(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict
 @needs_ray
 @pytest.mark.slow
 def test_all_methods_end_where_one_process_ends(on_a_cluster: Callable[..., dict[str, Any]]) -> None:
-    found = on_a_cluster(*sorted(methods()))
-    assert [method for method, one in found.items() if not one["equal"]] == []
+    results = on_a_cluster(*sorted(methods()))
+    assert [method for method, result in results.items() if not result["equal"]] == []
 
 
 @needs_ray
 @pytest.mark.parametrize("case", slow_but(["killed"], ["killed", "removed"]))
 def test_a_worker_and_a_node_may_die(on_a_cluster: Callable[..., dict[str, Any]], case: str) -> None:
-    found = on_a_cluster(case, under_uv=case == "killed")[case]
-    assert found["equal"]
+    result = on_a_cluster(case, under_uv=case == "killed")[case]
+    assert result["equal"]
     ends = ("they run again", "while it started; another one starts")  # a node may be removed before its worker is there
-    assert [text for text in found["said"] if "Ray" in text and text.endswith(ends)], found["said"]
+    assert [text for text in result["said"] if "Ray" in text and text.endswith(ends)], result["said"]
 
 
 @pytest.mark.parametrize(
-    ("runtime_env", "said"),
+    ("runtime_env", "message"),
     [
         ({}, "the Ray cluster has 4 cores; `ray status`"),
         ({"py_executable": "uv run python"}, "Ray starts them by 'uv run python'"),
     ],
 )
-def test_what_keeps_workers_from_starting_is_named(runtime_env: dict[str, str], said: str) -> None:
+def test_what_keeps_workers_from_starting_is_named(runtime_env: dict[str, str], message: str) -> None:
     """The second where the user's own process has called ``ray.init`` under uv."""
     context = SimpleNamespace(runtime_env=runtime_env)
     ray = SimpleNamespace(get_runtime_context=lambda: context, cluster_resources=lambda: {"CPU": 4.0})
     workers: Any = SimpleNamespace(_ray=ray)
-    assert RayWorkers._why_none(workers).startswith(said)
+    assert RayWorkers._why_none(workers).startswith(message)
 
 
 def test_states_travel_between_stores(tmp_path: Path) -> None:
     import torch
 
-    one, other = ClientStore(tmp_path / "one"), ClientStore(tmp_path / "other")
-    one.keep(3, 1, {"a": torch.ones(2)})
-    one.book(3, 1, [(0.5, 4)])
-    assert one.export(5, 1) == {}
-    other.take(one.export(3, 1))
+    store, other = ClientStore(tmp_path / "one"), ClientStore(tmp_path / "other")
+    store.keep(3, 1, {"a": torch.ones(2)})
+    store.book(3, 1, [(0.5, 4)])
+    assert store.export(5, 1) == {}
+    other.take(store.export(3, 1))
     assert torch.equal(other.load(3, 1)["a"], torch.ones(2)) and other.spent(3) == {1: [(0.5, 4)]}
-    one.keep(3, 1, {"a": torch.zeros(2)})
-    other.take(one.export(3, 1))
+    store.keep(3, 1, {"a": torch.zeros(2)})
+    other.take(store.export(3, 1))
     assert torch.equal(other.load(3, 1)["a"], torch.zeros(2))  # no old copy in memory
     other.clear()
     assert not list((tmp_path / "other").iterdir())
@@ -115,7 +115,7 @@ def test_an_audit_needs_no_cluster() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"executor.ray_address": "host:6379"}, "ray_address is for workers: ray"),
         ({"executor.workers": 2, "executor.ray_workers": 2}, "ray_workers is for workers: ray"),
@@ -123,8 +123,8 @@ def test_an_audit_needs_no_cluster() -> None:
         ({"executor.workers": 0}, "executor.workers"),
     ],
 )
-def test_settings_that_cannot_be_right(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_settings_that_cannot_be_right(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         config("fedavg", **options)
 
 

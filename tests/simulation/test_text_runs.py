@@ -107,7 +107,7 @@ def test_masked_word_embeddings_stay_where_they_are(tmp_path: Path, file: Path) 
     run = simulation(tmp_path / "run", "fedavg", **texts(file), **{"wire.transforms": mask})
     before = run.federation.resident.space.unpack(run.federation.initial.clone())
     up = uploads_of(run)
-    after = run.federation.resident.space.unpack(run.server.row)
+    after = run.federation.resident.space.unpack(run.state.row)
     embeddings = [name for name in before if name.startswith("encoder.transformer.embeddings.")]
     assert len(embeddings) == 5 and up
     assert not any(name in sealed.schema for sealed in up for name in embeddings)
@@ -140,7 +140,7 @@ def test_ghost_clipping_finds_the_same(tmp_path: Path, file: Path, tune: dict[st
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         uploads_of(run)
-        rows.append(run.server.row - run.federation.initial)
+        rows.append(run.state.row - run.federation.initial)
     torch.testing.assert_close(rows[0], rows[1], rtol=1e-3, atol=1e-6)
 
 
@@ -221,8 +221,8 @@ def test_the_head_is_trained_on_features_that_are_computed_by_hand(tmp_path: Pat
         F.cross_entropy(head(data.inputs[index]), data.labels[index]).backward()  # type: ignore[index]
         optimiser.step()
     uploads_of(run)
-    assert torch.equal(space.view(run.server.row, "head.weight"), head.weight)
-    assert torch.equal(space.view(run.server.row, "head.bias"), head.bias)
+    assert torch.equal(space.view(run.state.row, "head.weight"), head.weight)
+    assert torch.equal(space.view(run.state.row, "head.bias"), head.bias)
 
 
 def test_features_are_computed_once(tmp_path: Path, file: Path, cache: Path, calls: list[int]) -> None:
@@ -305,7 +305,7 @@ def test_a_random_encoder_that_is_frozen_is_the_runs_own(tmp_path: Path, file: P
         seen.append([torch.cat(chunk) for chunk in chunks])  # type: ignore[arg-type]
         for kept in cache_folder().glob("features-*"):
             kept.unlink()
-    assert all(torch.equal(one, two) for one, two in zip(seen[0], seen[1], strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(seen[0], seen[1], strict=True))
     assert not torch.equal(seen[0][0], seen[2][0])
     # Test texts that are made of the same words lie where training texts lie.
     train, test = seen[0]
@@ -324,8 +324,8 @@ def test_a_projector_without_effect_on_frozen_features_is_said(file: Path) -> No
         return build(load_config(None, texts(file, **HEAD, **{"method.name": "fedavg", "model.projector": "linear", **more})))
 
     without, built = made(), made(**{"model.projection": 4})
-    assert any("model.projector has no effect" in remark for remark in without.prepared.said)
-    assert not any("model.projector" in remark for remark in built.prepared.said)
+    assert any("model.projector has no effect" in remark for remark in without.prepared.notes)
+    assert not any("model.projector" in remark for remark in built.prepared.notes)
     assert [type(layer) for layer in built.resident.net.projector.children()] == [nn.Linear]
 
 

@@ -122,7 +122,7 @@ def test_the_rate_rises_in_each_phase_of_training_and_not_in_adaptation(simulate
     for _ in range(2):
         update.train(phase(epochs=1, steps=6), cross_entropy, how)
     assert how.rates == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.2] * 2)
-    assert [one.lr for one in update.trained] == [0.2, 0.2]
+    assert [phase.lr for phase in update.trained] == [0.2, 0.2]
     adapting, how = update_of(simulation, purpose="adapt"), Noting()
     adapting.train(phase(epochs=1, steps=1), cross_entropy, how)
     assert how.rates == [0.2] and not torch.equal(adapting.row, adapting.start)
@@ -148,9 +148,9 @@ def test_steps_without_momentum_warm_up_too(simulate: Simulate) -> None:
     warm = {"train.warmup_steps": 2, "train.local_steps": 6}
     scaffold = simulate("scaffold", **warm, **{"train.momentum": 0.0})
     every = simulate("fedpvr", **warm, **{"train.momentum": 0.9, "method.layers": ["*"]})
-    assert torch.equal(scaffold.server.row, every.server.row)
+    assert torch.equal(scaffold.state.row, every.state.row)
     assert not torch.equal(
-        scaffold.server.row, simulate("scaffold", **{**warm, "train.momentum": 0.0, "train.warmup_steps": 0}).server.row
+        scaffold.state.row, simulate("scaffold", **{**warm, "train.momentum": 0.0, "train.warmup_steps": 0}).state.row
     )
 
 
@@ -181,9 +181,9 @@ def test_an_attacker_is_told_no_schedule_that_was_not(tmp_path: Path, option: di
     schedules = []
     for number, options in enumerate(({}, option)):
         play(tmp_path / str(number), "fedavg", **{"train.rounds": 1, **options})
-        found = Evidence(tmp_path / str(number))
-        message = found.message(*found.messages()[0])
-        schedules.append(found.attacker.schedule(message, message.num_examples or 0))
+        evidence = Evidence(tmp_path / str(number))
+        message = evidence.message(*evidence.messages()[0])
+        schedules.append(evidence.attacker.schedule(message, message.num_examples or 0))
     assert schedules[0] is not None and schedules[1] is None
 
 
@@ -199,7 +199,7 @@ def in_float64(simulation: Simulation, client: int) -> ModelLocalUpdate:
     resident.row.copy_(initial)
     data = fed.data.train(client)
     assert isinstance(data.inputs, Tensor)
-    download = fed.method.download(simulation.server, 1)
+    download = fed.method.download(simulation.state, 1)
     assert download is not None
     received = {name: t.double() if t.is_floating_point() else t for name, t in download.tensors.items()}
     other = initial + 0.05 * torch.randn(len(initial), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -255,7 +255,7 @@ def test_a_batch_of_fewer_samples_than_parts(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "said"),
+    ("method", "options", "message"),
     [
         ("fedavg", {"objective.name": "simclr"}, "simclr compares the samples"),
         ("fedavg", {"objective.name": "barlow-twins"}, "barlow-twins compares the samples"),
@@ -266,8 +266,8 @@ def test_a_batch_of_fewer_samples_than_parts(simulate: Simulate) -> None:
         ("fedavg", {"privacy.level": "sample", "privacy.noise": 1.0}, "privacy.level sample clips"),
     ],
 )
-def test_what_needs_whole_batches_says_so(simulate: Simulate, method: str, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=rf"train\.accumulate 2: .*{said}.*train\.accumulate=1"):
+def test_what_needs_whole_batches_says_so(simulate: Simulate, method: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=rf"train\.accumulate 2: .*{message}.*train\.accumulate=1"):
         simulate(method, play=False, **options, **{"train.accumulate": 2})
 
 
@@ -291,10 +291,10 @@ def test_bfloat16_is_near_float32_and_only_within_the_net(simulate: Simulate, me
         simulation.taps.append(lambda way, sealed, sent=sent: sent.append(sealed) if way != "report" else None)
         for _ in simulation.rounds():
             pass
-        rows.append(simulation.server.row - simulation.federation.initial)
+        rows.append(simulation.state.row - simulation.federation.initial)
         tensors = [tensor for sealed in sent for tensor in sealed.tensors().values() if tensor.is_floating_point()]
         assert tensors and {tensor.dtype for tensor in tensors} == {torch.float32}
-        assert simulation.federation.resident.grad.dtype == simulation.server.row.dtype == torch.float32
+        assert simulation.federation.resident.grad.dtype == simulation.state.row.dtype == torch.float32
     off = float((rows[0] - rows[1]).norm() / rows[0].norm())
     assert 0 < off < 0.1, off
 
@@ -326,7 +326,7 @@ def test_private_steps_are_in_float32(simulate: Simulate, clipping: str) -> None
 @pytest.mark.slow
 def test_private_steps_warm_up(simulate: Simulate) -> None:
     private = {"privacy.level": "sample", "privacy.noise": 4.0, "train.rounds": 1}
-    rows = [simulate("fedavg", **private, **{"train.warmup_steps": steps}).server.row for steps in (0, 3, 10**6)]
+    rows = [simulate("fedavg", **private, **{"train.warmup_steps": steps}).state.row for steps in (0, 3, 10**6)]
     initial = simulate("fedavg", play=False, **private).federation.initial
     moved = [float((row - initial).norm()) for row in rows]
     assert moved[0] > moved[1] > moved[2] and moved[2] < 1e-3 * moved[0]

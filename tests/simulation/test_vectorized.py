@@ -53,13 +53,13 @@ class Joined(nn.Module):
 @pytest.fixture(scope="module", autouse=True)
 def _dealt_once() -> Iterator[None]:
     """Most runs here share a data set and its partition, which take as long as a round."""
-    deal, found = setup.partition_dataset, dict[str, Partition]()
+    deal, partitions = setup.partition_dataset, dict[str, Partition]()
 
     def partition_dataset(dataset: Dataset, config: RunConfig) -> Partition:
         key = config.data.model_dump_json()
-        if key not in found:
-            found[key] = deal(dataset, config)
-        return found[key]
+        if key not in partitions:
+            partitions[key] = deal(dataset, config)
+        return partitions[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(setup, "partition_dataset", partition_dataset)
@@ -103,10 +103,10 @@ def _nets() -> Iterator[None]:
 @pytest.fixture
 def played(tmp_path: Path) -> Callable[..., Simulation]:
     """:func:`play`, in float64 if ``double``, each in a folder of its own."""
-    made = count(1)
+    numbers = count(1)
 
     def make(executor: str, double: bool = True, rounds: int = 2, **overrides: Any) -> Simulation:
-        return play(tmp_path / f"runs{next(made)}", executor, double, rounds, **overrides)
+        return play(tmp_path / f"runs{next(numbers)}", executor, double, rounds, **overrides)
 
     return make
 
@@ -118,7 +118,7 @@ def assert_same(together: Simulation, alone: Simulation, within: float) -> None:
     for name, value in left.items():
         scale = float(right[name].double().abs().max()) if value.numel() else 0.0
         torch.testing.assert_close(
-            value, right[name], rtol=0.0, atol=within * max(1.0, scale), msg=lambda said, name=name: f"{name}: {said}"
+            value, right[name], rtol=0.0, atol=within * max(1.0, scale), msg=lambda message, name=name: f"{name}: {message}"
         )
     own, other = (simulation.progress.record["metrics"] for simulation in (together, alone))
     assert own["train_loss"] == pytest.approx(other["train_loss"], rel=1e3 * within)
@@ -184,7 +184,7 @@ def test_options(played: Callable[..., Simulation], options: dict[str, Any]) -> 
 
 @pytest.mark.slow
 def test_a_group_of_any_size_is_the_same(played: Callable[..., Simulation]) -> None:
-    sizes = [played("vectorized", **{"method.name": "fedavg", "executor.group_size": size}).server.row for size in (2, 3, 5, 99)]
+    sizes = [played("vectorized", **{"method.name": "fedavg", "executor.group_size": size}).state.row for size in (2, 3, 5, 99)]
     for row in sizes[1:]:
         torch.testing.assert_close(row, sizes[0], rtol=0, atol=1e-12)
 
@@ -195,7 +195,7 @@ def test_little_is_padded(played: Callable[..., Simulation]) -> None:
     options = {"data.partition.alpha": 0.1, "method.name": "fedavg", "train.participation": 1.0, "train.batch_size": 10}
     simulation = played("vectorized", **options)
     padding = simulation.progress.record["metrics"]["padding"]
-    assert 0 <= padding <= requests.MOST_PADDING == 0.15
+    assert 0 <= padding <= requests.MAX_PADDING == 0.15
     data = simulation.federation.data
     assert simulation.executor.sample_count.real == 0  # read for the record
     simulation.executor.sample_count.real = 0
@@ -254,7 +254,7 @@ def test_a_client_that_diverges_is_left_out_alone(played: Callable[..., Simulati
         monkeypatch.setattr(data, "train", poisoned)
         record = simulation.run_round()
         seen[executor] = [record["metrics"]["participants"], record["metrics"]["dropped"]]
-        rows.append(simulation.server.row)
+        rows.append(simulation.state.row)
     assert seen["vectorized"] == seen["sequential"] == [4, 1]
     torch.testing.assert_close(*rows, rtol=0, atol=1e-12)
 
@@ -278,14 +278,14 @@ def test_a_group_that_does_not_fit_is_halved(played: Callable[..., Simulation], 
         return original(self, functions)
 
     monkeypatch.setattr(batched_models.BatchedModels, "run", cramped)
-    said: list[str] = []
+    warnings: list[str] = []
     simulation = played("vectorized", rounds=0, **{"method.name": "fedrep", "executor.group_size": 4})
     assert isinstance(simulation.executor, VectorizedExecutor)
-    simulation.executor._warn = said.append
+    simulation.executor._warn = warnings.append
     for _ in range(2):
         simulation.run_round()
     assert sizes[:3] == [4, 2, 2] and max(sizes[3:]) == 2
-    assert said == ["4 clients at once do not fit into the memory of cpu: from now on 2 (--group-size)"]
+    assert warnings == ["4 clients at once do not fit into the memory of cpu: from now on 2 (--group-size)"]
     for (name, value), (_, expected) in zip(everything(simulation), everything(reference), strict=True):
         torch.testing.assert_close(value, expected, rtol=0, atol=1e-12, msg=name)
 
@@ -436,7 +436,7 @@ def test_a_net_that_does_more_than_its_layers_is_not_taken_for_them() -> None:
 def test_shorter_batches_are_filled_up_within_the_bound() -> None:
     def lengths(*sizes: int, exact: bool = False) -> list[list[int]]:
         asked = [Request(SimpleNamespace(inputs=torch.zeros(size, 1)), True, None) for size in sizes]
-        return [[len(one.content.inputs) for one in group] for group in requests._of_like_length(asked, exact)]
+        return [[len(request.content.inputs) for request in group] for group in requests._of_like_length(asked, exact)]
 
     assert lengths(16, 16, 16) == [[16, 16, 16]]
     assert lengths(16, 15, 12) == [[16, 15, 12]]  # 5 of 48

@@ -14,12 +14,12 @@ import torch
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.config import load_config
 from fedpriv.errors import FedprivError, UsageError
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import executor_choice, run
 from fedpriv.simulation.executors import build as executors
-from fedpriv.simulation.executors.workers import Workers
+from fedpriv.simulation.executors.forked import ForkedWorkers
 from fedpriv.simulation.setup import build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from tests.marks import quick_first
 from tests.simulation.small import QUICK, SILENT, computed, config, play, rounds_recorded
 
@@ -41,24 +41,24 @@ SMALL = {
 
 @pytest.fixture
 def played(tmp_path: Path) -> Iterator[Callable[..., Simulation]]:
-    made: list[Simulation] = []
-    said: list[str] = []
+    simulations: list[Simulation] = []
+    warnings: list[str] = []
 
     def make(number: int, play: bool = True, **overrides: Any) -> Simulation:
         quick = QUICK.get(overrides["method.name"], {})
         federation = build(load_config(None, {**SMALL, "executor.workers": number, **quick, **overrides}))
-        folder = RunFolder.create(federation.config, tmp_path / f"runs{len(made)}")
-        simulation = Simulation(federation, folder, said.append)
-        made.append(simulation)
+        folder = RunFolder.create(federation.config, tmp_path / f"runs{len(simulations)}")
+        simulation = Simulation(federation, folder, warnings.append)
+        simulations.append(simulation)
         simulation.start()
         if play:
             for _ in simulation.rounds():
                 pass
         return simulation
 
-    make.said = said  # type: ignore[attr-defined]
+    make.warnings = warnings  # type: ignore[attr-defined]
     yield make
-    for simulation in made:
+    for simulation in simulations:
         simulation.executor.close()
 
 
@@ -74,21 +74,21 @@ def sent(simulation: Simulation) -> list[str]:
     quick_first([("scaffold", "sequential"), ("scaffold", "vectorized"), ("mpfedcon", "sequential"), ("moon", "vectorized")]),
 )
 def test_the_numbers_are_those_of_one_process(played: Callable[..., Simulation], method: str, executor: str) -> None:
-    found = []
+    results = []
     for number in (1, 3):
         options = {"method.name": method, "executor.name": executor, "executor.group_size": 2}
         transforms = [{"name": "gaussian", "variance": 1e-6}]
         simulation = played(number, False, **options, **{"wire.transforms": transforms})
-        assert isinstance(simulation.executor, Workers) == (number > 1)
+        assert isinstance(simulation.executor, ForkedWorkers) == (number > 1)
         digests = sent(simulation)
         records = list(simulation.rounds())
         kept = {c: {name: t.clone() for name, t in (simulation.stored(c) or {}).items()} for c in range(10)}
         metrics = [{k: v for k, v in record["metrics"].items() if k != "seconds"} for record in records]
-        found.append((simulation.server.row, sorted(digests), kept, metrics))
-    for row, digests, kept, metrics in found[1:]:
-        assert torch.equal(row, found[0][0])
-        assert digests == found[0][1] and metrics == found[0][3]
-        assert all(torch.equal(kept[c][name], tensor) for c, own in found[0][2].items() for name, tensor in own.items())
+        results.append((simulation.state.row, sorted(digests), kept, metrics))
+    for row, digests, kept, metrics in results[1:]:
+        assert torch.equal(row, results[0][0])
+        assert digests == results[0][1] and metrics == results[0][3]
+        assert all(torch.equal(kept[c][name], tensor) for c, own in results[0][2].items() for name, tensor in own.items())
 
 
 @pytest.mark.slow
@@ -102,8 +102,8 @@ def test_a_run_goes_on_with_another_number(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ZeroDivisionError):
         run.start(config("mpfedcon", run_dir=str(cut)), tmp_path, SILENT[0], breaks, SILENT[2])
     assert rounds_recorded(cut)[-1] < 3
-    forked: list[Workers] = []
-    monkeypatch.setattr(executors, "Workers", lambda *given: forked.append(Workers(*given)) or forked[-1])
+    forked: list[ForkedWorkers] = []
+    monkeypatch.setattr(executors, "ForkedWorkers", lambda *given: forked.append(ForkedWorkers(*given)) or forked[-1])
     run.resume(cut, *SILENT, executor={"workers": 2})
     assert forked and computed(whole) == computed(cut)
 
@@ -130,7 +130,7 @@ def _dying(monkeypatch: pytest.MonkeyPatch, when: Callable[[ModelLocalUpdate], b
 def test_a_worker_that_dies_is_named_and_its_clients_run_again(
     played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    reference = played(1, **{"method.name": "fedavg"}).server.row
+    reference = played(1, **{"method.name": "fedavg"}).state.row
     marker = tmp_path / "died"
 
     def once(update: ModelLocalUpdate) -> bool:
@@ -144,10 +144,12 @@ def test_a_worker_that_dies_is_named_and_its_clients_run_again(
 
     _dying(monkeypatch, once)
     simulation = played(2, **{"method.name": "fedavg"})
-    said: list[str] = played.said  # type: ignore[attr-defined]
+    warnings: list[str] = played.warnings  # type: ignore[attr-defined]
     assert marker.exists()
-    assert torch.equal(simulation.server.row, reference)
-    assert len(said) == 1 and "was killed by SIGKILL while it trained the clients" in said[0] and "of round 2" in said[0]
+    assert torch.equal(simulation.state.row, reference)
+    assert (
+        len(warnings) == 1 and "was killed by SIGKILL while it trained the clients" in warnings[0] and "of round 2" in warnings[0]
+    )
 
 
 @pytest.mark.slow
@@ -156,7 +158,7 @@ def test_clients_that_kill_every_worker_end_the_run(played: Callable[..., Simula
     simulation = played(2, False, **{"method.name": "fedavg"})
     with pytest.raises(FedprivError, match="these clients cause it"):
         simulation.run_round()
-    assert isinstance(simulation.executor, Workers) and not simulation.executor._workers
+    assert isinstance(simulation.executor, ForkedWorkers) and not simulation.executor._workers
 
 
 def test_what_goes_wrong_in_a_worker_is_said_here(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +181,7 @@ def test_a_client_that_diverges_in_a_worker(played: Callable[..., Simulation]) -
 def test_more_workers_than_cores_are_warned_of(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
     played(3, False, **{"method.name": "fedavg"})
-    assert "this machine has 2 cores" in played.said[0]  # type: ignore[attr-defined]
+    assert "this machine has 2 cores" in played.warnings[0]  # type: ignore[attr-defined]
 
 
 def test_where_there_can_be_none_it_is_said(played: Callable[..., Simulation], monkeypatch: pytest.MonkeyPatch) -> None:

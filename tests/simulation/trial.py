@@ -13,9 +13,9 @@ from fedpriv.client.resident import Resident
 from fedpriv.config import load_config
 from fedpriv.models import registry
 from fedpriv.models.registry import Shape, register_model
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.run_folder import RunFolder
 from tests.simulation.small import QUICK
 
 SMALL = {
@@ -79,7 +79,7 @@ def play(folder: Path, executor: str, double: bool, rounds: int, **overrides: An
 
 def everything(simulation: Simulation) -> Iterator[tuple[str, Tensor]]:
     """The server's model and memory, and what each client keeps, by name."""
-    yield from simulation.federation.resident.space.unpack(simulation.server.row).items()
-    yield from simulation.server.memory.items()
+    yield from simulation.federation.resident.space.unpack(simulation.state.row).items()
+    yield from simulation.state.memory.items()
     for client in sorted(simulation.progress.clients):
         yield from ((f"{client} {name}", tensor) for name, tensor in sorted((simulation.stored(client) or {}).items()))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fake_runs import append, line, make_run, set_status
 
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import ProcessCopier, ServerAway, ThreadCopier, copier_of, default_uri, sync, tracker_of
 from fedpriv.tracking.to_mlflow import MlflowTracker
 

@@ -19,7 +19,7 @@ from PIL import Image
 from fedpriv.audit.results import AuditedRun, to_json
 from fedpriv.cli import main
 from fedpriv.cli.report import _ui
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from tests.audit.sample_findings import findings
 
 

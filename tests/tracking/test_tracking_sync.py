@@ -20,7 +20,7 @@ from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.results import Interval, to_json
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking import TrackingError, default_uri, sync
 from fedpriv.tracking.names import defence, params
 from fedpriv.tracking.store import create_store

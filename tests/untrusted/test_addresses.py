@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from fedpriv.untrusted import addresses
-from fedpriv.untrusted.addresses import keep_secrets, said_safely, with_secrets, without_secrets
+from fedpriv.untrusted.addresses import hide_secrets, keep_secrets, with_secrets, without_secrets
 from fedpriv.untrusted.names import printable
 
 
@@ -58,12 +58,12 @@ def test_of_several_addresses_without_a_space_between_them_none_shows_its_secret
 def test_a_space_belongs_to_the_secret_where_the_text_is_one_address() -> None:
     uri, shown = "http://me:hunt er2@host", "http://me:***@host"
     assert keep_secrets(uri) == shown and with_secrets(shown) == uri
-    assert said_safely(f"it says {uri!r}") == f"it says {shown!r}"
+    assert hide_secrets(f"it says {uri!r}") == f"it says {shown!r}"
 
 
 def test_a_secret_that_stands_alone_is_replaced_where_it_is_known() -> None:
     keep_secrets("http://me:hunt%40er2@host")
-    assert said_safely("Invalid port 'hunt%40er2', or hunt@er2; http://you:other@host") == (
+    assert hide_secrets("Invalid port 'hunt%40er2', or hunt@er2; http://you:other@host") == (
         "Invalid port '***', or ***; http://you:***@host"
     )
 
@@ -81,7 +81,7 @@ def test_a_long_text_does_not_hold_up_its_reader(start: str, part: str) -> None:
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(60)
     try:
-        assert said_safely(text) == text
+        assert hide_secrets(text) == text
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)

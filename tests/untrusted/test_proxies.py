@@ -60,8 +60,10 @@ def test_networks_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_message_names_the_proxy_without_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", PROXY)
-    said = by_proxy("https://server.example.org:8443/v1")
-    assert "http://user:***@proxy.example.org:3128" in said and "no_proxy=server.example.org" in said and "hunter2" not in said
+    phrase = by_proxy("https://server.example.org:8443/v1")
+    assert (
+        "http://user:***@proxy.example.org:3128" in phrase and "no_proxy=server.example.org" in phrase and "hunter2" not in phrase
+    )
 
 
 @pytest.mark.parametrize("before", ["", "example.org", "example.org,127.0.0.1"])
@@ -79,10 +81,10 @@ def test_libraries_go_directly_to_this_machine_and_to_named_hosts(before: str, m
             assert client._transport_for_url(httpx.URL(url)) is client._transport, host
     assert os.environ["no_proxy"].split(",").count("127.0.0.1") == 1
     assert proxy_for("https://server.elsewhere.org") == PROXY
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "import os; print(os.environ['no_proxy'])"], capture_output=True, text=True, check=True
     )
-    assert "10.1.2.3" in told.stdout
+    assert "10.1.2.3" in result.stdout
 
 
 def test_without_a_proxy_the_environment_stays(monkeypatch: pytest.MonkeyPatch) -> None:

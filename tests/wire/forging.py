@@ -13,9 +13,9 @@ from fedpriv.wire import Payload, Sealed, seal
 
 def one_line(error: Exception) -> str:
     """What an error says, which is a short line that any terminal can show."""
-    said = str(error)
-    assert len(said.splitlines()) == 1 and said.isprintable() and len(said) < 500
-    return said
+    message = str(error)
+    assert len(message.splitlines()) == 1 and message.isprintable() and len(message) < 500
+    return message
 
 
 def parts(data: bytes) -> tuple[str, bytes]:

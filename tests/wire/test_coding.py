@@ -105,5 +105,5 @@ def test_a_change_in_no_form_is_refused(what: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_what_is_beside_it_stays(form: str) -> None:
     beside = {"statistic.x~indices": ints(-5), "statistic.y": ONE}
-    found = read({**FORMS[form], **beside})
-    assert found.keys() == {"a", *beside} and all(torch.equal(found[name], tensor) for name, tensor in beside.items())
+    decoded = read({**FORMS[form], **beside})
+    assert decoded.keys() == {"a", *beside} and all(torch.equal(decoded[name], tensor) for name, tensor in beside.items())

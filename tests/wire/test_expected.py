@@ -121,12 +121,12 @@ def test_a_single_fault_is_refused(case: str) -> None:
     for name in kinds.values():
         for what, fault in tensor_faults(name, sealed.tensors({name})[name]):
             try:
-                said = refusal(resealed(sealed, {name: fault}), expected)
+                reason = refusal(resealed(sealed, {name: fault}), expected)
             except BaseException as error:
                 error.add_note(f"{name}: {what}")
                 raise
             of_its_kind = STATISTIC if name.startswith(STATISTIC) else name.partition("~")[0]
-            assert of_its_kind in said or (what == "huge" and said.startswith("the change")), said
+            assert of_its_kind in reason or (what == "huge" and reason.startswith("the change")), reason
 
 
 def test_class_numbers_that_cannot_be() -> None:
@@ -280,13 +280,13 @@ def test_a_transform_of_elsewhere_may_say_what_it_makes() -> None:
         def __str__(self) -> str:
             return "silent"
 
-    found = Expected(1, 1, {"w": Form((2,))}).through([Silent(), Halved()])
-    assert found.tensors == {"w": Form((2,), torch.float16)} and found.transforms == ("silent", "halved")
-    found.check(seal(Payload({"w": torch.ones(2).half()}, 1, 1, transforms=("silent", "halved"))))
+    expected = Expected(1, 1, {"w": Form((2,))}).through([Silent(), Halved()])
+    assert expected.tensors == {"w": Form((2,), torch.float16)} and expected.transforms == ("silent", "halved")
+    expected.check(seal(Payload({"w": torch.ones(2).half()}, 1, 1, transforms=("silent", "halved"))))
 
 
 def test_a_scale_whose_codes_overflow_is_not_finite_once_whole() -> None:
     sealed, expected = first(played("quantise"))
     name = next(name for name in sorted(sealed.names) if name.endswith(SCALE))
-    said = refusal(resealed(sealed, {name: torch.full((1,), 3e38)}), expected)
-    assert said == f"{name.removesuffix(SCALE)} is not finite once it is whole"
+    reason = refusal(resealed(sealed, {name: torch.full((1,), 3e38)}), expected)
+    assert reason == f"{name.removesuffix(SCALE)} is not finite once it is whole"

@@ -207,11 +207,11 @@ EDITS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 4),
 def sealable(data: bytes) -> bool:
     """Whether ``seal`` makes these bytes, if ``unseal`` takes them; where it does not, it says so in a line."""
     try:
-        found = unseal(data)
+        message = unseal(data)
     except Refused as error:
         one_line(error)
         return False
-    assert seal(draft(found)).data == data
+    assert seal(draft(message)).data == data
     return True
 
 
@@ -245,18 +245,18 @@ def test_edited_facts(edits: list[tuple[float, int, str]]) -> None:
 
 
 def test_what_no_message_holds_is_not_sealed() -> None:
-    one = torch.ones(1)
+    tensor = torch.ones(1)
     for payload in (
         Payload({"x": torch.ones(1, dtype=torch.complex64)}, 1),
-        Payload({'a"b': one}, 1),
-        Payload({"a\n": one}, 1),
-        Payload({"": one}, 1),
-        Payload({"a" * 300: one}, 1),
+        Payload({'a"b': tensor}, 1),
+        Payload({"a\n": tensor}, 1),
+        Payload({"": tensor}, 1),
+        Payload({"a" * 300: tensor}, 1),
         Payload({"x": torch.ones([1] * 17)}, 1),
-        Payload({"x": one}, -1),
-        Payload({"x": one}, 1, num_examples=0),
-        Payload({"x": one}, 1, transforms=("two\nlines",)),
-        Payload({f"{number:0200}": one for number in range(3000)}, 1),
+        Payload({"x": tensor}, -1),
+        Payload({"x": tensor}, 1, num_examples=0),
+        Payload({"x": tensor}, 1, transforms=("two\nlines",)),
+        Payload({f"{number:0200}": tensor for number in range(3000)}, 1),
     ):
         with pytest.raises(Refused):
             seal(payload)

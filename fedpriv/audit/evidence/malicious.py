@@ -13,7 +13,7 @@ from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
 from fedpriv.audit.evidence.views import Recorder, recorded
 from fedpriv.client.client import receive
-from fedpriv.client.suspicion import draw_of_run
+from fedpriv.client.suspicion import generator_of_run
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, SuspiciousDownload
 from fedpriv.wire import Payload, Sealed, seal
@@ -87,7 +87,7 @@ def refused(evidence: Evidence, round: int, download: Sealed) -> str | None:
     federation = evidence.federation
     checks = replace(federation.agreement, config=federation.config.with_check(True))
     try:
-        receive(checks, round, download, federation.initial, draw_of_run(checks, round))
+        receive(checks, round, download, federation.initial, generator_of_run(checks, round))
     except SuspiciousDownload as reason:
         return str(reason)
     return None

@@ -24,12 +24,12 @@ from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
 from fedpriv.samples import Modality
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.records import counted
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.server.sampling import participants
 from fedpriv.simulation.reopening import damaged_partition, reopened
 from fedpriv.simulation.setup import Federation
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.records import merged_clients
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Sealed
 from fedpriv.wire.coding import decoded, is_model
 from fedpriv.wire.message import Refused
@@ -196,7 +196,7 @@ class Evidence:
     @cached_property
     def _updates(self) -> dict[int, set[int]]:
         agreement, records = self.federation.agreement, {record["round"]: record for record in self.folder.records()}
-        return {round: counted(record, participants(agreement, round)) for round, record in records.items() if round > 0}
+        return {round: merged_clients(record, participants(agreement, round)) for round, record in records.items() if round > 0}
 
     def number(self, round: int, client: int) -> int:
         """Under which number a message of another round is kept that has a local update of the client."""

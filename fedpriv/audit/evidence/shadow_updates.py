@@ -15,7 +15,7 @@ from fedpriv.samples import Modality, lacking
 from fedpriv.secure.layout import Layout
 from fedpriv.secure.protocol_checks import as_sent, expected_mean
 from fedpriv.server.clients import Instruction
-from fedpriv.simulation.executors.build import in_this_process
+from fedpriv.simulation.executors.in_process import in_process_executor
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import decoded
@@ -99,7 +99,7 @@ class ShadowUpdates:
         shadows = cast(FederatedData, _Shadows(data, fed.config.data.clients, self.parts))
         federation = replace(fed, data=shadows, agreement=replace(fed.agreement, initial=self.initial))
         # Grouping does not change the results, so the warning that a group did not fit into memory is dropped.
-        executor = in_this_process(federation, None, lambda text: None)
+        executor = in_process_executor(federation, None, lambda text: None)
         clients = [fed.config.data.clients + number * self.parts + part for number in numbers for part in range(self.parts)]
         updates: list[ShadowResult | None] = []
         for answer in executor.train(Instruction(self.round, clients, self.download)):

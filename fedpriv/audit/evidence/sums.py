@@ -16,9 +16,9 @@ from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
 from fedpriv.methods.mpfedcon import HOLDERS
 from fedpriv.secure.protocol_checks import FEWEST, expected_mean, takes_a_step
-from fedpriv.server.payloads import PayloadStore
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.setup import Federation
+from fedpriv.storage.payloads import PayloadStore
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Sealed
 from fedpriv.wire.message import Refused
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedpriv.data.augmentation.augment import Augment
 from fedpriv.server.clients import Instruction
-from fedpriv.simulation.executors.build import in_this_process
+from fedpriv.simulation.executors.in_process import in_process_executor
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Sealed
 
@@ -70,6 +70,6 @@ def views_of(
     repeated, recorder = recorded(federation)
     if recorder is None:
         return None
-    for _ in in_this_process(repeated, None, lambda text: None).train(Instruction(round, clients, download)):
+    for _ in in_process_executor(repeated, None, lambda text: None).train(Instruction(round, clients, download)):
         pass
     return recorder.views(images)

@@ -11,9 +11,9 @@ from fedpriv.attacks.inference.membership import Array, Mask
 from fedpriv.audit.results import Canaries, EpsilonBounds
 from fedpriv.files import load_tensors
 from fedpriv.privacy.accountant import dearest, history_of
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation.run_setup import plans
 from fedpriv.simulation.setup import Federation
+from fedpriv.storage.run_folder import RunFolder
 
 _ABOUT = {
     "none": "The run has no differential privacy. If it had, its sample-level epsilon could not be below `lower`.",

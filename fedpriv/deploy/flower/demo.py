@@ -17,8 +17,8 @@ from fedpriv.deploy.flower.paths import DeploymentPaths, make
 from fedpriv.deploy.flower.requests import Request
 from fedpriv.deploy.flower.supervisor import Supervisor
 from fedpriv.errors import FedprivError
-from fedpriv.server.run_folder import RunFolder
 from fedpriv.simulation import run
+from fedpriv.storage.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from fedpriv.deploy.flower.control import SuperLink

@@ -15,7 +15,7 @@ from fedpriv.config import parse, read_yaml
 from fedpriv.deploy.requires import Requires
 from fedpriv.deploy.source import Source
 from fedpriv.errors import UsageError
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 
 PORT, INNER_PORT = 8443, 8400
 """The public port, and the one that the server listens on behind a reverse proxy."""

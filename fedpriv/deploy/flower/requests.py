@@ -18,7 +18,7 @@ from filelock import FileLock
 from fedpriv.config import RunConfig, parse
 from fedpriv.errors import FedprivError
 from fedpriv.files import load_json, save_json
-from fedpriv.server.records import lines_of
+from fedpriv.storage.records import lines_of
 from fedpriv.tracking.folder import read_lines
 from fedpriv.untrusted.names import printable
 

@@ -23,7 +23,7 @@ from fedpriv.errors import UnknownName, UsageError
 from fedpriv.experiments.leakage.cell import LABEL_RULES, AttackerSpec, Cell
 from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.victim import CellImages, mean_of, observations
-from fedpriv.server.run_folder import git_commit, versions
+from fedpriv.storage.provenance import git_commit, versions
 
 _RULES = dict(zip(LABEL_RULES, (idlg_label, bias_label), strict=True))
 _POINTS = 60

@@ -18,7 +18,7 @@ from fedpriv.experiments.leakage.result import CellResult, difference
 from fedpriv.experiments.leakage.spec import Leakage
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
-from fedpriv.server.run_folder import CHECKOUT
+from fedpriv.storage.provenance import CHECKOUT
 
 if TYPE_CHECKING:
     from fedpriv.experiments.leakage.victim import CellImages

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from fedpriv.client.store import ClientStore
 from fedpriv.config import ExecutorConfig
-from fedpriv.simulation.executors.sequential import Executor, LocalExecutor, SequentialExecutor, Warn
-from fedpriv.simulation.executors.vectorized import VectorizedExecutor
-from fedpriv.simulation.executors.workers import Workers
+from fedpriv.simulation.executors.forked import ForkedWorkers
+from fedpriv.simulation.executors.in_process import in_process_executor
+from fedpriv.simulation.executors.sequential import Executor, Warn
 from fedpriv.simulation.setup import Federation
 
 
-def reach(settings: ExecutorConfig) -> None:
-    """Connect to the machines that an executor needs, if any, before a run writes anything.
+def check_reachable(settings: ExecutorConfig) -> None:
+    """Connect to the cluster that an executor needs, if any, before a run writes anything.
 
     Raises:
-        UsageError: they do not answer.
+        UsageError: the cluster does not answer.
     """
     if settings.workers == "ray":
         from fedpriv.simulation.executors.ray import connected
@@ -22,24 +22,18 @@ def reach(settings: ExecutorConfig) -> None:
         connected(settings.ray_address)
 
 
-def executor_of(federation: Federation, store: ClientStore | None, warn: Warn) -> Executor:
-    """The executor of a federation's clients.
+def build_executor(federation: Federation, store: ClientStore | None, warn: Warn) -> Executor:
+    """The executor of a federation's clients, with workers if the config asks for them.
 
     Args:
-        store: where they keep their private states; ``None``: nowhere.
+        store: where they keep their private states; ``None``: they keep none.
         warn: called with warnings for the user.
     """
     settings = None if federation.choice is None else federation.choice.config
     if settings is None or not settings.spread:
-        return in_this_process(federation, store, warn)
+        return in_process_executor(federation, store, warn)
     if settings.workers == "ray":
         from fedpriv.simulation.executors.ray import RayWorkers
 
-        return RayWorkers(federation, in_this_process(federation, store, warn), settings, store, warn)
-    return Workers(federation, in_this_process, settings.workers, store, warn)
-
-
-def in_this_process(federation: Federation, store: ClientStore | None, warn: Warn) -> LocalExecutor:
-    """The same without workers."""
-    together = federation.choice and federation.choice.together
-    return VectorizedExecutor(federation, *together, store, warn) if together else SequentialExecutor(federation, store)
+        return RayWorkers(federation, settings, store, warn)
+    return ForkedWorkers(federation, settings.workers, store, warn)

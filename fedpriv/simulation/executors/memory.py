@@ -1,4 +1,4 @@
-"""Settings of the process's allocator for freed memory."""
+"""A setting of the C library's memory allocator."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _LARGEST = 2**30
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep freed memory instead of giving it back, until the process ends; elsewhere than on Linux, nothing.
+    """Have the C library keep freed memory instead of returning it to the system; does nothing on other systems than Linux.
 
-    A training step frees its activations and the next one asks for as much. Given back in between, the megabytes of several
-    clients cost as many page faults in every step, which were a third of its time.
+    A training step frees its activations, and the next one allocates as much again. With the memory returned in between, page
+    faults took a third of the time of a step of several clients.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,6 +1,6 @@
 """Workers on a Ray cluster: processes on any of its machines, each with a federation that it builds from the run's config.
 
-They share no disk with the server. A client's private state travels with its task and back, so that any worker can run it next,
+They share no disk with the server. A client's private state is sent with its task and sent back, so any worker can run it next,
 and the run folder has all states, as with other executors.
 """
 
@@ -21,31 +21,31 @@ from fedpriv.client.store import ClientStore
 from fedpriv.config import ExecutorConfig, RunConfig
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.server.clients import Instruction
-from fedpriv.simulation.executors.sequential import Executor, LocalExecutor, Warn
-from fedpriv.simulation.executors.spread import MOST_DEATHS, Spread, Task, TaskResult, Worker, result_of
+from fedpriv.simulation.executors.in_process import in_process_executor
+from fedpriv.simulation.executors.sequential import Executor, Warn
+from fedpriv.simulation.executors.worker_pool import MAX_DEATHS, Task, TaskResult, Worker, WorkerPool, run_task
 from fedpriv.simulation.reopening import hashes
 from fedpriv.simulation.setup import Federation, build
 from fedpriv.wire import Sealed
 from fedpriv.wire.report import Answer
 
 PATIENCE = 300.0
-"""Seconds without a worker that starts, after which the run stops."""
+"""Seconds to wait for a worker to start before the run stops."""
 _QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 Files = Mapping[str, bytes]
-"""Of a client's store: name -> contents."""
+"""Files of a client's store: name -> content."""
 
 
-class RayWorkers(Spread):
-    """Spreads a round's groups over actors of a Ray cluster.
+class RayWorkers(WorkerPool):
+    """Distributes a round's groups over actors of a Ray cluster.
 
-    A worker that dies is replaced, wherever the cluster has room, and its group runs again. A machine that joins is used from the
-    next round on.
+    A worker that dies is replaced, anywhere in the cluster, and its group runs again. A machine that joins the cluster is used
+    from the next round on.
 
     Args:
-        make: makes the executor that each worker runs.
-        settings: ``ray_address``: of the cluster; ``None``: one of this machine alone, which ends with this process.
-            ``ray_workers``: number of workers; ``None``: one for each core of the cluster.
+        settings: with the ``ray_address`` of the cluster (``None``: a new one on this machine, which ends with this process), and
+            the number ``ray_workers`` (``None``: one for each core of the cluster).
         warn: called when a worker dies.
 
     Raises:
@@ -54,11 +54,11 @@ class RayWorkers(Spread):
 
     _workers: list[_RemoteWorker]  # type: ignore[assignment]
 
-    def __init__(
-        self, federation: Federation, here: LocalExecutor, settings: ExecutorConfig, store: ClientStore | None, warn: Warn
-    ) -> None:
+    def __init__(self, federation: Federation, settings: ExecutorConfig, store: ClientStore | None, warn: Warn) -> None:
         self._ray = connected(settings.ray_address)
-        super().__init__(federation, here, settings.ray_workers or self._cores(), store, warn)
+        super().__init__(
+            federation, in_process_executor(federation, store, warn), settings.ray_workers or self._cores(), store, warn
+        )
         self._fixed = settings.ray_workers is not None
         self._actor = self._ray.remote(num_cpus=1, max_restarts=0)(_Actor)
         self._broadcast: Any = None
@@ -75,19 +75,21 @@ class RayWorkers(Spread):
         super().close()
         self._sent = None
 
-    def _spread(self, instruction: Instruction, test: bool) -> Iterator[Answer]:
+    def _distribute(self, instruction: Instruction, test: bool) -> Iterator[Answer]:
         if not self._fixed:
             self._number = self._cores()
-        return super()._spread(instruction, test)
+        return super()._distribute(instruction, test)
 
     def _cores(self) -> int:
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def _why_none(self) -> str:
-        """What may keep workers from starting."""
-        by = self._ray.get_runtime_context().runtime_env.get("py_executable")
-        if by is not None:  # of a Ray that the user's own process has started
-            return f"Ray starts them by {by!r}, as ray.init was told or found; ray.init(runtime_env=...) or `uv run` made it so"
+        """A line on what may keep workers from starting."""
+        python = self._ray.get_runtime_context().runtime_env.get("py_executable")
+        if python is not None:  # the user's process has started Ray
+            return (
+                f"Ray starts them by {python!r}, as ray.init was told or found; ray.init(runtime_env=...) or `uv run` made it so"
+            )
         cores = self._ray.cluster_resources().get("CPU", 0)
         return f"the Ray cluster has {cores:g} cores; `ray status` shows who uses them"
 
@@ -96,7 +98,7 @@ class RayWorkers(Spread):
         return _RemoteWorker(self._ray, actor, self._message, self.store)
 
     def _message(self, sealed: Sealed | None) -> Any:
-        """What every client of a round is sent, in the cluster's memory: it is copied once to each machine."""
+        """A reference to the download in the cluster's memory, so that it is copied to each machine only once."""
         if sealed is None:
             return None
         if self._sent is None or self._sent[0] is not sealed:
@@ -109,24 +111,24 @@ class RayWorkers(Spread):
         if not done and not any(worker.task for worker in self._workers):
             raise FedprivError(f"no worker has started in {PATIENCE:g} s: {self._why_none()}")
         ready: list[Worker] = []
-        for worker in (awaited[one] for one in done):
+        for worker in (awaited[reference] for reference in done):
             if worker.started:
                 ready.append(worker)
             elif not worker.has_started():
                 self._failed_starts += 1
                 worker.close()
                 self._workers[self._workers.index(worker)] = self._worker()
-                if self._failed_starts == MOST_DEATHS:
-                    raise FedprivError(f"{MOST_DEATHS} workers died while they started, the last: {worker.exit_reason}")
+                if self._failed_starts == MAX_DEATHS:
+                    raise FedprivError(f"{MAX_DEATHS} workers died while they started, the last: {worker.exit_reason}")
                 self._warn(f"{worker.name} {worker.exit_reason} while it started; another one starts")
         return ready
 
 
 class _RemoteWorker(Worker):
-    """An actor, and what is awaited of it.
+    """A worker that is a Ray actor.
 
     Attributes:
-        awaited: the reference of its start or its result; ``None``: it waits for a task.
+        awaited: the reference to its start or its result; ``None``: it waits for a task.
     """
 
     started = False
@@ -138,14 +140,14 @@ class _RemoteWorker(Worker):
         self.awaited = actor.start.remote()
 
     def has_started(self) -> bool:
-        """Whether it is there; ``False``: it is dead.
+        """Whether it has started; ``False``: it is dead.
 
         Raises:
             UsageError: it cannot build the federation, or has other data.
         """
-        if (found := self._found()) is None:
+        if (answer := self._awaited_value()) is None:
             return False
-        self.name, error = found
+        self.name, error = answer
         if error is not None:
             raise UsageError(f"{self.name}: {error}")
         self.awaited, self.started = None, True
@@ -162,9 +164,9 @@ class _RemoteWorker(Worker):
     def end(self) -> TaskResult | None:
         task, self.task = self.task, None
         assert task is not None
-        if (found := self._found()) is None:
+        if (answer := self._awaited_value()) is None:
             return None
-        (result, states), self.awaited = found, None
+        (result, states), self.awaited = answer, None
         if self._store is not None:
             for files in states.values():
                 self._store.take(files)
@@ -179,11 +181,11 @@ class _RemoteWorker(Worker):
     def exit_reason(self) -> str:
         return self._why
 
-    def _found(self) -> Any:
-        """What is awaited; ``None``: the worker is dead."""
+    def _awaited_value(self) -> Any:
+        """The awaited value; ``None``: the worker is dead."""
         try:
             return self._ray.get(self.awaited)
-        except self._ray.exceptions.RayTaskError:  # a bug, and no death
+        except self._ray.exceptions.RayTaskError:  # a bug, not a dead worker
             raise
         except self._ray.exceptions.RayError as error:
             self._why = f"ended ({type(error).__name__})"
@@ -192,16 +194,14 @@ class _RemoteWorker(Worker):
 
 
 class _Actor:
-    """A worker, where it runs. It keeps its clients' states in a folder of its own only while they train."""
+    """A worker, on its machine. It keeps its clients' private states in a temporary folder while they train."""
 
     def __init__(self, config: RunConfig, data: Mapping[str, str], broadcast: Sealed | None) -> None:
         self._config, self._data, self._broadcast = config, data, broadcast
         self._warnings: list[str] = []
 
     def start(self) -> tuple[str, str | None]:
-        """Build the federation; its name, and what is wrong, in a line."""
-        from fedpriv.simulation.executors.build import in_this_process
-
+        """Build the federation; returns the worker's name, and a line on what is wrong, if anything is."""
         name = f"the Ray worker {os.getpid()} on {socket.gethostname()}"
         torch.set_num_threads(1)
         try:
@@ -212,7 +212,7 @@ class _Actor:
             return name, "it has other data than the process that started the run"
         self._folder = TemporaryDirectory(prefix="fedpriv-")
         self._store = ClientStore(Path(self._folder.name), memory=0)
-        self._executor: Executor = in_this_process(federation, self._store, self._warnings.append)
+        self._executor: Executor = in_process_executor(federation, self._store, self._warnings.append)
         if self._broadcast is not None:
             self._executor.welcome(self._broadcast)
         return name, None
@@ -221,21 +221,21 @@ class _Actor:
         self._executor.welcome(broadcast)
 
     def play(self, task: Task, message: Sealed | None, states: Mapping[int, Files]) -> tuple[TaskResult, Mapping[int, Files]]:
-        """Do a task; also the files that its clients keep after it."""
+        """Run a task; returns its result, and the files of its clients' private states after it."""
         for files in states.values():
             self._store.take(files)
         task = replace(task, instruction=replace(task.instruction, message=message))
-        result = result_of(task, self._executor, self._warnings)
+        result = run_task(task, self._executor, self._warnings)
         kept = {client: self._store.export(client, task.instruction.round) for client in task.instruction.clients}
         self._store.clear()
         return result, kept
 
 
 def connected(address: str | None) -> Any:
-    """The module ``ray``, connected to a cluster; several calls connect once.
+    """The module ``ray``, connected to a cluster; only the first call connects.
 
-    Workers have the Python with which each machine's Ray was started, and nothing is copied to them. By default, Ray copies the
-    whole working folder where ``uv run`` started this process, with its runs and data, and starts the workers by uv in the copy.
+    Workers run the Python with which their machine's Ray was started, and nothing is copied to them. If ``uv run`` started this
+    process, Ray would by default copy the whole working folder, with runs and data, and start the workers by uv in the copy.
 
     Raises:
         UsageError: the cluster does not answer, or has another version of Ray.
@@ -246,7 +246,7 @@ def connected(address: str | None) -> Any:
 
     if ray.is_initialized():
         return ray
-    ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False  # as the variable of that name, which holds if Ray is not yet imported
+    ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False  # the variable of that name has no effect once Ray is imported
     if address is not None:
         check_answers(address)
     local: dict[str, Any] = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
@@ -261,10 +261,10 @@ def connected(address: str | None) -> Any:
 
 
 def check_answers(address: str) -> None:
-    """Raise :class:`UsageError` where nothing listens at ``HOST:PORT``: Ray itself would wait for minutes."""
+    """Raise :class:`UsageError` if nothing listens at ``HOST:PORT``; Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or "://" in host:
-        return  # Ray knows other forms
+        return  # an address of another form, which Ray may know
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except (OSError, OverflowError) as error:

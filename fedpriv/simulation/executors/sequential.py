@@ -1,4 +1,4 @@
-"""Executors run many client halves in one place. The reference is ``SequentialExecutor``: one after another, in this process."""
+"""Executors run the clients of a simulation. The reference is ``SequentialExecutor``: one after another, in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from fedpriv.client.client import Received, receive
 from fedpriv.client.model import ClientModel
 from fedpriv.client.store import ClientStore
-from fedpriv.client.suspicion import draw_of_run
+from fedpriv.client.suspicion import generator_of_run
 from fedpriv.server.clients import Clients, Instruction
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.requests import SampleCount
@@ -22,23 +22,23 @@ Warn = Callable[[str], None]
 
 
 class Executor(Clients):
-    """Clients that are all in this simulation.
+    """The clients of a simulation.
 
     Args:
-        store: where they keep their private states; ``None``: nowhere.
+        store: where they keep their private states; ``None``: they keep none.
     """
 
     def __init__(self, federation: Federation, store: ClientStore | None) -> None:
         self.federation, self.store = federation, store
         self.initial = federation.initial
-        """``(p,)`` the clients' model before the first round."""
+        """``(p,)`` the model before the first round, as the clients have received it."""
         self.sample_count = SampleCount()
-        """Since it was last read."""
+        """Training samples processed since it was last read."""
         self.profile: Spans = UNTIMED
 
     def welcome(self, broadcast: Sealed) -> None:
         agreement = self.federation.agreement
-        self.initial = receive(agreement, 0, broadcast, self.initial, draw_of_run(agreement, 0)).start
+        self.initial = receive(agreement, 0, broadcast, self.initial, generator_of_run(agreement, 0)).start
 
     def damaged(self, states: Mapping[int, int]) -> str | None:
         return self.store.damaged(states) if self.store else None
@@ -56,16 +56,16 @@ class Executor(Clients):
         return {} if padding is None else {"padding": padding}
 
     def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
-        """Groups of clients that train together, the longest local updates first; by default one client each."""
+        """Groups of clients that train together, the largest clients first; by default one client each."""
         return [(client,) for client in sorted(clients, key=self.federation.data.size, reverse=True)]
 
 
 class LocalExecutor(Executor):
-    """Runs them in this process.
+    """An executor that runs the clients in this process.
 
     Attributes:
-        model: ``(p,)`` the whole model of the client whose answer came last; a view, valid until the next local update. It is no
-            part of the answer, which may have to go from one process to another.
+        model: ``(p,)`` the whole trained model of the client that answered last, private parts included; a view that is valid
+            until the next local update. It is not part of the answer, which may have to cross processes.
     """
 
     model: Tensor
@@ -84,17 +84,17 @@ class LocalExecutor(Executor):
 
     @abstractmethod
     def _updates(self, instruction: Instruction, received: Received) -> Iterator[tuple[Answer, Tensor]]:
-        """The answers as they come, each with the client's whole model ``(p,)``."""
+        """Yield the answers, each with the client's whole trained model ``(p,)``."""
 
     def _update(self, model: ClientModel, number: int, instruction: Instruction, received: Received) -> tuple[Answer, Tensor]:
-        """One client's local update, on a model that it has for the time being."""
+        """One client's local update, which trains ``model`` in place."""
         client = self.federation.client(number, self.store)
         return client.train(model, received, instruction.last.get(number), self.profile), model.row
 
     def _received(self, instruction: Instruction) -> Received:
         agreement, round = self.federation.agreement, instruction.round
         with self.profile("serialisation"):
-            return receive(agreement, round, instruction.message, self.initial, draw_of_run(agreement, round))
+            return receive(agreement, round, instruction.message, self.initial, generator_of_run(agreement, round))
 
 
 class SequentialExecutor(LocalExecutor):

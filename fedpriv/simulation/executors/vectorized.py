@@ -1,4 +1,4 @@
-"""The executor that trains a round's clients together, as one wide net (:mod:`fedpriv.simulation.vectorized.batched_models`)."""
+"""The executor that trains several clients at a time as one net (:mod:`fedpriv.simulation.vectorized.batched_models`)."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from fedpriv.wire.report import Answer
 
 
 class VectorizedExecutor(LocalExecutor):
-    """Runs a round's clients in groups, each on a lane of a stack.
+    """Runs a round's clients in groups; the clients of a group train at the same time.
 
-    A group that does not fit into the device's memory is halved, and so are all that follow.
+    If a group does not fit into the device's memory, the group size is halved from then on.
 
     Args:
         form: the net's form for several clients.
-        group_size: clients that train together.
-        warn: called when a group did not fit.
+        group_size: clients that train at the same time.
+        warn: called when a group does not fit.
     """
 
     def __init__(self, federation: Federation, form: Form, group_size: int, store: ClientStore | None, warn: Warn) -> None:
         super().__init__(federation, store)
         self._form, self._group_size, self._warn = form, group_size, warn
         keep_freed_memory()
-        self._stack: BatchedModels | None = None
+        self._models: BatchedModels | None = None
 
     def groups(self, clients: Sequence[int]) -> list[tuple[int, ...]]:
         """As few groups as possible, of nearly equal size; clients with similar numbers of samples share a group."""
@@ -51,32 +51,33 @@ class VectorizedExecutor(LocalExecutor):
         while groups:
             group = groups.popleft()
             try:
-                stack = self._stack_of(len(group))
-                updates = zip(stack.lanes, group, strict=False)
-                ended = stack.run([partial(self._update, lane, client, instruction, received) for lane, client in updates])
+                models = self._models_for(len(group))
+                pairs = zip(models.clients, group, strict=False)
+                answers = models.run([partial(self._update, model, client, instruction, received) for model, client in pairs])
             except torch.OutOfMemoryError:
                 self._halve(len(group))
                 groups.appendleft(group[len(group) // 2 :])
                 groups.appendleft(group[: len(group) // 2])
                 continue
-            yield from ended
+            yield from answers
 
     def _halve(self, clients: int) -> None:
-        """Halve the group size after ``clients`` at once did not fit."""
+        """Halve the group size after ``clients`` at a time did not fit."""
         device = self.federation.resident.device
         if clients == 1:
             raise FedprivError(
                 f"a client does not fit into the memory of {device}; try a smaller --batch-size or train.accumulate=2"
             )
-        self._stack, self._group_size = None, -(-clients // 2)
+        self._models, self._group_size = None, -(-clients // 2)
         if device.type == "cuda":
             torch.cuda.empty_cache()
         self._warn(
             f"{clients} clients at once do not fit into the memory of {device}: from now on {self._group_size} (--group-size)"
         )
 
-    def _stack_of(self, clients: int) -> BatchedModels:
-        if self._stack is None or len(self._stack.lanes) < clients:
+    def _models_for(self, clients: int) -> BatchedModels:
+        """Batched models for at least so many clients."""
+        if self._models is None or len(self._models.clients) < clients:
             resident = self.federation.resident
-            self._stack = BatchedModels(self._form, resident.space, clients, resident.row, self.sample_count)
-        return self._stack
+            self._models = BatchedModels(self._form, resident.space, clients, resident.row, self.sample_count)
+        return self._models

@@ -16,7 +16,7 @@ from fedpriv.untrusted.cache import cache_folder
 CHUNK = 128
 """Samples per pass."""
 FEW = 2
-"""Samples whose features are computed in any case, to tell encoders apart."""
+"""Samples whose features are always computed, to notice a changed encoder."""
 
 
 def text_features(frozen: TextEncoder, ids: Tensor, device: torch.device) -> Tensor:
@@ -46,17 +46,17 @@ def image_features(frozen: nn.Module, images: Pool, device: torch.device) -> Ten
 def computed_once(
     frozen: nn.Module, inputs: Iterable[bytes], device: torch.device, compute: Callable[[int | None], Tensor]
 ) -> Tensor:
-    """Features ``(N, d)``, from the cache if they were computed before.
+    """Features ``(N, d)``, from the cache if they are there.
 
     Args:
         frozen: the encoder, which is moved to the device and put into evaluation mode.
-        inputs: the bytes of the inputs; with the encoder's layers and weights, what it makes of a few inputs, the type of device
-            and the number of threads they determine the file.
-        compute: the features of the first so many inputs; ``None``: of all.
+        inputs: the bytes of the inputs. The file's name is a hash of them, of the encoder's layers and weights, of its features
+            of a few inputs, of the type of device and of the number of threads.
+        compute: returns the features of the first ``n`` inputs; ``None``: of all.
     """
     frozen.to(device).eval()
     digest = hashlib.sha256(repr((frozen, device.type, torch.get_num_threads())).encode())
-    digest.update(compute(FEW).cpu().numpy().tobytes())  # its code may have changed, such as the activation
+    digest.update(compute(FEW).cpu().numpy().tobytes())  # the encoder's code may have changed
     for part in inputs:
         digest.update(part)
     for name, tensor in frozen.state_dict().items():

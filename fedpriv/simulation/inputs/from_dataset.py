@@ -1,4 +1,4 @@
-"""Prepares a data set as inputs of the net: images and rows here, texts and pairs in separate files."""
+"""Prepares a data set as inputs of the net: images and rows of tables; texts and pairs are in modules of their own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedpriv.simulation.inputs.texts import TEXT_MODEL, prepare_texts
 
 
 def prepare(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
-    """Tokenise, compute features of frozen encoders, and define how the net is built.
+    """The inputs of a run's nets: token ids, features of frozen encoders, images or rows.
 
     Raises:
         UsageError: the net or the options do not fit the samples, or an encoder is not available.
@@ -54,25 +54,25 @@ def _images(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
     if data.image_only or data.text_only:
         raise UsageError(f"data.image_only and data.text_only are for image-text pairs, and {dataset.name} holds images alone")
 
-    said: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if is_own(model.name):
         if model.projection not in (None, type(model)().projection):
             raise UsageError(f"model.projection {model.projection}: model {model.name} is taken as it is; leave it out")
         if model.head_on != "projection":
             raise UsageError(f"model.head_on {model.head_on}: model {model.name} is taken as it is; leave it out")
         config = config.model_copy(update={"model": model.model_copy(update={"projection": None})})
-        said = () if (remark := only_here(model.name)) is None else (remark,)
+        notes = () if (note := only_here(model.name)) is None else (note,)
     elif model.roles is not None:
         raise UsageError(f"model.roles is for a net of your own, such as my_nets:Net, and not for {model.name}")
     build = image_net(config, dataset.input_shape, len(dataset.classes))
     train, test = (Images(images, dataset.mean, dataset.std, device) for images in (dataset.train_images, dataset.test_images))
-    return Prepared(config, train, test, build, said=said)
+    return Prepared(config, train, test, build, notes=notes)
 
 
 def _rows(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
     assert dataset.vectors is not None
     model, data, objective = config.model, config.data, objective_of(config)
-    others = {
+    unsupported = {
         **{f"model.{name}": getattr(model, name) for name in ("encoder", "pooling", "tune", "adapter", "backbone")},
         **{f"data.{name}": getattr(data, name) for name in ("image_only", "text_only", "image_size", "max_tokens")},
         "data.augment": None if data.augment == "none" else data.augment,
@@ -80,7 +80,7 @@ def _rows(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared
     }
     if not objective.labels:
         raise UsageError(f"objective {objective.name} needs two views of an image, but {dataset.name} holds rows of a table")
-    for key, value in others.items():
+    for key, value in unsupported.items():
         if value:
             raise UsageError(
                 f"{key} {value} is for images or texts, and {dataset.name} holds rows of a table; it holds texts where a single "
@@ -94,7 +94,6 @@ def _rows(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared
 
 def image_net(config: RunConfig, input_shape: Shape, classes: int) -> Callable[[], Net]:
     """A factory of the nets of a run on images or rows."""
-
     model = config.model
 
     def build() -> Net:

@@ -1,4 +1,4 @@
-"""Image-text pairs: each modality as its encoder's input, or as features where the encoder is frozen."""
+"""Image-text pairs: each modality as its encoder's input, or as features of a frozen encoder."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ def prepare_pairs(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     images = _images(config, dataset, device, backbone if frozen else None)
     texts = tokens.features(config, device) if config.model.tune == "head" else (tokens.train, tokens.test)
     train, test = (Paired(pool, Ready(ids, device)) for pool, ids in zip(images, texts, strict=True))
-    return Prepared(config, train, test, build, tokens.encoder, tokens.said)
+    return Prepared(config, train, test, build, tokens.encoder, tokens.notes)
 
 
 def pair_net(
     config: RunConfig, tokens: Tokens, input_shape: Shape, classes: int
 ) -> tuple[RunConfig, Callable[[], Net], Backbone]:
-    """The config with what follows from the encoders, a factory of the run's nets, and the image encoder; the pairs themselves do
-    not matter.
+    """The config with keys that the encoders determine, a factory of the run's nets, and the image encoder.
 
     Raises:
         UsageError: an option does not fit pairs, or an encoder is not available.
@@ -59,7 +58,7 @@ def pair_net(
             f"data.augment {config.data.augment}: with model.tune={tune} the images' features are computed once; "
             "--set data.augment=none, or --tune full"
         )
-    config = tokens.stated(config, tune)
+    config = tokens.filled_in(config, tune)
 
     def build() -> Net:
         image = backbone.build() if tune == "full" else nn.Identity()
@@ -71,7 +70,7 @@ def pair_net(
 
 
 def _images(config: RunConfig, dataset: Dataset, device: torch.device, backbone: Backbone | None) -> list[Pool]:
-    """Training and test images, or the features of a frozen backbone; a random backbone depends on the run's seed."""
+    """Training and test images, or features of a frozen backbone; the weights of a random backbone depend on the run's seed."""
     splits = (dataset.train_images, dataset.test_images)
     images: list[Pool] = [Images(part, dataset.mean, dataset.std, device) for part in splits]
     if backbone is None:

@@ -17,10 +17,10 @@ class Prepared:
     """The inputs of a run's nets.
 
     Attributes:
-        config: with keys filled in that the data and the encoder determine.
-        build: a factory of new nets, drawn from torch's global generator.
+        config: with the keys that the data and the encoder determine.
+        build: builds a new net with weights drawn from torch's global generator.
         encoder: of the texts, if there are any.
-        said: what the user should know, a line each.
+        notes: for the user, a line each.
     """
 
     config: RunConfig
@@ -28,9 +28,9 @@ class Prepared:
     test: Pool
     build: Callable[[], Net]
     encoder: Encoder | None = None
-    said: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 def upper(model: ModelConfig) -> tuple[int | None, bool | int, Projector, HeadOn]:
-    """Arguments of :func:`fedpriv.models.registry.assemble` on the layers above the encoder, in their order."""
+    """The arguments of :func:`fedpriv.models.registry.assemble` for the layers above the encoder, in order."""
     return model.projection, model.predictor or False, model.projector, model.head_on

@@ -1,4 +1,4 @@
-"""Texts: token ids for a trained encoder, or the features of a frozen one."""
+"""Texts: token ids for a trained encoder, or features of a frozen one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fedpriv.simulation.inputs.cached_features import text_features
 from fedpriv.simulation.inputs.prepared import Prepared, upper
 
 TEXT_MODEL = "transformer"
-USUAL_TOKENS = 128
+DEFAULT_TOKENS = 128
 FEATURES_LR = 0.05
 """Default learning rate on frozen features; 0.01 needs twice the rounds on Banking77."""
 NO_PROJECTOR = "model.projector has no effect: on a frozen encoder's features there is a projector if model.projection is set"
@@ -37,19 +37,19 @@ class Tokens:
     """The texts of a data set as ids ``(N, L)``, and their encoder.
 
     Attributes:
-        longest: maximum number of tokens, to which texts are truncated.
-        said: what the user should know, a line each.
+        longest: number of tokens to which texts are truncated.
+        notes: for the user, a line each.
     """
 
     encoder: Encoder
     train: Tensor
     test: Tensor
     longest: int
-    said: Sequence[str]
+    notes: Sequence[str]
 
     @property
     def width(self) -> int:
-        """d of the encoder's features."""
+        """Width d of the encoder's features."""
         return int(self.encoder.config.hidden_size)
 
     def build(self, config: RunConfig, tune: Tune) -> TextEncoder:
@@ -57,31 +57,31 @@ class Tokens:
         return text_encoder(self.encoder, tune, config.model.lora_rank, config.model.lora_alpha)
 
     def features(self, config: RunConfig, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The frozen encoder's features of training and test texts, ``(N, d)`` each; a random encoder depends on the seed."""
+        """A frozen encoder's features ``(N, d)`` of the training and of the test texts; a random encoder depends on the seed."""
         with global_rng(config.seed, "frozen", "text"):
             frozen = self.build(config, "head")
         return text_features(frozen, self.train, device), text_features(frozen, self.test, device)
 
-    def stated(self, config: RunConfig, tune: Tune) -> RunConfig:
+    def filled_in(self, config: RunConfig, tune: Tune) -> RunConfig:
         """The config with the encoder's properties filled in."""
-        found = {"encoder": self.encoder.name, "pooling": self.encoder.pooling, "tune": tune}
+        model = {"encoder": self.encoder.name, "pooling": self.encoder.pooling, "tune": tune}
         data = config.data.model_copy(update={"max_tokens": self.longest})
-        return config.model_copy(update={"model": config.model.model_copy(update=found), "data": data})
+        return config.model_copy(update={"model": config.model.model_copy(update=model), "data": data})
 
 
 def tokenised(config: RunConfig, dataset: Dataset) -> Tokens:
-    """Find the encoder and tokenise, once for the whole run."""
+    """Find the encoder, and tokenise all texts."""
     assert dataset.texts is not None
     encoder = find_encoder(config.model.encoder, dataset.texts[0], config.model.pooling)
     longest = longest_of(config, encoder)
-    (train, cut), (test, cut_too) = (tokenise(texts, encoder.tokenizer, longest) for texts in dataset.texts)
-    said = [f"{cut:,} training and {cut_too:,} test texts were cut to {longest} tokens"] if cut or cut_too else []
-    return Tokens(encoder, train, test, longest, said)
+    (train, cut), (test, cut_of_test) = (tokenise(texts, encoder.tokenizer, longest) for texts in dataset.texts)
+    note = f"{cut:,} training and {cut_of_test:,} test texts were cut to {longest} tokens"
+    return Tokens(encoder, train, test, longest, [note] if cut or cut_of_test else [])
 
 
 def longest_of(config: RunConfig, encoder: Encoder) -> int:
     """Maximum number of tokens of a text."""
-    return min(config.data.max_tokens or USUAL_TOKENS, encoder.length)
+    return min(config.data.max_tokens or DEFAULT_TOKENS, encoder.length)
 
 
 def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepared:
@@ -97,16 +97,16 @@ def prepare_texts(config: RunConfig, dataset: Dataset, device: torch.device) -> 
     if config.data.augment not in (None, "none"):
         raise UsageError(f"data.augment {config.data.augment} is for images, and {dataset.name} holds texts")
     tokens = tokenised(config, dataset)
-    asked = config.model.model_fields_set
+    given = config.model.model_fields_set
     config, build = text_net(config, tokens, len(dataset.classes))
-    idle = config.model.projection is None and asked & {"projector", "projection"} == {"projector"}
-    said = (*tokens.said, NO_PROJECTOR) if idle else tokens.said
+    unused = config.model.projection is None and given & {"projector", "projection"} == {"projector"}
+    notes = (*tokens.notes, NO_PROJECTOR) if unused else tokens.notes
     train, test = tokens.features(config, device) if config.model.tune == "head" else (tokens.train, tokens.test)
-    return Prepared(config, Ready(train, device), Ready(test, device), build, tokens.encoder, said)
+    return Prepared(config, Ready(train, device), Ready(test, device), build, tokens.encoder, notes)
 
 
 def text_net(config: RunConfig, tokens: Tokens, classes: int) -> tuple[RunConfig, Callable[[], Net]]:
-    """The config with what follows from the encoder, and a factory of the run's nets; the texts themselves do not matter.
+    """The config with keys that the encoder determines, and a factory of the run's nets.
 
     Raises:
         UsageError: an option does not fit the encoder.
@@ -116,7 +116,7 @@ def text_net(config: RunConfig, tokens: Tokens, classes: int) -> tuple[RunConfig
         config = on_frozen_features(config, tokens.width)
     elif config.model.adapter is not None:
         raise UsageError(f"model.adapter is a layer on a frozen encoder, but model.tune={tune} trains the encoder")
-    config = tokens.stated(config, tune)
+    config = tokens.filled_in(config, tune)
     model = config.model
 
     def build() -> Net:
@@ -129,10 +129,10 @@ def text_net(config: RunConfig, tokens: Tokens, classes: int) -> tuple[RunConfig
 
 
 def on_frozen_features(config: RunConfig, width: int | None) -> RunConfig:
-    """Defaults for a net on features: no projector unless needed, and a learning rate for inputs of norm about five.
+    """The config with defaults for a net on features: no projector unless needed, and a learning rate for inputs of norm about 5.
 
     Args:
-        width: of the features; ``None``: not known.
+        width: of the features; ``None``: unknown.
     """
     suggestions: dict[str, Any] = {"train.lr": FEATURES_LR}
     if find_method(config.method.name).shared == {"encoder"}:

@@ -1,4 +1,4 @@
-"""The net of a run on samples that are not here: all that it needs to know of them is their form."""
+"""The net of a run whose samples are on other machines: it depends only on the form of the samples."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class SampleForm:
 
     Attributes:
         shape: ``(C, H, W)`` of the images, ``(F,)`` of rows of a table; ``None``: the samples are texts.
-        words: number of tokens that the text encoder tells apart; ``None``: the samples have no texts.
-        tokenizer: SHA-256 (hex) of its vocabulary.
+        words: size of the text encoder's vocabulary; ``None``: the samples have no texts.
+        tokenizer: SHA-256 (hex) of the vocabulary.
     """
 
     shape: tuple[int, ...] | None
@@ -35,7 +35,11 @@ class SampleForm:
 
     @classmethod
     def of(cls, dataset: Dataset, encoder: Encoder | None) -> SampleForm:
-        """Of a data set whose texts, if there are any, go through an encoder."""
+        """The form of a data set's samples.
+
+        Args:
+            encoder: of the texts, if there are any.
+        """
         shape = None if dataset.images is None and dataset.vectors is None else dataset.input_shape
         if encoder is None:
             return cls(shape)
@@ -43,7 +47,7 @@ class SampleForm:
         return cls(shape, len(encoder.tokenizer), hashlib.sha256(vocabulary).hexdigest())
 
     def net(self, config: RunConfig, classes: int) -> tuple[RunConfig, Callable[[], Net]]:
-        """The config with what follows from the encoders, and a factory of the run's nets.
+        """The config with keys that the encoders determine, and a factory of the run's nets.
 
         Raises:
             UsageError: the options do not fit such samples, or an encoder is not available.

@@ -1,1 +1,1 @@
-"""Several clients as one net: their requests, and how these are computed in batches."""
+"""Several clients' models as one net: each client's code makes requests, which are computed in batches."""

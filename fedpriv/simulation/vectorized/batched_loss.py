@@ -1,4 +1,4 @@
-"""The losses of several clients at a time: in one call where they are declared stackable, else by ``torch.func.vmap``."""
+"""The losses of several clients at a time: in one call if the loss is declared stackable, otherwise by ``torch.func.vmap``."""
 
 from __future__ import annotations
 
@@ -18,14 +18,21 @@ from fedpriv.models.net import Outputs
 from fedpriv.objectives.cross_entropy import mean_cross_entropy
 
 Field = tuple[str, str]
-"""A teacher, and one of its outputs."""
+"""The name of a teacher, and of one of its outputs."""
 
-_USUAL = {"weight": None, "size_average": None, "ignore_index": -100, "reduce": None, "reduction": "mean", "label_smoothing": 0.0}
+_DEFAULTS = {
+    "weight": None,
+    "size_average": None,
+    "ignore_index": -100,
+    "reduce": None,
+    "reduction": "mean",
+    "label_smoothing": 0.0,
+}
 """The default options of ``F.cross_entropy``."""
 
 
-class ForOneClient(Exception):
-    """A loss cannot be batched over clients: never, or not this time."""
+class NotBatchable(Exception):
+    """A loss cannot be batched over clients: never (``always``), or not this time."""
 
     def __init__(self, what: str, always: bool = True) -> None:
         super().__init__(what)
@@ -42,19 +49,19 @@ class BatchedLoss:
 
     @staticmethod
     def kind(loss: Loss, batch: LocalBatch) -> tuple[object, ...]:
-        """Clients of equal kind can be batched."""
+        """The kind of a client's loss and batch; those of equal kind can be batched."""
         shapes = tuple(view.shape for view in batch.views if isinstance(view, Tensor))
         return loss, batch.trains, batch.cached, shapes, frozenset(batch.memo)
 
     def ready(self, batches: Sequence[LocalBatch]) -> dict[Field, Tensor]:
-        """The outputs of the clients' teachers on their batches, ``(K, B, ...)``, as far as the loss has used them before.
+        """The outputs of the clients' teachers on their batches, ``(K, B, ...)``: those that the loss has read before.
 
         Raises:
-            ForOneClient: a teacher's outputs are not computed yet, which each client does by itself.
+            NotBatchable: a teacher's outputs are not computed yet; each client computes its own.
         """
         tables = {key: [batch.teachers.known(key[0]) for batch in batches] for key in self._wanted}
         if any(table is None for column in tables.values() for table in column):
-            raise ForOneClient("a teacher whose outputs are not computed yet", always=not batches[0].teachers.caches)
+            raise NotBatchable("a teacher whose outputs are not computed yet", always=not batches[0].teachers.caches)
         return {
             (name, field): torch.stack(
                 [getattr(table, field).index_select(0, batch.index) for batch, table in zip(batches, column, strict=True)]
@@ -69,33 +76,35 @@ class BatchedLoss:
             views: the outputs ``(K, B, ...)`` on each view of the batches.
 
         Raises:
-            ForOneClient: the loss reads memo or parameters of a client, or its control flow depends on the data.
+            NotBatchable: the loss reads a client's memo or parameters, or its control flow depends on the data.
         """
         labels = torch.stack([batch.labels for batch in batches])
         losses_of = self._in_one_call if self._stackable else self._mapped
         while True:
             try:
                 return losses_of(batches[0], labels, views, ready)
-            except _Missing as missing:
+            except _NotReady as missing:
                 self._wanted.append(missing.field)
                 ready = self.ready(batches)
 
     def _in_one_call(self, first: LocalBatch, labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
-        """The K losses of a loss that is declared stackable.
+        """The K losses, of a loss that is declared stackable.
 
         Raises:
-            FedprivError: it is not.
+            FedprivError: it is not stackable.
         """
 
         def wrong(what: str) -> FedprivError:
             name = getattr(self._loss, "__qualname__", self._loss)
             return FedprivError(f"the loss {name} is declared stackable, but it {what}; declare it without @stackable")
 
-        notes = _Names(first.memo, lambda name: wrong(f"reads a client's {name}"))
+        names = _Names(first.memo, lambda name: wrong(f"reads a client's {name}"))
 
         def losses_of(labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
             return self._loss(
-                Step(labels, views[0], notes, first.received, first.trains, lambda name: _Taught(name, ready), views, notes)
+                Step(
+                    labels, views[0], names, first.received, first.trains, lambda name: _TeacherOutputs(name, ready), views, names
+                )
             )
 
         losses = losses_of(labels, views, ready)
@@ -109,48 +118,57 @@ class BatchedLoss:
         return losses
 
     def _mapped(self, first: LocalBatch, labels: Tensor, views: Sequence[Outputs], ready: Mapping[Field, Tensor]) -> Tensor:
-        """The K losses of any other loss."""
-        shown = [{name: tensor for name, tensor in vars(view).items() if tensor is not None} for view in views]
+        """The K losses, of any other loss."""
+        fields_of_views = [{name: tensor for name, tensor in vars(view).items() if tensor is not None} for view in views]
 
-        def of_one(labels: Tensor, shown: Sequence[Mapping[str, Any]], ready: Mapping[Field, Tensor]) -> Tensor:
-            outputs = [Outputs(**{"prediction": None, **fields}) for fields in shown]
-            notes = _Names(first.memo, lambda name: ForOneClient(f"a client's {name}"))
+        def loss_of_client(labels: Tensor, views: Sequence[Mapping[str, Any]], ready: Mapping[Field, Tensor]) -> Tensor:
+            outputs = [Outputs(**{"prediction": None, **fields}) for fields in views]
+            names = _Names(first.memo, lambda name: NotBatchable(f"a client's {name}"))
             return self._loss(
-                Step(labels, outputs[0], notes, first.received, first.trains, lambda name: _Taught(name, ready), outputs, notes)
+                Step(
+                    labels,
+                    outputs[0],
+                    names,
+                    first.received,
+                    first.trains,
+                    lambda name: _TeacherOutputs(name, ready),
+                    outputs,
+                    names,
+                )
             )
 
         try:
             with _PlainCrossEntropy():
-                losses: Tensor = vmap(of_one)(labels, shown, dict(ready))
+                losses: Tensor = vmap(loss_of_client)(labels, fields_of_views, dict(ready))
         except RuntimeError as error:
-            raise ForOneClient(str(error)) from None
+            raise NotBatchable(str(error)) from None
         return losses
 
 
 class _PlainCrossEntropy(TorchFunctionMode):
     """``F.cross_entropy`` of logits ``(B, C)`` and labels ``(B,)`` with default options, written out.
 
-    vmap would decompose it in Python, by a module whose import takes two seconds.
+    vmap would decompose it, by a module whose import takes two seconds.
     """
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        usual = all(name in _USUAL and _USUAL[name] == value for name, value in kwargs.items())
-        if function is F.cross_entropy and usual and [tensor.ndim for tensor in args] == [2, 1]:
+        default = all(name in _DEFAULTS and _DEFAULTS[name] == value for name, value in kwargs.items())
+        if function is F.cross_entropy and default and [tensor.ndim for tensor in args] == [2, 1]:
             return mean_cross_entropy(*args)
         return function(*args, **kwargs)
 
 
-class _Missing(Exception):
+class _NotReady(Exception):
     """A loss reads a field of a teacher's outputs that was not prepared."""
 
     def __init__(self, field: Field) -> None:
         self.field = field
 
 
-class _Taught(Outputs):
+class _TeacherOutputs(Outputs):
     """The prepared fields of a teacher's outputs."""
 
     def __init__(self, name: str, ready: Mapping[Field, Tensor]) -> None:
@@ -158,15 +176,15 @@ class _Taught(Outputs):
 
     def __getattr__(self, field: str) -> Tensor:
         if (self._name, field) not in self._ready:
-            raise _Missing((self._name, field))
+            raise _NotReady((self._name, field))
         return self._ready[self._name, field]
 
 
 class _Names(Mapping[str, Tensor]):
-    """A client's own tensors; a loss for several clients may read only their names.
+    """The names of a client's tensors; a loss for several clients cannot read the tensors themselves.
 
     Args:
-        refusal: name -> the error where it reads a tensor.
+        refusal: name -> the error if a tensor is read.
     """
 
     def __init__(self, of: Mapping[str, Tensor], refusal: Callable[[str], Exception]) -> None:

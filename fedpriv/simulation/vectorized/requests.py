@@ -1,4 +1,4 @@
-"""The requests of a stack's clients, and the handlers that serve all requests of one kind at once."""
+"""The requests of clients that are computed as one net, and the handlers that serve all requests of one kind at once."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from fedpriv.client.learner import LocalBatch
 from fedpriv.client.sgd import SGD, step_together
 from fedpriv.interfaces import Loss
 from fedpriv.models.net import Outputs
-from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, ForOneClient
+from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, NotBatchable
 from fedpriv.simulation.vectorized.scheduler import Request
 
 if TYPE_CHECKING:
     from fedpriv.simulation.vectorized.batched_client import BatchedClient
     from fedpriv.simulation.vectorized.batched_models import BatchedModels
 
-MOST_PADDING = 0.15
+MAX_PADDING = 0.15
 """Largest share of padding samples in a pass that batches different lengths together."""
 
 T = TypeVar("T")
 Roles = frozenset[str]
 Leaves = list[tuple[Tensor, Tensor]]
-"""Leaf tensors of autograd, each with the view of the rows' gradients that it fills."""
+"""Leaf tensors of autograd, each with the view of the rows' gradients that its gradient is written into."""
 Section = Literal["encoder", "rest", "net"]
 """The section of the net that a pass computes."""
 
 
 @dataclass
 class SampleCount:
-    """Training samples processed where clients train together: real ones, and the padding of shorter batches."""
+    """Training samples processed for several clients at a time: real samples, and the padding of shorter batches."""
 
     real: int = 0
     padding_samples: int = 0
@@ -52,7 +52,7 @@ class SampleCount:
 
     @property
     def padding(self) -> float | None:
-        """Share of padding samples; ``None``: no clients trained together."""
+        """Share of padding samples; ``None``: no sample was processed."""
         return self.padding_samples / (self.real + self.padding_samples) if self.real else None
 
 
@@ -61,8 +61,7 @@ class SharedPass:
     """A forward pass of several clients; its graph is kept until each of them has run backward.
 
     Attributes:
-        leaves: leaf tensors, each with its part of the rows' gradients.
-        pending: ids of the lanes that have not run backward yet.
+        pending: ids of the clients that have not run backward yet.
     """
 
     leaves: Leaves
@@ -77,7 +76,7 @@ class ForwardPass:
         mode: the roles in training mode, and those with gradient.
     """
 
-    lane: BatchedClient
+    client: BatchedClient
     inputs: Tensor
     section: Section
     mode: tuple[Roles, Roles]
@@ -85,7 +84,7 @@ class ForwardPass:
 
     def kind(self, grad: bool) -> tuple[object, ...]:
         """Passes of equal kind can be batched."""
-        return id(self.lane.stack), self.section, self.mode, self.half, grad, self.inputs.shape[1:], self.inputs.dtype
+        return id(self.client.models), self.section, self.mode, self.half, grad, self.inputs.shape[1:], self.inputs.dtype
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,10 @@ class GradientPass:
     """A client's forward pass, loss and gradient.
 
     Attributes:
-        optimiser: takes a step along the gradient; ``None``: there is more to do with the gradient.
+        optimiser: takes a step with the gradient; ``None``: no step is taken.
     """
 
-    lane: BatchedClient
+    client: BatchedClient
     batch: LocalBatch
     loss: Loss
     mode: tuple[Roles, Roles]
@@ -105,29 +104,29 @@ class GradientPass:
 
     def kind(self) -> tuple[object, ...]:
         """Passes of equal kind can be batched."""
-        return id(self.lane.stack), self.mode, self.half, *BatchedLoss.kind(self.loss, self.batch)
+        return id(self.client.models), self.mode, self.half, *BatchedLoss.kind(self.loss, self.batch)
 
 
 @dataclass(frozen=True)
 class BackwardPass:
     """A client's backward pass from a scalar."""
 
-    lane: BatchedClient
+    client: BatchedClient
     value: Tensor
     add: bool
 
 
 def backward(requests: Sequence[Request]) -> list[None]:
-    """Run the backward passes of all requests in one sweep."""
+    """Run the backward passes of all requests at once."""
     passes: list[BackwardPass] = [request.content for request in requests]
-    lanes = {id(backward.lane) for backward in passes}
-    forwards = {id(shared): shared for backward in passes for shared in backward.lane.open_passes}
+    clients = {id(backward.client) for backward in passes}
+    forwards = {id(shared): shared for backward in passes for shared in backward.client.open_passes}
     for shared in forwards.values():
-        shared.pending -= lanes
+        shared.pending -= clients
     for backward in passes:
-        backward.lane.open_passes.clear()
+        backward.client.open_passes.clear()
         if not backward.add:
-            backward.lane.grad.zero_()
+            backward.client.grad.zero_()
     leaves = {id(leaf): (leaf, place) for shared in forwards.values() for leaf, place in shared.leaves}
     with torch.enable_grad():
         gradients = torch.autograd.grad(
@@ -149,33 +148,34 @@ def step(requests: Sequence[Request]) -> list[None]:
 
 
 def forward_training(requests: Sequence[Request]) -> list[Outputs]:
-    """Run the forward passes of all requests in training mode; neighbours with batches of similar length at once."""
+    """Run the forward passes of all requests in training mode; those of neighbours with batches of similar length at once."""
     return _forward(requests)
 
 
 def differentiate(requests: Sequence[Request]) -> list[Tensor | None]:
-    """Compute loss and gradient, neighbours with batches of one length at once, and take the steps that come with the requests.
+    """Compute loss and gradient, for neighbours with batches of equal length at once, and take the optimisers' steps.
 
-    ``None``: nothing was done, the lane has to do it alone.
+    Returns:
+        The loss of each request; ``None``: nothing was done, the client has to compute it alone.
     """
     answers: dict[int, Tensor | None] = dict.fromkeys(map(id, requests))
-    for run in _neighbours(requests, lambda q: q.content.kind(), lambda q: q.content.lane.number):
+    for run in _neighbours(requests, lambda request: request.content.kind(), lambda request: request.content.client.number):
         if len(run) == 1:
             continue
         first: GradientPass = run[0].content
-        stack, kind = first.lane.stack, first.kind()
-        if kind not in stack.losses:
-            stack.losses[kind] = BatchedLoss(first.loss)
-        if (loss := stack.losses[kind]) is None:
+        models, kind = first.client.models, first.kind()
+        if kind not in models.losses:
+            models.losses[kind] = BatchedLoss(first.loss)
+        if (loss := models.losses[kind]) is None:
             continue
         with torch.enable_grad():
             try:
-                losses = stack.differentiate(loss, [request.content for request in run], run)
-            except ForOneClient as error:
+                losses = models.differentiate(loss, [request.content for request in run], run)
+            except NotBatchable as error:
                 if error.always:
-                    stack.losses[kind] = None
+                    models.losses[kind] = None
                 continue
-        step_together([one for request in run if (one := request.content.optimiser) is not None])
+        step_together([optimiser for request in run if (optimiser := request.content.optimiser) is not None])
         answers.update(zip(map(id, run), losses.unbind(), strict=True))
     return [answers[id(request)] for request in requests]
 
@@ -187,41 +187,43 @@ def forward_evaluation(requests: Sequence[Request]) -> list[Outputs]:
 
 def _forward(requests: Sequence[Request]) -> list[Outputs]:
     answers: dict[int, Outputs] = {}
-    for run in _neighbours(requests, lambda q: q.content.kind(q.grad), lambda q: q.content.lane.number):
-        stack: BatchedModels = run[0].content.lane.stack
-        exact = any(role in stack.form.mixes for role in run[0].content.mode[0])
+    for run in _neighbours(
+        requests, lambda request: request.content.kind(request.grad), lambda request: request.content.client.number
+    ):
+        models: BatchedModels = run[0].content.client.models
+        exact = any(role in models.form.mixes for role in run[0].content.mode[0])
         with torch.set_grad_enabled(run[0].grad):
             for together in _of_like_length(run, exact):
                 passes = [request.content for request in together]
-                outputs, leaves = stack.forward(passes, together)
+                outputs, leaves = models.forward(passes, together)
                 if run[0].grad:
-                    shared = SharedPass(leaves, {id(one.lane) for one in passes})
-                    for one in passes:
-                        one.lane.open_passes.append(shared)
-                apart = _apart(outputs, [len(one.inputs) for one in passes])
-                answers.update(zip(map(id, together), apart, strict=True))
+                    shared = SharedPass(leaves, {id(single.client) for single in passes})
+                    for single in passes:
+                        single.client.open_passes.append(shared)
+                by_client = _split_by_client(outputs, [len(single.inputs) for single in passes])
+                answers.update(zip(map(id, together), by_client, strict=True))
     return [answers[id(request)] for request in requests]
 
 
 def _neighbours(items: Sequence[T], kind: Callable[[T], tuple[object, ...]], place: Callable[[T], int]) -> Iterator[list[T]]:
-    """Runs of items of one kind at consecutive places."""
+    """Yield runs of items of one kind at consecutive places."""
     kinds: dict[tuple[object, ...], list[T]] = {}
-    for one in items:
-        kinds.setdefault(kind(one), []).append(one)
+    for item in items:
+        kinds.setdefault(kind(item), []).append(item)
     for alike in kinds.values():
         alike.sort(key=place)
         for _, run in groupby(enumerate(alike), lambda pair: place(pair[1]) - pair[0]):
-            yield [one for _, one in run]
+            yield [item for _, item in run]
 
 
 def _of_like_length(run: Sequence[Request], exact: bool) -> Iterator[list[Request]]:
-    """Split a run so that padding to the longest batch adds at most :data:`MOST_PADDING`; nothing if ``exact``."""
+    """Split a run into parts whose padding to the longest batch is at most :data:`MAX_PADDING`; if ``exact``, without padding."""
     together: list[Request] = []
     real = 0
     for request in run:
-        lengths = [len(one.content.inputs) for one in (*together, request)]
+        lengths = [len(member.content.inputs) for member in (*together, request)]
         padded = max(lengths) * len(lengths)
-        fits = min(lengths) == max(lengths) or (not exact and padded - real - lengths[-1] <= MOST_PADDING * padded)
+        fits = min(lengths) == max(lengths) or (not exact and padded - real - lengths[-1] <= MAX_PADDING * padded)
         if together and not fits:
             yield together
             together, real = [], 0
@@ -230,8 +232,8 @@ def _of_like_length(run: Sequence[Request], exact: bool) -> Iterator[list[Reques
     yield together
 
 
-def _apart(outputs: Outputs, lengths: Sequence[int]) -> list[Outputs]:
-    """Split stacked outputs ``(K, B, ...)`` into each client's ``(B_k, ...)``."""
+def _split_by_client(outputs: Outputs, lengths: Sequence[int]) -> list[Outputs]:
+    """Split outputs ``(K, B, ...)`` into each client's outputs ``(B_k, ...)``."""
     cut: dict[int, list[Tensor]] = {}
     for tensor in (outputs.features, outputs.projection, outputs.prediction, outputs.logits):
         if tensor is not None and id(tensor) not in cut:
@@ -245,4 +247,4 @@ def _apart(outputs: Outputs, lengths: Sequence[int]) -> list[Outputs]:
 
 
 PRIORITY = (backward, step, forward_training, differentiate, forward_evaluation)
-"""The handlers, first served first: requests of every training step come first, which keeps the clients in step."""
+"""The handlers by priority: requests of every training step come first, which keeps the clients synchronous."""

@@ -1,8 +1,8 @@
-"""Cooperative functions in one thread, whose requests are served in batches.
+"""Concurrent functions in one thread, whose requests are served in batches.
 
-Each function is written as if it ran alone. A request suspends it until every other function has also made a request or has
-returned; then one handler serves all requests of its kind together. So a method's code is the code of one client, whether
-clients train one after another or as one wide net.
+Each function is written as if it ran alone. A request suspends it until all other functions have made a request or have returned.
+Then one handler serves all requests of its kind at once. So the code of a method is that of a single client, whether clients
+train one after another or together.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Request:
     Attributes:
         content: the handler's input.
         grad: whether the function records gradients.
-        draws: the function's state of torch's global generator; a handler that draws advances it. ``None``: not tracked.
+        rng_state: the function's state of torch's global generator, which a handler that draws advances; ``None``: not tracked.
     """
 
     content: Any
     grad: bool
-    draws: Tensor | None
+    rng_state: Tensor | None
 
 
 Handler = Callable[[Sequence[Request]], Sequence[Any]]
@@ -38,11 +38,10 @@ Handler = Callable[[Sequence[Request]], Sequence[Any]]
 
 
 class Scheduler(Generic[T]):
-    """Runs functions side by side and serves their requests.
+    """Runs functions concurrently, and serves their requests.
 
     Args:
-        priority: the handlers; of those with requests, the first is served. Requests of every training step should come first,
-            which keeps the functions in step.
+        priority: the handlers; of those with requests, the first is served.
         draws: whether any handler draws from torch's global generator. Each function then keeps its own generator state.
     """
 
@@ -50,7 +49,7 @@ class Scheduler(Generic[T]):
         self._priority, self._draws = priority, draws
         self._main: greenlet | None = None
         self.size = 0
-        """Number of functions that run side by side."""
+        """Number of functions that run concurrently."""
 
     def run(self, functions: Sequence[Callable[[], T]]) -> list[T]:
         """Run the functions and return their results; an exception in one of them ends all."""
@@ -83,21 +82,21 @@ class Scheduler(Generic[T]):
                 for number, response in zip(served, responses, strict=True):
                     resume(number, response)
         finally:
-            for one in running.values():
-                if one and not one.dead:
-                    one.throw()  # unwinds its stack, which releases its tensors
+            for function in running.values():
+                if function and not function.dead:
+                    function.throw()  # unwinds its stack, which releases its tensors
             torch.set_grad_enabled(grad)
             torch.set_rng_state(generator)
             self._main = None
         return [results[number] for number in range(len(functions))]
 
     def submit(self, handler: Handler, content: Any) -> Any:
-        """Called by one of the functions: suspend it until ``handler`` has responded."""
+        """Suspend the calling function until ``handler`` has served its request; returns the response."""
         if self._main is None:
             raise RuntimeError("submit can be called only by a function that Scheduler.run runs")
         request = Request(content, torch.is_grad_enabled(), torch.get_rng_state() if self._draws else None)
         response = self._main.switch((handler, request))
         torch.set_grad_enabled(request.grad)
-        if request.draws is not None:
-            torch.set_rng_state(request.draws)
+        if request.rng_state is not None:
+            torch.set_rng_state(request.rng_state)
         return response

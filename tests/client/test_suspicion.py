@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.client import client as client_half
-from fedpriv.client.suspicion import Mark, check_for_marks, draw_of_run, marks, secret_draw
+from fedpriv.client.suspicion import Mark, check_for_marks, generator_of_run, marks, secret_generator
 from fedpriv.errors import SuspiciousDownload
 from fedpriv.methods import registry
 from fedpriv.models.registry import build_model, list_models
@@ -35,9 +35,9 @@ def of(net: nn.Module) -> tuple[Any, dict[str, Tensor]]:
     return SimpleNamespace(linear=linear, space=space, initial=space.row_of(net)), state
 
 
-def nearest(found: list[Mark]) -> float:
+def nearest(figures: list[Mark]) -> float:
     """The largest figure as a share of its limit."""
-    return max(mark.value / mark.limit for mark in found)
+    return max(mark.value / mark.limit for mark in figures)
 
 
 @pytest.mark.parametrize("name", slow_but(["cnn10", "mlp2", "lenet5"], [spec.name for spec in list_models()]))
@@ -45,30 +45,30 @@ def test_initial_nets_have_no_marks(name: str) -> None:
     spec = next(spec for spec in list_models() if spec.name == name)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        found = list(marks(*of(build_model(name, spec.input_shape, spec.classes, predictor=True)), secret_draw()))
-    assert found and nearest(found) < 0.9
+        figures = list(marks(*of(build_model(name, spec.input_shape, spec.classes, predictor=True)), secret_generator()))
+    assert figures and nearest(figures) < 0.9
 
 
 @pytest.mark.parametrize("method", slow_but(["fedavg", "mpfedcon"], sorted(registry.all())))
 def test_trained_nets_have_no_marks(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = list[Mark]()
+    figures = list[Mark]()
 
     def collect(agreement: Any, round: int, sent: Mapping[str, Tensor], draw: torch.Generator) -> None:
-        found.extend(marks(agreement, sent, draw))
+        figures.extend(marks(agreement, sent, draw))
 
     monkeypatch.setattr(client_half, "check_for_marks", collect)
     play(tmp_path / "run", method, **{"train.lr": 0.1, "train.rounds": 2, "eval.last": 1, "wire.check_downloads": True})
-    assert method == "local" or (found and nearest(found) < 0.6)
+    assert method == "local" or (figures and nearest(figures) < 0.6)
 
 
 def test_the_length_of_a_class_centre_is_no_mark(simulate: Simulate) -> None:
     """The loss takes cosines with it; a client that diverges for a round leaves a long one."""
     simulation = simulate("mpfedcon", **{"train.rounds": 1})
-    sent = simulation.federation.method.download(simulation.server, 2)
+    sent = simulation.federation.method.download(simulation.state, 2)
     assert sent is not None
     centers = sent.tensors["statistic.centers"]
     centers[0] = 1e4 * centers.abs().max()
-    check_for_marks(simulation.federation.agreement, 2, {**sent.tensors, "statistic.centers": centers}, secret_draw())
+    check_for_marks(simulation.federation.agreement, 2, {**sent.tensors, "statistic.centers": centers}, secret_generator())
 
 
 def imprinted(sent: Mapping[str, Tensor], noise: float = 0.0) -> dict[str, Tensor]:
@@ -109,22 +109,22 @@ ALTERED: dict[str, tuple[Callable[[Mapping[str, Tensor]], dict[str, Tensor]], st
 def test_marks_are_refused(how: str) -> None:
     agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
     alter, says = ALTERED[how]
-    check_for_marks(agreement, 1, state, secret_draw())
+    check_for_marks(agreement, 1, state, secret_generator())
     with pytest.raises(SuspiciousDownload, match=says):
-        check_for_marks(agreement, 1, {**state, **alter(state)}, secret_draw())
+        check_for_marks(agreement, 1, {**state, **alter(state)}, secret_generator())
 
 
 def test_a_bias_is_looked_at_also_where_the_weights_are_not_sent() -> None:
     agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
     with pytest.raises(SuspiciousDownload, match=r"head\.bias: one class is .* logits away"):
-        check_for_marks(agreement, 1, {"head.bias": state["head.bias"] - 30 * torch.eye(10)[0]}, secret_draw())
+        check_for_marks(agreement, 1, {"head.bias": state["head.bias"] - 30 * torch.eye(10)[0]}, secret_generator())
 
 
 def test_layers_that_begin_at_zero_are_not_looked_at() -> None:
     """LoRA's second factors: what training adds to them first is nearly one direction."""
     agreement, state = of(build_model("mlp2", (1, 8, 8), 10, None))
     agreement.space.pack({"encoder.fc1.weight": torch.zeros(512, 64)}, agreement.initial)
-    check_for_marks(agreement, 1, {**state, **imprinted(state)}, secret_draw())
+    check_for_marks(agreement, 1, {**state, **imprinted(state)}, secret_generator())
 
 
 def test_a_kernel_that_copies_is_refused() -> None:
@@ -132,7 +132,7 @@ def test_a_kernel_that_copies_is_refused() -> None:
     kernels = state["encoder.conv1.weight"]
     kernels[:3] = torch.eye(3)[:, :, None, None] * torch.eye(25)[12].view(5, 5)
     with pytest.raises(SuspiciousDownload, match=r"encoder\.conv1\.weight: a share of 1 of a kernel is a single entry"):
-        check_for_marks(agreement, 1, state, secret_draw())
+        check_for_marks(agreement, 1, state, secret_generator())
 
 
 def test_a_run_ends_where_its_server_updates_malicious(simulate: Simulate) -> None:
@@ -152,8 +152,8 @@ def test_without_the_check_it_goes_on(simulate: Simulate) -> None:
 
 def test_it_draws_nothing_of_the_run(simulate: Simulate) -> None:
     on, off, unset = (simulate("fedavg", **{"train.rounds": 1, "wire.check_downloads": check}) for check in (True, False, None))
-    assert torch.equal(on.server.row, off.server.row) and torch.equal(on.server.row, unset.server.row)
-    assert len({one.federation.config.fingerprint() for one in (on, off, unset)}) == 1
+    assert torch.equal(on.state.row, off.state.row) and torch.equal(on.state.row, unset.state.row)
+    assert len({run.federation.config.fingerprint() for run in (on, off, unset)}) == 1
 
 
 # --- where it is not set: an unusual run is the user's own, and goes on ---------------------------------------------------
@@ -212,11 +212,11 @@ def test_the_rows_of_a_simulation_are_drawn_of_its_seed_and_round() -> None:
 
     def seeded(seed: int, round: int) -> list[float]:
         agreement.config = SimpleNamespace(seed=seed)
-        return figures(draw_of_run(agreement, round))
+        return figures(generator_of_run(agreement, round))
 
     assert seeded(0, 1) == seeded(0, 1)
     assert seeded(0, 1) != seeded(0, 2) and seeded(0, 1) != seeded(1, 1)
-    assert figures(secret_draw()) != figures(secret_draw())
+    assert figures(secret_generator()) != figures(secret_generator())
 
 
 def test_the_clients_of_a_simulation_draw_so(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:

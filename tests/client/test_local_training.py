@@ -233,4 +233,4 @@ def test_a_batch_of_one_with_batch_norm_is_said_or_skipped(simulate: Simulate) -
     with pytest.raises(UsageError, match=r"batch of 1, and BatchNorm.*train\.min_batch=2"):
         simulate("fedavg", **odd)
     skipped = simulate("fedavg", **odd, **{"train.min_batch": 2})
-    assert torch.isfinite(skipped.server.row).all()
+    assert torch.isfinite(skipped.state.row).all()

@@ -1,16 +1,15 @@
-"""The sealed payloads that a run keeps: byte for byte what crossed the wire, so that what it gave away can be measured later.
+"""The messages that a run keeps, byte for byte as they crossed the wire, so that an audit can measure what they leak.
 
-``payloads/round-0000/broadcast.safetensors`` is the initial model, ``payloads/round-0003/download.safetensors`` what every
-participant of round 3 was sent, ``payloads/round-0003/client-0007.safetensors`` what client 7 uploaded, and
-``payloads/round-0003/report-0007.safetensors`` what it reported beside it. Nothing else is stored: an audit derives the data
-behind an upload from the run's config again.
+``payloads/round-0000/broadcast.safetensors`` is the initial model, ``payloads/round-0003/download.safetensors`` the download of
+round 3, ``payloads/round-0003/client-0007.safetensors`` the upload of client 7, and
+``payloads/round-0003/report-0007.safetensors`` its report. An audit derives the data behind an upload from the run's config.
 
-With secure aggregation, ``sum.safetensors`` is the mean upload that the server learned, and a simulation keeps as
-``hidden-0007.safetensors`` what client 7 held back, so that an audit can compare the two. Masked uploads are random numbers and
-are not kept.
+With secure aggregation, ``sum.safetensors`` is the mean upload that the server learned. A simulation also keeps, as
+``hidden-0007.safetensors``, the upload that client 7 held back, so that an audit can compare the two. Masked uploads are random
+numbers, and are not kept.
 
-Beside the messages of a round lies ``SHA256SUMS``, the list of their checksums in the form of ``sha256sum --check``. The round's
-record holds the list's own checksum. Rounds that an earlier version played have neither: what is kept of them is read as it is.
+``SHA256SUMS`` lists the checksums of a round's messages in the form of ``sha256sum --check``; the round's record holds the
+checksum of that list.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from typing import Literal, Self
 from fedpriv.config import RunConfig
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged, write_atomically
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Direction, Sealed, unseal
 
 Kept = Literal[Direction, "sum", "hidden"]
-"""What is kept: messages that crossed, the mean upload of a secure sum, and what a client of a simulation held back for it."""
+"""What is kept: messages that crossed, the mean upload of a secure sum, and an upload that a simulated client held back."""
 UPLOADS_BY_DEFAULT = 3
 """Uploads of a round that ``wire.keep_payloads: default`` keeps."""
 
 _BROADCAST, _DOWNLOAD, _SUM, _CLIENT, _REPORT, _HIDDEN = "broadcast", "download", "sum", "client-", "report-", "hidden-"
 _ROUND, _SUMS = "round-", "SHA256SUMS"
-_OF_CLIENTS: Mapping[Kept, str] = {"up": _CLIENT, "report": _REPORT, "hidden": _HIDDEN}
+_CLIENT_PREFIXES: Mapping[Kept, str] = {"up": _CLIENT, "report": _REPORT, "hidden": _HIDDEN}
 
 
 def rounds_to_keep(config: RunConfig) -> Collection[int]:
-    """The rounds (1-based) of which ``wire.keep_payloads`` wants payloads."""
+    """The rounds (1-based) whose payloads are kept, by ``wire.keep_payloads``."""
     wanted, last = config.wire.keep_payloads, config.train.rounds
     if wanted == "none":
         return ()
@@ -51,10 +50,10 @@ def rounds_to_keep(config: RunConfig) -> Collection[int]:
 
 
 class PayloadKeeper:
-    """A tap that writes into the run folder what ``wire.keep_payloads`` says.
+    """A tap that writes messages into the run folder, as ``wire.keep_payloads`` says.
 
-    By default the uploads and reports of the first clients asked in a round are kept. A round that is run again after a
-    kill writes the same files, with the same bytes where it is on the same kind of machine.
+    By default only the uploads and reports of the first participants of a round are kept. A round that is repeated after a kill
+    writes the same files again.
     """
 
     def __init__(self, folder: RunFolder, config: RunConfig) -> None:
@@ -63,7 +62,7 @@ class PayloadKeeper:
         self._uploads = UPLOADS_BY_DEFAULT if config.wire.keep_payloads == "default" else config.data.clients
         self._round = -1
         self._written: dict[str, str] = {}
-        """Of this round: name -> checksum."""
+        """Name -> checksum of the present round's files."""
 
     def __call__(self, direction: Kept, payload: Sealed) -> None:
         if not self._rounds or payload.round not in (0, *self._rounds):
@@ -71,8 +70,8 @@ class PayloadKeeper:
         if payload.round != self._round:
             self._begin(payload.round)
         name = _name(direction, payload)
-        alike = sum(known.startswith(name.partition("-")[0]) for known in self._written)
-        if name in self._written or (payload.client is not None and alike == self._uploads):
+        of_this_kind = sum(other.startswith(name.partition("-")[0]) for other in self._written)
+        if name in self._written or (payload.client is not None and of_this_kind == self._uploads):
             return
         with self.folder.writing(f"the payloads of round {payload.round}"):
             path = _file(self.folder.payloads, payload.round, name)
@@ -81,13 +80,13 @@ class PayloadKeeper:
         self._written[name] = _checksum(payload.data)
 
     def _begin(self, round: int) -> None:
-        """Keep messages of another round, without the list of an attempt at it that was not committed."""
+        """Begin another round, and remove the list of an earlier attempt at it."""
         self._round, self._written = round, {}
         with self.folder.writing(f"the payloads of round {round}"):
             (_folder(self.folder.payloads, round) / _SUMS).unlink(missing_ok=True)
 
     def close(self, round: int) -> str | None:
-        """Write the list of what was kept of a round; its checksum, for the round's record. ``None``: nothing was kept."""
+        """Write the list of a round's kept messages, and return its checksum; ``None``: nothing was kept."""
         if round != self._round or not self._written:
             return None
         names = {_file(self.folder.payloads, round, name).name: checksum for name, checksum in self._written.items()}
@@ -97,21 +96,21 @@ class PayloadKeeper:
 
 
 class PayloadStore:
-    """Reads what :class:`PayloadKeeper` wrote. Files with other names than it gives are ignored.
+    """Reads what :class:`PayloadKeeper` wrote, as far as a round's record confirms it. Other files are ignored.
 
     Args:
-        path: the folder ``payloads`` of a run; it need not be there.
-        sums: round -> checksum of the list of its checksums.
-        uploads: what it reads as the clients' uploads: those that were sent, or those that were held back for a secure sum.
+        path: the folder ``payloads`` of a run, which may not exist.
+        sums: round -> checksum of the list of its messages.
+        uploads: which uploads are read: those that were sent, or those that were held back for a secure sum.
     """
 
-    def __init__(self, path: Path, sums: Mapping[int, str] | None = None, uploads: Literal["up", "hidden"] = "up") -> None:
-        self.path, self.sums, self._upload = path, sums or {}, _OF_CLIENTS[uploads]
+    def __init__(self, path: Path, sums: Mapping[int, str], uploads: Literal["up", "hidden"] = "up") -> None:
+        self.path, self.sums, self._upload = path, sums, _CLIENT_PREFIXES[uploads]
         self._listed = cache(self._read_list)
 
     @classmethod
     def of(cls, folder: RunFolder, uploads: Literal["up", "hidden"] = "up") -> Self:
-        """The payloads of a run, and what its records say of them; ``Damaged`` where these are not known any more."""
+        """The payloads of a run; raises ``Damaged`` if its records are lost."""
         sums = {record["round"]: record["payloads"] for record in folder.records() if "payloads" in record}
         return cls(folder.payloads, sums, uploads)
 
@@ -119,30 +118,27 @@ class PayloadStore:
         """The rounds (1-based, ascending) with at least one upload.
 
         Raises:
-            Damaged: here and below, a file is missing, or not what was written.
+            Damaged: here and below, a file is missing, or is not what was written.
         """
-        there = _numbers(_ROUND, (folder.name for folder in self.path.glob(f"{_ROUND}*")))
-        return [round for round in sorted({*there, *self.sums}) if self.clients(round)]
+        return [round for round in sorted(self.sums) if self.clients(round)]
 
     def clients(self, round: int) -> list[int]:
         """The clients whose upload of a round was kept, ascending."""
-        listed = self._listed(round)
-        there = _folder(self.path, round).glob("*") if listed is None else map(Path, listed)
-        return _numbers(self._upload, (file.stem for file in there if file.suffix == ".safetensors"))
+        return _numbers(self._upload, (Path(name).stem for name in self._listed(round)))
 
     def broadcast(self) -> Sealed | None:
-        """The initial model as every client was sent it in round 0; ``None`` where the method sends none, or nothing was kept."""
+        """The initial model as it was broadcast in round 0; ``None``: the method sends none, or it was not kept."""
         return self._read(0, _BROADCAST)
 
     def download(self, round: int) -> Sealed | None:
-        """The download of a round; ``None`` where there was none, or it was not kept."""
+        """The download of a round; ``None``: there was none, or it was not kept."""
         return self._read(round, _DOWNLOAD)
 
     def upload(self, round: int, client: int) -> Sealed:
         """A client's upload in a round.
 
         Raises:
-            UsageError: it was not kept; says what was, or how to keep payloads.
+            UsageError: it was not kept; the message says what was kept, or how to keep payloads.
             Damaged: its file is not what was written.
         """
         sealed = self._read(round, f"{self._upload}{client:04d}")
@@ -156,26 +152,26 @@ class PayloadStore:
         raise UsageError(f"{self.path.parent} kept no upload of client {client} in round {round}, but of clients {kept}")
 
     def mean(self, round: int) -> Sealed | None:
-        """The mean upload of a round's secure sum; ``None``: it was not kept, or there was none."""
+        """The mean upload of a round's secure sum; ``None``: there was none, or it was not kept."""
         return self._read(round, _SUM)
 
     def report(self, round: int, client: int) -> Sealed | None:
-        """What a client reported beside its upload in a round; ``None``: it was not kept."""
+        """A client's report in a round; ``None``: it was not kept."""
         return self._read(round, f"{_REPORT}{client:04d}")
 
     def files(self) -> list[Path]:
-        """All files, in no order."""
+        """All files, in any order."""
         return list(self.path.glob("round-*/*.safetensors"))
 
     def verify(self) -> None:
-        """Read all that has a checksum in a committed round; ``Damaged`` where one does not match."""
+        """Compare all files with their checksums; raises ``Damaged`` if one does not match."""
         for round in self.sums:
-            for name in self._listed(round) or ():
+            for name in self._listed(round):
                 self._bytes(round, name)
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk of all of them."""
+        """Bytes on disk of all files."""
         return sum(file.stat().st_size for file in self.files())
 
     def _read(self, round: int, name: str) -> Sealed | None:
@@ -185,49 +181,50 @@ class PayloadStore:
             return None
         try:
             sealed = unseal(data)
-            says = _file(self.path, sealed.round, _name(_direction(name), sealed))
+            expected = _file(self.path, sealed.round, _name(_direction(name), sealed))
         except ValueError as error:
             raise Damaged(f"{path} is damaged: {error}") from None
-        if says != path:
-            raise Damaged(f"{path} is damaged: by its facts it is {says.relative_to(self.path)}")
+        if expected != path:
+            raise Damaged(f"{path} is damaged: by its facts it is {expected.relative_to(self.path)}")
         return sealed
 
     def _bytes(self, round: int, name: str) -> bytes | None:
         """The content of a file; ``None``: it was not kept."""
         path, listed = _folder(self.path, round) / name, self._listed(round)
-        if listed is not None and name not in listed:
+        if name not in listed:
             return None
         try:
             data = path.read_bytes()
         except FileNotFoundError:
-            if listed is None:
-                return None
             raise Damaged(f"{path} is missing") from None
         except OSError as error:
             raise Damaged(f"cannot read {path}: {error.strerror}") from None
-        if listed is not None and listed[name] != _checksum(data):
+        if listed[name] != _checksum(data):
             raise Damaged(f"{path} is damaged: its checksum does not match")
         return data
 
-    def _read_list(self, round: int) -> dict[str, str] | None:
-        """File -> checksum of what was kept of a round; ``None`` where an earlier version kept it."""
+    def _read_list(self, round: int) -> dict[str, str]:
+        """File name -> checksum of a round's kept messages."""
+        if round not in self.sums:
+            return {}
         path = _folder(self.path, round) / _SUMS
         try:
             data = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            if round not in self.sums:
-                return None
             raise Damaged(f"{path} is missing") from None
         except OSError as error:
             raise Damaged(f"cannot read {path}: {error.strerror}") from None
         lines = [re.fullmatch(rb"([0-9a-f]{64})  ([a-z0-9-]+\.safetensors)", line) for line in data.split(b"\n")[:-1]]
-        if _checksum(data) != self.sums.get(round, _checksum(data)) or None in lines:
+        if _checksum(data) != self.sums[round] or None in lines:
             raise Damaged(f"{path} is damaged: its checksum does not match")
         return {line[2].decode(): line[1].decode() for line in lines if line is not None}
 
 
 def _direction(name: str) -> Kept:
-    return next((way for way, start in _OF_CLIENTS.items() if name.startswith(start)), "sum" if name == _SUM else "down")
+    return next(
+        (direction for direction, prefix in _CLIENT_PREFIXES.items() if name.startswith(prefix)),
+        "sum" if name == _SUM else "down",
+    )
 
 
 def _name(direction: Kept, payload: Sealed) -> str:
@@ -237,7 +234,7 @@ def _name(direction: Kept, payload: Sealed) -> str:
         return _SUM
     if payload.client is None:
         raise ValueError("an upload must say its client: Payload(..., client=update.client)")
-    return f"{_OF_CLIENTS[direction]}{payload.client:04d}"
+    return f"{_CLIENT_PREFIXES[direction]}{payload.client:04d}"
 
 
 def _folder(payloads: Path, round: int) -> Path:
@@ -249,9 +246,9 @@ def _file(payloads: Path, round: int, name: str) -> Path:
 
 
 def _numbers(prefix: str, names: Iterable[str]) -> list[int]:
-    """The numbers in the names that are a prefix and a number as it is written here, ascending."""
-    found = [re.fullmatch(f"{prefix}([0-9]{{4,9}})", name) for name in names]
-    return sorted(int(match[1]) for match in found if match and f"{int(match[1]):04d}" == match[1])
+    """The numbers in the names that consist of the prefix and a number, ascending."""
+    matches = [re.fullmatch(f"{prefix}([0-9]{{4,9}})", name) for name in names]
+    return sorted(int(match[1]) for match in matches if match and f"{int(match[1]):04d}" == match[1])
 
 
 def _checksum(data: bytes) -> str:

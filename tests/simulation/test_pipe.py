@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedpriv.simulation.executors import mail
-from fedpriv.simulation.executors.mail import LARGE, Mail
+from fedpriv.simulation.executors import pipe
+from fedpriv.simulation.executors.pipe import LARGE, Pipe
 
 
-def _echo(theirs: Mail) -> None:
+def _echo(theirs: Pipe) -> None:
     while True:
         try:
             message = theirs.receive()
@@ -21,14 +21,14 @@ def _echo(theirs: Mail) -> None:
         theirs.send({"heard": message, "by": os.getpid()})
 
 
-def _echoing(theirs: Mail, ours: Mail) -> None:
+def _echoing(theirs: Pipe, ours: Pipe) -> None:
     ours.close()  # the fork has it too, and would never notice that it is closed
     _echo(theirs)
 
 
 @pytest.fixture
 def ours() -> Any:
-    here, theirs = Mail.pair()
+    here, theirs = Pipe.pair()
     process = multiprocessing.get_context("fork").Process(target=_echoing, args=(theirs, here))
     process.start()
     theirs.close()
@@ -41,8 +41,8 @@ def ours() -> Any:
 @pytest.mark.parametrize("nameless", ["as here", "elsewhere"])
 def test_messages_of_any_size_in_any_order(monkeypatch: pytest.MonkeyPatch, request: Any, nameless: str) -> None:
     if nameless == "elsewhere":
-        monkeypatch.setattr(mail.sys, "platform", "darwin")
-    ours: Mail = request.getfixturevalue("ours")
+        monkeypatch.setattr(pipe.sys, "platform", "darwin")
+    ours: Pipe = request.getfixturevalue("ours")
     sizes = [0, LARGE - 1, LARGE, 3 * LARGE, 10, 100 * LARGE, LARGE]  # the memory grows, and is larger than what is sent
     for number, size in enumerate(sizes):
         message = [os.urandom(size), {"and": os.urandom(2 * size)}, number]
@@ -51,7 +51,7 @@ def test_messages_of_any_size_in_any_order(monkeypatch: pytest.MonkeyPatch, requ
         assert answer["heard"] == message and answer["by"] != os.getpid()
 
 
-def test_what_is_large_takes_no_room_in_the_pipe(ours: Mail, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_large_takes_no_room_in_the_pipe(ours: Pipe, monkeypatch: pytest.MonkeyPatch) -> None:
     piped: list[int] = []
     monkeypatch.setattr(ours, "connection", _Counted(ours.connection, piped))
     ours.send(os.urandom(50 * LARGE))
@@ -59,7 +59,7 @@ def test_what_is_large_takes_no_room_in_the_pipe(ours: Mail, monkeypatch: pytest
     assert sum(piped) < 1000
 
 
-def test_what_was_received_stays_as_it_was(ours: Mail) -> None:
+def test_what_was_received_stays_as_it_was(ours: Pipe) -> None:
     first, second = os.urandom(4 * LARGE), os.urandom(4 * LARGE)
     ours.send(first)
     heard = ours.receive()["heard"]

@@ -63,15 +63,15 @@ def cases() -> dict[str, tuple[str, dict[str, Any]]]:
     """Name -> method and options: every method that sends, every half that none of them has, every transform."""
     sending = {name: kind for name, kind in sorted(methods().items()) if kind.shared}
     theirs = {half for kind in sending.values() for half in (kind.objective_class, kind.aggregation_class)}
-    found: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sending}
+    cases: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in sending}
     for name, half in sorted(objectives().items()):
         if half not in theirs:
-            found[f"objective {name}"] = ("fedavg", {"objective": name, "aggregation": "mean"})
+            cases[f"objective {name}"] = ("fedavg", {"objective": name, "aggregation": "mean"})
     for name, half in sorted(aggregations().items()):
         if half not in theirs:
             all_of_them = {"train.participation": 1.0} if half.suggests.get("train.selection") == "all" else {}
-            found[f"aggregation {name}"] = ("fedavg", {"objective": "cross-entropy", "aggregation": name, **all_of_them})
-    return found | VARIANTS
+            cases[f"aggregation {name}"] = ("fedavg", {"objective": "cross-entropy", "aggregation": name, **all_of_them})
+    return cases | VARIANTS
 
 
 @dataclass(frozen=True)
@@ -103,19 +103,19 @@ def played(case: str) -> Played:
         run.start()
         while run.progress.round < run.config.train.rounds:
             crossed.clear()
-            server = copy.deepcopy(run.server)
+            server = copy.deepcopy(run.state)
             run.run_round()
     fed, agreed = run.federation, run.agreement
     received = next(sealed for direction, sealed in crossed if direction == "down").tensors()
     uploads = {sealed.client: sealed for direction, sealed in crossed if direction == "up" and sealed.client is not None}
     samples = sum(map(fed.data.size, fed.data.nonempty))
     round = fed.config.train.rounds
-    told = None if fed.config.privacy.level == "client" else (1, samples)
+    examples = None if fed.config.privacy.level == "client" else (1, samples)
 
     def expected(client: int) -> Expected:
         branch = f"encoder.{fed.data.lacking(client)}."
         unused = frozenset(name for name in agreed.space.names if name.startswith(branch))
         forms = agreed.method.forms(received, round, samples, unused)
-        return Expected(round, client, forms, received, told, max_update_norm=1e3).through(agreed.transforms, agreed.linear)
+        return Expected(round, client, forms, received, examples, max_update_norm=1e3).through(agreed.transforms, agreed.linear)
 
     return Played(fed.method, received, uploads, {client: expected(client) for client in uploads}, server)

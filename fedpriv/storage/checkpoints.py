@@ -1,17 +1,17 @@
-"""Checkpoints of a run after any round: the server's state, and from which local update each client goes on.
+"""Checkpoints of a run after any round: the server's state, and which local update each client continues from.
 
 The JSON file of a round is its commit point: everything it names was written, and synced, before it. Clients keep their private
-states themselves, a file for each local update; a checkpoint names the local update, eight bytes a client, in the server's file.
-So it costs what the round changed, and memory does not grow with the number of clients. The last two checkpoints are kept.
+states themselves, a file for each local update; the checkpoint only names the round of that update, eight bytes a client. So a
+checkpoint costs what the round changed, and memory does not grow with the number of clients. The last two checkpoints are kept.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from torch import Tensor
 from fedpriv.config import parse
 from fedpriv.errors import FedprivError, UsageError, first_line
 from fedpriv.files import Damaged, load_json, load_tensors, save_json, save_tensors
-from fedpriv.server.clients import PrivateStates
 
 KEPT = 2
 """Checkpoints that are kept: if the newest is damaged, the one before it is used."""
@@ -36,8 +35,7 @@ class Progress:
         record: the line of ``metrics.jsonl`` that belongs to this round.
         total_bytes_up, total_bytes_down: since the start, in bytes.
         seconds: time spent in rounds since the start.
-        cpu_seconds: likewise of this process, in which clients are simulated unless the executor has workers; ``None``: the run
-            began with a version that did not count them.
+        cpu_seconds: likewise of this process, in which clients are simulated unless the executor has workers.
         privacy: the ledger's accounts (:mod:`fedpriv.privacy.ledger`).
     """
 
@@ -47,8 +45,21 @@ class Progress:
     total_bytes_up: int = 0
     total_bytes_down: int = 0
     seconds: float = 0.0
-    cpu_seconds: float | None = None
+    cpu_seconds: float = 0.0
     privacy: dict[str, list[list[float]]] = field(default_factory=dict)
+
+
+class PrivateStates(Protocol):
+    """What clients keep between rounds. The server names it by client and round, and never sees it."""
+
+    def damaged(self, states: Mapping[int, int]) -> str | None:
+        """The first private state (client -> round) that cannot be read, in a line; ``None``: all can, or it is unknown."""
+
+    def forget(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove states (client, round) that no checkpoint names any more."""
+
+    def keep_only(self, states: Iterable[tuple[int, int]]) -> None:
+        """Remove all states but these (client, round), such as those of a round that was killed."""
 
 
 class Checkpoints:
@@ -70,34 +81,34 @@ class Checkpoints:
         save_tensors(self._server_file(progress.round), {**server, _CLIENTS: _table(progress.clients)})
         body = {"config": self.fingerprint, "progress": asdict(replace(progress, clients={}))}
         save_json(self._commit_file(progress.round), body)
-        self._committed.append(_own(progress))
-        while len(self._committed) > KEPT:  # more than one too many where the run was killed right here
+        self._committed.append(_copy(progress))
+        while len(self._committed) > KEPT:  # there are several if the run was killed right here
             old, after = self._committed.pop(0), self._committed[0].clients
             self._commit_file(old.round).unlink(missing_ok=True)
             self._server_file(old.round).unlink(missing_ok=True)
             self.states.forget((client, round) for client, round in old.clients.items() if after.get(client) != round)
 
     def latest(self) -> tuple[Progress, dict[str, Tensor], list[str]]:
-        """The newest checkpoint that is whole, its server state, and what was wrong with newer ones (one line each).
+        """The newest checkpoint that is whole, its server state, and what is wrong with newer ones (a line each).
 
         Raises:
             FedprivError: there is none.
         """
         complaints: list[str] = []
-        found: tuple[Progress, dict[str, Tensor]] | None = None
+        newest: tuple[Progress, dict[str, Tensor]] | None = None
         for path in sorted(self.folder.glob("round-*.json"), reverse=True):
             try:
                 progress, server = self._read(path)
             except Damaged as error:
                 complaints.append(str(error))
                 continue
-            found = found or (progress, server)
-            self._committed.insert(0, _own(progress))
-        if found is None:
+            newest = newest or (progress, server)
+            self._committed.insert(0, _copy(progress))
+        if newest is None:
             raise FedprivError(f"no checkpoint in {self.folder} can be used" + "".join(f"; {c}" for c in complaints))
-        self._committed = self._committed[-KEPT:]  # more than these where the run was killed before it removed the oldest
+        self._committed = self._committed[-KEPT:]  # there are more if the run was killed before it removed the oldest
         self._sweep()
-        return *found, complaints
+        return *newest, complaints
 
     def _read(self, path: Path) -> tuple[Progress, dict[str, Tensor]]:
         stored = load_json(path)
@@ -113,10 +124,7 @@ class Checkpoints:
                 "restore config.yaml, or start a new run with `fedpriv train --config`"
             )
         server = load_tensors(self._server_file(progress["round"]))
-        if _CLIENTS in server:
-            clients = dict(server.pop(_CLIENTS).T.tolist())
-        else:  # as it was written before there was a table
-            clients = {int(client): round for client, round in progress["clients"].items()}
+        clients = dict(server.pop(_CLIENTS).T.tolist())
         if damaged := self.states.damaged(clients):
             raise Damaged(damaged)
         return Progress(**{**progress, "clients": clients}), server
@@ -142,8 +150,8 @@ class ConfigChanged(FedprivError):
     exit_code = 2
 
 
-def _own(progress: Progress) -> Progress:
-    """As it is now, whatever the run adds to it."""
+def _copy(progress: Progress) -> Progress:
+    """A copy that the run does not change any more."""
     return replace(progress, clients=dict(progress.clients))
 
 

@@ -27,8 +27,8 @@ def test_steps_are_torchs_to_the_bit(momentum: float, dtype: torch.dtype) -> Non
             parameter.grad = grad.clone()
         expected.step()
         if number == 2:
-            for one in ours:  # one after another is the same
-                one.step()
+            for optimiser in ours:  # one after another is the same
+                optimiser.step()
         else:
             step_together(ours)
         assert torch.equal(rows.flatten(), torch.cat([parameter.detach() for parameter in theirs]))

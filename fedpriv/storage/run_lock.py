@@ -1,4 +1,4 @@
-"""Which process plays a run: the system frees its lock when the process is gone, however it ended."""
+"""The lock of the process that runs a run; the system releases it when the process ends, for whatever reason."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from pathlib import Path
 
 from fedpriv.errors import UsageError
 
-SOON = 0.1
-"""Seconds for which a held lock is waited for: it may be that of someone who only looks."""
+PATIENCE = 0.1
+"""Seconds to wait for a lock, which may be held for a moment by a process that only checks it."""
 
 
 class RunLock:
-    """The lock of a run's folder: a file that names the process that plays the run, or was the last to."""
+    """The lock of a run folder: a file that names the process that runs the run, or ran it last."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
 
     @contextmanager
-    def held(self, plays: bool = True) -> Iterator[None]:
-        """A block in which no other process has the lock; :class:`UsageError` where one does, with its number and host.
+    def held(self, runs: bool = True) -> Iterator[None]:
+        """A block in which no other process has the lock; raises :class:`UsageError` if one has, with its number and host.
 
         Args:
-            plays: this process plays the run, and its name replaces that of the last one that did.
+            runs: whether this process runs the run, so that it is named in the file.
         """
         from filelock import FileLock, Timeout
 
         with ExitStack() as stack:
             try:
-                stack.enter_context(FileLock(self._file, timeout=SOON))
-                if plays:
+                stack.enter_context(FileLock(self._file, timeout=PATIENCE))
+                if runs:
                     self._file.write_text(_this_process(), encoding="utf-8")
             except Timeout:
                 holder = self._file.read_text(encoding="utf-8") or "another process"
@@ -44,18 +44,18 @@ class RunLock:
             yield
 
     def is_held(self) -> bool | None:
-        """Whether a process has the lock; ``None``: not known.
+        """Whether a process has the lock; ``None``: unknown.
 
-        A free lock says something about processes of this machine alone: not all shared file systems tell other machines of it.
+        A free lock only means that no process of this machine has it, as shared file systems may not show locks of others.
         """
         try:
             with self._file.open(encoding="utf-8") as file:
                 try:
-                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several may look at once
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # several processes may check at the same time
                 except BlockingIOError:
                     return True
                 return False if file.read().endswith(_here()) else None
-        except OSError:  # there is no such file, or it cannot be read, or the file system has no locks
+        except OSError:  # the file is missing or unreadable, or the file system has no locks
             return None
 
 

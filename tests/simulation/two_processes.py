@@ -1,4 +1,5 @@
-"""The halves of runs in two processes that share nothing but a pipe: ``python -m tests.simulation.two_halves CONFIG FOLDER ...``.
+"""The halves of runs in two processes that share nothing but a pipe: ``python -m tests.simulation.two_processes CONFIG FOLDER
+...``.
 
 The server's process forks the clients', before either imports its half, and asks them for what may be known of their data; the
 rest it has from the config. What goes through the pipe are frames: a line of JSON, then the sealed messages that it announces.
@@ -85,7 +86,7 @@ def conduct(pipe: Frames, path: Path, folder: Path) -> None:
     from fedpriv.methods.base import ServerState
     from fedpriv.server.clients import Clients, Instruction
     from fedpriv.server.rounds import Server
-    from fedpriv.server.run_folder import RunFolder
+    from fedpriv.storage.run_folder import RunFolder
     from fedpriv.wire import Payload, seal
     from fedpriv.wire.report import Answer, Report
 
@@ -125,7 +126,7 @@ def conduct(pipe: Frames, path: Path, folder: Path) -> None:
         ) -> tuple[Mapping[str, float], list[float | None]]:
             message = seal(Payload(agreement.space.unpack(server.row, agreement.method.shared_names), round))
             reports = [
-                Report.of(one.report) for one in clients.test(Instruction(round, range(config.data.clients), message, last))
+                Report.of(answer.report) for answer in clients.test(Instruction(round, range(config.data.clients), message, last))
             ]
             accuracies = [report.accuracy for report in reports]
             return client_summary(accuracies, [report.num_examples for report in reports]), accuracies
@@ -156,7 +157,7 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
     from fedpriv.client.client import Client, receive
     from fedpriv.client.resident import Resident
     from fedpriv.client.store import ClientStore
-    from fedpriv.client.suspicion import secret_draw
+    from fedpriv.client.suspicion import secret_generator
     from fedpriv.data.federated import ClientData, FederatedData
     from fedpriv.data.partitions.partition import make_partition
     from fedpriv.data.pools import Images
@@ -176,19 +177,19 @@ def answer(pipe: Frames, path: Path, folder: Path) -> None:
     clients = [Client(number, agreement, ClientData(data, number), store) for number in range(config.data.clients)]
     torch.set_num_threads(1)
     while True:
-        said, messages = pipe.receive()
-        if said["do"] == "end":
+        question, messages = pipe.receive()
+        if question["do"] == "end":
             return
-        if said["do"] == "welcome":
+        if question["do"] == "welcome":
             assert messages[0] is not None
-            initial = receive(agreement, 0, messages[0], initial, secret_draw()).start
-        elif said["do"] == "forget":
-            store.forget(map(tuple, said["states"]))
+            initial = receive(agreement, 0, messages[0], initial, secret_generator()).start
+        elif question["do"] == "forget":
+            store.forget(map(tuple, question["states"]))
         else:
             message = messages[0]
-            client, round = clients[said["client"]], message.round if message else 0
-            received = receive(agreement, round, message, initial, secret_draw())
-            update = (client.train if said["do"] == "train" else client.test)(resident, received, said["last"])
+            client, round = clients[question["client"]], message.round if message else 0
+            received = receive(agreement, round, message, initial, secret_generator())
+            update = (client.train if question["do"] == "train" else client.test)(resident, received, question["last"])
             pipe.send({}, update.upload, update.report)
 
 

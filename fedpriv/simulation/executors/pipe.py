@@ -1,4 +1,4 @@
-"""Messages between a process and its fork; large byte strings go through shared memory."""
+"""A pipe between a process and its fork, which moves large byte strings through shared memory."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 LARGE = 2**14
-"""Byte strings of this size and larger go through shared memory; a pipe would split them and copy each piece four times."""
+"""Size from which on byte strings go through shared memory; an ordinary pipe would split them, and copy each piece four times."""
 
-Place = tuple[int, int]
-"""Where a byte string lies: its start and its end."""
+Span = tuple[int, int]
+"""Start and end of a byte string in the shared memory."""
 
 
-class Mail:
-    """One end of a connection. The ends take turns: each message is read before the reply, so both can use one shared memory."""
+class Pipe:
+    """One end of a pipe. Each message is read before the reply is sent, so both ends can use the same shared memory."""
 
     def __init__(self, connection: Connection[Any, Any], file: int) -> None:
         self.connection = connection
         self._file, self._memory = file, mmap.mmap(-1, 1)
 
     @classmethod
-    def pair(cls) -> tuple[Mail, Mail]:
-        """Two ends, one of them for a process that is forked before they are used."""
+    def pair(cls) -> tuple[Pipe, Pipe]:
+        """Both ends; one of them is for a process that is forked before they are used."""
         ours, theirs = multiprocessing.Pipe()
         file = _nameless_file()
         return cls(ours, file), cls(theirs, os.dup(file))
@@ -42,11 +42,11 @@ class Mail:
             OSError: there is no room in memory.
         """
         pickled = io.BytesIO()
-        laid: list[bytes] = []
-        _Pickler(pickled, laid).dump(message)
-        self._reach(sum(map(len, laid)), grow=True)
+        large: list[bytes] = []
+        _Pickler(pickled, large).dump(message)
+        self._map(sum(map(len, large)), grow=True)
         self._memory.seek(0)
-        for data in laid:
+        for data in large:
             self._memory.write(data)
         self.connection.send_bytes(pickled.getbuffer())
 
@@ -56,7 +56,7 @@ class Mail:
         Raises:
             EOFError, ConnectionError: the other end is closed.
         """
-        return _Unpickler(io.BytesIO(self.connection.recv_bytes()), self._taken).load()
+        return _Unpickler(io.BytesIO(self.connection.recv_bytes()), self._read).load()
 
     def close(self) -> None:
         """Close this end."""
@@ -64,12 +64,12 @@ class Mail:
         self._memory.close()
         os.close(self._file)
 
-    def _taken(self, place: Place) -> bytes:
-        start, end = place
-        self._reach(end)
+    def _read(self, span: Span) -> bytes:
+        start, end = span
+        self._map(end)
         return self._memory[start:end]
 
-    def _reach(self, size: int, grow: bool = False) -> None:
+    def _map(self, size: int, grow: bool = False) -> None:
         """Map at least the first ``size`` bytes of the shared memory."""
         if size <= len(self._memory):
             return
@@ -80,7 +80,7 @@ class Mail:
 
 
 def _nameless_file() -> int:
-    """An open file without a name, in memory on Linux; it is freed when the last process closes it."""
+    """An open file without a name, on Linux in memory; it is freed when the last process closes it."""
     if sys.platform == "linux":
         return os.memfd_create("fedpriv")
     file, path = tempfile.mkstemp()
@@ -91,14 +91,14 @@ def _nameless_file() -> int:
 class _Pickler(pickle.Pickler):
     """Moves large byte strings out of the pickle into a list."""
 
-    def __init__(self, file: io.BytesIO, laid: list[bytes]) -> None:
+    def __init__(self, file: io.BytesIO, large: list[bytes]) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self._laid, self._end = laid, 0
+        self._large, self._end = large, 0
 
-    def persistent_id(self, what: object) -> Place | None:
+    def persistent_id(self, what: object) -> Span | None:
         if type(what) is not bytes or len(what) < LARGE:
             return None
-        self._laid.append(what)
+        self._large.append(what)
         start, self._end = self._end, self._end + len(what)
         return start, self._end
 
@@ -106,9 +106,9 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Puts large byte strings back."""
 
-    def __init__(self, file: io.BytesIO, taken: Callable[[Place], bytes]) -> None:
+    def __init__(self, file: io.BytesIO, read_span: Callable[[Span], bytes]) -> None:
         super().__init__(file)
-        self._taken = taken
+        self._read_span = read_span
 
-    def persistent_load(self, place: Place) -> bytes:
-        return self._taken(place)
+    def persistent_load(self, span: Span) -> bytes:
+        return self._read_span(span)

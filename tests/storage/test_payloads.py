@@ -14,11 +14,11 @@ from click.testing import Result
 
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
-from fedpriv.server.payloads import PayloadStore, rounds_to_keep
-from fedpriv.server.run_folder import RunFolder
+from fedpriv.storage.payloads import PayloadStore, rounds_to_keep
+from fedpriv.storage.run_folder import RunFolder
 from fedpriv.tracking.mirror import ARTIFACTS
 from fedpriv.wire import Sealed
-from tests.simulation.small import computed, config, damage, flags, play, resume, simulation, without_checksums
+from tests.simulation.small import computed, config, damage, flags, play, renew_checksums, resume, simulation
 
 ALL = {"wire.keep_payloads": "all"}
 MASK = {"wire.transforms": [{"name": "mask", "roles": ["head"]}]}
@@ -34,15 +34,15 @@ def play_tapped(folder: Path, method: str, **overrides: Any) -> tuple[PayloadSto
     played.start()
     for _ in played.rounds():
         pass
-    return PayloadStore(folder / "payloads"), crossed
+    return PayloadStore.of(RunFolder(folder)), crossed
 
 
 def kept(store: PayloadStore) -> Crossed:
     held = [(round, client) for round in store.rounds() for client in store.clients(round)]
-    found: Crossed = {(*update, False): store.upload(*update) for update in held}
-    found |= {(*update, True): report for update in held if (report := store.report(*update)) is not None}
+    messages: Crossed = {(*update, False): store.upload(*update) for update in held}
+    messages |= {(*update, True): report for update in held if (report := store.report(*update)) is not None}
     down = {round: store.download(round) for round in store.rounds()} | {0: store.broadcast()}
-    return found | {(round, None, False): sealed for round, sealed in down.items() if sealed is not None}
+    return messages | {(round, None, False): sealed for round, sealed in down.items() if sealed is not None}
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_what_is_kept_is_what_crossed(tmp_path: Path, method: str, overrides: di
     """Under client-level DP, too: the server's noise comes after the wire."""
     store, crossed = play_tapped(tmp_path / "run", method, **ALL, **overrides)
     assert len({round for round, client, _ in crossed if client is not None}) == 3
-    found = kept(store)
-    assert found == crossed  # data and facts
-    assert {key: sealed.digest for key, sealed in found.items()} == {key: sealed.digest for key, sealed in crossed.items()}
+    messages = kept(store)
+    assert messages == crossed  # data and facts
+    assert {key: sealed.digest for key, sealed in messages.items()} == {key: sealed.digest for key, sealed in crossed.items()}
     assert store.nbytes == sum(len(sealed.data) for sealed in crossed.values())
     assert all(len(file.read_bytes()) == file.stat().st_size for file in store.files()) and len(store.files()) == len(crossed)
 
@@ -95,7 +95,7 @@ def test_rounds_keep_all_their_participants(tmp_path: Path, asked: object) -> No
 
 def test_a_method_that_does_not_communicate_has_reports_alone(tmp_path: Path) -> None:
     play(tmp_path / "run", "local", **ALL)
-    store = PayloadStore(tmp_path / "run" / "payloads")
+    store = PayloadStore.of(RunFolder(tmp_path / "run"))
     assert store.rounds() == [] and store.broadcast() is None
     assert len(store.files()) == 9 and {path.name.partition("-")[0] for path in store.files()} == {"report"}
 
@@ -104,14 +104,14 @@ def test_nothing_is_kept(tmp_path: Path) -> None:
     outcome = play(tmp_path / "run", "fedavg", **{"wire.keep_payloads": "none"})
     assert not (tmp_path / "run" / "payloads").exists()
     assert outcome.summary is not None and outcome.summary["payloads"] == {"bytes": 0, "files": 0}
-    store = PayloadStore(tmp_path / "run" / "payloads")
+    store = PayloadStore.of(RunFolder(tmp_path / "run"))
     assert (store.rounds(), store.clients(1), store.broadcast(), store.download(1), store.nbytes) == ([], [], None, None, 0)
     with pytest.raises(UsageError, match=r"kept no uploads; .*--keep-payloads"):
         store.upload(1, 0)
 
 
 def test_what_was_not_kept_is_said(reference: Callable[..., Path]) -> None:
-    store = PayloadStore(reference("mpfedcon", **{"train.rounds": 5}) / "payloads")
+    store = PayloadStore.of(RunFolder(reference("mpfedcon", **{"train.rounds": 5})))
     with pytest.raises(UsageError, match=r"no uploads of round 2, but of rounds 1, 3, 5$"):
         store.upload(2, 0)
     clients = store.clients(3)
@@ -129,8 +129,8 @@ def test_the_numbers_do_not_depend_on_what_is_kept(tmp_path: Path, reference: Ca
     assert config("fedavg").fingerprint() != config("fedavg", **MASK).fingerprint()
 
     def numbers(folder: Path) -> dict[str, Any]:
-        found = {name: value for name, value in computed(folder).items() if not name.startswith("payloads/")}
-        return {**found, "summary": {name: value for name, value in found["summary"].items() if name != "payloads"}}
+        results = {name: value for name, value in computed(folder).items() if not name.startswith("payloads/")}
+        return {**results, "summary": {name: value for name, value in results["summary"].items() if name != "payloads"}}
 
     assert numbers(more) == numbers(usual)
 
@@ -139,18 +139,7 @@ def test_a_resumed_run_may_be_told_to_keep_more(halfway: Path) -> None:
     file = halfway / "config.yaml"
     file.write_text(file.read_text().replace("keep_payloads: default", "keep_payloads: all"))
     resume(halfway)
-    assert PayloadStore(halfway / "payloads").rounds() == [1, 3, 4, 5]
-
-
-def test_a_run_begun_before_payloads_were_kept(halfway: Path) -> None:
-    without_checksums(halfway)
-    shutil.rmtree(halfway / "payloads")
-    file = halfway / "config.yaml"
-    file.write_text(file.read_text().replace("  keep_payloads: default\n", ""))
-    assert "keep_payloads" not in file.read_text()
-    resume(halfway)
-    store = PayloadStore(halfway / "payloads")
-    assert (store.rounds(), store.broadcast()) == ([5], None)
+    assert PayloadStore.of(RunFolder(halfway)).rounds() == [1, 3, 4, 5]
 
 
 def test_a_round_that_was_never_committed_does_not_stop_its_run(halfway: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +150,7 @@ def test_a_round_that_was_never_committed_does_not_stop_its_run(halfway: Path, m
     def ends(*_: object) -> None:
         raise KeyboardInterrupt
 
-    for end in ("fedpriv.server.checkpoint.Checkpoints.commit", "fedpriv.server.next_state.Merger.next"):
+    for end in ("fedpriv.storage.checkpoints.Checkpoints.commit", "fedpriv.server.next_state.Merger.next"):
         with monkeypatch.context() as patched:
             patched.setattr(end, ends)
             with pytest.raises(KeyboardInterrupt):
@@ -191,11 +180,8 @@ def test_no_payload_goes_to_mlflow(reference: Callable[..., Path]) -> None:
     assert not sent & set((folder / "payloads").rglob("*"))
 
 
-@pytest.mark.parametrize("of", ["now", "an earlier version"])
-def test_files_with_other_names_are_ignored(tmp_path: Path, reference: Callable[..., Path], of: str) -> None:
+def test_files_with_other_names_are_ignored(tmp_path: Path, reference: Callable[..., Path]) -> None:
     run = Path(shutil.copytree(reference("mpfedcon"), tmp_path / "run"))
-    if of != "now":
-        without_checksums(run)
     store = PayloadStore.of(RunFolder(run))
     before = kept(store)
     folder, upload = run / "payloads" / "round-0001", next((run / "payloads" / "round-0001").glob("client-*"))
@@ -227,14 +213,13 @@ def test_the_list_of_what_was_kept_is_in_the_form_of_sha256sum(reference: Callab
         assert listed == {path.name: sha256(path.read_bytes()).hexdigest() for path in file.parent.glob("*.safetensors")}
 
 
-@pytest.mark.parametrize("of", ["now", "an earlier version"])
+@pytest.mark.parametrize("forged", [False, True])
 @pytest.mark.parametrize("how", ["torn", "empty", "foreign", "another client's", "another round's", "the way down", "a folder"])
-def test_a_damaged_file_is_named(tmp_path: Path, reference: Callable[..., Path], how: str, of: str) -> None:
+def test_a_damaged_file_is_named(tmp_path: Path, reference: Callable[..., Path], how: str, forged: bool) -> None:
+    """Also if its checksum was made to match."""
     run = Path(shutil.copytree(reference("mpfedcon"), tmp_path / "run"))
-    if of != "now":
-        without_checksums(run)
     store = PayloadStore.of(RunFolder(run))
-    assert len(store.sums) == (4 if of == "now" else 0)
+    assert len(store.sums) == 4
     client, other = store.clients(2)[:2]
     folder = run / "payloads" / "round-0002"
     file = folder / f"client-{client:04d}.safetensors"
@@ -250,6 +235,9 @@ def test_a_damaged_file_is_named(tmp_path: Path, reference: Callable[..., Path],
         file.mkdir()
     else:
         file.write_bytes({"torn": data[: len(data) * 2 // 3], "empty": b""}.get(how, data))
+        if forged:
+            renew_checksums(run)
+            store = PayloadStore.of(RunFolder(run))
     with pytest.raises(Damaged, match=file.name) as caught:
         store.upload(2, client)
     assert len(str(caught.value).splitlines()) == 1

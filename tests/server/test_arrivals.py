@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.client.client import receive
-from fedpriv.client.suspicion import secret_draw
+from fedpriv.client.suspicion import secret_generator
 from fedpriv.errors import FedprivError
 from fedpriv.methods import methods
 from fedpriv.methods.base import ServerState
@@ -63,7 +63,7 @@ class SecondRound:
     def __init__(self, simulate: Simulate, method: str, **options: Any) -> None:
         self.simulation = simulation = simulate(method, play=False, **{**SIX, **QUICK.get(method, {}), **options})
         simulation.run_round()
-        self._server, self._progress = copy.deepcopy(simulation.server), copy.deepcopy(simulation.progress)
+        self._server, self._progress = copy.deepcopy(simulation.state), copy.deepcopy(simulation.progress)
         self.answers: list[Answer] = []
         train = simulation.executor.train
 
@@ -77,10 +77,10 @@ class SecondRound:
         self.answers.sort(key=lambda answer: answer.client)
 
     def _play(self) -> State:
-        self.simulation.server, self.simulation.progress = copy.deepcopy(self._server), copy.deepcopy(self._progress)
+        self.simulation.state, self.simulation.progress = copy.deepcopy(self._server), copy.deepcopy(self._progress)
         record = self.simulation.run_round()
         record["metrics"] = {n: v for n, v in record["metrics"].items() if n != "seconds" and "bytes" not in n}
-        return self.simulation.server.row.clone(), copy.deepcopy(self.simulation.server.memory), record
+        return self.simulation.state.row.clone(), copy.deepcopy(self.simulation.state.memory), record
 
     def of(self, answers: Sequence[Answer]) -> State:
         """The server's row and memory, and the record, after a round with these answers."""
@@ -111,9 +111,9 @@ def poisonable(upload: Sealed) -> dict[str, Tensor]:
     return {name: tensors[name] for name in one_of_each.values()}
 
 
-def same(one: State, other: State) -> bool:
-    tables = one[1].keys() == other[1].keys() and all(torch.equal(table, other[1][name]) for name, table in one[1].items())
-    return torch.equal(one[0], other[0]) and tables
+def same(first: State, second: State) -> bool:
+    tables = first[1].keys() == second[1].keys() and all(torch.equal(table, second[1][name]) for name, table in first[1].items())
+    return torch.equal(first[0], second[0]) and tables
 
 
 @pytest.mark.parametrize(("method", "options"), slow_but(FEW, CASES), ids=named)
@@ -126,10 +126,10 @@ def test_a_poisoned_upload_of_six_leaves_the_round_of_the_five(simulate: Simulat
     for name, tensor in poisonable(upload).items():
         row, memory, record = after = second.with_changed(2, **{name: tensor})
         assert same(after, without), name
-        assert all(torch.isfinite(one).all() for one in (row, *memory.values()))
+        assert all(torch.isfinite(tensor).all() for tensor in (row, *memory.values()))
         assert record["refused"] == [{"client": 2, "reason": f"{name} is not finite"}]
-        told = {n: v for n, v in record["metrics"].items() if n not in ("participants", "refused", "padding")}
-        assert told == {n: v for n, v in without[2]["metrics"].items() if n not in ("participants", "padding")}
+        metrics = {n: v for n, v in record["metrics"].items() if n not in ("participants", "refused", "padding")}
+        assert metrics == {n: v for n, v in without[2]["metrics"].items() if n not in ("participants", "padding")}
         assert record["metrics"]["refused"] == 1
 
 
@@ -185,7 +185,7 @@ def test_where_every_upload_is_left_out_the_server_stays_as_it_was(simulate: Sim
     spoiled = [changed(answer, {CENTERS: torch.full((1, 16), math.nan)}) for answer in second.answers]
     after = second.of(spoiled)
     assert same(after, nothing) and "train_loss" not in after[2]["metrics"]
-    assert [one["client"] for one in after[2]["refused"]] == list(range(6))
+    assert [refusal["client"] for refusal in after[2]["refused"]] == list(range(6))
 
 
 class Spoil:
@@ -206,8 +206,8 @@ def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) 
     run.federation.agreement.transforms = (Spoil(),)
     crossed: list[int] = []
     run.taps.append(lambda way, sealed: crossed.append(sealed.nbytes) if way != "down" else None)
-    for one in (run, clean):
-        one.start()
+    for played in (run, clean):
+        played.start()
     records, others = list(run.rounds()), list(clean.rounds())
     reason = f"{CENTERS} is not finite"
     assert warnings == [f"round 2: what client 4 sent is refused: {reason}"]
@@ -215,7 +215,7 @@ def test_the_user_and_the_record_are_told_and_the_bytes_counted(tmp_path: Path) 
     assert [record["metrics"].get("refused") for record in records] == [None, 1, None]
     assert sum(record["metrics"]["bytes_up"] for record in records) == sum(crossed) and len(crossed) == 60
     assert records[1]["metrics"]["train_loss"] != others[1]["metrics"]["train_loss"], "its loss is not in the record either"
-    assert all(torch.isfinite(tensor).all() for tensor in (run.server.row, *run.server.memory.values()))
+    assert all(torch.isfinite(tensor).all() for tensor in (run.state.row, *run.state.memory.values()))
 
 
 def reported(answer: Answer, **changes: Any) -> Answer:
@@ -242,14 +242,14 @@ ANSWERS: list[tuple[str, Callable[[Answer], Answer], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("change", "reason"), [one[1:] for one in ANSWERS], ids=[one[0] for one in ANSWERS])
+@pytest.mark.parametrize(("change", "reason"), [case[1:] for case in ANSWERS], ids=[case[0] for case in ANSWERS])
 def test_an_answer_that_was_not_asked_for_is_refused(simulate: Simulate, change: Callable[[Answer], Answer], reason: str) -> None:
     second = SecondRound(simulate, "mpfedcon")
     wrong = [change(answer) if answer.client == 2 else answer for answer in second.answers]
     after = second.of(wrong)
     record = after[2]
     assert same(after, second.without(2))
-    assert [reason in one["reason"] for one in record["refused"]] == [True]
+    assert [reason in refusal["reason"] for refusal in record["refused"]] == [True]
     assert 2 not in second.simulation.progress.clients or second.simulation.progress.clients[2] == 1, (
         "the local update did not count"
     )
@@ -283,7 +283,7 @@ def test_steps_of_dp_sgd_that_are_not_those_of_the_update_are_refused_and_these_
     answers = [reported(answer, spent=spent(due)) if answer.client == 2 else answer for answer in second.answers]
     after = second.of(answers)
     assert same(after, second.without(2)) and not same(after, second.whole)
-    reason = f"it reports other steps of DP-SGD than a turn on {size} samples takes"
+    reason = f"it reports other steps of DP-SGD than a local update on {size} samples does"
     assert after[2]["refused"] == [{"client": 2, "reason": reason}]
     assert second.simulation.progress.privacy["2"] == booked
 
@@ -412,16 +412,16 @@ def less(draft: Payload, name: str) -> Payload:
     return replace(draft, tensors={other: tensor for other, tensor in draft.tensors.items() if other != name})
 
 
-@pytest.mark.parametrize(("change", "reason"), [one[1:] for one in DOWNLOADS], ids=[one[0] for one in DOWNLOADS])
+@pytest.mark.parametrize(("change", "reason"), [case[1:] for case in DOWNLOADS], ids=[case[0] for case in DOWNLOADS])
 def test_a_client_refuses_what_the_server_should_not_send(
     simulate: Simulate, change: Callable[[Payload], Payload], reason: str
 ) -> None:
     run = simulate("mpfedcon", play=False, **SIX)
-    draft = run.federation.method.download(run.server, 2)
+    draft = run.federation.method.download(run.state, 2)
     assert draft is not None
-    receive(run.agreement, 2, seal(draft), run.agreement.initial, secret_draw())
+    receive(run.agreement, 2, seal(draft), run.agreement.initial, secret_generator())
     with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: .*{re.escape(reason)}"):
-        receive(run.agreement, 2, seal(change(draft)), run.agreement.initial, secret_draw())
+        receive(run.agreement, 2, seal(change(draft)), run.agreement.initial, secret_generator())
 
 
 def test_a_running_variance_below_zero_is_refused_on_both_sides(simulate: Simulate) -> None:
@@ -439,9 +439,9 @@ def test_a_running_variance_below_zero_is_refused_on_both_sides(simulate: Simula
 
     run.executor.train = one_lies  # type: ignore[method-assign]
     refused = run.run_round()["refused"]
-    assert [one["client"] for one in refused] == [0] and refused[0]["reason"].startswith(why)
-    download = run.agreement.method.download(run.server, 2)
+    assert [refusal["client"] for refusal in refused] == [0] and refused[0]["reason"].startswith(why)
+    download = run.agreement.method.download(run.state, 2)
     assert download is not None
-    receive(run.agreement, 2, seal(download), run.agreement.initial, secret_draw())
+    receive(run.agreement, 2, seal(download), run.agreement.initial, secret_generator())
     with pytest.raises(FedprivError, match=f"what the server sent for round 2 is refused: {why}"):
-        receive(run.agreement, 2, lowered(seal(download)), run.agreement.initial, secret_draw())
+        receive(run.agreement, 2, lowered(seal(download)), run.agreement.initial, secret_generator())

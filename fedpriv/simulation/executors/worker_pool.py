@@ -1,7 +1,7 @@
-"""Run the clients of a round, group by group, on several workers: each has the data, the method, the net and its own executor.
+"""Executors with several workers, which run groups of a round's clients in parallel.
 
-Clients seal their answers where they run, so a worker returns exactly what would cross the wire. The result does not depend on
-which worker ran the client.
+Each worker has the data, the method, the net and an executor of its own. It returns the clients' sealed answers, which do not
+depend on the worker that ran the client.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.requests import SampleCount
 from fedpriv.wire.report import Answer
 
-MOST_DEATHS = 3
-"""Workers that may die on one group of clients before the run stops with an error."""
+MAX_DEATHS = 3
+"""Workers that may die on the same group of clients before the run stops with an error."""
 
 Group = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker is to do.
+    """A task for a worker.
 
     Attributes:
-        instruction: of one group of the round's clients.
-        test: whether they are tested; otherwise they train.
+        instruction: for one group of the round's clients.
+        test: whether the clients are tested; otherwise they train.
     """
 
     instruction: Instruction
@@ -50,8 +50,8 @@ class TaskResult:
 
     Attributes:
         warnings: messages for the user.
-        sample_count: training samples processed, where clients trained together.
-        error: the exception that stopped the task; where it is a bug, a line that names it, and its traceback.
+        sample_count: training samples processed, if clients trained together.
+        error: the exception that stopped the task; of a bug, a line that names it, and its traceback.
     """
 
     answers: Sequence[Answer] = ()
@@ -60,11 +60,11 @@ class TaskResult:
     error: BaseException | str | None = None
 
 
-def result_of(task: Task, executor: Executor, warnings: list[str]) -> TaskResult:
-    """Do a task; whatever it raises becomes its result.
+def run_task(task: Task, executor: Executor, warnings: list[str]) -> TaskResult:
+    """Run a task; an exception becomes part of its result.
 
     Args:
-        warnings: to which the executor appends.
+        warnings: the list to which the executor's warnings are appended.
     """
     warnings.clear()
     try:
@@ -78,11 +78,11 @@ def result_of(task: Task, executor: Executor, warnings: list[str]) -> TaskResult
 
 
 class Worker(ABC):
-    """One worker, as the process of the server sees it.
+    """A worker, as the server's process sees it.
 
     Attributes:
         name: for messages, such as ``worker 4711``.
-        task: what it is doing; ``None``: nothing.
+        task: its present task; ``None``: it has none.
         started: whether it can be given a task.
     """
 
@@ -96,7 +96,7 @@ class Worker(ABC):
 
     @abstractmethod
     def end(self) -> TaskResult | None:
-        """The result of the task, once it is there; ``None``: the worker is dead."""
+        """Wait for the result of the task; ``None``: the worker is dead."""
 
     @abstractmethod
     def close(self) -> None:
@@ -108,11 +108,11 @@ class Worker(ABC):
         """How it ended, as a phrase."""
 
 
-class Spread(Executor):
-    """Spreads a round's groups over workers; the largest clients first, as they take longest.
+class WorkerPool(Executor):
+    """Distributes a round's groups over workers; the largest clients first, as they take longest.
 
     Args:
-        here: the executor that each worker runs, for the groups that it makes.
+        here: an executor like those of the workers, which forms the groups.
         number: number of workers.
         warn: called when a worker dies.
     """
@@ -126,10 +126,10 @@ class Spread(Executor):
         return self._here.groups(clients)
 
     def train(self, instruction: Instruction) -> Iterator[Answer]:
-        return self._spread(instruction, test=False)
+        return self._distribute(instruction, test=False)
 
     def test(self, instruction: Instruction) -> Iterator[Answer]:
-        return self._spread(instruction, test=True)
+        return self._distribute(instruction, test=True)
 
     @abstractmethod
     def _worker(self) -> Worker:
@@ -137,9 +137,9 @@ class Spread(Executor):
 
     @abstractmethod
     def _ready(self) -> Sequence[Worker]:
-        """Wait until there are workers with a result, or that have started, or have died; return these."""
+        """Wait until a worker has a result, has started or has died; return all such workers."""
 
-    def _spread(self, instruction: Instruction, test: bool) -> Iterator[Answer]:
+    def _distribute(self, instruction: Instruction, test: bool) -> Iterator[Answer]:
         waiting = deque(self.groups(instruction.clients))
         deaths: dict[Group, int] = {}
         while len(self._workers) < min(self._number, len(waiting)):
@@ -161,7 +161,7 @@ class Spread(Executor):
                     else:
                         yield from self._answers(result)
         finally:
-            if any(worker.task for worker in self._workers):  # the round was given up: no result is awaited
+            if any(worker.task for worker in self._workers):  # the round was given up
                 self.close()
 
     def close(self) -> None:
@@ -183,6 +183,6 @@ class Spread(Executor):
     def _handle_worker_death(self, worker: Worker, group: Group, deaths: int, round: int) -> None:
         clients = ", ".join(map(str, sorted(group)))
         event = f"{worker.name} {worker.exit_reason} while it trained the clients {clients} of round {round}"
-        if deaths == MOST_DEATHS:
+        if deaths == MAX_DEATHS:
             raise FedprivError(f"{event}; so did {deaths - 1} before it, so these clients cause it")
         self._warn(f"{event}; they run again")

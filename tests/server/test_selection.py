@@ -59,7 +59,7 @@ def test_a_schedule_in_the_config_is_the_schedule_in_a_file(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("0 1\n0 x\n", r":2: '0 x': expected client numbers from 0 to 9, each once"),
         ("0 1\n0 10\n", r":2: '0 10': expected"),
@@ -67,9 +67,9 @@ def test_a_schedule_in_the_config_is_the_schedule_in_a_file(tmp_path: Path) -> N
         ("0 1\n", r"1 lines for 2 rounds"),
     ],
 )
-def test_a_schedule_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+def test_a_schedule_that_is_none(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "schedule.txt").write_text(text)
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         read_schedule(tmp_path / "schedule.txt", clients=10, rounds=2)
 
 
@@ -88,16 +88,18 @@ def test_methods_of_equal_config_train_the_same_clients_on_the_same_batches(
     monkeypatch.setattr(ModelLocalUpdate, "_batches", noted)
     settings = {"data.limit": 60, "model.name": "mlp2", "train.rounds": 2, "eval.every": 9, "eval.last": 1}
     settings |= {"train.selection": "uniform"}  # some papers' methods suggest another
-    found = {}
+    chosen = {}
     for method in sorted(methods()):
         simulate(method, **settings, **QUICK.get(method, {}))
-        found[method] = dict(orders)
+        chosen[method] = dict(orders)
         orders.clear()
-    local = found.pop("local")  # its clients take turns in rotation, as it has no rounds
-    assert len(found["fedavg"]) == 6 and len({tuple(order) for order in found["fedavg"].values()}) == 6
-    other = {method: sorted(set(found[method]) ^ set(found["fedavg"])) for method in found if found[method] != found["fedavg"]}
+    local = chosen.pop("local")  # its clients take turns in rotation, as it has no rounds
+    assert len(chosen["fedavg"]) == 6 and len({tuple(order) for order in chosen["fedavg"].values()}) == 6
+    other = {
+        method: sorted(set(chosen[method]) ^ set(chosen["fedavg"])) for method in chosen if chosen[method] != chosen["fedavg"]
+    }
     assert other == {}
-    assert all(found["fedavg"].get(update, order) == order for update, order in local.items())
+    assert all(chosen["fedavg"].get(update, order) == order for update, order in local.items())
 
 
 def test_updates_whose_uploads_do_not_count_are_no_training(tmp_path: Path) -> None:

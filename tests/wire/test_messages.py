@@ -133,8 +133,8 @@ def test_the_meter_counts_each_message_that_crosses_reports_among_those_that_go_
 
 
 def test_a_report_says_what_was_put_in_to_the_last_bit() -> None:
-    said = Report(7, 3, 41, 1 / 3, keeps=True, spent=[(0.1, 12), (0.2, 3)], numbers={"snr_db/encoder.fc1": -2.5e-300})
-    assert Report.of(unseal(said.seal().data)) == said
+    report = Report(7, 3, 41, 1 / 3, keeps=True, spent=[(0.1, 12), (0.2, 3)], numbers={"snr_db/encoder.fc1": -2.5e-300})
+    assert Report.of(unseal(report.seal().data)) == report
     assert Report.of(Report(1, 0, 5, diverged=True).seal()) == Report(1, 0, 5, diverged=True, spent=[])
     with pytest.raises(ValueError, match="not a report"):
         Report.of(seal(draft()))

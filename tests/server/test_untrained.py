@@ -13,8 +13,8 @@ import torch
 from fedpriv.errors import UsageError
 from fedpriv.methods import methods
 from fedpriv.server.arrivals import Arrivals
-from fedpriv.server.payloads import PayloadStore
 from fedpriv.simulation.simulation import Simulation
+from fedpriv.storage.payloads import PayloadStore
 from fedpriv.wire import Payload, seal
 from fedpriv.wire.message import Refused
 from fedpriv.wire.report import Answer, Report
@@ -37,9 +37,9 @@ LEAST = {"train.min_batch": 60}
 def who_trains(simulation: Simulation) -> list[int]:
     """The clients with at least 60 samples."""
     sizes = simulation.federation.data.sizes
-    found = [client for client, size in sizes.items() if size >= 60]
-    assert 3 <= len(found) < len(sizes) == 8, sizes
-    return found
+    trains = [client for client, size in sizes.items() if size >= 60]
+    assert 3 <= len(trains) < len(sizes) == 8, sizes
+    return trains
 
 
 def drawn(clients: list[int], folder: Path) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def drawn(clients: list[int], folder: Path) -> dict[str, Any]:
 
 def shared(simulation: Simulation) -> torch.Tensor:
     space = simulation.federation.resident.space
-    return torch.cat([space.view(simulation.server.row, name).flatten() for name in simulation.agreement.method.shared_names])
+    return torch.cat([space.view(simulation.state.row, name).flatten() for name in simulation.agreement.method.shared_names])
 
 
 @pytest.mark.parametrize("method", slow_but(["fedavg", "mpfedcon"], sorted(set(methods()) - {"local"})))
@@ -63,19 +63,19 @@ def test_a_round_merges_those_that_trained_as_if_the_others_had_not_taken_part(
     everyone = simulate(method, **options)
     alone = simulate(method, **{**options, **drawn(who_trains(everyone), tmp_path)})
     assert torch.equal(shared(everyone), shared(alone))
-    assert everyone.server.memory.keys() == alone.server.memory.keys()
-    for name, tensor in everyone.server.memory.items():
-        assert torch.equal(tensor, alone.server.memory[name]), name
+    assert everyone.state.memory.keys() == alone.state.memory.keys()
+    for name, tensor in everyone.state.memory.items():
+        assert torch.equal(tensor, alone.state.memory[name]), name
 
 
 def test_the_server_moves_by_the_whole_change_of_the_only_client_that_trains(simulate: Simulate) -> None:
     for weights in ("samples", "uniform"):
-        one = simulate("fedavg", **UNEVEN, **{"train.min_batch": 100, "method.weights": weights, "wire.keep_payloads": "all"})
-        assert [size >= 100 for size in one.federation.data.sizes.values()].count(True) == 1
-        (big,) = [client for client, size in one.federation.data.sizes.items() if size >= 100]
-        upload = PayloadStore.of(one.folder).upload(1, big).tensors()
-        row = one.federation.resident.space.pack(upload, one.server.row.clone())
-        torch.testing.assert_close(one.server.row, row, rtol=0, atol=1e-7)
+        run = simulate("fedavg", **UNEVEN, **{"train.min_batch": 100, "method.weights": weights, "wire.keep_payloads": "all"})
+        assert [size >= 100 for size in run.federation.data.sizes.values()].count(True) == 1
+        (big,) = [client for client, size in run.federation.data.sizes.items() if size >= 100]
+        upload = PayloadStore.of(run.folder).upload(1, big).tensors()
+        row = run.federation.resident.space.pack(upload, run.state.row.clone())
+        torch.testing.assert_close(run.state.row, row, rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
@@ -85,14 +85,14 @@ def test_the_record_says_how_many_and_which(executor: str, simulate: Simulate) -
     assert record["untrained"] == record["without_effect"] == idle
     assert (record["metrics"]["untrained"], record["metrics"]["participants"], record["metrics"]["dropped"]) == (len(idle), 8, 0)
     assert f"{len(idle)} of 8 clients take no step, as each needs a batch of 60 samples" in " ".join(
-        simulation.federation.prepared.said
+        simulation.federation.prepared.notes
     )
 
 
 def test_a_secure_sum_is_that_of_the_clients_that_trained(simulate: Simulate) -> None:
     plain, summed = (simulate("fedavg", **UNEVEN, **LEAST, **{"wire.secure_aggregation": on}) for on in (False, True))
     assert summed.progress.record["summed"] == who_trains(summed)
-    torch.testing.assert_close(summed.server.row, plain.server.row, rtol=0, atol=1e-5)
+    torch.testing.assert_close(summed.state.row, plain.state.row, rtol=0, atol=1e-5)
 
 
 def test_a_run_in_which_no_client_would_take_a_step_is_refused(simulate: Simulate) -> None:

@@ -18,7 +18,8 @@ import pytest
 from click.testing import Result
 
 from fedpriv.errors import UsageError
-from fedpriv.server.run_folder import RunFolder, git_commit, processor
+from fedpriv.storage.provenance import git_commit, processor
+from fedpriv.storage.run_folder import RunFolder
 from tests.simulation.processes import Process, become_nobody, die_within
 from tests.simulation.small import config, facts, flags, resume, simulation
 
@@ -82,16 +83,16 @@ def test_names_differ_so_that_runs_started_in_one_second_do_not_meet(tmp_path: P
 
 def test_a_finished_run_says_what_it_was(reference: Callable[..., Path]) -> None:
     folder = reference("mpfedcon")
-    said = facts(folder)
-    assert (said["method"], said["dataset"], said["seed"], said["status"], said["device"]) == (
+    stored = facts(folder)
+    assert (stored["method"], stored["dataset"], stored["seed"], stored["status"], stored["device"]) == (
         "mpfedcon",
         "digits",
         0,
         "finished",
         "cpu",
     )
-    assert said["config_fingerprint"] == RunFolder(folder).config().fingerprint()
-    assert {"torch", "fedpriv", "mlflow"} <= said["versions"].keys() and said["processor"] == processor() != ""
+    assert stored["config_fingerprint"] == RunFolder(folder).config().fingerprint()
+    assert {"torch", "fedpriv", "mlflow"} <= stored["versions"].keys() and stored["processor"] == processor() != ""
     wanted = {
         "config.yaml",
         "run.json",

@@ -35,7 +35,7 @@ def records(folder: Path) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of pairs of runs, ``METHOD/whole`` and ``METHOD/halves``."""
-    folder, command = tmp_path_factory.mktemp("two-halves"), [sys.executable, "-m", "tests.simulation.two_halves"]
+    folder, command = tmp_path_factory.mktemp("two-halves"), [sys.executable, "-m", "tests.simulation.two_processes"]
     for method, options in CASES:
         whole = folder / method / "whole"
         play(whole, method, **options, **{"wire.keep_payloads": "all", "train.participation": 0.5})

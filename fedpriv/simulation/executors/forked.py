@@ -1,4 +1,4 @@
-"""Workers that are forks of this process: they have its data, method and net in memory, and its folder of private states."""
+"""Workers that are forks of this process: they share its data, method and net in memory, and its folder of private states."""
 
 from __future__ import annotations
 
@@ -13,36 +13,33 @@ import torch
 
 from fedpriv.client.store import ClientStore
 from fedpriv.processes import die_with_parent
-from fedpriv.simulation.executors.mail import Mail
+from fedpriv.simulation.executors.in_process import in_process_executor
+from fedpriv.simulation.executors.pipe import Pipe
 from fedpriv.simulation.executors.sequential import Executor, Warn
-from fedpriv.simulation.executors.spread import Spread, Task, TaskResult, Worker, result_of
+from fedpriv.simulation.executors.worker_pool import Task, TaskResult, Worker, WorkerPool, run_task
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Sealed
 
-Make = Callable[[Federation, ClientStore | None, Warn], Executor]
 
-
-class Workers(Spread):
-    """Spreads a round's groups over processes of this machine.
+class ForkedWorkers(WorkerPool):
+    """Distributes a round's groups over processes of this machine.
 
     Args:
-        make: makes the executor that each worker runs.
         number: number of workers.
         warn: called when a worker dies, and when there are more workers than cores.
     """
 
     _workers: list[_Fork]  # type: ignore[assignment]
 
-    def __init__(self, federation: Federation, make: Make, number: int, store: ClientStore | None, warn: Warn) -> None:
-        super().__init__(federation, make(federation, store, warn), number, store, warn)
+    def __init__(self, federation: Federation, number: int, store: ClientStore | None, warn: Warn) -> None:
+        super().__init__(federation, in_process_executor(federation, store, warn), number, store, warn)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         if number > cores:
             warn(f"executor.workers {number}: this machine has {cores} cores, so more workers than that only wait for each other")
-        self._make = make
         self._broadcast: Sealed | None = None
 
     def welcome(self, broadcast: Sealed) -> None:
-        self.close()  # the next workers will know it
+        self.close()  # the next forks have it
         self._broadcast = broadcast
 
     def _worker(self) -> _Fork:
@@ -50,22 +47,22 @@ class Workers(Spread):
 
     def _ready(self) -> Sequence[Worker]:
         busy = [worker for worker in self._workers if worker.task is not None]
-        ready = wait([worker.mail.connection for worker in busy])
-        return [worker for worker in busy if worker.mail.connection in ready]
+        ready = wait([worker.pipe.connection for worker in busy])
+        return [worker for worker in busy if worker.pipe.connection in ready]
 
     def _executor(self, warn: Warn) -> Executor:
-        """What a worker runs its clients with."""
-        executor = self._make(self.federation, self.store, warn)
+        """The executor of a worker."""
+        executor: Executor = in_process_executor(self.federation, self.store, warn)
         if self._broadcast is not None:
             executor.welcome(self._broadcast)
         return executor
 
 
 class _Fork(Worker):
-    """A worker process and the connection to it."""
+    """A worker process, and the pipe to it."""
 
     def __init__(self, make: Callable[[Warn], Executor]) -> None:
-        self.mail, theirs = Mail.pair()
+        self.pipe, theirs = Pipe.pair()
         context = multiprocessing.get_context("fork")
         self.process = context.Process(target=_worker_main, args=(theirs, make, os.getpid()), daemon=True)
         self.process.start()
@@ -75,12 +72,12 @@ class _Fork(Worker):
     def begin(self, task: Task) -> None:
         self.task = task
         with suppress(ConnectionError):  # it is dead already; end() will notice
-            self.mail.send(task)
+            self.pipe.send(task)
 
     def end(self) -> TaskResult | None:
         self.task = None
         try:
-            result: TaskResult = self.mail.receive()
+            result: TaskResult = self.pipe.receive()
             return result
         except (EOFError, ConnectionError):
             self.close()
@@ -89,7 +86,7 @@ class _Fork(Worker):
     def close(self) -> None:
         self.process.kill()
         self.process.join()
-        self.mail.close()
+        self.pipe.close()
 
     @property
     def exit_reason(self) -> str:
@@ -102,7 +99,7 @@ class _Fork(Worker):
         return f"ended with code {code}"
 
 
-def _worker_main(mail: Mail, make: Callable[[Warn], Executor], parent: int) -> None:
+def _worker_main(pipe: Pipe, make: Callable[[Warn], Executor], parent: int) -> None:
     """A worker's main loop; it ends with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     die_with_parent(parent)
@@ -111,7 +108,7 @@ def _worker_main(mail: Mail, make: Callable[[Warn], Executor], parent: int) -> N
     executor = make(warnings.append)
     while True:
         try:
-            task: Task = mail.receive()
+            task: Task = pipe.receive()
         except EOFError:
             return
-        mail.send(result_of(task, executor, warnings))
+        pipe.send(run_task(task, executor, warnings))

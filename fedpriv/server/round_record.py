@@ -1,0 +1,105 @@
+"""What the record of a round says: its metrics, the clients' accuracies, and whose local updates were left out, and why."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedpriv.server.arrivals import Arrivals
+from fedpriv.server.next_state import LocalUpdates, Outcome
+from fedpriv.server.reported import means
+
+
+@dataclass
+class RoundRecord:
+    """The record of a round as it is put together; ``fedpriv/storage/records.py`` describes its keys.
+
+    Attributes:
+        metrics: numbers by name.
+        accuracies: of each client, in [0, 1] (``None``: no test data); ``None``: clients were not tested.
+        clients: lists of clients by what became of them.
+    """
+
+    round: int
+    metrics: dict[str, Any] = field(default_factory=dict)
+    accuracies: list[float | None] | None = None
+    clients: dict[str, Any] = field(default_factory=dict)
+
+    def add_training(self, arrivals: Arrivals, updates: LocalUpdates, outcome: Outcome, missing: Mapping[int, str]) -> None:
+        """Add the numbers of answers, what they report on average, and those of the merge.
+
+        Args:
+            missing: clients that gave no answer, with reasons.
+        """
+        metrics = self.metrics
+        metrics["participants"] = len(arrivals.asked)
+        metrics["dropped"] = sum(report.diverged for report in arrivals.reports.values())
+        if untrained := sum(report.untrained for report in arrivals.reports.values()):
+            metrics["untrained"] = untrained
+        if arrivals.refused:
+            metrics["refused"] = len(arrivals.refused)
+        losses = [(report.loss, report.num_examples) for report in updates.reports if report.loss is not None]
+        if samples := sum(number for _, number in losses):
+            metrics["train_loss"] = sum(loss * number for loss, number in losses) / samples
+        if updates.summed is not None:
+            metrics["summed"] = len(updates.summed.clients)
+            if updates.summed.loss is not None:
+                metrics["train_loss"] = updates.summed.loss
+        metrics |= means(updates.reports)
+        if missing:
+            metrics["missing"] = len(missing)
+            self.clients["missing"] = _with_reasons(missing)
+        if outcome.left_out is not None:
+            metrics[outcome.left_out] = 1
+        elif updates.merged:
+            metrics |= outcome.state.report
+
+    def add_scores(
+        self,
+        scores: Mapping[str, float],
+        accuracies: list[float | None] | None,
+        untested: Mapping[int, str],
+        warn: Callable[[str], None],
+    ) -> None:
+        """Add the results of the evaluation, and warn where the test loss is not finite.
+
+        Args:
+            untested: clients with test data whose accuracy is not known, with reasons.
+        """
+        self.metrics |= scores
+        self.accuracies = accuracies
+        if not math.isfinite(scores.get("test_loss", 0.0)):
+            warn(f"round {self.round}: the model's loss on the test set is not finite, so its accuracies say nothing")
+        if untested:
+            self.metrics["untested"] = len(untested)
+            self.clients["untested"] = _with_reasons(untested)
+
+    def add_clients(
+        self, arrivals: Arrivals, updates: LocalUpdates, outcome: Outcome, opened_sum: tuple[int, ...] | None
+    ) -> None:
+        """Add the lists of clients whose local updates were left out, and of those in secure sums.
+
+        Args:
+            opened_sum: the clients of a secure sum over the present model that was opened; ``None``: there is none.
+        """
+        reports, clients = arrivals.reports.items(), self.clients
+        if arrivals.refused:
+            clients["refused"] = _with_reasons(arrivals.refused)
+        if diverged := sorted(client for client, report in reports if report.diverged):
+            clients["diverged"] = diverged
+        if untrained := sorted(client for client, report in reports if report.untrained):
+            clients["untrained"] = untrained
+        if updates.summed is not None:
+            clients["summed"] = list(updates.summed.clients)
+        if opened_sum is not None:
+            clients["opened"] = list(opened_sum)
+        merged = {report.client for report in updates.reports} if outcome.left_out is None else set()
+        # Where nothing else was lost, the refused answer may have been a client's second one.
+        if (without_effect := sorted(set(arrivals.asked) - merged)) or arrivals.refused:
+            clients["without_effect"] = without_effect
+
+
+def _with_reasons(clients: Mapping[int, str]) -> list[dict[str, Any]]:
+    return [{"client": client, "reason": reason} for client, reason in sorted(clients.items())]
