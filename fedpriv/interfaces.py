@@ -60,7 +60,7 @@ def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None 
 
 
 @dataclass(frozen=True)
-class Trained:
+class PhaseResult:
     """The result of a phase: the trained roles, the number of steps, and the learning rate (after the warm-up)."""
 
     roles: frozenset[str]
@@ -215,7 +215,7 @@ class LocalUpdate(Protocol):
     received: Mapping[str, Tensor]
     """The download of this round, by name."""
     private: Private
-    """The client's private state from its last local update (:meth:`Part.first_kept` at its first)."""
+    """The client's private state from its last local update (:meth:`Part.initial_private` at its first)."""
     first_time: bool
     unused: frozenset[str]
     """Tensors of the net on which its data have no effect: for a client without images, the image branch."""
@@ -227,7 +227,7 @@ class LocalUpdate(Protocol):
     """Notes of an objective during the local update, such as a step size or a row; discarded after it."""
     steps: int
     """SGD steps taken so far in this local update."""
-    trained: list[Trained]
+    phase_results: list[PhaseResult]
     """Its phases so far."""
     mean_loss: float
     """Mean loss of the last local epoch, in nats; NaN before the first."""
@@ -320,7 +320,7 @@ class Part:
         self.params, self.context = params, context
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         """Options that do nothing beside the others: by name, the setting that makes it so. One that a user sets is refused."""
         return {}
 
@@ -330,7 +330,7 @@ class Part:
         return cls.suggests
 
     @property
-    def remarks(self) -> Sequence[str]:
+    def notes(self) -> Sequence[str]:
         """What a user should know of a run with these options, a line each: a run warns of it and keeps it in its notes."""
         return ()
 
@@ -353,7 +353,7 @@ class Part:
         """
         return {}
 
-    def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
+    def initial_private(self, initial: Tensor) -> dict[str, Tensor]:
         """This half's private state of a client before its first local update, given the initial model ``(p,)``."""
         return {}
 

@@ -40,18 +40,18 @@ def laid_out(images: Tensor) -> Tensor:
 
 
 def tensors(inputs: Inputs) -> dict[str, Tensor]:
-    """The tensors by name, without missing ones, for ``torch.func``; :func:`of_tensors` is the inverse."""
+    """The tensors by name, without missing ones, for ``torch.func``; :func:`from_tensors` is the inverse."""
     if isinstance(inputs, Tensor):
         return {"": inputs}
     return {name: part for name, part in inputs._asdict().items() if part is not None}
 
 
-def of_tensors(parts: Mapping[str, Tensor]) -> Inputs:
+def from_tensors(parts: Mapping[str, Tensor]) -> Inputs:
     """The inverse of :func:`tensors`."""
     return parts[""] if "" in parts else Pairs(parts.get("image"), parts.get("text"))
 
 
-def lacking(inputs: Inputs) -> Modality | None:
+def missing_modality(inputs: Inputs) -> Modality | None:
     """The modality that pairs lack; ``None`` if none."""
     if isinstance(inputs, Tensor):
         return None

@@ -50,8 +50,8 @@ ONLY_IN = {"mlflow": "fedpriv.tracking", "flwr": "fedpriv.deploy", "ray": "fedpr
 """What is imported in one place, so that the rest works without it."""
 MOST = 14
 """Modules in a package, besides its ``__init__``."""
-ONE_A_FILE = {"fedpriv.aggregation", "fedpriv.cli", "fedpriv.methods", "fedpriv.models", "fedpriv.objectives"}
-"""Catalogues: a command, a net, a paper a file; they may be longer."""
+ONE_A_FILE = {"fedpriv.aggregation", "fedpriv.cli", "fedpriv.methods", "fedpriv.objectives"}
+"""Catalogues: a command, a paper a file; they may be longer."""
 
 
 When = Literal["now", "later", "for types"]

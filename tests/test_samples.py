@@ -9,9 +9,9 @@ from fedpriv.samples import (
     Inputs,
     Pairs,
     each,
+    from_tensors,
     join,
-    lacking,
-    of_tensors,
+    missing_modality,
     size,
     split,
     take,
@@ -32,7 +32,7 @@ def same(one: Inputs, other: Inputs) -> bool:
 
 @kinds
 def test_taken_apart_and_put_together(inputs: Inputs) -> None:
-    assert same(of_tensors(tensors(inputs)), inputs)
+    assert same(from_tensors(tensors(inputs)), inputs)
     assert size(inputs) == 7
 
 
@@ -48,7 +48,7 @@ def test_split_is_torchs_and_joined_it_is_what_it_was(inputs: Inputs, sizes: int
 @kinds
 def test_an_empty_batch(inputs: Inputs) -> None:
     none = take(inputs, torch.zeros(0, dtype=torch.int64))
-    assert size(none) == 0 and lacking(none) == lacking(inputs)
+    assert size(none) == 0 and missing_modality(none) == missing_modality(inputs)
     assert [size(part) for part in split(none, 3)] == [0] == [len(part) for part in torch.split(IMAGES[:0], 3)]
 
 
@@ -65,7 +65,7 @@ def test_without() -> None:
     pairs = Pairs(IMAGES, IDS)
     assert without(pairs, None) is pairs and without(IMAGES, "text") is IMAGES
     assert same(without(pairs, "text"), Pairs(IMAGES, None)) and same(without(pairs, "image"), Pairs(None, IDS))
-    assert [lacking(one) for one in ALL] == [None, None, "text", "image"]
+    assert [missing_modality(one) for one in ALL] == [None, None, "text", "image"]
 
 
 def test_nothing_at_all_is_an_error() -> None:

@@ -79,7 +79,7 @@ class Aggregation(Part):
 
     linear: ClassVar[bool] = False
     """Whether a sum over the clients (:meth:`addend`) is enough to merge. A class with a merge of its own says so itself."""
-    of_single: ClassVar[frozenset[str]] = frozenset()
+    single_upload_metrics: ClassVar[frozenset[str]] = frozenset()
     """Of a linear one, numbers of the round's record that take single uploads; without them, they are left out."""
 
     by_columns: ClassVar[bool] = False
@@ -96,23 +96,23 @@ class Aggregation(Part):
         """The memory before the first round, given the initial model ``(p,)`` of the whole net."""
         return {}
 
-    def down(self, memory: Memory) -> dict[str, Tensor]:
+    def server_statistics(self, memory: Memory) -> dict[str, Tensor]:
         """The tensors of a download besides the model, by full name."""
         return {}
 
-    def tested_too(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
+    def extra_models(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
         """Global models ``(p,)`` that are tested besides the server's ``row``, by the name in ``global_accuracy_<name>``."""
         return {}
 
-    def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
+    def download_names(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
         """Names of the shared tensors in this round's download."""
         return names
 
-    def asked(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
+    def upload_names(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
         """On the client, names of the shared tensors that it uploads in this round, given what it received."""
         return names
 
-    def place(self, update: LocalUpdate) -> None:
+    def set_start(self, update: LocalUpdate) -> None:
         """On the client, before either half's :meth:`begin`: put into ``update.row`` and ``update.start`` what it goes on from,
         other than the tensors that it received. By default, where :meth:`sent` leaves tensors out, these have their initial
         values, or what the client keeps."""

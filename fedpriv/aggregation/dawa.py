@@ -92,7 +92,7 @@ class LDawa(Aggregation):
     by_columns = True
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         if params.divergence != "none":
             return {}
         # The variant of the authors' code also says how many rounds warm up.

@@ -71,7 +71,7 @@ class Euc(Aggregation):
     keeps = "its own copy of the layers that are not merged in a round"
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         return {} if params.euc == "lama" else dict.fromkeys(("weights", "phi", "start"), "euc=weight")
 
     @classmethod
@@ -99,23 +99,23 @@ class Euc(Aggregation):
     def start(self, row: Tensor) -> dict[str, Tensor]:
         return {_MEMORY: torch.ones(len(self._kernels), dtype=torch.int64)} if self.params.euc == "lama" else {}
 
-    def down(self, memory: Memory) -> dict[str, Tensor]:
+    def server_statistics(self, memory: Memory) -> dict[str, Tensor]:
         return {INTERVALS: memory[_MEMORY].to(torch.int16)} if self.params.euc == "lama" else {}
 
-    def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
+    def download_names(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
         """The layers merged at the end of the last round."""
         if self.params.euc == "weight":
             return names
         waiting = self._waiting(memory[_MEMORY], round - 1)
         return [name for name in names if name not in waiting]
 
-    def asked(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
+    def upload_names(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
         if self.params.euc == "weight":
             return names
         waiting = self._waiting(received[INTERVALS], round)
         return [name for name in names if name not in waiting]
 
-    def place(self, update: LocalUpdate) -> None:
+    def set_start(self, update: LocalUpdate) -> None:
         """A client's own copy of what it was not sent.
 
         Raises:

@@ -50,7 +50,7 @@ class FedDyn(Mean):
     def start(self, row: Tensor) -> dict[str, Tensor]:
         return {_DRIFT: torch.zeros_like(row)}
 
-    def tested_too(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
+    def extra_models(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
         return {"mean": row - memory[_DRIFT]} if self.params.test_mean else {}
 
     def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:

@@ -71,7 +71,7 @@ class FedNova(Mean):
     paper = "Wang et al., NeurIPS 2020"
     Params = FedNovaParams
     linear = True
-    of_single = frozenset({"fednova/weight_sum", "fednova/weight_max"})
+    single_upload_metrics = frozenset({"fednova/weight_sum", "fednova/weight_max"})
     sends = "the step weight a_k up: one float"
     no_dp = "clients upload their step counts, which no noise covers"
 
@@ -114,7 +114,7 @@ class FedNova(Mean):
         space, train = self.context.space, self.context.config.train
         proximal = float(update.memo[PROXIMAL]) if PROXIMAL in update.memo else 0.0
         reach = {space[name].role: 0.0 for name in update.received if name in space}
-        for phase in update.trained:
+        for phase in update.phase_results:
             plain = steps or train.optimizer != "sgd"  # Adam: the number of steps
             weight = step_weight(phase.steps, *((0.0, 0.0) if plain else (train.momentum, phase.lr * proximal)))
             for role in phase.roles & reach.keys():

@@ -45,8 +45,11 @@ class FedOpt(Mean):
     linear = True
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
-        return {**super().idle(params), **({"beta2": "rule=adagrad, which has none"} if params.rule == "adagrad" else {})}
+    def unused_options(cls, params: Any) -> dict[str, str]:
+        return {
+            **super().unused_options(params),
+            **({"beta2": "rule=adagrad, which has none"} if params.rule == "adagrad" else {}),
+        }
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
         return {_MOMENTUM: torch.zeros_like(row), _VARIANCE: torch.full_like(row, self.params.tau**2)}

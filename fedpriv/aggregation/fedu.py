@@ -57,7 +57,7 @@ class LDawaFedU(LDawa):
             raise UsageError(f"aggregation {self.name}: the net has no {params.fedu_part} to keep; --set {option}")
         self._part = context.space.restricted(names)
 
-    def place(self, update: LocalUpdate) -> None:
+    def set_start(self, update: LocalUpdate) -> None:
         if update.first_time or float(update.private[_MOVED]) < self.params.fedu_threshold:
             return
         for row in (update.row, update.start):

@@ -61,7 +61,7 @@ class Mean(Aggregation):
     linear = by_columns = True
 
     @property
-    def remarks(self) -> Sequence[str]:
+    def notes(self) -> Sequence[str]:
         if self.context.config.privacy.level != "client" or self.params.weights == "uniform":
             return ()
         return ("privacy.level client: weights=samples has no effect, as all clients weigh the same",)

@@ -112,7 +112,7 @@ class MeanShift(Aggregation):
     Params = MeanShiftParams
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         kernel, kind = ["normaliser", "eps", "eps_mode"], params.barycentre
         if params.dyn_layers == "none":
             dynamic = ["server_object", "barycentre", "reg", *kernel, "iterations", "dyn_lr"]

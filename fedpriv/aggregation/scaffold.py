@@ -79,7 +79,7 @@ class Scaffold(Mean):
         names = chosen_layers(self.context.layers, self.params.layers, uncounted(self.context))
         return {statistic(VARIATE, name): torch.zeros_like(space.view(row, name)) for name in names}
 
-    def down(self, memory: Memory) -> dict[str, Tensor]:
+    def server_statistics(self, memory: Memory) -> dict[str, Tensor]:
         return dict(memory)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:

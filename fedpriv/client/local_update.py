@@ -18,11 +18,11 @@ from fedpriv.config import RunConfig
 from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split
 from fedpriv.errors import ClientDiverged, UsageError
-from fedpriv.interfaces import Loss, Phase, Private, StepRule, Trained
+from fedpriv.interfaces import Loss, Phase, PhaseResult, Private, StepRule
 from fedpriv.models.net import Outputs
-from fedpriv.noise_source import Seed, Source
+from fedpriv.noise_source import RandomSource, SeededSource
 from fedpriv.objectives.cross_entropy import PLAIN
-from fedpriv.privacy.canaries import OfClient
+from fedpriv.privacy.canaries import ClientCanaries
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.privacy.steps import charge
@@ -67,16 +67,16 @@ class ModelLocalUpdate:
         self.num_examples = len(self._labels)
         self.mean_loss = float("nan")
         self.steps = 0
-        self.trained: list[Trained] = []
+        self.phase_results: list[PhaseResult] = []
         self.start = model.row.clone()
         self.row = model.row
         self.memo: dict[str, Tensor] = {}
         self.reported: dict[str, float] = {}
         self.spend: Callable[[float, int], None] | None = None
         """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
-        self.canaries: OfClient | None = None
+        self.canaries: ClientCanaries | None = None
         """Set: sample-level DP with canaries among the client's samples."""
-        self.hidden: Source = Seed(config.seed)
+        self.hidden: RandomSource = SeededSource(config.seed)
         """What DP's noise, its choice of samples, and what augmentation and dropout do to them are drawn from."""
         self.over = False
         """Whether what is computed now reaches neither the client's model nor its state."""
@@ -102,7 +102,7 @@ class ModelLocalUpdate:
     @property
     def untrained(self) -> bool:
         """Whether its phases took no step, as all its batches are smaller than may be, and its model is as it was."""
-        return bool(self.trained) and not self.steps and torch.equal(self.row, self.start)
+        return bool(self.phase_results) and not self.steps and torch.equal(self.row, self.start)
 
     @property
     def learner(self) -> ModelLearner:
@@ -165,17 +165,17 @@ class ModelLocalUpdate:
         here = (self.round, self.client, self._purpose, self._phases)
         # Under DP all draws are hidden. Those of augmentation and dropout go to samples by their place in a batch: to an observer
         # who knew them, the draws of all others would tell whether a sample before them was drawn.
-        source = Seed(self.config.seed) if self.spend is None else self.hidden
+        source = SeededSource(self.config.seed) if self.spend is None else self.hidden
         augment = source.generator(*here, "augment") if self._augment else None
         if self.model.parts(phase.trains):  # or its roles are constant, as a head that its net freezes
             with source.global_rng(*here, "dropout"):
                 if self.spend is None:
                     self._train(phase, loss, rule or PLAIN, source.generator(*here, "shuffle"), augment)
                 else:
-                    sampled, noise, planted = (source.draws(*here, what) for what in ("shuffle", "dp noise", "canaries"))
+                    sampled, noise, planted = (source.noise(*here, what) for what in ("shuffle", "dp noise", "canaries"))
                     self._train_privately(phase, loss, rule or PLAIN, sampled, augment, noise, planted)
         self._phase = None
-        self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
+        self.phase_results.append(PhaseResult(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:
             self._encoder_version += 1
 

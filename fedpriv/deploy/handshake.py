@@ -16,8 +16,8 @@ from fedpriv.agreement import Declared
 from fedpriv.config import RunConfig, parse
 from fedpriv.deploy.frames import line_of
 from fedpriv.errors import UsageError
-from fedpriv.models.encoders import BUILT_IN
-from fedpriv.models.user_net import is_own
+from fedpriv.models.text.pretrained import BUILT_IN
+from fedpriv.models.user_net import is_user_net
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.untrusted.names import shortened
@@ -203,7 +203,7 @@ def _same(first: Facts, other: Facts, field: str, what: str, shown: Any) -> None
 def _check_suggested(one: Facts) -> None:
     """A data set suggests how it is partitioned and trained on, and a net: nothing that a server would open, import or connect
     to."""
-    if is_own(one.usual_model):
+    if is_user_net(one.usual_model):
         raise UsageError(f"client {one.client} suggests the net {line_of(one.usual_model)}, which would have to be imported")
     for key, value in one.suggests.items():
         if not _SUGGESTED.fullmatch(key) or (key == "model.encoder" and value not in BUILT_IN):

@@ -21,8 +21,8 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.methods.build import with_options
-from fedpriv.models.encoders import is_local
-from fedpriv.models.user_net import is_own
+from fedpriv.models.text.pretrained import is_local
+from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
@@ -78,7 +78,7 @@ def start(
             own = facts[0].partition is None
             about = {"deployed": {"own_data": own, "code": code_version()}, **({"dataset": OWN_DATA} if own else {})}
             where = "each client on its own machine"
-            notes = {"notes": list(remarks)} if (remarks := agreement.method.remarks) else {}
+            notes = {"notes": list(remarks)} if (remarks := agreement.method.notes) else {}
             note_beginning(folder, agreement.config, {"partition_hash": held}, executor=where, **notes, **about)
             save_json(folder.path / DECLARED, {"clients": [one.told() for one in facts]})  # from now on it can be resumed
         return _run(agreement, folder, grid, facts, seconds, on_start, on_round, warn)
@@ -166,7 +166,7 @@ def _run(
     on_round: OnRound, warn: Warn,
 ) -> dict[str, Any] | None:  # fmt: skip
     without_a_step = check_trains(agreement, {one.client: one.train for one in facts if one.train})
-    remarks = [*agreement.method.remarks, *filter(None, [without_a_step])]
+    remarks = [*agreement.method.notes, *filter(None, [without_a_step])]
     for remark in remarks:
         warn(remark)
     terms = {"config": _public(agreement.config), "declared": told_to_clients(agreement.declared), "code": code_version()}
@@ -242,7 +242,7 @@ def _check_agreed(
 def _check_possible(config: RunConfig) -> None:
     if config.run_dir is not None and config.run_dir.name == HANDSHAKE:
         raise UsageError(f"--run-dir {config.run_dir}: {HANDSHAKE} is what clients call the time before a run; another name")
-    if is_own(config.model.name):
+    if is_user_net(config.model.name):
         raise UsageError(
             f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"
         )

@@ -134,11 +134,11 @@ def probe(
         UsageError: a fraction leaves a class without a sample, or the encoder has no pooling at its end.
     """
     labels = train.labels.cpu().numpy()
-    chosen = [choice(labels, fraction) for fraction in fractions]
+    chosen = [choose_labelled(labels, fraction) for fraction in fractions]
     plain = copy.deepcopy(encoder).eval().requires_grad_(False)
     versions = [plain]
     if any(isinstance(module, _BatchNorm) for module in plain.modules()):
-        versions.insert(0, recalibrated(plain, train, seed))
+        versions.insert(0, recalibrate(plain, train, seed))
     accuracies: list[list[float]] = []
     fitted: list[float | None] = [None] * len(chosen)
     for version in versions:
@@ -165,7 +165,7 @@ def fit_logistic(x: Tensor, labels: Tensor, unseen: Tensor, true: Tensor) -> flo
     return float(regression.score(unseen.cpu().numpy(), true.cpu().numpy()))
 
 
-def recalibrated(encoder: nn.Module, train: Samples, seed: int) -> nn.Module:
+def recalibrate(encoder: nn.Module, train: Samples, seed: int) -> nn.Module:
     """A copy whose BatchNorm statistics are the means over the batches of one pass, in random order; weights are unchanged."""
     copied, count = copy.deepcopy(encoder), len(train.labels)
     order = torch.randperm(count, generator=generator(seed, "probe", "batch norm"))
@@ -246,7 +246,7 @@ def fit_on(
     return classifier.requires_grad_(False)
 
 
-def choice(labels: np.ndarray[tuple[int], np.dtype[np.int64]], fraction: float) -> Tensor:
+def choose_labelled(labels: np.ndarray[tuple[int], np.dtype[np.int64]], fraction: float) -> Tensor:
     """The positions ``(n,)`` of a share of the samples, always the same, with the classes in proportion."""
     if not 0 < fraction <= 1:
         raise UsageError(f"--fraction {fraction:g}: must be above 0 and at most 1")

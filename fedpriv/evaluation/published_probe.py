@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from fedpriv.evaluation.linear_probe import Probed, Protocol, Samples, Where, choice, features, fit_on, seeing
+from fedpriv.evaluation.linear_probe import Probed, Protocol, Samples, Where, choose_labelled, features, fit_on, seeing
 from fedpriv.seeding import global_rng
 
 PUBLISHED = Protocol(nesterov=True)
@@ -45,7 +45,7 @@ def published_probe(
     """
     found = []
     for fraction in fractions:
-        chosen = choice(train.labels.cpu().numpy(), fraction).to(train.labels.device)
+        chosen = choose_labelled(train.labels.cpu().numpy(), fraction).to(train.labels.device)
         copied = copy.deepcopy(encoder).eval().requires_grad_(False)
         with seeing(copied, where) as look, global_rng(seed, "probe", "dropout"):
             width = look(test.images(torch.arange(1))).shape[1]

@@ -40,9 +40,9 @@ class Apfl(Method):
         super().__init__(params, context, *halves)
         self.tested_names = context.space.names
 
-    def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
+    def initial_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
         own = {OWN: initial.clone()} if self.params.test_with == "local" else {}
-        return {**super().first_private(client, initial), **own}
+        return {**super().initial_private(client, initial), **own}
 
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
         return {**super().keep(update), **({OWN: update.row} if self.params.test_with == "local" else {})}

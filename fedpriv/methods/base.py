@@ -65,9 +65,9 @@ class Method:
     """As :attr:`fedpriv.interfaces.Part.no_dp`, for the method itself."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
     """Whether the floating-point buffers of shared roles are averaged like weights, or kept by each client."""
-    instead: ClassVar[Mapping[str, str]] = {}
+    replaced_keys: ClassVar[Mapping[str, str]] = {}
     """Config keys without effect under this method -> the option to use instead; a run that sets such a key warns."""
-    sends_parts: ClassVar[bool] = False
+    partial_downloads: ClassVar[bool] = False
     """Whether a download may lack tensors that the method shares; of other methods, clients refuse one that does."""
     round_zero: ClassVar[bool] = False
     """Whether the initial model is sent to every client before the first round."""
@@ -82,7 +82,7 @@ class Method:
         self.train = context.config.train
         space = context.space
         self.shared_names = self.select_shared()
-        learnt = space.select(self.objective.reaches)  # the rest keeps its initial values, on every side
+        learnt = space.select(self.objective.trained_roles)  # the rest keeps its initial values, on every side
         self.private_names = tuple(name for name in learnt if name not in set(self.shared_names))
         tests_own = self.private_names and context.config.eval.state == "local_encoder"
         self.tested_names = space.names if tests_own else self.private_names
@@ -97,18 +97,18 @@ class Method:
         return cls.suggests
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         """As :meth:`fedpriv.interfaces.Part.idle`; also keys of the config, such as ``train.local_epochs``."""
         silent = f"method {cls.name}, which sends nothing"
         return {} if cls.shared else dict.fromkeys(("train.min_uploads", "train.max_update_norm"), silent)
 
     @property
-    def remarks(self) -> Sequence[str]:
-        """As :attr:`fedpriv.interfaces.Part.remarks`; by default those of its halves."""
-        return [remark for half in self.halves for remark in half.remarks]
+    def notes(self) -> Sequence[str]:
+        """As :attr:`fedpriv.interfaces.Part.notes`; by default those of both parts."""
+        return [note for part in self.parts for note in part.notes]
 
     @property
-    def halves(self) -> tuple[Objective, Aggregation]:
+    def parts(self) -> tuple[Objective, Aggregation]:
         """Both halves, in the order in which the client's steps use them."""
         return self.objective, self.aggregation
 
@@ -120,7 +120,7 @@ class Method:
         """
         if strange := sorted(self.shared - set(ROLES)):
             raise UsageError(f"method {self.name} shares the role {strange[0]!r}; nets have the roles {', '.join(ROLES)}")
-        return self.context.space.select(self.shared & self.objective.reaches, buffers=self.buffers == "average")
+        return self.context.space.select(self.shared & self.objective.trained_roles, buffers=self.buffers == "average")
 
     # --- the server's side -------------------------------------------------------------------------------------------
 
@@ -140,8 +140,10 @@ class Method:
         """The download of each participant. ``None``: the method shares nothing."""
         if not self.shared_names:
             return None
-        names = self.aggregation.sent(self.shared_names, server.memory, round)
-        return Payload({**self.context.space.unpack(server.row, names), **self.aggregation.down(server.memory)}, round)
+        names = self.aggregation.download_names(self.shared_names, server.memory, round)
+        return Payload(
+            {**self.context.space.unpack(server.row, names), **self.aggregation.server_statistics(server.memory)}, round
+        )
 
     def forms(
         self, received: Mapping[str, Tensor], round: int, examples: int, unused: frozenset[str] = frozenset()
@@ -155,9 +157,9 @@ class Method:
             unused: tensors of the net that the client's data never reach.
         """
         space = self.context.space
-        found = {name: Form(space[name].shape) for name in self.aggregation.asked(self.shared_names, received, round)}
+        found = {name: Form(space[name].shape) for name in self.aggregation.upload_names(self.shared_names, received, round)}
         steps = sum(max(stretch.steps or 0, stretch.epochs * examples) for stretch in self.phases(round))
-        for half in self.halves:
+        for half in self.parts:
             found |= {
                 name: form for name, form in half.forms(received, steps).items() if tensor_of(name) not in self.private_names
             }
@@ -192,16 +194,16 @@ class Method:
 
     # --- the client's side -------------------------------------------------------------------------------------------
 
-    def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
+    def initial_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
         """The private state of a client before its first local update, given the initial model ``(p,)``."""
         kept = self.context.space.unpack(initial, self.kept_names)
-        for half in self.halves:
-            kept |= half.first_kept(initial)
+        for half in self.parts:
+            kept |= half.initial_private(initial)
         return kept
 
     def phases(self, round: int) -> Sequence[Phase]:
         """The schedule of local training."""
-        return [phase(*self.objective.reaches, epochs=self.train.local_epochs, steps=self.train.local_steps)]
+        return [phase(*self.objective.trained_roles, epochs=self.train.local_epochs, steps=self.train.local_steps)]
 
     @property
     def local_loss(self) -> Loss:
@@ -210,8 +212,8 @@ class Method:
 
     def begin(self, update: LocalUpdate) -> None:
         """Called before local training."""
-        self.aggregation.place(update)
-        for half in self.halves:
+        self.aggregation.set_start(update)
+        for half in self.parts:
             half.begin(update)
 
     def local_update(self, update: LocalUpdate) -> None:
@@ -223,7 +225,7 @@ class Method:
     def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
         """The statistics of the upload, by full name; without those of tensors that stay on the client."""
         private = {*self.private_names, *update.unused}
-        found = {name: tensor for half in self.halves for name, tensor in half.statistics(update).items()}
+        found = {name: tensor for half in self.parts for name, tensor in half.statistics(update).items()}
         return {name: tensor for name, tensor in found.items() if tensor_of(name) not in private}
 
     def upload(self, update: LocalUpdate) -> Payload | None:
@@ -231,7 +233,9 @@ class Method:
         if not self.shared_names:
             return None
         names = [
-            name for name in self.aggregation.asked(self.shared_names, update.received, update.round) if name not in update.unused
+            name
+            for name in self.aggregation.upload_names(self.shared_names, update.received, update.round)
+            if name not in update.unused
         ]
         tensors = {**update.state(names), **self.statistics(update)}
         return Payload(tensors, update.round, update.client, num_examples=update.num_examples)
@@ -239,7 +243,7 @@ class Method:
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
         """The client's private state for its next local update."""
         kept = update.state(self.kept_names)
-        for half in self.halves:
+        for half in self.parts:
             kept |= half.keep(update)
         return kept
 

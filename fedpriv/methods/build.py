@@ -128,7 +128,7 @@ def build_method(config: RunConfig, context: Context) -> Method:
 
 
 def _check(method: Method, config: RunConfig) -> None:
-    objective, aggregation = method.halves
+    objective, aggregation = method.parts
     if method.fixed_objective and not isinstance(objective, method.objective_class):
         raise UsageError(f"objective {objective.name}: method {method.name} needs its own, as {method.fixed_objective}")
     if method.needs_labels and not objective.labels:
@@ -143,9 +143,9 @@ def _check(method: Method, config: RunConfig) -> None:
                 f" use --{what} {half.name}"
             )
     roles = {name.split(".")[0] for name in method.context.space.names}
-    if not method.context.space.parameters(objective.reaches):
-        where = " and ".join(sorted(objective.reaches))
+    if not method.context.space.parameters(objective.trained_roles):
+        where = " and ".join(sorted(objective.trained_roles))
         raise UsageError(f"objective {objective.name} trains {where}, where the net has no parameter with requires_grad=True")
-    if missing := sorted(objective.needs - roles):
+    if missing := sorted(objective.required_roles - roles):
         option = ROLE_OPTIONS.get(missing[0], "another net")
         raise UsageError(f"objective {objective.name} needs a {missing[0]}, but the net has none; --set {option}")

@@ -54,8 +54,8 @@ class Ditto(Method):
         super().__init__(params, context, *halves)
         self.tested_names = context.space.names
 
-    def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
-        return {**super().first_private(client, initial), PERSONAL: initial.clone()}
+    def initial_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
+        return {**super().initial_private(client, initial), PERSONAL: initial.clone()}
 
     def local_update(self, update: LocalUpdate) -> None:
         super().local_update(update)
@@ -68,7 +68,7 @@ class Ditto(Method):
         # Uploads, weights and reports are those of the global model.
         update.row.copy_(shared)
         update.mean_loss, update.steps = loss, steps
-        update.trained.pop()
+        update.phase_results.pop()
 
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
         return {**super().keep(update), PERSONAL: update.memo[PERSONAL]}

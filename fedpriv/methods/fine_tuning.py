@@ -40,8 +40,11 @@ class FineTuned(Method):
     needs_labels = "each client fine-tunes on them before it is tested"
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
-        return {**super().idle(params), **({} if params.ft_steps is None else {"ft_epochs": "ft_steps, which is in its place"})}
+    def unused_options(cls, params: Any) -> dict[str, str]:
+        return {
+            **super().unused_options(params),
+            **({} if params.ft_steps is None else {"ft_epochs": "ft_steps, which is in its place"}),
+        }
 
     @property
     def averaged_rounds(self) -> int:

@@ -33,9 +33,9 @@ class Local(Method):
     shared = frozenset()
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         lengths = dict.fromkeys(("train.local_epochs", "train.local_steps"), "method.epochs, which says how long a client trains")
-        return {**super().idle(params), **({} if params.epochs is None else lengths)}
+        return {**super().unused_options(params), **({} if params.epochs is None else lengths)}
 
     def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
         """As many clients as are sampled, but in rotation, since sampling would leave some clients without any training.

@@ -67,8 +67,8 @@ class MpFedcon(FedRep):
             self.kept_names = context.space.names
 
     @property
-    def remarks(self) -> Sequence[str]:
-        return (*super().remarks, *self._of_centers())
+    def notes(self) -> Sequence[str]:
+        return (*super().notes, *self._of_centers())
 
     def _of_centers(self) -> Iterator[str]:
         hidden = any(map(self.context.hides, (CENTERS, CLASSES)))
@@ -84,9 +84,9 @@ class MpFedcon(FedRep):
             )
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         of_the_term = dict.fromkeys(("tau", "negative", "denominator", "con_phase"), "mu=0")
-        return {**super().idle(params), **({} if params.mu else of_the_term)}
+        return {**super().unused_options(params), **({} if params.mu else of_the_term)}
 
     def start(self, row: Tensor) -> ServerState:
         shape = (self.context.classes, self.context.projection_dim)
@@ -109,13 +109,13 @@ class MpFedcon(FedRep):
         assert sent is not None
         return replace(sent, tensors={**sent.tensors, **_table(server)})
 
-    def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
+    def initial_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
         if self.params.projector_init == "per_client":
             space = self.context.space
             initial = space.pack(
                 space.unpack(self.context.new_row(f"client {client}"), space.select(["projector"])), initial.clone()
             )
-        return super().first_private(client, initial)
+        return super().initial_private(client, initial)
 
     def local_update(self, update: LocalUpdate) -> None:
         self.begin(update)

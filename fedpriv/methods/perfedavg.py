@@ -35,7 +35,7 @@ class PerFedAvg(Method):
     Params = PerFedAvgMethodParams
     objective_class = MetaGradient
     fixed_objective = "clients are tested after a step that only its own objective trains for"
-    instead: ClassVar[Mapping[str, str]] = {"train.lr": "method.b"}
+    replaced_keys: ClassVar[Mapping[str, str]] = {"train.lr": "method.b"}
     defaults: ClassVar[Mapping[str, Any]] = {"weights": "uniform"}
 
     def phases(self, round: int) -> Sequence[Phase]:

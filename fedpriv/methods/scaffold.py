@@ -20,9 +20,9 @@ class Scaffold(Method):
     aggregation_class = Aggregation
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         uncorrected = getattr(params, "layers", None) == 0  # its halves may be others
-        return {**super().idle(params), **(dict.fromkeys(("variate", "plain"), "layers=0") if uncorrected else {})}
+        return {**super().unused_options(params), **(dict.fromkeys(("variate", "plain"), "layers=0") if uncorrected else {})}
 
 
 @register("scaffold-ft")

@@ -45,7 +45,7 @@ class ModelSpec:
         return self.smallest is None or (len(input_shape) == 3 and min(input_shape[1:]) >= self.smallest)
 
 
-REGISTRY: Registry[ModelSpec] = Registry("model", "fedpriv.models", ["fedpriv.models"], *instance_of(ModelSpec))
+REGISTRY: Registry[ModelSpec] = Registry("model", "fedpriv.models", ["fedpriv.models.architectures"], *instance_of(ModelSpec))
 
 
 def register_model(

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpriv.models.fusion import Branch, Fusion
 from fedpriv.models.net import Net
-from fedpriv.models.text import TextEncoder
+from fedpriv.models.pairs.fusion import Branch, Fusion
+from fedpriv.models.text.transformer import TextEncoder
 from fedpriv.parameters import ParameterSpace, constant_buffers
 from fedpriv.samples import Inputs, Pairs, each, join, split
 from fedpriv.seeding import generator, global_rng

@@ -160,7 +160,7 @@ class AdaptiveKL(Objective):
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
         if _BETAS in update.memo:
             update.report("adaptive_kl/beta", float(update.memo[_BETAS].mean()))
-            parts = self._softmaxes(self.reaches)
+            parts = self._softmaxes(self.trained_roles)
             update.report(
                 "adaptive_kl/kl", sum(float(kl_of_softmax(update.row[p].double(), update.start[p].double())) for p in parts)
             )
@@ -168,7 +168,7 @@ class AdaptiveKL(Objective):
             return {}
         return {LAST_ACCURACY: torch.tensor(update.accuracy(), dtype=torch.float64)}
 
-    def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
+    def initial_private(self, initial: Tensor) -> dict[str, Tensor]:
         # Not read in a client's first local update; but a client's private state has the same names from the start.
         return {LAST_ACCURACY: torch.zeros((), dtype=torch.float64)} if self.params.beta_mode == "stale" else {}
 

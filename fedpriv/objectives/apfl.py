@@ -51,7 +51,7 @@ class Mixed(CrossEntropy):
     keeps = "its personal model and alpha: p + 1 floats"
     no_dp = "its steps train two models on the same samples, but clipping and noise would protect only one"
 
-    def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
+    def initial_private(self, initial: Tensor) -> dict[str, Tensor]:
         alpha = (0.5 if self.params.adaptive else 0.75) if self.params.alpha is None else self.params.alpha
         return {PERSONAL: initial.clone(), ALPHA: torch.tensor(alpha, dtype=torch.float64)}
 

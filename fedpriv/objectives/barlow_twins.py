@@ -62,7 +62,7 @@ class BarlowTwins(Objective):
 
     paper = "Zbontar et al., ICML 2021; as in Rehman et al. (L-DAWA), ICCV 2023"
     Params = BarlowTwinsParams
-    reaches = frozenset({"encoder", "projector"})
+    trained_roles = frozenset({"encoder", "projector"})
     labels = False
     views = 2
     decomposes = False

@@ -22,9 +22,9 @@ class Objective(Part):
     row, is cheaper and more exact than differentiating through every tensor.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    required_roles: ClassVar[frozenset[str]] = frozenset()
     """Roles that the net must have, such as ``projector`` or ``predictor``."""
-    reaches: ClassVar[frozenset[str]] = frozenset(ROLES)
+    trained_roles: ClassVar[frozenset[str]] = frozenset(ROLES)
     """Roles that the loss depends on; the others are neither trained nor sent."""
     labels: ClassVar[bool] = True
     """Whether it uses labels; without, a run has no accuracy until it is probed."""

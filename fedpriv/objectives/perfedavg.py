@@ -51,7 +51,7 @@ class MetaGradient(CrossEntropy):
     no_dp = "its steps combine gradients at several models, which per-sample clipping does not cover"
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         return {} if params.variant == "hessian_free" else {"e": f"variant={params.variant}"}
 
     def __init__(self, params: PerFedAvgParams, context: Context) -> None:

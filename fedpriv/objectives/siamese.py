@@ -69,7 +69,7 @@ class Siamese(Objective):
 
     paper = "FedSiam-DA, arXiv 2211.09421"
     Params = SiameseParams
-    needs = frozenset({"projector", "predictor"})
+    required_roles = frozenset({"projector", "predictor"})
     suggests: ClassVar[Mapping[str, Any]] = {"model.predictor": 64}  # a quarter of the projection's 256, as in SimSiam
     keeps = "its last upload, the first history model"
     smallest_batch = 2  # the predictor's BatchNorm
@@ -77,7 +77,7 @@ class Siamese(Objective):
     no_dp = "its step trains a second model, whose gradients are not clipped; use objective cross-entropy"
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         return {"history": "mu=0 or push=false"} if not (params.mu and params.push) else {}
 
     @property

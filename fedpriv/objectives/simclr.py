@@ -54,7 +54,7 @@ class SimClr(Objective):
 
     paper = "Chen et al., ICML 2020; as in Rehman et al. (L-DAWA), ICCV 2023"
     Params = SimClrParams
-    reaches = frozenset({"encoder", "projector"})
+    trained_roles = frozenset({"encoder", "projector"})
     labels = False
     views = 2
     decomposes = False

@@ -129,7 +129,7 @@ def epsilon(history: Sequence[Spending], delta: float, accountant: Accountant) -
     return bound if tighter is None else min(tighter, bound)
 
 
-def dearest(histories: Iterable[History], delta: float, accountant: Accountant) -> tuple[float, History]:
+def largest_epsilon(histories: Iterable[History], delta: float, accountant: Accountant) -> tuple[float, History]:
     """The largest epsilon of the histories at ``delta``, and its history; (0, ()) if there is none.
 
     PRV is computed in the order of RDP's bounds, until no remaining history can exceed the maximum, or for at most
@@ -188,7 +188,7 @@ def noise_for(target: float, delta: float, plans: Iterable[Plan], accountant: Ac
     noise = _guessed_noise(target, delta, tried[0])
     while True:
         noise = _least_noise(target, delta, tried, accountant, noise)
-        spent, history = dearest((history_of(noise, plan) for plan in asked), delta, accountant)
+        spent, history = largest_epsilon((history_of(noise, plan) for plan in asked), delta, accountant)
         if spent <= target:
             return noise
         worst = tuple((rate, steps) for _, rate, steps in history)
@@ -235,7 +235,7 @@ def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant:
     def excess(log_noise: float) -> float:
         """Logarithm of epsilon over ``aim``; 0 where it is as near as it need be."""
         noise = math.exp(log_noise)
-        spends = dearest((history_of(noise, plan) for plan in plans), delta, accountant)[0]
+        spends = largest_epsilon((history_of(noise, plan) for plan in plans), delta, accountant)[0]
         if spends <= target:
             enough.append(noise)
             if target - spends <= _TOLERANCE:

@@ -73,7 +73,7 @@ class Canaries:
 
 
 @dataclass(frozen=True)
-class OfClient:
+class ClientCanaries:
     """The canaries among the samples of a client, each with a gradient as long as the clipping bound.
 
     Attributes:

@@ -22,7 +22,7 @@ import numpy as np
 
 from fedpriv.config import PrivacyConfig
 from fedpriv.errors import FedprivError
-from fedpriv.privacy.accountant import History, composed, dearest, epsilon_prv, epsilon_replace_one, epsilons_rdp
+from fedpriv.privacy.accountant import History, composed, epsilon_prv, epsilon_replace_one, epsilons_rdp, largest_epsilon
 
 ALL_CLIENTS = "everybody"
 """The account of client-level DP: every client spends every round, drawn or not. Checkpoints store this value."""
@@ -135,12 +135,12 @@ class Ledger:
 
     def spent(self, account: str) -> float:
         """Epsilon so far of an account: the largest over its samples (at client level, of a client)."""
-        return dearest(self.histories(account), self.privacy.delta, self.privacy.accountant)[0]
+        return largest_epsilon(self.histories(account), self.privacy.delta, self.privacy.accountant)[0]
 
     @property
     def epsilon(self) -> float:
         """Epsilon of the run so far: the largest over all samples (or clients)."""
-        return dearest(self.histories(), self.privacy.delta, self.privacy.accountant)[0]
+        return largest_epsilon(self.histories(), self.privacy.delta, self.privacy.accountant)[0]
 
     def per_client(self, clients: int) -> list[float]:
         """The largest epsilon over each client's samples (client level: the same for all), by RDP, which is cheap."""
@@ -164,11 +164,11 @@ class Ledger:
         """
         privacy, histories = self.privacy, self.histories()
         ghost = privacy.level == "sample" and privacy.clipping == "ghost"
-        by_prv, history = dearest(histories, privacy.delta, "prv")
+        by_prv, history = largest_epsilon(histories, privacy.delta, "prv")
         return {
             "level": privacy.level,
             "epsilon": self.epsilon,
-            "epsilon_rdp": dearest(histories, privacy.delta, "rdp")[0],
+            "epsilon_rdp": largest_epsilon(histories, privacy.delta, "rdp")[0],
             "epsilon_prv": None if epsilon_prv(history, privacy.delta) is None else by_prv,
             "epsilon_replace_one": max((epsilon_replace_one(one, privacy.delta) for one in set(histories)), default=0.0),
             "delta": privacy.delta,

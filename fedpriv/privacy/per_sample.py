@@ -21,7 +21,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedpriv.interfaces import Loss, Step
 from fedpriv.methods.base import Phase
 from fedpriv.models.net import Net, Outputs
-from fedpriv.samples import Inputs, of_tensors, take, tensors
+from fedpriv.samples import Inputs, from_tensors, take, tensors
 
 ENTRIES = 2**24
 """Largest number of entries of per-sample gradients in memory (64 MB)."""
@@ -95,7 +95,7 @@ class PerSampleGradients(ClippedSums):
         self, trained: dict[str, Tensor], sample: dict[str, Tensor], label: Tensor, teachers: dict[str, Fields]
     ) -> Tensor:
         own = {"net." + name: tensor for name, tensor in trained.items()}
-        alone = of_tensors({name: part[None] for name, part in sample.items()})
+        alone = from_tensors({name: part[None] for name, part in sample.items()})
         outputs = functional_call(self._net, own, (alone, self._from_features))
         frozen = {name: outputs_of(fields) for name, fields in teachers.items()}
         parameters = {**self._constant, **trained}

@@ -16,9 +16,9 @@ from fedpriv.errors import UsageError, in_a_line
 from fedpriv.methods.base import Method, Phase, ServerState
 from fedpriv.models.net import Net, copy_of, norms_with_statistics
 from fedpriv.models.state import changed_by_data, interact, made_up
-from fedpriv.models.text import TextEncoder
+from fedpriv.models.text.transformer import TextEncoder
 from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.privacy.accountant import Plan, dearest, history_of, noise_for
+from fedpriv.privacy.accountant import Plan, history_of, largest_epsilon, noise_for
 from fedpriv.privacy.ghost import check_layers
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.seeding import global_rng
@@ -26,7 +26,7 @@ from fedpriv.wire import STATISTIC, Sealed, Transform
 from fedpriv.wire.coding import base_name
 
 
-class Shares(Protocol):
+class SampleHolders(Protocol):
     """Who holds the same training sample."""
 
     def holders(self) -> Sequence[Sequence[int]]:
@@ -42,7 +42,7 @@ def check(
     server: ServerState,
     net: Net,
     transforms: Sequence[Transform],
-    shares: Shares,
+    shares: SampleHolders,
 ) -> None:
     """Check that the ledger's epsilon would be valid for the run.
 
@@ -217,7 +217,7 @@ def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan]) -> PrivacyConfig
             raise ValueError("neither a noise nor an epsilon")
         return privacy.model_copy(update={"noise": noise_for(target, privacy.delta, planned, privacy.accountant)})
     if target is not None:
-        spends = dearest((history_of(privacy.noise, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
+        spends = largest_epsilon((history_of(privacy.noise, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
         if spends > target * (1 + 1e-9):
             raise UsageError(
                 f"privacy.noise {privacy.noise:g} spends epsilon {spends:.3g} in the whole run, over target_epsilon {target:g}; "

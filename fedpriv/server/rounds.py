@@ -93,7 +93,7 @@ class Server:
         """Begin: the server's first state, and round 0, the broadcast of the initial model to every client."""
         method = self.agreement.method
         torch.set_num_threads(self.config.threads)
-        for key, option in method.instead.items():
+        for key, option in method.replaced_keys.items():
             if (value := lookup(self.config, key)) != lookup(RunConfig(), key):
                 self.warn(f"{key} = {value} does nothing under method {method.name}, which steps by {option}")
         began = Clocks.now()

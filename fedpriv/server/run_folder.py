@@ -244,9 +244,9 @@ def _made_by(config: RunConfig) -> dict[str, Any]:
 
 def _own_code(config: RunConfig) -> dict[str, str]:
     """SHA-256 (hex) of the files of plug-ins and of a net of the user's own, by module name."""
-    from fedpriv.models.user_net import contents_of_user_net  # with torch
+    from fedpriv.models.user_net import hash_user_net  # with torch
 
-    return contents_of_user_net(config.model.name) | contents(config.plugins)
+    return hash_user_net(config.model.name) | contents(config.plugins)
 
 
 def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str], tracking_uri: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedpriv.agreement import Agreement
 from fedpriv.files import write_atomically
 from fedpriv.models.net import Net, Outputs
-from fedpriv.samples import of_tensors, tensors
+from fedpriv.samples import from_tensors, tensors
 from fedpriv.simulation.simulation import Simulation
 
 FILE = "server.pt2"
@@ -27,7 +27,7 @@ def part_at_server(agreement: Agreement) -> Part | None:
     A head that stays with the clients, or that is never trained, is not the server's; nor is a layer that a mask drops.
     """
     method, sent = agreement.method, set(agreement.sent_names)
-    learnt = set(agreement.space.select(method.objective.reaches))
+    learnt = set(agreement.space.select(method.objective.trained_roles))
     if method.objective.labels and learnt <= sent:
         return "classifier"
     encoder = learnt & set(agreement.space.select(["encoder"]))
@@ -88,6 +88,6 @@ class _Plain(nn.Module):
         self.net, self.names = net if part == "classifier" else net.encoder, names
 
     def forward(self, *parts: Tensor) -> Tensor:
-        found = self.net(of_tensors(dict(zip(self.names, parts, strict=True))))
+        found = self.net(from_tensors(dict(zip(self.names, parts, strict=True))))
         out: Tensor = found.logits if isinstance(found, Outputs) else found
         return out

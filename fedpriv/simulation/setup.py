@@ -134,7 +134,7 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         why = f"objective {agreement.method.objective.name} learns without labels"
         raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
     without_a_step = None if begun else check_trains(agreement, data.sizes)
-    prepared = replace(prepared, said=(*prepared.said, *agreement.method.remarks, *filter(None, [without_a_step])))
+    prepared = replace(prepared, said=(*prepared.said, *agreement.method.notes, *filter(None, [without_a_step])))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)
     sizes = [data.size(client) for client in participants(agreement, 1)]

@@ -58,7 +58,7 @@ def test_a_sum_merges_as_the_uploads_do(
         mean = method.mean_upload(total, sent.tensors, weights, len(uploads))
         summed = merge_sum(method, server, mean, len(uploads), uploads[0].sealed.round)
         alike({"model": summed.row, **summed.memory}, {"model": plain.row, **plain.memory})
-        left_out = method.aggregation.of_single
+        left_out = method.aggregation.single_upload_metrics
         assert summed.report == pytest.approx({k: v for k, v in plain.report.items() if k not in left_out}, rel=1e-5)
         return plain
 

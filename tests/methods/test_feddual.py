@@ -144,7 +144,7 @@ def betas(simulation: Simulation, client: int = 0, round: int = 1, private: Any 
     """The betas of a local update's epochs, in order."""
     fed = simulation.federation
     fed.resident.row.copy_(simulation.server.row)
-    kept = fed.method.first_private(client, fed.initial) if private is None else private
+    kept = fed.method.initial_private(client, fed.initial) if private is None else private
     update = ModelLocalUpdate(fed.resident, fed.data.train(client), fed.config, round, client, {}, kept, private is None)
     fed.method.local_update(update)
     return update.memo["adaptive_kl.betas"].tolist(), update

@@ -66,7 +66,7 @@ def one_update(simulation: Simulation, watch: Callable[[str, ModelLocalUpdate], 
     """The first client's local update of round 1, telling ``watch`` before and after each phase."""
     fed = simulation.federation
     client = 0
-    private = fed.method.first_private(client, fed.initial)
+    private = fed.method.initial_private(client, fed.initial)
     download = fed.method.download(simulation.server, 1)
     received = seal(download).tensors() if download else {}
     fed.resident.space.pack({**private, **received}, fed.resident.row)

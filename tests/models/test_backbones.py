@@ -12,7 +12,7 @@ import torch
 from torchvision.models import get_model
 
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.models.backbones import LITE, _behead, find_backbone
+from fedpriv.models.pairs.image_encoders import LITE, _behead, find_backbone
 from tests.marks import slow_but
 
 IMAGES = (3, 64, 64)

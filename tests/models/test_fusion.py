@@ -7,9 +7,9 @@ from small_encoders import TEXTS, encoder
 from torch import nn
 
 from fedpriv.data.tokens import tokenise
-from fedpriv.models.fusion import WIDTH, Branch, Fusion
+from fedpriv.models.pairs.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.registry import model_spec
-from fedpriv.models.text import text_encoder
+from fedpriv.models.text.transformer import text_encoder
 from fedpriv.samples import Pairs
 
 IMAGES = torch.randn(len(TEXTS), 3, 32, 32, generator=torch.Generator().manual_seed(0))

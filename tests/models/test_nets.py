@@ -9,9 +9,9 @@ from torch.func import functional_call, grad, vmap
 
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models import ROLES, Net, build_model, describe, list_models, model_names, model_spec
-from fedpriv.models.narrow_resnet import resnet9_narrow
-from fedpriv.models.stacked import StackedNet, VmappedNet
-from fedpriv.models.stacked_layers import ForwardContext, to_stack
+from fedpriv.models.architectures.narrow_resnet import resnet9_narrow
+from fedpriv.models.batched.layers import ForwardContext, to_stack
+from fedpriv.models.batched.stacked import StackedNet, VmappedNet
 from tests.marks import slow_but
 
 BIG = {"densenet121", "densenet121_imagenet", "resnet18", "resnet18_imagenet", "resnet50", "vgg16", "vgg16_frozen"}

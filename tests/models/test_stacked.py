@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune, weight_norm
 
+from fedpriv.models.batched.layers import FORMS, ForwardContext, Layer, NotStackable
+from fedpriv.models.batched.stacked import Form, StackedNet, VmappedNet, check
 from fedpriv.models.net import ROLES, Net
-from fedpriv.models.stacked import Form, StackedNet, VmappedNet, check
-from fedpriv.models.stacked_layers import FORMS, ForwardContext, Layer, NotStackable
 
 
 def with_encoder(*layers: nn.Module, d: int = 16) -> Net:

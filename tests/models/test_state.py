@@ -15,11 +15,11 @@ from small_encoders import encoder
 from torch import Tensor, nn
 from torch.nn.utils import spectral_norm, weight_norm
 
-from fedpriv.models.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.net import Net
+from fedpriv.models.pairs.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.registry import assemble
 from fedpriv.models.state import State, carried, changed_by_data, interact, made_up, perturb
-from fedpriv.models.text import TextEncoder, text_encoder
+from fedpriv.models.text.transformer import TextEncoder, text_encoder
 from fedpriv.parameters import ParameterSpace
 from tests.models.test_stacked import with_encoder
 

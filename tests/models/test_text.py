@@ -13,7 +13,7 @@ from transformers import AutoModel
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import UsageError
 from fedpriv.models.registry import assemble
-from fedpriv.models.text import features, text_encoder
+from fedpriv.models.text.transformer import features, text_encoder
 from fedpriv.parameters import ParameterSpace
 
 KINDS = ["Bert", "Roberta", "DistilBert", "Albert", "Electra", "MPNet", "DebertaV2", "ModernBert", "GPT2", "Llama", "T5"]

@@ -11,7 +11,7 @@ from torchvision.models import vgg16
 
 from fedpriv.errors import UsageError
 from fedpriv.models import build_model, describe
-from fedpriv.models.vgg16_frozen import convolutions
+from fedpriv.models.architectures.vgg16_frozen import convolutions
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from fedpriv.config import PrivacyConfig, load_config
 from fedpriv.data.partition_rules import PartitionIndices, PartitionTask, partitions
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.errors import UsageError
-from fedpriv.privacy.accountant import _work, dearest, epsilon, epsilon_rdp, epsilons_rdp, history_of, noise_for
+from fedpriv.privacy.accountant import _work, epsilon, epsilon_rdp, epsilons_rdp, history_of, largest_epsilon, noise_for
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.simulation.setup import build
 from tests.privacy.test_private_runs import SAMPLE, oracle, run_with_taps
@@ -114,6 +114,6 @@ def test_the_noise_for_an_epsilon_of_several_holders(accountant: Any) -> None:
 
 def test_no_history_spends_more_than_the_dearest_by_prv() -> None:
     histories = [((3.0, rate, 30),) for rate in np.linspace(0.05, 0.06, 12).tolist()]
-    most, history = dearest(histories, 1e-5, "prv")
+    most, history = largest_epsilon(histories, 1e-5, "prv")
     assert history == histories[-1] and most < epsilons_rdp(histories, 1e-5).max()
     assert all(epsilon(one, 1e-5, "prv") <= most for one in histories[::3])

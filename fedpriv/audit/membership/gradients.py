@@ -14,7 +14,7 @@ from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.membership.other_clients import OwnUpdates, evenly
 from fedpriv.data.federated import Split
-from fedpriv.samples import of_tensors, tensors
+from fedpriv.samples import from_tensors, tensors
 
 
 def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
@@ -68,4 +68,4 @@ def over_rounds(
 
 
 def _labelled(split: Split) -> Labelled:
-    return Labelled(tensors(split.inputs), split.labels, of_tensors)
+    return Labelled(tensors(split.inputs), split.labels, from_tensors)

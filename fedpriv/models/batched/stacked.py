@@ -12,8 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.errors import first_line
-from fedpriv.models.net import ROLES, Net, Outputs, copy_of
-from fedpriv.models.stacked_layers import (
+from fedpriv.models.batched.layers import (
     FORMS,
     FUNCTIONS,
     VECTORS,
@@ -27,6 +26,7 @@ from fedpriv.models.stacked_layers import (
     with_bias,
     without_bias,
 )
+from fedpriv.models.net import ROLES, Net, Outputs, copy_of
 from fedpriv.models.state import interact
 from fedpriv.parameters import ParameterSpace
 

@@ -16,7 +16,7 @@ import torch
 
 from fedpriv.errors import UsageError, extra, first_line
 from fedpriv.hub import hub_mode
-from fedpriv.models.tiny_encoder import tiny_encoder
+from fedpriv.models.text.tiny import tiny_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -12,9 +12,9 @@ import torch._functorch.config
 from torch import Tensor
 
 from fedpriv.errors import FedprivError
+from fedpriv.models.batched.layers import ForwardContext
+from fedpriv.models.batched.stacked import Form, StackedNet
 from fedpriv.models.net import Outputs
-from fedpriv.models.stacked import Form, StackedNet
-from fedpriv.models.stacked_layers import ForwardContext
 
 T = TypeVar("T")
 Mode = Literal["default", "reduce-overhead"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.errors import UsageError
-from fedpriv.models.encoders import Encoder, Pooling
+from fedpriv.models.text.pretrained import Encoder, Pooling
 from fedpriv.samples import Inputs, in_chunks
 
 if TYPE_CHECKING:
