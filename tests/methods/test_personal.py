@@ -14,7 +14,7 @@ from fedpriv.config import load_config
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Batch, Learner
-from fedpriv.methods.apfl import ALPHA, OWN, PERSONAL
+from fedpriv.methods.apfl import ALPHA, LAST, PERSONAL
 from fedpriv.methods.ditto import PERSONAL as DITTO
 from fedpriv.objectives.apfl import mixed
 from fedpriv.seeding import generator
@@ -291,10 +291,10 @@ def test_apfl_may_be_tested_with_the_clients_own_last_global_model(simulate: Sim
     fed, client = simulation.federation, simulation.participants(1)[0]
     kept, space = simulation.private(client), fed.resident.space
     one = central_sgd(simulation, client, [(1, 1)])
-    assert torch.equal(kept[OWN], one)
+    assert torch.equal(kept[LAST], one)
     row = space.pack(fed.method.client_state(simulation.server.row, kept), torch.empty(space.size))
     assert torch.equal(row, mixed(space, one, kept[PERSONAL], 0.75))
-    assert OWN not in simulate("apfl", **{"train.rounds": 1}).private(client)
+    assert LAST not in simulate("apfl", **{"train.rounds": 1}).private(client)
 
 
 @pytest.mark.parametrize(
