@@ -146,9 +146,9 @@ def stackable(loss: LossFunction) -> LossFunction:
     dimensions: with labels ``(B,)`` and outputs ``(B, ...)`` it returns a scalar, with ``(K, B)`` and ``(K, B, ...)`` the K
     clients' losses ``(K,)``. All other losses are computed by ``torch.func.vmap``, at the cost of a small net's layers.
 
-    An overriding function does not inherit the declaration. A method's loss that adds to its objective's is stackable only if both
-    are. It is an error if the loss reads anything else, or if its K values differ from those of the single clients, which is
-    checked at the first use.
+    An overriding function does not inherit the declaration. A method's loss that adds to its objective's is stackable only if
+    both are. A loss that reads anything else, or whose K values differ from those of single clients, is an error at its first
+    use.
     """
     _STACKABLE.add(loss)
     return loss

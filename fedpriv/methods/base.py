@@ -218,8 +218,8 @@ class Method:
     def local_update(self, update: LocalUpdate) -> None:
         """Train a client for one round. Under sample-level DP this must follow :meth:`phases`, from which epsilon is computed."""
         self.begin(update)
-        for phase in self.phases(update.round):
-            update.train(phase, self.local_loss, self.objective)
+        for planned in self.phases(update.round):
+            update.train(planned, self.local_loss, self.objective)
 
     def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
         """What the upload contains besides the model, by full name; without statistics about private tensors."""

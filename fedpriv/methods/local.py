@@ -1,4 +1,4 @@
-"""Local training without communication, the baseline called SOLO in MpFedcon and local in FedRep."""
+"""Local training without communication, a baseline (also called SOLO)."""
 
 from __future__ import annotations
 

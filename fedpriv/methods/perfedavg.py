@@ -1,6 +1,6 @@
 """Per-FedAvg (Fallah et al., NeurIPS 2020): a global model that is trained for the loss after one local step.
 
-min_w  mean_k L_k(w - a grad L_k(w))        (eq. 3); the gradients are in :mod:`fedpriv.objectives.perfedavg`
+min_w  mean_k L_k(w - a grad L_k(w))        the gradients are in :mod:`fedpriv.objectives.perfedavg`
 """
 
 from __future__ import annotations

@@ -462,7 +462,7 @@ def test_layers_are_counted_without_biases_and_norms() -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_refused(simulate: Simulate) -> None:
-    with pytest.raises(UsageError, match=r"'encoder\.fc9' fits no parameter"):
+    with pytest.raises(UsageError, match=r"'encoder\.fc9' matches no parameter"):
         simulate("feddual", play=False, **{"method.dyn_layers": ["head.*", "encoder.fc9"]})
 
 

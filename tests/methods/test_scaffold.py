@@ -87,9 +87,9 @@ def test_without_variates_it_is_fedavg_bit_for_bit(simulate: Simulate, monkeypat
     assert not torch.equal(fedavg.server.row, scaffold.server.row)
     from fedpriv.objectives.scaffold import Scaffold
 
-    kept = Scaffold._renewed
+    kept = Scaffold._new_variates
     monkeypatch.setattr(
-        Scaffold, "_renewed", lambda self, update: {n: torch.zeros_like(t) for n, t in kept(self, update).items()}
+        Scaffold, "_new_variates", lambda self, update: {n: torch.zeros_like(t) for n, t in kept(self, update).items()}
     )
     forced = simulate("scaffold", **PLAIN)
     assert torch.equal(fedavg.server.row, forced.server.row)
@@ -161,7 +161,7 @@ def test_which_layers() -> None:
     assert chosen_layers(with_norms, 2, norms) == list(dynamic_names(with_norms, "last2_layers", norms)) == forward
     with pytest.raises(UsageError, match=r"layers = 3: the net has 2 \(encoder.fc1, head\)"):
         chosen_layers(forward, 3)
-    with pytest.raises(UsageError, match=r"'encoder.fc9\.\*' fits no parameter"):
+    with pytest.raises(UsageError, match=r"'encoder.fc9\.\*' matches no parameter"):
         chosen_layers(forward, ("encoder.fc9.*",))
 
 
