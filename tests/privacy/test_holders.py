@@ -13,7 +13,7 @@ from fedpriv.config import PrivacyConfig, load_config
 from fedpriv.data.partition_rules import PartitionIndices, PartitionTask, partitions
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.errors import UsageError
-from fedpriv.privacy.accountant import _work, epsilon, epsilon_rdp, epsilons_rdp, history_of, largest_epsilon, noise_for
+from fedpriv.privacy.accountant import _cost, epsilon, epsilon_rdp, epsilons_rdp, history_of, largest_epsilon, noise_for
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.simulation.setup import build
 from tests.privacy.test_private_runs import SAMPLE, oracle, run_with_taps
@@ -109,7 +109,7 @@ def test_the_noise_for_an_epsilon_of_several_holders(accountant: Any) -> None:
     noise = noise_for(1.0, 1e-5, plans, accountant)
     spent = [epsilon(history_of(noise, plan), 1e-5, accountant) for plan in plans]
     assert 1.0 - 0.011 <= max(spent) <= 1.0
-    assert spent.index(max(spent)) != plans.index(max(plans, key=_work))
+    assert spent.index(max(spent)) != plans.index(max(plans, key=_cost))
 
 
 def test_no_history_spends_more_than_the_dearest_by_prv() -> None:

@@ -1,4 +1,4 @@
-"""What is checked of a net of the user's own before it is trained: outputs, numbers, and tensors that its parts share."""
+"""Checks of a user net before training: its outputs, the dtypes of its parameters, and tensors that its roles share."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from torch import Tensor, nn
 
 from fedpriv.errors import UsageError, in_a_line
 from fedpriv.models.net import Net
-from fedpriv.models.state import State, drawn_alike, perturb
+from fedpriv.models.state import State, fixed_randomness, perturb
 from fedpriv.parameters import changing_buffers
 
 _PASSES = ((False, True), (True, False), (True, True))
-"""Whether with other weights than the initial ones, and whether in training mode: where roles are compared with the whole net.
-Of a head that is zero at first, the initial logits are zero whatever comes after it."""
+"""(weights perturbed?, training mode?) of the passes that compare the composed roles with the whole net. The weights are perturbed
+because a head that is initially zero gives zero logits whatever comes after it."""
 _OTHER_WEIGHTS = 8
-"""With as many other weights, two samples each, some logit is negative unless none can be."""
+"""Number of random weights, with two samples each, for which some logit must be negative."""
 TOLERANCE = 1e-4
-"""By how much, relative to the largest logit, the roles may differ from the whole net."""
+"""Allowed difference of the composed roles from the whole net, relative to the largest logit."""
 
 
-def check_logits(name: str, found: Any, size: int, when: str = "") -> Tensor:
-    if isinstance(found, Exception):
-        raise UsageError(f"model {name} fails on its inputs{when}: {in_a_line(found)}") from found
-    if not isinstance(found, Tensor) or found.ndim != 2:
-        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+def check_logits(name: str, output: Any, size: int, when: str = "") -> Tensor:
+    """Return the net's output for a batch of ``size``; raise :class:`UsageError` if it is an exception, or no logits."""
+    if isinstance(output, Exception):
+        raise UsageError(f"model {name} fails on its inputs{when}: {in_a_line(output)}") from output
+    if not isinstance(output, Tensor) or output.ndim != 2:
+        what = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
         raise UsageError(
             f"model {name} returns {what} for a batch of {size}{when}; it should be logits, a tensor ({size}, classes)"
         )
-    return found
+    return output
 
 
 def check_signs(name: str, whole: nn.Module, parameters: list[nn.Parameter], probe: Tensor) -> None:
-    """Check that some outputs are negative under other weights: the cross-entropy takes logits, and applies a softmax itself.
+    """Check that some outputs are negative for some weights, as logits are.
 
     Raises:
-        UsageError: none is, so the net ends in a softmax, a sigmoid, a ReLU or the like.
+        UsageError: none is, so the net ends in a softmax, sigmoid, ReLU or the like.
     """
     state, outputs = State(whole), list[Tensor]()
     for seed in range(_OTHER_WEIGHTS):
-        with drawn_alike(), suppress(Exception):  # other weights may be impossible
+        with fixed_randomness(), suppress(Exception):  # the net may not allow other weights
             perturb(parameters, seed)
             outputs.append(whole(20 * probe - 10))
         state.restore()
@@ -56,44 +57,43 @@ def check_signs(name: str, whole: nn.Module, parameters: list[nn.Parameter], pro
 
 
 def passes(net: nn.Module, path: nn.Module, parameters: list[nn.Parameter], probe: Tensor) -> list[Any]:
-    """What ``path`` through a net makes of a batch in the ``_PASSES``: outputs, or exceptions. The net, all of whose parameters
-    are given, is left as it was."""
-    state, found = State(net), list[Any]()
-    for moved, training in _PASSES:
-        with drawn_alike():
-            if moved:
+    """The outputs (or exceptions) of ``path``, a module of parts of the net, in the ``_PASSES``; the net does not change."""
+    state, outputs = State(net), list[Any]()
+    for perturbed, training in _PASSES:
+        with fixed_randomness():
+            if perturbed:
                 perturb(parameters)
             net.train(training)
             try:
-                found.append(path(probe.clone()))
+                outputs.append(path(probe.clone()))
             except Exception as error:
-                found.append(error)
+                outputs.append(error)
         state.restore()
     net.eval()
-    return found
+    return outputs
 
 
 def check_numbers(name: str, whole: nn.Module) -> None:
-    """Check that what is trained can be one row of numbers.
+    """Check that the net has parameters to train, and that its state is of dtype float32.
 
     Raises:
-        UsageError: it cannot, or nothing is trained.
+        UsageError: it has not.
     """
-    learnt = _learnt(whole)
-    if other := next((where for where, tensor in learnt.items() if tensor.dtype != torch.float32), None):
-        raise UsageError(f"model {name}: {other} is of {learnt[other].dtype}; what is trained must be of torch.float32")
-    if not any(isinstance(tensor, nn.Parameter) for tensor in learnt.values()):
+    state = _state(whole)
+    if other := next((where for where, tensor in state.items() if tensor.dtype != torch.float32), None):
+        raise UsageError(f"model {name}: {other} is of {state[other].dtype}; what is trained must be of torch.float32")
+    if not any(isinstance(tensor, nn.Parameter) for tensor in state.values()):
         raise UsageError(f"model {name} has no parameters to train; at least one must have requires_grad=True")
 
 
 def check_apart(name: str, net: Net) -> None:
-    """Check that no two roles have a tensor in common: a method may send the one and keep the other.
+    """Check that no two roles share a tensor, since a method may send one role and keep the other private.
 
     Raises:
-        UsageError: two have.
+        UsageError: two roles share a tensor.
     """
     first: dict[int, str] = {}
-    for where, tensor in _learnt(net).items():
+    for where, tensor in _state(net).items():
         other = first.setdefault(tensor.untyped_storage().data_ptr(), where) if tensor.numel() else where
         if other.partition(".")[0] != where.partition(".")[0]:
             raise UsageError(
@@ -102,8 +102,8 @@ def check_apart(name: str, net: Net) -> None:
             )
 
 
-def _learnt(net: nn.Module) -> dict[str, Tensor]:
-    """The tensors that a run changes, by each of their names; see :class:`fedpriv.parameters.ParameterSpace`."""
+def _state(net: nn.Module) -> dict[str, Tensor]:
+    """The tensors that training changes, under all their names; see :class:`fedpriv.parameters.ParameterSpace`."""
     stored = {name: tensor for name, tensor in net.state_dict(keep_vars=True).items() if isinstance(tensor, Tensor)}
     buffers = changing_buffers(net)
     return {
@@ -113,10 +113,10 @@ def _learnt(net: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def alike(found: Any, logits: Any) -> bool:
-    """Whether both are the same logits, or no logits."""
-    if not isinstance(found, Tensor) or not isinstance(logits, Tensor):
-        return type(found) is type(logits)
-    finite = logits[logits.isfinite()]  # other weights than a net's own may give NaN, as of a root or logarithm
+def alike(output: Any, logits: Any) -> bool:
+    """Whether two outputs are equal up to the tolerance; of exceptions, whether they have the same type."""
+    if not isinstance(output, Tensor) or not isinstance(logits, Tensor):
+        return type(output) is type(logits)
+    finite = logits[logits.isfinite()]  # perturbed weights may give NaN, as from a root or logarithm
     most = TOLERANCE * max(1e-6, float(finite.abs().max()) if finite.numel() else 0.0)
-    return found.shape == logits.shape and torch.allclose(found, logits, rtol=0.0, atol=most, equal_nan=True)
+    return output.shape == logits.shape and torch.allclose(output, logits, rtol=0.0, atol=most, equal_nan=True)

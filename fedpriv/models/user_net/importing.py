@@ -26,32 +26,32 @@ _unimportable: dict[str, Build] = {}
 
 
 def is_user_net(name: str | None) -> bool:
-    """Whether it is the name of a user's own net."""
+    """Whether a model name is that of a user net, ``package.module:Name``."""
     return ":" in (name or "")
 
 
 def name_of(build: Any) -> str:
-    """The name under which a config stores a class or function; one that cannot be imported is kept for this process.
+    """The name by which a config stores a class or function; if it cannot be imported, this process keeps it.
 
     Raises:
-        UsageError: it is a net, and not what makes one.
+        UsageError: it is a net instead of a class or function that builds one.
     """
     if isinstance(build, nn.Module):
         kind = type(build).__name__
         raise UsageError(f"model is a net, and every run draws its own from its seed: give the class {kind}, or a function")
     module, name = getattr(build, "__module__", "__main__"), getattr(build, "__qualname__", type(build).__name__)
-    found = f"{module}:{name}"
+    full_name = f"{module}:{name}"
     if module != "__main__" and _attribute(sys.modules.get(module), name) is build:
-        return found
-    number, kept = 1, found
-    while _unimportable.setdefault(kept, build) is not build:  # another of the same name, which an earlier run may have
+        return full_name
+    number, unique_name = 1, full_name
+    while _unimportable.setdefault(unique_name, build) is not build:  # an earlier run used another one of this name
         number += 1
-        kept = f"{found}#{number}"
-    return kept
+        unique_name = f"{full_name}#{number}"
+    return unique_name
 
 
 def unimportable_note(name: str | None) -> str | None:
-    """A remark on a net that no other process can import; ``None``: any can."""
+    """A note that no other process can import the net; ``None`` if it can be imported."""
     if name not in _unimportable:
         return None
     return (
@@ -61,40 +61,39 @@ def unimportable_note(name: str | None) -> str | None:
 
 
 def find_user_net(name: str) -> Build:
-    """The class or function of that name, or a partial of one.
+    """The class or function of a name, or a ``functools.partial`` of one.
 
     Raises:
         UsageError: there is none, or it is something else.
-        FedprivError: its module fails when it is imported.
+        FedprivError: its module cannot be imported.
     """
     if name in _unimportable:
         return _unimportable[name]
     module, _, attribute = name.partition(":")
-    found = _attribute(_imported(module, name), attribute)
-    if module == "__main__" and found is None:
+    build = _attribute(_imported(module, name), attribute)
+    if module == "__main__" and build is None:
         raise UsageError(
             f"model {name} was defined in the notebook or script that trained the run, and cannot be imported here; put it into "
             "a module and train with model='my_nets:Net'"
         )
-    maker = _maker(found)
+    maker = _maker(build)
     if not (inspect.isfunction(maker) or (inspect.isclass(maker) and issubclass(maker, nn.Module))):
         what = f"is not in module {module}"
-        if found is not None:
+        if build is not None:
             what = "is neither a class derived from nn.Module nor a function, nor functools.partial of one"
         raise UsageError(f"model {name}: {attribute or 'nothing'} {what}")
-    return found  # type: ignore[no-any-return]
+    return build  # type: ignore[no-any-return]
 
 
 def _maker(build: Any) -> Any:
-    """The class or function of a partial, which has no module of its own; anything else as it is."""
+    """The class or function of a partial; anything else unchanged."""
     return build.func if isinstance(build, partial) else build
 
 
 def hash_user_net(name: str | None) -> dict[str, str]:
-    """SHA-256 (hex) of the files of an own net's modules, by module: that of its name, and that which defines it.
+    """SHA-256 (hex) of the modules that a user net is named by and defined in, by module name.
 
-    Empty for other nets, and for what has no file or only this process has. A file counts as it was when this process first
-    asked.
+    Empty for other nets, for modules without a file, and for nets that only this process has. A file is hashed once in a process.
     """
     if not is_user_net(name) or name in _unimportable:
         return {}
@@ -103,7 +102,7 @@ def hash_user_net(name: str | None) -> dict[str, str]:
     return {module: content for module in sorted(modules) if (content := _content(module, build))}
 
 
-@cache  # by what is built, too: a module that was loaded again has another class
+@cache  # also by class, since a module that is loaded again has another class
 def _content(module: str, build: Build) -> str | None:
     file = getattr(sys.modules.get(module), "__file__", None)
     return hashlib.sha256(Path(file).read_bytes()).hexdigest() if file and Path(file).is_file() else None
@@ -114,10 +113,10 @@ def _imported(module: str, of: str) -> Any:
         return import_module(module)
     except ModuleNotFoundError as error:
         if os.getcwd() in sys.path or module.partition(".")[0] != error.name:
-            is_there = not f"{module}.".startswith(f"{error.name}.")  # and what it imports is not
+            is_there = not f"{module}.".startswith(f"{error.name}.")  # then one of its imports is missing
             kind = FedprivError if is_there else UsageError
             raise kind(f"model {of} cannot be imported: {in_a_line(error)}") from error
-        sys.path.append(os.getcwd())  # as plug-ins are found beside each other
+        sys.path.append(os.getcwd())  # like plug-ins, modules are found in the working directory
         return _imported(module, of)
     except Exception as error:
         raise FedprivError(f"model {of} cannot be imported: {in_a_line(error)}") from error

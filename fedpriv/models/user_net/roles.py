@@ -20,21 +20,21 @@ from fedpriv.untrusted.names import shape_text
 def build_user_net(
     name: str, input_shape: Shape, classes: int, roles: Mapping[Any, str] | None, predictor: bool | int = False
 ) -> Net:
-    """Build the net of that name and take it apart: the head is what is called last, the encoder what comes before.
+    """Build a user net and split it into encoder, projector and head.
 
     Args:
-        roles: ``head`` and ``projector`` -> names of modules; by default modules of these names, and otherwise the linear layer
-            that is called last as the head.
+        roles: ``head`` and ``projector`` -> module names; by default, modules of these names, and otherwise the last linear layer
+            that is called as the head. All that comes before them is the encoder.
         predictor: as for :func:`fedpriv.models.registry.build_model`.
 
     Raises:
-        UsageError: it cannot be built, does not fit the data, or is not called as its roles say.
+        UsageError: the net cannot be built, does not fit the data, or is not a sequence of its roles.
     """
     whole = _built(name, find_user_net(name), input_shape, classes)
     check_numbers(name, whole)
     for module in whole.modules():
         if isinstance(module, nn.ReLU):
-            module.inplace = False  # hooks on activations and torch.func need the values
+            module.inplace = False  # hooks and torch.func need the values before the activation
     net = _in_roles(name, whole.eval(), input_shape, classes, roles or {}, predictor).train()
     check_apart(name, net)
     return net
@@ -47,8 +47,8 @@ def _in_roles(
     logits, last = _logits(name, whole, probe)
     repeats = alike(_logits(name, whole, probe)[0], logits)
     parameters = list(whole.parameters())
-    told = passes(whole, whole, parameters, probe)
-    check_logits(name, told[0], len(probe), " in training mode")
+    expected = passes(whole, whole, parameters, probe)
+    check_logits(name, expected[0], len(probe), " in training mode")
     check_signs(name, whole, parameters, probe)
     if logits.shape[1] != classes:
         raise UsageError(f"model {name} returns {logits.shape[1]} logits, and the data have {classes} classes")
@@ -62,20 +62,19 @@ def _in_roles(
         )
     parts = {role: _taken(name, whole, role, place) for role, place in places.items() if place is not None}
     head, projector = parts["head"], parts.get("projector", nn.Identity())
-    alone = [child for child in whole.children() if next(child.parameters(), None) is not None]
-    encoders = [children["encoder"], whole] if alone == [children.get("encoder")] else [whole]
+    rest = [child for child in whole.children() if next(child.parameters(), None) is not None]
+    encoders = [children["encoder"], whole] if rest == [children.get("encoder")] else [whole]
     for encoder in encoders:
         with torch.no_grad():
             try:
                 features = encoder(probe.clone())
                 projection = projector(features)
-                found = head(projection)
+                composed = head(projection)
             except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
                 continue
-        if features.ndim == projection.ndim == 2 and alike(found, logits):
-            apart = nn.ModuleList([whole, projector, head])
-            others = passes(apart, nn.Sequential(encoder, projector, head), parameters, probe)
-            if not all(map(alike, others, told)):
+        if features.ndim == projection.ndim == 2 and alike(composed, logits):
+            modules = nn.ModuleList([whole, projector, head])
+            if not all(map(alike, passes(modules, nn.Sequential(encoder, projector, head), parameters, probe), expected)):
                 continue
             d, k = features.shape[1], projection.shape[1]
             return Net(
@@ -96,18 +95,17 @@ def _in_roles(
 
 
 def _built(name: str, build: Build, input_shape: Shape, classes: int) -> nn.Module:
-    given = {"input_shape": input_shape, "classes": classes}
-    taken = inspect.signature(build).parameters
-    needed = [
-        one.name for one in taken.values() if one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
-    if missing := [one for one in needed if one not in given]:
+    available = {"input_shape": input_shape, "classes": classes}
+    arguments = inspect.signature(build).parameters
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [name for name, each in arguments.items() if each.default is each.empty and each.kind not in variadic]
+    if missing := [argument for argument in required if argument not in available]:
         raise UsageError(
             f"model {name} needs {', '.join(missing)}: it is called without arguments, or with input_shape and classes where it "
             "takes them; functools.partial sets others, as in Small = partial(Net, width=8)"
         )
     try:
-        net = build(**{key: value for key, value in given.items() if key in taken})
+        net = build(**{key: value for key, value in available.items() if key in arguments})
     except Exception as error:
         raise UsageError(f"model {name} cannot be built for inputs of {shape_text(input_shape)}: {in_a_line(error)}") from error
     if not isinstance(net, nn.Module):
@@ -116,7 +114,7 @@ def _built(name: str, build: Build, input_shape: Shape, classes: int) -> nn.Modu
 
 
 def _logits(name: str, net: nn.Module, probe: Tensor) -> tuple[Tensor, str | None]:
-    """The net's output, and the name of the linear layer that is called last."""
+    """The net's logits, and the name of the last linear layer that is called."""
     called: list[str] = []
     hooks = [
         module.register_forward_hook(lambda *_, where=where: called.append(where))
@@ -140,10 +138,10 @@ def _logits(name: str, net: nn.Module, probe: Tensor) -> tuple[Tensor, str | Non
 
 
 def _taken(name: str, whole: nn.Module, role: str, place: str) -> nn.Module:
-    """Take a module out of the net, which from then on passes its input through."""
+    """Replace a module of the net by the identity, and return the module."""
     modules: dict[str, nn.Module] = dict(whole.named_modules())
     if not place or place not in modules:
-        raise UnknownName(f"module of {name} (model.roles.{role})", place, [one for one in modules if one])
+        raise UnknownName(f"module of {name} (model.roles.{role})", place, list(filter(None, modules)))
     owner, _, attribute = place.rpartition(".")
     setattr(modules[owner], attribute, nn.Identity())
     return modules[place]
