@@ -98,10 +98,10 @@ ALIKE: list[tuple[str, dict[str, Any]]] = [
     ],
 )
 def test_clients_weigh_in_what_stands_in_as_in_the_merge(name: str, options: dict[str, Any], expected: list[float]) -> None:
-    told = [{"statistic.loss": torch.tensor(float(loss))} for loss in (1, 2, 3)]
-    matrix = round_of(torch.zeros(4), torch.ones(3, 4), BRANCHES, examples=[10, 20, 70], statistics=told)
-    found = torch.tensor(aggregation(name, BRANCHES, **options).weigh(matrix), dtype=torch.float64)
-    assert (found / found.sum()).tolist() == pytest.approx(expected)
+    losses = [{"statistic.loss": torch.tensor(float(loss))} for loss in (1, 2, 3)]
+    matrix = round_of(torch.zeros(4), torch.ones(3, 4), BRANCHES, examples=[10, 20, 70], statistics=losses)
+    weights = torch.tensor(aggregation(name, BRANCHES, **options).weigh(matrix), dtype=torch.float64)
+    assert (weights / weights.sum()).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("name", "options"), ALIKE)

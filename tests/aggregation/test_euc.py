@@ -39,13 +39,13 @@ def test_intervals_by_hand() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.integers(1, 1000)), min_size=1, max_size=12))
 def test_what_waits_differs_less_than_what_does_not(layers: list[tuple[float, int]]) -> None:
-    m, sizes = doubles([one[0] for one in layers]), torch.tensor([one[1] for one in layers])
-    found = intervals(m, sizes, 2)
-    assert set(found.tolist()) <= {1, 2} and (found == 1).any()
-    if (found == 2).any():
-        assert m[found == 2].max() <= m[found == 1].min()
+    m, sizes = doubles([layer[0] for layer in layers]), torch.tensor([layer[1] for layer in layers])
+    rounds = intervals(m, sizes, 2)
+    assert set(rounds.tolist()) <= {1, 2} and (rounds == 1).any()
+    if (rounds == 2).any():
+        assert m[rounds == 2].max() <= m[rounds == 1].min()
         weight = m * sizes
-        assert weight[found == 2].sum() / weight.sum() < sizes[found == 1].sum() / sizes.sum()
+        assert weight[rounds == 2].sum() / weight.sum() < sizes[rounds == 1].sum() / sizes.sum()
 
 
 def test_weights_by_closeness() -> None:
@@ -132,7 +132,7 @@ def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "error"),
     [
         ({"train.selection": "uniform", "train.participation": 0.5}, "all must take part each round"),
         ({"train.participation": 0.5}, "train.participation 0.5: with fedavg-euc all clients take part"),
@@ -140,8 +140,8 @@ def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
         ({"wire.transforms": [{"name": "clip", "norm": 1.0}]}, "clip acts on a client's change"),
     ],
 )
-def test_what_cannot_be_is_refused(simulate: Simulate, overrides: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_is_refused(simulate: Simulate, overrides: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         simulate("fedavg", play=False, aggregation="euc", **{**OPTIONS, **overrides})
 
 

@@ -136,8 +136,8 @@ def test_what_was_not_received_is_sent_whole() -> None:
     base = received(5)
     new = torch.randn(7)
     payload = Payload({**upload(base).tensors, "projector.weight": new}, round=1)
-    for one in ({"name": "prune"}, {"name": "quantise"}):
-        assert torch.equal(Sender(base, one).arrives(payload)["projector.weight"], new)
+    for transform in ({"name": "prune"}, {"name": "quantise"}):
+        assert torch.equal(Sender(base, transform).arrives(payload)["projector.weight"], new)
 
 
 def test_plain_uploads_are_not_touched() -> None:

@@ -83,7 +83,7 @@ def test_steps_in_place_of_step_weights_by_hand() -> None:
     half = kind(kind.Params(tau="steps"), context)
     merged = half.merge(Uploads(space, rows, zeros, [10, 30], sent, range(2), 1, 2), {})
     assert merged.row.tolist() == pytest.approx([0.875, 3.5, 3.5], abs=1e-12) and merged.report["fednova/tau_eff"] == 7
-    masked = [{STEP_WEIGHT: one[STEP_WEIGHT]} for one in sent]
+    masked = [{STEP_WEIGHT: statistics[STEP_WEIGHT]} for statistics in sent]
     with pytest.raises(UsageError, match=r"tau=steps needs statistic\.steps of every client"):
         half.merge(Uploads(space, rows, zeros, [10, 30], masked, range(2), 1, 2), {})
     with pytest.raises(UsageError, match="use tau=step_weights"):

@@ -48,14 +48,14 @@ UNIFORM = {"aggregation": {"name": "mean", "weights": "uniform"}}
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Simulate:
     """``played(history="round")``: a run with options of the method; each is played once. Do not go on with it."""
-    made: dict[str, Simulation] = {}
+    simulations: dict[str, Simulation] = {}
 
     def get(**options: Any) -> Simulation:
         key = str(options)
-        if key not in made:
+        if key not in simulations:
             given = {**SHORT, **MU, **{name if "." in name else f"method.{name}": value for name, value in options.items()}}
-            made[key] = simulated(tmp_path_factory.mktemp("played"), "fedsiam-da", **given)
-        return made[key]
+            simulations[key] = simulated(tmp_path_factory.mktemp("played"), "fedsiam-da", **given)
+        return simulations[key]
 
     return get
 

@@ -237,8 +237,8 @@ def test_without_centers_it_is_fedrep(simulate: Simulate) -> None:
     for client in plain.progress.clients:
         kept, same = plain.private(client), other.private(client)
         assert kept.keys() == same.keys() and all(torch.equal(tensor, same[name]) for name, tensor in kept.items())
-    (said,) = other.federation.prepared.said
-    assert said.startswith("method mpfedcon: no class centres are sent") and "trains as fedrep does" in said
+    (note,) = other.federation.prepared.said
+    assert note.startswith("method mpfedcon: no class centres are sent") and "trains as fedrep does" in note
 
 
 @pytest.mark.slow

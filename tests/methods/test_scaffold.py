@@ -70,7 +70,7 @@ def test_the_servers_variate_is_the_mean_of_all_clients_after_every_round(simula
     for _ in simulation.rounds():
         server, own = variates(simulation)
         for name, c in server.items():
-            torch.testing.assert_close(torch.stack([one[name] for one in own]).mean(0), c, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(torch.stack([variates[name] for variates in own]).mean(0), c, rtol=1e-5, atol=1e-7)
     assert any(bool(c.any()) for c in server.values())
 
 
@@ -116,8 +116,8 @@ def test_option_one_is_the_full_gradient_at_the_received_model(simulate: Simulat
 
 def test_a_correction_is_the_same_in_every_step(simulate: Simulate) -> None:
     """A single client: c = c_k from its first turn on, so that it is central SGD."""
-    one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", **PLAIN}
-    fedavg, scaffold = simulate("fedavg", **one), simulate("scaffold", **one)
+    single_client = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", **PLAIN}
+    fedavg, scaffold = simulate("fedavg", **single_client), simulate("scaffold", **single_client)
     torch.testing.assert_close(fedavg.server.row, scaffold.server.row, rtol=1e-5, atol=1e-6)
 
 
@@ -166,14 +166,14 @@ def test_which_layers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         ({"train.momentum": 0.9}, r"steps with momentum 0\.9.*variate=mean.*train\.momentum=0"),
         ({"train.optimizer": "adam"}, r"Adam's steps.*variate=mean.*train\.optimizer=sgd"),
     ],
 )
-def test_option_two_needs_plain_sgd(simulate: Simulate, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_option_two_needs_plain_sgd(simulate: Simulate, options: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         simulate("scaffold", play=False, **options, **{"method.variate": "II"})
 
 
@@ -209,7 +209,7 @@ def test_a_client_that_takes_no_step_keeps_its_variate(simulate: Simulate) -> No
     uneven = {"data.clients": 3, "data.partition.name": "dirichlet", "data.partition.alpha": 0.3, "data.partition.seed": 3}
     simulation = simulate("scaffold", **uneven, **{"train.participation": 1.0, "train.batch_size": 600, "train.min_batch": 200})
     common, own = variates(simulation)
-    assert [any(bool(c.any()) for c in one.values()) for one in own] == [
+    assert [any(bool(c.any()) for c in variates.values()) for variates in own] == [
         simulation.federation.data.size(k) >= 200 for k in range(3)
     ]
     assert all(bool(c.any()) for c in common.values()) and simulation.progress.record["metrics"]["untrained"] == 2

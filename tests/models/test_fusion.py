@@ -27,9 +27,9 @@ def token_ids() -> torch.Tensor:
 
 def test_side_by_side_each_through_linear_and_relu() -> None:
     net = fusion().eval()
-    found = net(Pairs(IMAGES, token_ids()))
-    assert found.shape == (len(TEXTS), 2 * WIDTH) == (len(TEXTS), 1024)
-    for branch, shown, half in ((net.image, IMAGES, found[:, :WIDTH]), (net.text, token_ids(), found[:, WIDTH:])):
+    outputs = net(Pairs(IMAGES, token_ids()))
+    assert outputs.shape == (len(TEXTS), 2 * WIDTH) == (len(TEXTS), 1024)
+    for branch, shown, half in ((net.image, IMAGES, outputs[:, :WIDTH]), (net.text, token_ids(), outputs[:, WIDTH:])):
         expected = (branch.encoder(shown) @ branch.fc.weight.T + branch.fc.bias).clamp(min=0)
         torch.testing.assert_close(half, expected)
 

@@ -109,8 +109,8 @@ def test_forward_shapes_and_composition(name: str) -> None:
     again = net.from_features(h)
     for whole, parts in zip(vars(out).values(), vars(again).values(), strict=True):
         assert torch.equal(whole, parts)
-    one = net(x[:1])
-    assert torch.allclose(one.logits, out.logits[:1], atol=1e-5)
+    first = net(x[:1])
+    assert torch.allclose(first.logits, out.logits[:1], atol=1e-5)
 
 
 def test_the_head_sits_on_z_without_activation() -> None:
@@ -320,15 +320,17 @@ def test_projectors_of_self_supervision() -> None:
     from lightly.models.modules.heads import BarlowTwinsProjectionHead, SimCLRProjectionHead
 
     h = torch.rand(6, 256, generator=torch.Generator().manual_seed(0))
-    made = {kind: build_model("mlp2", (4,), 2, 16, projector=kind).projector for kind in ("linear", "simclr", "barlow_twins")}
-    assert all(module(h).shape == (6, 16) for module in made.values())
-    assert sum(p.numel() for p in made["linear"].parameters()) == 257 * 16
+    projectors = {
+        kind: build_model("mlp2", (4,), 2, 16, projector=kind).projector for kind in ("linear", "simclr", "barlow_twins")
+    }
+    assert all(module(h).shape == (6, 16) for module in projectors.values())
+    assert sum(p.numel() for p in projectors["linear"].parameters()) == 257 * 16
     for kind, theirs in (
         ("simclr", SimCLRProjectionHead(256, 256, 16)),
         ("barlow_twins", BarlowTwinsProjectionHead(256, 16, 16)),
     ):
-        theirs.load_state_dict(made[kind].state_dict())  # by the same names
-        assert torch.equal(theirs.train()(h), made[kind].train()(h))
+        theirs.load_state_dict(projectors[kind].state_dict())  # by the same names
+        assert torch.equal(theirs.train()(h), projectors[kind].train()(h))
     assert [type(layer).__name__ for layer in build_model("mlp2", (4,), 2, 16).projector] == ["Linear", "ReLU", "Linear"]
 
 

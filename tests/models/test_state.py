@@ -274,8 +274,8 @@ class Sparse(Linear):
         self.shape = torch.empty(3, device="meta")
 
     def remember(self, h: Tensor) -> Tensor:
-        made: Tensor = (self.m @ h.T).T
-        return made
+        product: Tensor = (self.m @ h.T).T
+        return product
 
 
 class Sizes(Linear):
@@ -362,8 +362,8 @@ class OwnText(TextEncoder):
         self.last = remember
 
     def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.last(super().forward(ids))
-        return found
+        vectors: Tensor = self.last(super().forward(ids))
+        return vectors
 
 
 class Scaled(nn.Module):

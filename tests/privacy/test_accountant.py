@@ -114,10 +114,10 @@ def test_a_sample_of_several_clients_is_charged_with_what_all_of_them_spend() ->
         book.spend("3", 0.1, 1)
 
 
-def excess(epsilon: float, one: list[tuple[float, float]], other: list[tuple[float, float]], sigma: float) -> float:
+def excess(epsilon: float, first: list[tuple[float, float]], other: list[tuple[float, float]], sigma: float) -> float:
     """What delta must be at least for epsilon, of two mixtures of normal distributions given as (weight, mean)."""
     x = np.linspace(-40, 40, 400_001)
-    p, q = (sum(weight * norm.pdf(x, mean, sigma) for weight, mean in mixture) for mixture in (one, other))
+    p, q = (sum(weight * norm.pdf(x, mean, sigma) for weight, mean in mixture) for mixture in (first, other))
     return float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * (x[1] - x[0]))
 
 
@@ -165,16 +165,16 @@ def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
     for level in ("client", "sample"):
         book = ledger(level)
         book.spend(ALL_CLIENTS if level == "client" else "0", 0.3, 2)
-        said = book.statement(13, 0.3)
-        assert said["epsilon"] == said["epsilon_rdp"] >= said["epsilon_prv"] > 0
-        assert "neighbours" in said["adjacency"] and "independently" in said["holds_if"]
-        assert "zeroed out" in said["adjacency"] and said["epsilon_replace_one"] > said["epsilon"]
-        assert any("number n of samples" in one for one in said["not_covered"]) == (level == "sample")
-        assert len(said["not_covered"]) >= 5 and len(said["epsilon_per_client"]) == 13
-        assert any("training loss" in one for one in said["not_covered"]) and any(
-            "other runs" in one for one in said["not_covered"]
+        statement = book.statement(13, 0.3)
+        assert statement["epsilon"] == statement["epsilon_rdp"] >= statement["epsilon_prv"] > 0
+        assert "neighbours" in statement["adjacency"] and "independently" in statement["holds_if"]
+        assert "zeroed out" in statement["adjacency"] and statement["epsilon_replace_one"] > statement["epsilon"]
+        assert any("number n of samples" in line for line in statement["not_covered"]) == (level == "sample")
+        assert len(statement["not_covered"]) >= 5 and len(statement["epsilon_per_client"]) == 13
+        assert any("training loss" in line for line in statement["not_covered"]) and any(
+            "other runs" in line for line in statement["not_covered"]
         )
-        json.dumps(said)
+        json.dumps(statement)
 
 
 def test_holders_who_are_not_known_are_not_added_up_and_the_statement_says_so() -> None:
@@ -182,8 +182,8 @@ def test_holders_who_are_not_known_are_not_added_up_and_the_statement_says_so() 
     book.spend("0", 0.3, 2)
     known, apart = book.statement(13, 0.3), book.statement(13, 0.3, "secrets", apart=True)
     assert "every client that holds it" in known["adjacency"] and "sample of one client" in apart["adjacency"]
-    assert any("the epsilons of its holders add up" in one for one in apart["not_covered"])
-    assert not any("training loss" in one for one in apart["not_covered"])  # clients with secrets do not say theirs
+    assert any("the epsilons of its holders add up" in line for line in apart["not_covered"])
+    assert not any("training loss" in line for line in apart["not_covered"])  # clients with secrets do not say theirs
 
 
 def test_at_a_large_delta_epsilon_is_not_negative() -> None:

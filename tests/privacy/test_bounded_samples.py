@@ -25,15 +25,15 @@ WAYS = (GhostGradients, PerSampleGradients)
 
 def net_of(encoder: nn.Module, width: int, shape: tuple[int, ...] = (1, 8, 8)) -> Net:
     head = nn.Linear(width, 4)
-    made = Net(encoder, nn.Identity(), None, head, input_shape=shape, feature_dim=width, projection_dim=width, classes=4)
-    return made.train()
+    net = Net(encoder, nn.Identity(), None, head, input_shape=shape, feature_dim=width, projection_dim=width, classes=4)
+    return net.train()
 
 
 def sums(net: Net, x: Tensor, y: Tensor, way: Any, clip: float = 0.5) -> tuple[Tensor, Tensor, Tensor]:
     """The sum as a row, losses and norms."""
     parameters = dict(net.named_parameters())
-    found = way(net, parameters, {}, phase(*ROLES, epochs=1), cross_entropy, from_features=False, clip=clip)(x, y, {})
-    return torch.cat([part.flatten() for part in found[0].values()]), found[1], found[2]
+    sums = way(net, parameters, {}, phase(*ROLES, epochs=1), cross_entropy, from_features=False, clip=clip)(x, y, {})
+    return torch.cat([part.flatten() for part in sums[0].values()]), sums[1], sums[2]
 
 
 @pytest.mark.parametrize("way", WAYS)

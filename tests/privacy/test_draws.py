@@ -84,12 +84,12 @@ def test_a_generator_s_whole_state_comes_from_the_key() -> None:
 def test_the_global_generator_is_restored() -> None:
     before = torch.get_rng_state()
     with SecretSource(KEY).global_rng("dropout"):
-        one = torch.rand(3)
+        expected = torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
     with SecretSource(KEY).global_rng("dropout"):
-        assert torch.equal(torch.rand(3), one)
+        assert torch.equal(torch.rand(3), expected)
     with SecretSource(KEY).global_rng("other"):
-        assert not torch.equal(torch.rand(3), one)
+        assert not torch.equal(torch.rand(3), expected)
 
 
 def test_a_seed_draws_what_torch_does() -> None:
