@@ -23,7 +23,7 @@ from fedpriv.files import checksum
 from fedpriv.interfaces import Phase, Private
 from fedpriv.noise_source import RandomSource, SecretSource
 from fedpriv.objectives.cross_entropy import Plain
-from fedpriv.privacy.canaries import ClientCanaries
+from fedpriv.privacy.canaries import HeldCanaries
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
 from fedpriv.samples import tensors as named
@@ -192,7 +192,7 @@ class Client:
             update.spend = lambda rate, steps: self._spend(round, charges, (rate, steps))
             if (canaries := self.agreement.canaries) is not None:
                 held = canaries.held_by(self.number, self.agreement.trainable)
-                update.canaries = ClientCanaries(canaries, held, self.agreement.config.privacy.clip)
+                update.canaries = HeldCanaries(canaries, held, self.agreement.config.privacy.clip)
         try:
             method.local_update(update)
         except ClientDiverged:

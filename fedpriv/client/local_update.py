@@ -22,7 +22,7 @@ from fedpriv.interfaces import Loss, Phase, PhaseResult, Private, StepRule
 from fedpriv.models.net import Outputs
 from fedpriv.noise_source import RandomSource, SeededSource
 from fedpriv.objectives.cross_entropy import PLAIN
-from fedpriv.privacy.canaries import ClientCanaries
+from fedpriv.privacy.canaries import HeldCanaries
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.privacy.steps import charge
@@ -74,7 +74,7 @@ class ModelLocalUpdate:
         self.reported: dict[str, float] = {}
         self.spend: Callable[[float, int], None] | None = None
         """Set: train with sample-level DP, and tell (sampling rate, steps) before each phase."""
-        self.canaries: ClientCanaries | None = None
+        self.canaries: HeldCanaries | None = None
         """Set: sample-level DP with canaries among the client's samples."""
         self.hidden: RandomSource = SeededSource(config.seed)
         """What DP's noise, its choice of samples, and what augmentation and dropout do to them are drawn from."""

@@ -74,7 +74,7 @@ class Canaries:
 
 
 @dataclass(frozen=True)
-class ClientCanaries:
+class HeldCanaries:
     """The canaries among the samples of a client, whose gradients have the norm of the clipping bound.
 
     Attributes:

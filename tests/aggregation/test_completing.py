@@ -48,7 +48,7 @@ def test_where_all_sent_all_nothing_changes() -> None:
     assert torch.equal(matrix.rows, before)
 
 
-def test_where_those_who_sent_weigh_nothing_the_server_keeps_its_value() -> None:
+def test_senders_of_zero_weight_leave_the_server_value() -> None:
     matrix = uploads()
     before = matrix.rows.clone()
     complete(matrix, [IMAGES_ALONE, IMAGES_ALONE, ALL, IMAGES_ALONE], [1.0, 1.0, 0.0, 1.0])

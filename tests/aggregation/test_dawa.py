@@ -201,7 +201,7 @@ def test_float32_cosines_stay_below_one() -> None:
     assert (expected < 1e-6).all() and (fast >= 0).all()
 
 
-def test_an_idle_client_has_a_cosine_of_one_and_one_near_zero_a_right_one() -> None:
+def test_cosines_of_unchanged_and_tiny_layers() -> None:
     draw = torch.Generator().manual_seed(0)
     start = torch.randn(200_000, generator=draw)
     faint = 1e-4 * start + 1e-4 * torch.randn(len(start), generator=draw)

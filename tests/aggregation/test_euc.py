@@ -106,9 +106,7 @@ def test_what_waits_is_not_sent_and_clients_go_on_with_their_own(simulate: Simul
             assert torch.equal(space.view(rounds[4]["start"][client], name), space.view(source, name)), name
 
 
-def test_a_client_without_its_copy_does_not_go_on_from_the_initial_one(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_euc_refuses_a_client_without_its_copy(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     take = Arrivals.take
 
     def refusing(self: Arrivals, answer: Answer) -> Report:

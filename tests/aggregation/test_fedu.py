@@ -51,7 +51,7 @@ def test_a_client_that_moved_far_goes_on_with_its_own_projector(simulate: Simula
         assert not torch.equal(space.view(seen[2, client], own_names[0]), space.view(after, own_names[0]))
 
 
-def test_what_it_was_sent_is_where_it_began_whatever_it_goes_on_from(simulate: Simulate) -> None:
+def test_start_is_the_download_if_training_starts_elsewhere(simulate: Simulate) -> None:
     """Siamese training may go on from the client's own last model; its anchor is a copy of what was received."""
     objective = {"name": "siamese", "local_init": "persistent"}
     options = {**ALL_TAKE_PART, "model.predictor": 8, "aggregation": {"name": "fedu", "fedu_threshold": 1e-6}}
@@ -96,7 +96,7 @@ def test_a_client_that_moved_little_takes_the_global_one(simulate: Simulate) -> 
     assert torch.equal(plain.server.row, simulation.server.row), "then it is FedAvg"
 
 
-def test_the_threshold_is_strict_and_each_client_decides_for_itself(simulate: Simulate) -> None:
+def test_fedu_threshold_is_strict_and_applies_to_each_client(simulate: Simulate) -> None:
     first, _ = starts(simulate, {"name": "fedu", "fedu_threshold": 1e6})
     moved = sorted(float(kept["fedu.moved"]) for kept in first.kept_after_one.values())  # type: ignore[attr-defined]
     assert moved[0] < moved[1]

@@ -88,7 +88,7 @@ def test_it_is_the_loop_over_pairs(rows: list[list[float]], lam0: float, tau: fl
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(-0.999, 1)), min_size=1, max_size=20))
-def test_alpha_is_a_distribution_that_the_second_softmax_keeps_near_uniform(scores: list[tuple[float, float]]) -> None:
+def test_alpha_is_a_nearly_uniform_distribution(scores: list[tuple[float, float]]) -> None:
     moved, similarity = doubles(scores).T
     alpha, score = weights(moved, similarity)
     m = len(scores)

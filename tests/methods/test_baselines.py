@@ -60,7 +60,7 @@ def test_fedavg_is_the_mean_of_central_sgds_weighted_by_samples(simulate: Simula
 
 
 @pytest.mark.slow
-def test_local_trains_each_client_alone_in_update_and_sends_no_model(simulate: Simulate) -> None:
+def test_local_trains_clients_in_rotation_and_sends_nothing(simulate: Simulate) -> None:
     simulation = simulate("local", **{"train.rounds": 4, "train.participation": 0.5, "method.epochs": 2})
     assert simulation.progress.total_bytes_down == 0
     updates: dict[int, list[tuple[int, int]]] = {}

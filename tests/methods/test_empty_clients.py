@@ -56,14 +56,14 @@ def test_feddyn_with_all_clients_adds_their_mean_displacement(simulate: Simulate
     torch.testing.assert_close(moved(feddyn), 2 * moved(fedavg), rtol=1e-4, atol=1e-6)
 
 
-def test_client_level_dp_divides_by_the_clients_that_are_expected(simulate: Simulate) -> None:
+def test_client_level_dp_divides_by_expected_clients(simulate: Simulate) -> None:
     options = {**EMPTY, **ONE_STEP, "train.rounds": 1}
     hardly = {"privacy.level": "client", "privacy.noise": 1e-5, "privacy.clip": 1.0}
     noisy, fedavg = simulate("fedavg", **options, **hardly), simulate("fedavg", **options, **UNIFORM)
     torch.testing.assert_close(moved(noisy), moved(fedavg), rtol=1e-3, atol=2e-6)
 
 
-def test_where_no_share_is_given_ten_of_those_with_data_take_part(simulate: Simulate) -> None:
+def test_default_participation_is_ten_clients_with_data(simulate: Simulate) -> None:
     simulation = simulate("fedavg", play=False, **EMPTY, **{"train.participation": None})
     assert [len(simulation.participants(round)) for round in range(1, 6)] == [10] * 5
     assert simulation.config.train.participation == 10 / HOLDERS

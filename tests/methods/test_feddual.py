@@ -73,7 +73,7 @@ def test_kl_golden() -> None:
     np.testing.assert_allclose(kl_gradient(weights, reference), p * (np.log(2 * p) - value), rtol=1e-14)
 
 
-def test_kl_of_a_model_with_itself_is_zero_and_so_is_its_gradient() -> None:
+def test_kl_of_a_model_with_itself_is_zero() -> None:
     weights = drawn(100)
     assert float(kl_of_softmax(weights, weights)) == 0 and not kl_gradient(weights, weights).any()
 
@@ -88,7 +88,7 @@ def test_a_constant_on_all_weights_changes_nothing(constant: float) -> None:
     torch.testing.assert_close(kl_gradient(weights + constant, reference), kl_gradient(weights, reference), rtol=1e-9, atol=1e-16)
 
 
-def test_the_closed_form_is_right_in_float32_where_autograd_is_not() -> None:
+def test_closed_form_kl_gradient_is_accurate_in_float32() -> None:
     """With many weights, log p = -log d is coarser than the KL."""
     d = 400_000
     reference = drawn(d, scale=0.05).float()
@@ -104,7 +104,7 @@ def test_the_closed_form_is_right_in_float32_where_autograd_is_not() -> None:
     assert error(kl_gradient(weights, reference)) < 2e-6 < 1e-4 < error(naive)
 
 
-def test_the_kl_is_half_the_variance_and_its_gradient_a_proximal_term_of_one_over_d() -> None:
+def test_kl_approximates_a_proximal_term_of_weight_one_over_d() -> None:
     d = 20_000
     reference = drawn(d, scale=0.05)
     delta = drawn(d, seed=1, scale=1e-2)
@@ -328,7 +328,7 @@ def test_a_wide_kernel_is_the_mean() -> None:
     torch.testing.assert_close(shift.center, vectors.mean(0), rtol=1e-8, atol=1e-9)
 
 
-def test_the_additive_normaliser_gives_nothing_where_the_kernel_underflows() -> None:
+def test_additive_normaliser_is_zero_if_the_kernel_underflows() -> None:
     vectors = drawn(8, 200)
     shift = mean_shift(vectors, even(8), wasserstein(vectors, 1), 1e-5, normaliser="additive")
     assert float(shift.distances.min()) > 745 * 1e-5
@@ -408,7 +408,7 @@ def test_the_order_of_the_clients_is_nothing(seed: int, count: int, d: int, log_
 
 @settings(deadline=None)
 @given(seed=seeds, count=st.integers(1, 6), d=st.integers(1, 40))
-def test_the_quantile_barycentre_has_the_mean_of_the_quantiles_in_the_order_of_the_mean(seed: int, count: int, d: int) -> None:
+def test_quantile_barycentre_averages_sorted_entries(seed: int, count: int, d: int) -> None:
     vectors = drawn(count, d, seed=seed)
     center, mean = quantile_barycenter(vectors, even(count)), vectors.mean(0)
     np.testing.assert_allclose(np.sort(center), np.mean(np.sort(vectors.numpy(), axis=1), axis=0), rtol=1e-12, atol=1e-13)
@@ -528,7 +528,7 @@ def masked(simulate: Simulate, **overrides: Any) -> Simulation:
 
 
 @pytest.mark.filterwarnings("ignore:mean-shift")
-def test_the_released_code_is_fedavg_with_a_frozen_global_head_bitwise(simulate: Simulate) -> None:
+def test_released_code_is_fedavg_with_a_frozen_head_bitwise(simulate: Simulate) -> None:
     """Gradients far apart, so that b is zero."""
     code = simulate("feddual", **{"method.reading": "code", "objective.name": "cross-entropy", **ADAM})
     control = masked(simulate, **ADAM)
@@ -543,7 +543,7 @@ def test_the_released_code_is_fedavg_with_a_frozen_global_head_bitwise(simulate:
 
 
 @pytest.mark.filterwarnings("ignore:mean-shift")
-def test_half_of_the_cross_entropy_is_half_the_learning_rate_bitwise(simulate: Simulate) -> None:
+def test_beta_of_one_half_is_half_the_learning_rate_bitwise(simulate: Simulate) -> None:
     """The code reading with its own objective: under SGD a factor of 1/2 is exact."""
     plain = {"train.weight_decay": 0.0, "train.momentum": 0.5}
     code = simulate("feddual", **{"method.reading": "code", **plain, "train.lr": 0.0625})
@@ -665,9 +665,7 @@ def test_samples_as_base_weights(simulate: Simulate) -> None:
     torch.testing.assert_close(merged.row.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_same_seed_gives_every_method_the_same_clients_and_batches(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_seed_same_clients_and_batches_for_all_methods(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each method draws its clients and its batches from the same streams."""
     streams: list[str] = []
     randperm = torch.randperm

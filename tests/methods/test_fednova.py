@@ -90,7 +90,7 @@ def test_steps_in_place_of_step_weights_by_hand() -> None:
         half.addend(sent[0], {}, 1.0)
 
 
-def test_they_are_the_same_without_a_proximal_term_and_move_further_with_one(simulate: Simulate) -> None:
+def test_tau_options_agree_without_a_proximal_term(simulate: Simulate) -> None:
     def moved(**options: Any) -> torch.Tensor:
         simulation = simulate("fednova", **RAGGED, **{"train.rounds": 1, "train.momentum": 0.0, **options})
         return simulation.server.row - simulation.federation.initial

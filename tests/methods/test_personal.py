@@ -137,9 +137,7 @@ def test_a_rate_that_does_nothing_is_said(tmp_path: Path, key: str, value: float
 
 
 @pytest.mark.parametrize("variant", ["first_order", "hessian_free"])
-def test_perfedavg_without_an_inner_step_is_fedavg_on_the_outer_part(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch, variant: str
-) -> None:
+def test_perfedavg_without_an_inner_step_is_fedavg(simulate: Simulate, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     parts = 3 if variant == "hessian_free" else 2
     same = {"method.weights": "uniform", "model.projection": 16}
     own = {"method.a": 0.0, "method.b": 0.05, "method.variant": variant}
@@ -159,7 +157,7 @@ def test_perfedavg_without_an_inner_step_is_fedavg_on_the_outer_part(
     assert not torch.equal(simulate("perfedavg", **{**own, "method.a": 0.1}, **same).server.row, fedavg.server.row)
 
 
-def test_the_hessian_free_step_is_the_exact_one_up_to_the_square_of_e(simulate: Simulate) -> None:
+def test_hessian_free_gradient_has_an_error_of_order_e_squared(simulate: Simulate) -> None:
     """In float64, on one batch: the difference of gradients misses the Hessian-vector product by O(e^2)."""
     missed = []
     for e in (2e-3, 1e-3):
@@ -222,7 +220,7 @@ class DoubleTurn:
         self.learner = learner
 
 
-def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: Simulate) -> None:
+def test_apfl_with_alpha_0_is_global_and_with_1_local(simulate: Simulate) -> None:
     fedavg = simulate("fedavg", **ALL_TAKE_PART, **{"method.weights": "uniform"})
     nothing, everything = (simulate("apfl", **ALL_TAKE_PART, **{"method.alpha": alpha}) for alpha in (0.0, 1.0))
     local = simulate("local", **ALL_TAKE_PART, **{"method.epochs": 1})
@@ -264,7 +262,7 @@ def second_phase(simulation: Simulation, client: int, updates: list[int]) -> Ten
         return central_sgd(simulation, client, [(t, 1) for t in updates]).clone()
 
 
-def test_a_strong_pull_keeps_the_personal_model_at_what_was_received(simulate: Simulate) -> None:
+def test_ditto_with_large_lam_keeps_the_received_model(simulate: Simulate) -> None:
     """The pull is towards what was received, not towards the client's own new global model."""
     options = {"train.rounds": 1, "train.momentum": 0.0, "train.batch_size": 10, "train.local_epochs": 3}
     weak, strong = (simulate("ditto", **options, **{"method.lam": lam}) for lam in (0.0, 10.0))
@@ -276,7 +274,7 @@ def test_a_strong_pull_keeps_the_personal_model_at_what_was_received(simulate: S
 # --- what is tested, sent and kept -----------------------------------------------------------------------------------
 
 
-def test_who_never_took_part_is_tested_from_the_initial_personal_model(simulate: Simulate) -> None:
+def test_client_without_training_is_tested_with_initial_model(simulate: Simulate) -> None:
     for name in ("apfl", "ditto"):
         simulation = simulate(name, **{"train.rounds": 1})
         fed = simulation.federation
@@ -286,7 +284,7 @@ def test_who_never_took_part_is_tested_from_the_initial_personal_model(simulate:
         assert torch.equal(row, expected)
 
 
-def test_apfl_may_be_tested_with_the_clients_own_last_global_model(simulate: Simulate) -> None:
+def test_apfl_tested_with_the_clients_last_w(simulate: Simulate) -> None:
     simulation = simulate("apfl", **{"train.rounds": 1, "method.test_with": "local"})
     fed, client = simulation.federation, simulation.participants(1)[0]
     kept, space = simulation.private(client), fed.resident.space
@@ -362,7 +360,7 @@ def test_a_client_with_one_sample_trains_on_it(simulate: Simulate, name: str, mo
 
 
 @pytest.mark.parametrize("name", ["perfedavg", "apfl", "ditto"])
-def test_only_the_model_crosses_the_wire_and_a_mask_hides_what_it_says(simulate: Simulate, name: str) -> None:
+def test_only_unmasked_model_tensors_are_sent(simulate: Simulate, name: str) -> None:
     mask = {"wire.transforms": [{"name": "mask", "roles": ["head"]}]}
     simulation, uploads = simulate(name, play=False, **mask), list[Sealed]()
     simulation.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
@@ -396,7 +394,7 @@ def test_batchnorm_of_the_personal_model_stays_with_the_client(simulate: Simulat
     assert torch.equal(row[entry.name], space.view(kept, entry.name))
 
 
-def test_the_inner_passes_of_perfedavg_leave_no_trace_in_batchnorm(simulate: Simulate) -> None:
+def test_perfedavg_inner_passes_do_not_change_batchnorm(simulate: Simulate) -> None:
     rows = []
     for a in (0.0, 1e-12):  # a step so small that the outer pass sees the same model
         simulation = simulate(
@@ -433,7 +431,7 @@ def test_the_steps_run_with_other_methods_too(simulate: Simulate) -> None:
             simulate(name, play=False, **{"objective.name": "cross-entropy"})
 
 
-def test_an_objective_without_labels_does_not_fit_a_method_that_needs_them(simulate: Simulate) -> None:
+def test_label_free_objective_is_refused_by_methods_with_labels(simulate: Simulate) -> None:
     for name, error in (
         ("ditto", "personal model is trained"),
         ("fedavg-ft", "fine-tunes on them"),

@@ -65,7 +65,7 @@ def test_fedpvr_equals_the_oracle(simulate: Simulate, momentum: float) -> None:
 
 
 @pytest.mark.parametrize("option", ["I", "II", "mean"])
-def test_the_servers_variate_is_the_mean_of_all_clients_after_every_round(simulate: Simulate, option: str) -> None:
+def test_server_variate_is_the_mean_over_all_clients(simulate: Simulate, option: str) -> None:
     simulation = simulate("scaffold", play=False, **PLAIN, **{"method.variate": option})
     for _ in simulation.rounds():
         server, own = variates(simulation)
@@ -121,7 +121,7 @@ def test_a_correction_is_the_same_in_every_step(simulate: Simulate) -> None:
     torch.testing.assert_close(fedavg.server.row, scaffold.server.row, rtol=1e-5, atol=1e-6)
 
 
-def test_no_layer_is_fedavg_and_all_layers_are_scaffold_bit_for_bit(simulate: Simulate) -> None:
+def test_fedpvr_without_layers_is_fedavg_and_with_all_scaffold(simulate: Simulate) -> None:
     shared = {"train.momentum": 0.9}
     fedavg = simulate("fedavg", **shared, **UNIFORM)
     none = simulate("fedpvr", **shared, **{"method.layers": 0})
@@ -184,7 +184,7 @@ def test_adam_gets_corrected_gradients(simulate: Simulate, method: str) -> None:
     assert torch.isfinite(corrected.server.row).all() and not torch.equal(corrected.server.row, plain.server.row)
 
 
-def test_variates_of_a_shared_encoder_are_of_the_encoder_phase_alone(simulate: Simulate) -> None:
+def test_encoder_variates_come_from_the_encoder_phase(simulate: Simulate) -> None:
     """FedRep's head phase leaves the encoder where it is; what is stale in its gradient must not count."""
     halves = {"objective": {"name": "scaffold", "variate": "mean"}, "aggregation": "scaffold"}
     options = {"method.head_epochs": 2, "train.rounds": 2, "train.weight_decay": 0.0, **PLAIN}
@@ -198,7 +198,7 @@ def test_variates_of_a_shared_encoder_are_of_the_encoder_phase_alone(simulate: S
     assert any(bool(t.any()) for t in variates(mean)[1][mean.participants(2)[0]].values())
 
 
-def test_a_hidden_tensor_is_not_corrected_and_a_hidden_variate_is_refused(simulate: Simulate) -> None:
+def test_masked_tensors_and_variates(simulate: Simulate) -> None:
     hidden = simulate("scaffold", **{"wire.transforms": [{"name": "mask", "roles": ["head"]}]})
     assert variates(hidden)[0] and not any(name.startswith("head") for name in variates(hidden)[0])
     with pytest.raises(UsageError, match=r"scaffold needs statistic\.variate/.* of every client; a mask removes it"):

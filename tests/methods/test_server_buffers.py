@@ -67,7 +67,7 @@ def test_one_client_alone(name: str) -> None:
         torch.testing.assert_close(SPACE.view(merged.row, tensor), moved * SPACE.view(rows[0], tensor))
 
 
-def test_what_is_reported_does_not_depend_on_the_order_of_the_memory() -> None:
+def test_metrics_do_not_depend_on_the_order_of_the_memory() -> None:
     """A checkpoint gives the tensors back in another order than they were made in."""
     aggregation, rows = make("scaffold"), torch.ones(3, SPACE.size)
     draw = torch.Generator().manual_seed(2)

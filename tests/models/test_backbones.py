@@ -62,7 +62,7 @@ def test_the_side_classifiers_of_training_are_left_out(name: str) -> None:
     assert not any("aux" in where.lower() for where, _ in net.named_parameters())
 
 
-def test_a_net_of_ours_comes_first_where_no_weights_are_asked_for() -> None:
+def test_untrained_fedpriv_net_precedes_torchvision() -> None:
     backbone = find_backbone("moon_cnn", (3, 32, 32), pretrained=False)
     assert backbone.build()(torch.randn(2, 3, 32, 32)).shape == (2, backbone.width)
     small = find_backbone("resnet18", (3, 32, 32), pretrained=False).build()

@@ -61,7 +61,7 @@ def used_in_evaluation(net: Any) -> dict[str, np.ndarray[Any, Any]]:
     ("method", "more"),
     [("fedavg", {}), pytest.param("apfl", {}, marks=pytest.mark.slow), pytest.param("fedopt", {}, marks=pytest.mark.slow)],
 )
-def test_the_merged_weight_is_divided_by_its_largest_singular_value(
+def test_merged_spectral_norm_uses_the_largest_singular_value(
     method: str, more: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +95,7 @@ def test_any_row_gets_the_singular_vectors_of_its_weights() -> None:
     assert changed == {name for norm in space.spectral for name in (norm.u, norm.v)} and len(changed) == 6
 
 
-def test_a_weight_of_zeros_has_no_singular_vectors_and_keeps_what_it_had() -> None:
+def test_zero_weight_keeps_its_singular_vectors() -> None:
     net = build_user_net(f"{__name__}:Spectral", (1, 8, 8), 10, None)
     space = ParameterSpace.of(net)
     row = torch.zeros(space.size)

@@ -422,7 +422,7 @@ def test_text_encoders_carry_nothing(kind: str, tune: Any) -> None:
     assert found(of_pairs(FEATURES, FEATURES)) is None
 
 
-def test_samples_of_texts_and_pairs_that_change_each_other_are_found() -> None:
+def test_samples_interact_in_nets_of_texts_and_pairs() -> None:
     centred = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Centred())
     for mixed in (of_texts(OwnText(Centred())), of_pairs(FEATURES, OwnText(Centred())), of_pairs(centred, FEATURES)):
         assert samples_interact(mixed) and samples_interact(mixed, training=False)
@@ -444,7 +444,7 @@ def found(net: Net) -> str | None:
     return name
 
 
-def test_an_expanded_view_of_a_childs_parameter_does_not_hinder_restoring() -> None:
+def test_restore_with_an_expanded_view_of_a_parameter() -> None:
     net = with_encoder(Expanded())
     net(torch.rand(2, *net.input_shape))
     state, before = State(net), [parameter.detach().clone() for parameter in net.parameters()]

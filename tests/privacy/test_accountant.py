@@ -63,7 +63,7 @@ def test_nothing_spent_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(("noise", "steps"), [(50.0, 1000), (30.0, 3000)])
-def test_at_a_tiny_delta_prv_does_not_fall_below_the_exact_epsilon(noise: float, steps: int) -> None:
+def test_prv_is_not_below_the_exact_epsilon_at_tiny_delta(noise: float, steps: int) -> None:
     """Rounding in its Fourier transforms is as large as such a delta."""
     exact, history = gaussian_epsilon(noise / math.sqrt(steps), 1e-13), [(noise, 1.0, steps)]
     assert exact <= epsilon(history, 1e-13, "prv") == epsilon_rdp(history, 1e-13)
@@ -103,7 +103,7 @@ def test_accounts_compose_over_rounds_and_in_parallel() -> None:
     assert book.epsilon == max(each)
 
 
-def test_a_sample_of_several_clients_is_charged_with_what_all_of_them_spend() -> None:
+def test_shared_sample_is_charged_for_all_its_holders() -> None:
     book = Ledger(PrivacyConfig(level="sample", noise=1.0), {}, [(0,), (0, 1), (2,)])
     for account, steps in (("0", 10), ("1", 7), ("2", 12)):
         book.spend(account, 0.1, steps)
@@ -134,7 +134,7 @@ def test_one_for_a_blank_and_one_for_another(noise: float, rate: float) -> None:
     assert zero_out < replaced < 3 * zero_out
 
 
-def test_replaced_in_every_step_is_the_gaussian_mechanism_with_twice_the_sensitivity() -> None:
+def test_replace_one_epsilon_has_twice_the_sensitivity() -> None:
     exact = gaussian_epsilon(4.0 / math.sqrt(16) / 2, DELTA)
     assert exact <= epsilon_replace_one([(4.0, 1.0, 16)], DELTA) < exact * 1.15
 
@@ -177,7 +177,7 @@ def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
         json.dumps(statement)
 
 
-def test_holders_who_are_not_known_are_not_added_up_and_the_statement_says_so() -> None:
+def test_statement_names_unknown_holders() -> None:
     book = ledger()
     book.spend("0", 0.3, 2)
     known, apart = book.statement(13, 0.3), book.statement(13, 0.3, "secrets", apart=True)

@@ -100,7 +100,7 @@ def test_the_server_clips_a_canary_and_the_model_shows_it(simulate: Simulate) ->
     assert shown.round(decimals=3).sum() == len(changes) and shown.max() == pytest.approx(1, abs=1e-3)
 
 
-def test_canaries_are_drawn_as_clients_and_the_clients_as_without(simulate: Simulate) -> None:
+def test_canaries_do_not_change_the_sampling_of_clients(simulate: Simulate) -> None:
     run, without = (simulate("fedavg", play=False, **{**CLIENT, "privacy.canaries": n}) for n in (100, 0))
     assert isinstance(run.canaries, ClientCanaries) and without.canaries is None
     counts = [len(list(run.canaries.changes(round))) for round in range(1, 41)]

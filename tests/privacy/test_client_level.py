@@ -60,7 +60,7 @@ def test_a_client_more_moves_the_mean_by_at_most_c_over_m() -> None:
         assert float((whole - without).norm()) <= C / M + 1e-5
 
 
-def test_the_noise_has_the_standard_deviation_z_c_over_m_also_without_participants() -> None:
+def test_client_level_noise_has_standard_deviation_zc_over_m() -> None:
     space, row = net(150)
     for sent in ([], uploads(space, row, 3)):
         noise = (merge(space.names, space, row, sent, 2.0) - merge(space.names, space, row, sent, 0.0)).double()

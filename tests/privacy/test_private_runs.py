@@ -108,7 +108,7 @@ def test_a_target_is_reached_and_not_passed(tmp_path: Path, method: str, private
     build(load_config(outcome.folder.config_file))  # as a resumed run does
 
 
-def test_uploads_under_client_level_dp_are_clipped_and_weightless(tmp_path: Path) -> None:
+def test_client_level_uploads_are_clipped_and_unweighted(tmp_path: Path) -> None:
     from tests.simulation.small import simulation as prepare
 
     simulation = prepare(tmp_path / "run", "fedavg", **CLIENT, **{"wire.transforms": [{"name": "quantise"}]})
@@ -162,7 +162,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("clipping", "named"), [("per_sample", False), ("ghost", True)])
-def test_the_statement_says_that_ghost_clipping_needs_the_weights_of_the_protocol(clipping: str, named: bool) -> None:
+def test_statement_has_the_condition_of_ghost_clipping(clipping: str, named: bool) -> None:
     privacy = PrivacyConfig(level="sample", noise=1.0, clipping=clipping)  # type: ignore[arg-type]
     condition = Ledger(privacy, {}, [(0,), (1,)]).statement(2, 1.0)["holds_if"]
     assert ("malicious server" in condition) == named

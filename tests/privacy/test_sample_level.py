@@ -112,7 +112,7 @@ def test_ghost_clipping_gives_the_same_sums(clip: float) -> None:
     assert all(not gradient.any() for gradient in nothing.values())
 
 
-def test_ghost_clipping_refuses_a_loss_that_looks_at_the_parameters() -> None:
+def test_ghost_clipping_refuses_a_loss_with_parameters() -> None:
     net, _, x, y = batch(2)
     with pytest.raises(UsageError, match="ghost clipping cannot handle"):
         sums(net, 1.0, x, y, lambda step: cross_entropy(step) + step.parameters["head.bias"].square().sum(), GhostGradients)

@@ -14,7 +14,7 @@ from fedpriv.models.state import State, fixed_randomness, perturb
 from fedpriv.parameters import changing_buffers
 
 _PASSES = ((False, True), (True, False), (True, True))
-"""(weights perturbed?, training mode?) of the passes that compare the composed roles with the whole net. The weights are perturbed
+"""(weights perturbed?, training mode?) of the passes that compare the composed roles with the whole net. Weights are perturbed
 because a head that is initially zero gives zero logits whatever comes after it."""
 _OTHER_WEIGHTS = 8
 """Number of random weights, with two samples each, for which some logit must be negative."""
