@@ -78,7 +78,7 @@ def base_weights(base: Base, uploads: Uploads) -> Tensor:
     """
     if base == "loss":
         if any(LOSS not in sent for sent in uploads.statistics):
-            raise UsageError(f"base=loss weighs clients by {LOSS}, and an upload has none; do not mask it")
+            raise UsageError(f"base=loss weights clients by {LOSS}, and an upload has none; do not mask it")
         return loss_weights(torch.stack([sent[LOSS].double().reshape(()) for sent in uploads.statistics]))
     return normalised(client_weights(uploads, base))
 

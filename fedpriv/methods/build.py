@@ -25,7 +25,7 @@ def with_options(config: RunConfig) -> RunConfig:
     """
     method = find_method(config.method.name)
     aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
-    # Under client-level DP the server adds up changes and divides by a constant, so that all clients weigh the same.
+    # Under client-level DP the server adds up changes and divides by a constant, so that all clients have the same weight.
     default = {"weights": "uniform"} if config.privacy.level == "client" and aggregation_class is Mean else {}
     parts: dict[str, NamedOptions | None] = {}
     if (objective := config.objective) is not None:

