@@ -109,8 +109,8 @@ def test_of_two_who_are_alike_neither_weighs_more_by_its_samples(name: str, opti
     """The third has no images. Of the image branch, what the other two sent is the same but for the order of the entries."""
     rows = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0], [0.5, 0.5, 2.0, 3.0]])
     matrix = round_of(torch.tensor([0.5, 0.5, 1.0, 1.0]), rows, BRANCHES, examples=[10, 90, 50])
-    half = aggregation(name, BRANCHES, **options)
+    server_part = aggregation(name, BRANCHES, **options)
     everything = set(BRANCHES.names)
-    complete(matrix, [everything, everything, {"encoder.text.weight"}], half.weigh(matrix))
-    row = half.merge(matrix, half.start(matrix.previous)).row
+    complete(matrix, [everything, everything, {"encoder.text.weight"}], server_part.weigh(matrix))
+    row = server_part.merge(matrix, server_part.start(matrix.previous)).row
     assert float(row[0]) == pytest.approx(float(row[1]))

@@ -1,4 +1,4 @@
-"""FedSiam-DA's server's half: its golden numbers, its edges, and what must hold of any uploads."""
+"""The server part of FedSiam-DA: its golden numbers, its edges, and what must hold of any uploads."""
 
 from __future__ import annotations
 

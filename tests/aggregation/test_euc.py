@@ -62,7 +62,7 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
     simulation = simulate("fedavg", play=False, aggregation=EARLY, **OPTIONS, **overrides)
     rounds: dict[int, dict[str, Any]] = {}
     method = simulation.federation.method
-    half, begin, keep = method.aggregation, method.objective.begin, method.aggregation.keep
+    server_part, begin, keep = method.aggregation, method.objective.begin, method.aggregation.keep
 
     def of(round: int) -> dict[str, Any]:
         return rounds.setdefault(round, {"down": set(), "up": set(), "start": {}, "end": {}})

@@ -183,18 +183,18 @@ def test_per_step_needs_the_steps() -> None:
 def test_what_a_client_lacks_does_not_count_as_moved() -> None:
     """The server's image branch goes on between its local updates, and the client has no images."""
     space = space_of(("encoder.image.weight", (2,), "weight"), ("encoder.text.weight", (2,), "weight"))
-    half, row = aggregation("simprox", space, prev="own"), doubles([5, 5, 3, 4])
+    server_part, row = aggregation("simprox", space, prev="own"), doubles([5, 5, 3, 4])
     update = SimpleNamespace(first_time=False, received=space.unpack(row), row=row, unused=frozenset({"encoder.image.weight"}))
     update.private = {"simprox.previous": doubles([0, 0, 0, 0])}
-    assert half.statistics(update)["statistic.moved"] == 5  # type: ignore[arg-type]
+    assert server_part.statistics(update)["statistic.moved"] == 5  # type: ignore[arg-type]
 
 
 def test_running_statistics_are_weighed_and_not_looked_at() -> None:
     start = doubles([1, 2, 2, 0, 5, 5])
     rows = doubles([[1.5, 2, 1.5, 0.5, 900, 7], [0, 2, 3, -1, 1, 1]])
     merged = merge("simprox", uploads(start, rows, WITH_BUFFER))
-    half = aggregation("simprox", WITH_BUFFER)
-    alone = half.merge(uploads(start[:4], rows[:, :4], WITH_BUFFER.restricted(["encoder.fc.weight"])), {})
+    server_part = aggregation("simprox", WITH_BUFFER)
+    alone = server_part.merge(uploads(start[:4], rows[:, :4], WITH_BUFFER.restricted(["encoder.fc.weight"])), {})
     assert merged.report == alone.report
     alpha = torch.linalg.lstsq(rows[:, :4].T, merged.row[:4]).solution
     torch.testing.assert_close(merged.row[4:], alpha @ rows[:, 4:])

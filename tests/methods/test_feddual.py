@@ -517,7 +517,7 @@ def test_each_half_can_be_switched_off(simulate: Simulate) -> None:
     rows = [last_rows(simulation) for simulation in (none, adaptive, dynamic, both)]
     assert all(not torch.equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
     apart = simulate("fedavg", **{"objective.name": "adaptive-kl", **UNIFORM})
-    assert torch.equal(last_rows(apart), last_rows(adaptive)), "a half is what it is under another method's name"
+    assert torch.equal(last_rows(apart), last_rows(adaptive)), "a part is the same under another method"
     alone = simulate("fedavg", **{"aggregation.name": "mean-shift"})
     assert torch.equal(last_rows(alone), last_rows(dynamic))
 

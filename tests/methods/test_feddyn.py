@@ -1,4 +1,4 @@
-"""FedDyn: both halves against a slow version that keeps lambda and h, and what they reduce to."""
+"""FedDyn: both parts against a slow version that keeps lambda and h, and what they reduce to."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ LOSSY: dict[str, dict[str, Any]] = {
     ),
 )
 def test_the_drift_is_the_mean_of_what_was_sent(simulate: Simulate, names: str, options: dict[str, Any]) -> None:
-    """Whatever a client's upload goes through, both halves add up the same."""
+    """Whatever a client's upload goes through, both parts add up the same."""
     wire = {"wire.transforms": [LOSSY[name] for name in names.split()], "method.alpha": 0.1}
     run = simulate("feddyn", play=False, **{**RAGGED, "data.limit": 200, "train.participation": 0.5, **wire, **options})
     for _ in run.rounds():

@@ -1,4 +1,4 @@
-"""FedSiam-DA's client's half: against the independent slow version, its identities, and its edges."""
+"""The client part of FedSiam-DA: against the independent slow version, its identities, and its edges."""
 
 from __future__ import annotations
 
@@ -168,8 +168,8 @@ def test_with_one_epoch_the_history_is_the_round_befores(simulate: Simulate) -> 
 
 
 def test_it_is_its_two_halves(simulate: Simulate) -> None:
-    whole, halves = simulate("fedsiam-da", **SHORT), simulate("fedavg", **SHORT, objective="siamese", aggregation="dual")
-    assert torch.equal(whole.server.row, halves.server.row)
+    whole, parts = simulate("fedsiam-da", **SHORT), simulate("fedavg", **SHORT, objective="siamese", aggregation="dual")
+    assert torch.equal(whole.server.row, parts.server.row)
 
 
 @pytest.mark.slow

@@ -225,7 +225,7 @@ def test_apfl_with_alpha_0_is_global_and_with_1_local(simulate: Simulate) -> Non
     nothing, everything = (simulate("apfl", **ALL_TAKE_PART, **{"method.alpha": alpha}) for alpha in (0.0, 1.0))
     local = simulate("local", **ALL_TAKE_PART, **{"method.epochs": 1})
     for simulation in (nothing, everything):
-        assert torch.equal(simulation.server.row, fedavg.server.row), "the global half is FedAvg"
+        assert torch.equal(simulation.server.row, fedavg.server.row), "the global model is that of FedAvg"
     method, space = nothing.federation.method, nothing.federation.resident.space
     for client in range(4):
         tested = space.pack(method.client_state(nothing.server.row, nothing.private(client)), torch.empty(space.size))
@@ -241,7 +241,7 @@ def test_ditto_without_a_pull_is_local_beside_fedavg(simulate: Simulate) -> None
     fedavg, pulled, ditto = simulate("fedavg"), simulate("ditto"), simulate("ditto", **{"method.lam": 0.0})
     assert torch.equal(ditto.server.row, fedavg.server.row) and torch.equal(pulled.server.row, fedavg.server.row)
     losses = [[r["metrics"].get("train_loss") for r in s.folder.records()] for s in (fedavg, pulled)]
-    assert losses[0] == losses[1], "what is reported is the global half's"
+    assert losses[0] == losses[1], "the reported loss is that of the global model"
     for client in ditto.progress.clients:
         updates = [t for t in (1, 2, 3) if client in ditto.participants(t)]
         alone = second_phase(ditto, client, updates)

@@ -186,11 +186,11 @@ def test_adam_gets_corrected_gradients(simulate: Simulate, method: str) -> None:
 
 def test_encoder_variates_come_from_the_encoder_phase(simulate: Simulate) -> None:
     """FedRep's head phase leaves the encoder where it is; what is stale in its gradient must not count."""
-    halves = {"objective": {"name": "scaffold", "variate": "mean"}, "aggregation": "scaffold"}
+    parts = {"objective": {"name": "scaffold", "variate": "mean"}, "aggregation": "scaffold"}
     options = {"method.head_epochs": 2, "train.rounds": 2, "train.weight_decay": 0.0, **PLAIN}
-    mean = simulate("fedrep", **options, **halves)
-    halves["objective"] = {"name": "scaffold", "variate": "II"}
-    two = simulate("fedrep", **options, **halves)
+    mean = simulate("fedrep", **options, **parts)
+    parts["objective"] = {"name": "scaffold", "variate": "II"}
+    two = simulate("fedrep", **options, **parts)
     for a, b in zip(variates(mean)[1], variates(two)[1], strict=True):
         assert all(name.startswith("encoder") for name in a)
         for name in a:
