@@ -206,8 +206,8 @@ def test_cosines_of_unchanged_and_tiny_layers() -> None:
     start = torch.randn(200_000, generator=draw)
     faint = 1e-4 * start + 1e-4 * torch.randn(len(start), generator=draw)
     space = space_of(("encoder.fc.weight", (2, 100_000), "weight"))
-    idle, near_zero = products(torch.stack([start, faint]), start, parameter_groups(space, "array")).cosines()[0].tolist()
-    assert idle == pytest.approx(1, abs=2e-7)
+    unchanged, near_zero = products(torch.stack([start, faint]), start, parameter_groups(space, "array")).cosines()[0].tolist()
+    assert unchanged == pytest.approx(1, abs=2e-7)
     assert near_zero == pytest.approx(float(torch.cosine_similarity(faint.double(), start.double(), dim=0)), abs=2e-7)
 
 

@@ -80,7 +80,7 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
         if way != "report":
             of(sealed.round)[way].add(frozenset(name for name in sealed.schema if not name.startswith("statistic.")))
 
-    method.objective.begin, half.keep = watched_begin, watched_keep  # type: ignore[method-assign]
+    method.objective.begin, server_part.keep = watched_begin, watched_keep  # type: ignore[method-assign]
     simulation.taps.append(tap)
     for record in simulation.rounds():
         rounds[record["round"]]["after"] = simulation.server.row.clone()
