@@ -17,8 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported
 import torch
 from machine import facts, parser_of, report, spread
 
-from fedpriv.models.encoders import find_encoder
-from fedpriv.models.text import text_encoder
+from fedpriv.models.text.pretrained import find_encoder
+from fedpriv.models.text.transformer import text_encoder
 
 BATCHES, GROUP, TOKENS = (8, 16), 4, (12, 20, 32)
 

@@ -153,7 +153,7 @@ def fill(simulation: Any) -> None:
     fsync, os.fsync = os.fsync, lambda fd: None
     federation = simulation.federation
     for client in range(federation.config.data.clients):
-        simulation.store.keep(client, 0, federation.method.first_private(client, federation.initial))
+        simulation.store.keep(client, 0, federation.method.initial_private(client, federation.initial))
         simulation.progress.clients[client] = 0
     os.fsync = fsync
 

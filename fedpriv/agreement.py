@@ -1,4 +1,4 @@
-"""What server and clients agree on before the first round: each half can build it from the config and declared facts alone."""
+"""What server and clients agree on before the first round; each side builds it from the config and a few declared facts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedpriv.methods.base import Context, Method
 from fedpriv.methods.build import build_method
 from fedpriv.models.net import Net, norms_with_statistics
 from fedpriv.models.order import Order, order_of
-from fedpriv.models.state import carried
+from fedpriv.models.state import find_hidden_state
 from fedpriv.parameters import RUNNING, ParameterSpace, constant_buffers
 from fedpriv.privacy.canaries import Canaries
 from fedpriv.samples import Modality
@@ -27,14 +27,14 @@ from fedpriv.wire import Expected, Transform
 
 @dataclass(frozen=True)
 class Declared:
-    """What the server is told of the clients' data, before the first round.
+    """What clients declare about their data before the first round.
 
     Attributes:
         classes: number of classes.
-        trainable: the clients that hold training data, ascending.
-        mean_samples: number of training samples of such a client, on average.
-        most_samples: the largest number of training samples of a client.
-        lacks: of image-text pairs, what a client does not have of any of its samples, by client.
+        trainable: the clients that hold training data, in ascending order.
+        mean_samples: their mean number of training samples.
+        most_samples: their largest number of training samples.
+        lacks: client -> the modality that none of its image-text pairs has.
     """
 
     classes: int
@@ -46,15 +46,16 @@ class Declared:
 
 @dataclass
 class Agreement:
-    """The terms of a run: nothing of a client's data, nothing of the server's state.
+    """The setup of a run that all sides share; it contains no client's data and no state of the server.
 
     Attributes:
-        config: with nothing left open.
-        transforms: what an upload goes through before it is sealed, in order.
-        initial: ``(p,)`` the initial model, drawn from the seed.
-        declared: what the server is told of the clients' data.
-        order: of the net's layers.
-        constants: persistent buffers of floats that training does not change, by name: each side has them of its own net.
+        config: the complete config.
+        method: the federated method.
+        transforms: the transforms of an upload before it is sealed, in order.
+        initial: the initial model ``(p,)``, drawn from the seed.
+        declared: what clients declare about their data.
+        order: the order of the net's layers.
+        constants: persistent floating-point buffers that training does not change, by name; each side has its net's.
     """
 
     config: RunConfig
@@ -72,7 +73,7 @@ class Agreement:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Names of the net's parameters that learn, in forward order."""
+        """Names of the net's trainable parameters, in forward order."""
         return self.order.layers
 
     @property
@@ -82,37 +83,37 @@ class Agreement:
 
     @property
     def trainable(self) -> Sequence[int]:
-        """The clients that hold training data, ascending."""
+        """The clients that hold training data, in ascending order."""
         return self.declared.trainable
 
     def unused(self, client: int) -> frozenset[str]:
-        """The net's tensors that a client's data never reach: of pairs, the branch of what it does not have."""
+        """Names of the net's tensors that a client's data do not affect: the branch of a modality that it lacks."""
         branch = f"encoder.{self.declared.lacks.get(client)}."
         return frozenset(name for name in self.space.names if name.startswith(branch))
 
     @property
     def sent_names(self) -> tuple[str, ...]:
-        """The net's tensors that clients send: those the method shares and no mask hides.
+        """Names of the net's tensors that clients send: those that the method shares and no mask removes.
 
         Raises:
-            UsageError: a mask that cannot be right.
+            UsageError: a mask does not fit the net.
         """
         return sent_names(self.method.shared_names, self.transforms, self.linear)
 
     @cached_property
     def canaries(self) -> Canaries | None:
-        """The run's canaries, if it has some.
+        """The run's canaries, or ``None``.
 
         Raises:
-            UsageError: there are more than parameters that are sent.
+            UsageError: there are more canaries than parameters that are sent.
         """
         return Canaries.of(self.config, self.space, self.sent_names) if self.config.privacy.canaries else None
 
     def expected(self, round: int, client: int, received: Mapping[str, Tensor]) -> Expected:
-        """What the client's upload of a round must be.
+        """The required form of a client's upload.
 
         Args:
-            received: what it was sent in this round, by name.
+            received: the client's download of this round, by name.
         """
         most, config = self.declared.most_samples, self.config
         forms = self.method.forms(received, round, most, self.unused(client))
@@ -125,20 +126,20 @@ class Agreement:
 def agree(
     config: RunConfig, new_net: Callable[[], Net], declared: Declared, transforms: Sequence[Transform], device: torch.device
 ) -> tuple[Agreement, Net]:
-    """Draw the initial model and make the method; also that model as a net on the device.
+    """Draw the initial model and build the method; returns the agreement, and the initial model as a net on the device.
 
     Args:
-        new_net: a net with weights drawn from torch's global generator.
+        new_net: builds a net with weights drawn from torch's global generator.
 
     Raises:
-        UsageError: the net has a state that is no client's, or the method does not fit it.
+        UsageError: the net has state outside its row, or the method does not fit it.
     """
 
-    def drawn(label: str) -> Net:
+    def draw(label: str) -> Net:
         with global_rng(config.seed, "model", label):
             return new_net()
 
-    net = drawn("initial")
+    net = draw("initial")
     space = ParameterSpace.of(net)
     _check_state(net, space)
     _check_finite(net, space)
@@ -148,7 +149,7 @@ def agree(
         space=space,
         classes=declared.classes,
         projection_dim=net.projection_dim,
-        new_row=lambda label: space.row_of(drawn(label)),
+        new_row=lambda label: space.row_of(draw(label)),
         generator=lambda purpose: generator(config.seed, purpose),
         norms=frozenset(
             f"{where}.{name}" for where, module in norms_with_statistics(net).items() for name in module.state_dict()
@@ -167,18 +168,18 @@ def agree(
 
 
 def _check_state(net: Net, space: ParameterSpace) -> None:
-    """Check that the net computes with nothing that training changes and that is in no client's state and no checkpoint."""
+    """Check that training changes no state outside the row that affects results."""
     for where, module in net.named_modules():
         if isinstance(module, _BatchNorm) and module.track_running_stats and module.momentum is None:
             raise UsageError(
                 f"{where}: BatchNorm with momentum=None averages over all batches it has seen, whose number belongs to no "
                 "client's state; give it a momentum, such as 0.1"
             )
-    if (name := carried(net, space)) is not None:
-        does = f"{name}: the net's forward pass changes it or assigns it anew"
+    if (name := find_hidden_state(net, space)) is not None:
+        change = f"{name}: the net's forward pass changes it or assigns it anew"
         if name in space:
             raise UsageError(
-                f"{does}, and it is part of each client's state: what is assigned is not, and would go from client to client; "
+                f"{change}, and it is part of each client's state: what is assigned is not, and would go from client to client; "
                 "change it in place, as in weight.data.copy_(new)"
             )
         if name in net.state_dict() and dict(net.named_buffers())[name].is_floating_point():
@@ -189,15 +190,15 @@ def _check_state(net: Net, space: ParameterSpace) -> None:
                 "that is learnt, or leave out what keeps it"
             )
         raise UsageError(
-            f"{does}, and may compute with it, but it belongs to no client's state and would go from client to client; make it a "
-            f"persistent buffer of floats that is changed in place and whose name begins with {RUNNING}, if the clients' mean is "
-            "right for it, or leave it out"
+            f"{change}, and may compute with it, but it belongs to no client's state and would go from client to client; make it "
+            f"a persistent buffer of floats that is changed in place and whose name begins with {RUNNING}, if the clients' mean "
+            "is right for it, or leave it out"
         )
 
 
 def _check_finite(net: Net, space: ParameterSpace) -> None:
-    """Check that the initial model can be sent: what is not finite is refused on arrival, in any round."""
+    """Check that the initial model is finite, since messages that are not are refused."""
     tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
-    if (name := next((one for one in space.names if not bool(tensors[one].isfinite().all())), None)) is not None:
+    if (name := next((name for name in space.names if not bool(tensors[name].isfinite().all())), None)) is not None:
         what = "make a constant a buffer of another name" if space[name].kind == "buffer" else "give it initial values"
         raise UsageError(f"{name} of the net is not finite before training, so it cannot be sent; {what}")

@@ -1,4 +1,4 @@
-"""The Hugging Face hub, with offline mode where it does not answer."""
+"""The Hugging Face hub, used in offline mode if it does not answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PROBE_SECONDS = 3.0
 
 @contextmanager
 def hub_mode() -> Iterator[None]:
-    """A block in offline mode if the hub does not answer, since its client would retry for half a minute."""
+    """A block in offline mode if the hub does not answer, because its client would retry for half a minute."""
     import datasets
     import huggingface_hub.constants as hub
 
@@ -29,7 +29,7 @@ def _answers(url: str) -> bool:
     try:
         urllib.request.urlopen(urllib.request.Request(url, method="HEAD"), timeout=_PROBE_SECONDS).close()
     except urllib.error.HTTPError:
-        return True  # an error response is an answer, too
+        return True  # an error is an answer, too
     except OSError:
         return False
     return True

@@ -1,8 +1,8 @@
-"""The interfaces of a method's two halves, and of what they use.
+"""The interfaces of a method's two parts, and of what they use.
 
-A method has a client's half, its *objective* (the loss and the optimisation step), and a server's half, its *aggregation*
-(how uploads become the next model). Both are a :class:`Part`: they have options, may add statistics to a payload and may keep
-tensors on the client between rounds. Neither knows the loop, the wire or the other half.
+A method consists of a client part, its *objective* (the loss and the optimisation step), and a server part, its *aggregation*
+(how uploads become the next model). Both derive from :class:`Part`: they have options, may send statistics besides the model, and
+may keep tensors on the client between rounds. Neither knows the round loop, the wire or the other part.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ from fedpriv.parameters import ParameterSpace
 from fedpriv.wire import Form
 
 ROLE_OPTIONS = {"projector": "model.projection=128", "predictor": "model.predictor=64"}
-"""By optional role: the option that adds it to a net, for messages."""
+"""Optional role -> the option that adds it to a net, for error messages."""
 
 Private = Mapping[str, Tensor]
 """A client's private state between rounds, by name."""
 
 params = params_dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
-"""Decorator of a part's options: a frozen dataclass whose values are checked."""
+"""Decorator for a class of options: a frozen dataclass that validates its values."""
 
 
 @params
 class NoParams:
-    """A part without options of its own."""
+    """No options."""
 
 
 @dataclass(frozen=True)
 class Phase:
-    """A phase of local training: the trained roles (all others are frozen and in evaluation mode) and its length.
+    """A phase of local training.
 
     Attributes:
+        trains: the roles that are trained; the others are frozen and in evaluation mode.
         epochs: passes over the client's data.
-        steps: the exact number of steps, in as many epochs as they take; ``None``: all steps of the epochs.
-        lr: a learning rate in place of ``train.lr``.
-        plain: steps of SGD alone, whatever ``train`` says of the optimiser, momentum, weight decay and the gradient's bound.
+        steps: exact number of steps, which replaces ``epochs``.
+        lr: learning rate; ``None``: ``train.lr``.
+        plain: plain SGD: without momentum, weight decay and gradient clipping, and whatever ``train.optimizer`` says.
     """
 
     trains: frozenset[str]
@@ -55,13 +56,13 @@ class Phase:
 
 
 def phase(*trains: str, epochs: int, steps: int | None = None, lr: float | None = None, plain: bool = False) -> Phase:
-    """A phase: ``phase("encoder", epochs=5)``; without roles, all of them are trained."""
+    """A phase that trains the given roles, by default all: ``phase("encoder", epochs=5)``."""
     return Phase(frozenset(trains or ROLES), epochs, steps, lr, plain)
 
 
 @dataclass(frozen=True)
-class Trained:
-    """The result of a phase: the trained roles, the number of steps, and the learning rate (after the warm-up)."""
+class PhaseResult:
+    """A completed phase: the roles it trained, its number of steps, and its learning rate (after the warm-up)."""
 
     roles: frozenset[str]
     steps: int
@@ -69,27 +70,26 @@ class Trained:
 
 
 PROXIMAL = "proximal"
-"""The note (:attr:`LocalUpdate.memo`) of an objective with a proximal term to the local update's start: its factor, a scalar. The
-other half may use it (FedNova)."""
+"""Key in :attr:`LocalUpdate.memo`: the weight mu, a scalar, of an objective's proximal term to the start; FedNova reads it."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """The facts of a run that a part may use.
+    """What a part may know about the run.
 
     Attributes:
         classes: number of classes C.
         projection_dim: width k of ``Outputs.projection``.
-        new_row: label (e.g. a client id) -> an initial model row ``(p,)`` drawn for it.
-        generator: purpose -> a fresh random generator of the run.
-        norms: names of the tensors of BatchNorm layers, and of InstanceNorm with running statistics, by module type: scales,
-            shifts and these statistics.
+        new_row: label (such as a client's number) -> a freshly initialised model ``(p,)`` for it.
+        generator: purpose -> a new random generator, seeded from the run's seed.
+        norms: names of all tensors (scales, shifts, running statistics) of BatchNorm layers, and of InstanceNorm layers with
+            running statistics.
         layers: the net's parameter names in forward order (:mod:`fedpriv.models.order`).
-        apart: those of ``layers`` that the logits do not depend on. They come first, and do not count as layers.
-        masked: names of the net's tensors that no client sends, because a mask removes them.
-        hides: whether a mask removes a statistic of that name.
-        mean_samples: number of training samples of a client, averaged over those that hold any.
-        registered: number K of registered clients that hold training data; those of a round are among them.
+        apart: names in ``layers`` that the logits do not depend on; they come first, and do not count as layers.
+        masked: names of the net's tensors that a mask removes from every upload.
+        hides: whether a mask removes the statistic of a name.
+        mean_samples: mean number of training samples of the clients that hold any.
+        registered: number of registered clients that hold training data, in this round or not.
     """
 
     config: RunConfig
@@ -109,17 +109,17 @@ class Context:
 
 @dataclass(frozen=True)
 class Step:
-    """The inputs of a loss: one batch under the current parameters.
+    """The inputs of a loss, for one batch.
 
     Attributes:
         labels: ``(B,)`` int64.
-        outputs: the trained net's outputs on the batch, with gradient.
-        parameters: the trained net's parameters by name, with gradient.
-        received: the tensors that the server sent this round, by name; constant.
+        outputs: the outputs of the model in training, with gradient.
+        parameters: its parameters by name, with gradient.
+        received: the round's download, by name; constant.
         trains: the roles that this phase trains.
-        teacher: name of a frozen model -> its outputs on the same augmented batch, without gradient.
-        views: the outputs on every augmented view of the batch, ``outputs`` first; as many as :attr:`Objective.views`.
-        memo: the local update's :attr:`LocalUpdate.memo`.
+        teacher: name of a frozen model (:meth:`LocalUpdate.freeze`) -> its outputs on the same augmented batch, without gradient.
+        views: the outputs for every augmented view of the batch, ``outputs`` first; as many as :attr:`Objective.views`.
+        memo: :attr:`LocalUpdate.memo`.
     """
 
     labels: Tensor
@@ -133,60 +133,59 @@ class Step:
 
 
 Loss = Callable[[Step], Tensor]
-"""A scalar of a step."""
+"""The scalar to minimise, from a batch."""
 
 _STACKABLE: set[object] = set()
 LossFunction = TypeVar("LossFunction", bound=Callable[..., Tensor])
 
 
 def stackable(loss: LossFunction) -> LossFunction:
-    """Declare that a loss, a function or a method, can be called once for K clients that train together.
+    """Decorator for a loss (function or method) that can be computed for K clients in one call.
 
-    It is then a function of ``step.labels``, ``outputs``, ``views`` and teachers alone (and of ``received``, which is the same
-    for all), along their last dimensions: of labels ``(K, B)`` and outputs ``(K, B, ...)`` it makes the K losses ``(K,)``, of
-    ``(B,)`` and ``(B, ...)`` a scalar. This saves ``torch.func.vmap``, by which all other losses are computed and which costs as
-    much as a small net's layers.
+    Such a loss reads only ``step.labels``, ``outputs``, ``views``, ``received`` and teachers, and works along their last
+    dimensions: with labels ``(B,)`` and outputs ``(B, ...)`` it returns a scalar, with ``(K, B)`` and ``(K, B, ...)`` the K
+    clients' losses ``(K,)``. All other losses are computed by ``torch.func.vmap``, at the cost of a small net's layers.
 
-    It holds for this function alone: a subclass that overrides it declares its own or has none. A method's loss, which adds to
-    its objective's, is stackable where that is too. Where clients train together, a loss that reads more than it declares is an
-    error, and so is one whose K losses are not those of the clients; this is compared when it is first used.
+    An overriding function does not inherit the declaration. A method's loss that adds to its objective's is stackable only if
+    both are. A loss that reads anything else, or whose K values differ from those of single clients, is an error at its first
+    use.
     """
     _STACKABLE.add(loss)
     return loss
 
 
 def is_stackable(loss: Loss) -> bool:
-    """Whether a loss, which may be a bound method, is declared :func:`stackable`."""
+    """Whether a loss (a function or a bound method) is declared :func:`stackable`."""
     objective = getattr(getattr(loss, "__self__", None), "objective", None)
     return getattr(loss, "__func__", loss) in _STACKABLE and (objective is None or is_stackable(objective.loss))
 
 
 class Learner(Protocol):
-    """A model in training: its state and gradient as rows ``(p,)``, and its optimiser, fresh in each phase."""
+    """A model in training: its state and its gradient as flat rows ``(p,)``, and an optimiser that starts anew in each phase."""
 
     row: Tensor
-    """The model's row: writing to it changes the model."""
+    """The model's state; writing to it changes the model."""
     grad: Tensor
-    """The gradient of the last :meth:`backward`; valid for the trained roles only."""
+    """The gradient of the last :meth:`backward` or :meth:`differentiate`; defined for the trained roles only."""
     lr: float
-    """Of the next :meth:`descend`; it rises during a warm-up."""
+    """Learning rate of the next :meth:`descend`; it rises during a warm-up."""
     trains: frozenset[str]
-    """The roles that it trains."""
+    """The roles that are trained."""
 
     def differentiate(self, batch: Batch, loss: Loss) -> Tensor:
-        """Replace ``grad`` by the gradient of a loss on a batch; returns the loss, detached.
+        """Set ``grad`` to the gradient of a loss on a batch, and return the loss, detached.
 
-        The batch is processed in ``train.accumulate`` parts; with several, the loss must be a mean over samples.
+        The batch is processed in ``train.accumulate`` chunks; with more than one, the loss must be a mean over samples.
         """
 
     def backward(self, value: Tensor) -> None:
-        """Replace ``grad`` by the gradient of a scalar."""
+        """Set ``grad`` to the gradient of a scalar."""
 
     def descend(self) -> None:
         """One step of the optimiser along ``grad``."""
 
     def step(self, batch: Batch, loss: Loss) -> Tensor:
-        """:meth:`differentiate` and :meth:`descend`, at once for all clients that train together; the loss, detached."""
+        """:meth:`differentiate`, then :meth:`descend`; clients that train together need only one request for both."""
 
 
 class Batch(Protocol):
@@ -197,89 +196,91 @@ class Batch(Protocol):
         """``(B,)`` int64."""
 
     def forward(self, learner: Learner) -> Step:
-        """Run the batch through a model in training mode, with gradient."""
+        """Outputs of a model in training mode, with gradient, as the inputs of a loss."""
 
     def forward_no_grad(self, learner: Learner) -> Outputs:
-        """Outputs in training mode without gradient, and without updating BatchNorm's running statistics."""
+        """Outputs of a model in training mode, without gradient; BatchNorm's running statistics do not change."""
 
     def split(self, parts: int) -> Sequence[Batch]:
-        """The samples in ``parts`` parts of nearly equal size."""
+        """Split the batch into ``parts`` smaller ones of nearly equal size."""
 
 
 class LocalUpdate(Protocol):
-    """One client's local update in one round: what a method can see and do."""
+    """The local training of one client in one round: what a method can read, and what it can do."""
 
     round: int
     client: int
     num_examples: int
     received: Mapping[str, Tensor]
-    """The download of this round, by name."""
+    """The round's download, by name."""
     private: Private
-    """The client's private state from its last local update (:meth:`Part.first_kept` at its first)."""
+    """The client's private state, as its last local update left it (before the first: :meth:`Part.initial_private`)."""
     first_time: bool
+    """Whether the client trains for the first time."""
     unused: frozenset[str]
-    """Tensors of the net on which its data have no effect: for a client without images, the image branch."""
+    """Names of the net's tensors that the client's data do not affect: of a client without images, the image branch."""
     start: Tensor
-    """``(p,)`` the model at the start of the local update: the received tensors, and the client's private ones."""
+    """``(p,)``: the model before training, from the download and the client's private tensors."""
     row: Tensor
-    """``(p,)`` the client's model; writing to it changes the model."""
+    """``(p,)``: the client's current model; writing to it changes the model."""
     memo: dict[str, Tensor]
-    """Notes of an objective during the local update, such as a step size or a row; discarded after it."""
+    """Storage for an objective during this local update, such as a weight or a row; discarded afterwards."""
     steps: int
-    """SGD steps taken so far in this local update."""
-    trained: list[Trained]
-    """Its phases so far."""
+    """SGD steps so far."""
+    phase_results: list[PhaseResult]
+    """The phases so far."""
     mean_loss: float
-    """Mean loss of the last local epoch, in nats; NaN before the first."""
+    """Mean loss of the last local epoch, in nats; NaN before the first epoch."""
 
     @property
     def sent(self) -> Mapping[str, Tensor]:
-        """In :meth:`Part.keep`, its upload as it arrives, after all transforms, by name; empty where it sends none."""
+        """In :meth:`Part.keep`: the client's upload as the server receives it, after all transforms; empty without an upload."""
 
     @property
     def labels(self) -> Tensor:
-        """``(n_i,)`` labels of the training data, in order.
+        """``(n_i,)``: the labels of the training data, in order.
 
-        As the outputs, the accuracy and the gradient on all of them, they are refused under sample-level DP until training is
-        over (:class:`UsageError`): epsilon covers clipped gradients of single samples alone.
+        Raises:
+            UsageError: under sample-level DP before training is over; the same holds for :meth:`embed`, :meth:`accuracy` and
+                :meth:`gradient`. Epsilon covers only clipped gradients of single samples.
         """
 
     @property
     def learner(self) -> Learner:
-        """The client's model within a phase."""
+        """The client's model; available within a phase."""
 
     @property
     def companion(self) -> Learner:
-        """A second model of the same net within a phase, for objectives that train two; its initial row is ``start``."""
+        """A second model of the same architecture, initially ``start``; available within a phase."""
 
     def report(self, name: str, value: float) -> None:
-        """Report a number; the round's record has its mean over the clients.
+        """Report a metric; its mean over the clients goes into the round's record.
 
         Args:
-            name: such as ``mine/spread``; the server refuses those of its own numbers, such as ``accuracy``.
+            name: such as ``mine/spread``; the names of the server's own metrics, such as ``accuracy``, are refused.
         """
 
     def train(self, phase: Phase, loss: Loss, rule: StepRule | None = None) -> None:
-        """Run a phase on the client's training data, with a fresh optimiser; ``rule`` may replace the optimisation step."""
+        """Train for one phase with a new optimiser; ``rule`` (usually the objective) may define its own optimisation step."""
 
     def freeze(self, name: str, state: Mapping[str, Tensor] | Tensor | None = None) -> None:
-        """Keep the present model (updated by the tensors ``state``, or the row ``state``) as the constant teacher ``name``."""
+        """Store a copy of the current model as the teacher ``name``; tensors or a row in ``state`` replace those of the model."""
 
     def embed(self) -> Outputs:
-        """Outputs of the present model on all training data, in order, without augmentation, in evaluation mode."""
+        """Outputs of the current model for all training data, in order, without augmentation, in evaluation mode."""
 
     def accuracy(self) -> float:
-        """Accuracy in [0, 1] of the present model on the training data, in evaluation mode."""
+        """Accuracy in [0, 1] of the current model on the training data, in evaluation mode."""
 
     def gradient(self, reduction: str = "mean") -> Tensor:
         """``(p,)``: gradient of the cross-entropy (``mean`` or ``sum``) over all training data, in evaluation mode."""
 
     def state(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Views of the present model."""
+        """Tensors of the current model by name, as views."""
 
 
 class StepRule(Protocol):
-    """How a phase trains on its batches (:class:`fedpriv.objectives.base.Objective` explains each member)."""
+    """How a phase trains on its batches; :class:`fedpriv.objectives.base.Objective` documents the members."""
 
     @property
     def views(self) -> int: ...
@@ -296,23 +297,22 @@ class StepRule(Protocol):
 
 
 class Part:
-    """Half of a method; by default it adds nothing and keeps nothing."""
+    """The client part or the server part of a method; by default it sends and keeps nothing besides the model."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str] = ""
     Params: ClassVar[type[Any]] = NoParams
     reads: ClassVar[frozenset[str]] = frozenset()
-    """Statistics (without a tensor's name) that the other half must provide: :meth:`statistics` or ``Aggregation.down``."""
+    """Statistics that the other part must send, without tensor names (:meth:`statistics`, ``Aggregation.server_statistics``)."""
     writes: ClassVar[frozenset[str]] = frozenset()
-    """Statistics that this half provides."""
+    """Statistics that this part sends, without tensor names."""
     suggests: ClassVar[Mapping[str, Any]] = {}
-    """Values for config keys, such as ``model.predictor``, that the config leaves open (null); where they depend on options,
-    :meth:`suggested` says so."""
+    """Values for config keys that are null, such as ``model.predictor``; override :meth:`suggested` if they depend on options."""
     sends: ClassVar[str] = ""
-    """Tensors that it sends besides the model, in words, with size and direction; empty: none."""
+    """For listings: what it sends besides the model, with size and direction; empty: nothing."""
     keeps: ClassVar[str] = ""
-    """Private state that it adds to a client, in words; empty: none."""
+    """For listings: the private state that it adds to a client; empty: none."""
     no_dp: ClassVar[str] = ""
     """Why it cannot be used with sample-level DP; empty: it can."""
 
@@ -320,46 +320,45 @@ class Part:
         self.params, self.context = params, context
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
-        """Options that do nothing beside the others: by name, the setting that makes it so. One that a user sets is refused."""
+    def unused_options(cls, params: Any) -> dict[str, str]:
+        """Options without effect, given the others: name -> the setting that disables it. Setting such an option is an error."""
         return {}
 
     @classmethod
     def suggested(cls, params: Any) -> Mapping[str, Any]:
-        """Those of :attr:`suggests` that hold with these options."""
+        """The values of :attr:`suggests` that apply with these options."""
         return cls.suggests
 
     @property
-    def remarks(self) -> Sequence[str]:
-        """What a user should know of a run with these options, a line each: a run warns of it and keeps it in its notes."""
+    def notes(self) -> Sequence[str]:
+        """What the user should know about a run with these options; a run shows these lines as warnings and records them."""
         return ()
 
     def begin(self, update: LocalUpdate) -> None:
         """Called on the client before training."""
 
     def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
-        """The upload besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
+        """Tensors to upload besides the model, by full name (:func:`fedpriv.wire.statistic`); called after training."""
         return {}
 
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
-        """The form of each of :meth:`statistics`, by full name, as the server knows it before they arrive.
+        """The dtype, shape and range of each of :meth:`statistics`, by full name.
 
-        An upload whose statistics are not of these forms is refused. Statistics of tensors that a client keeps to itself may be
-        among them: its method leaves them out.
+        The server refuses an upload that differs. Statistics about private tensors may be included; the method removes them.
 
         Args:
-            received: what the client was sent, by name.
-            steps: the most SGD steps that it can take in its local update.
+            received: the client's download, by name.
+            steps: upper bound on the SGD steps of the local update.
         """
         return {}
 
-    def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
-        """This half's private state of a client before its first local update, given the initial model ``(p,)``."""
+    def initial_private(self, initial: Tensor) -> dict[str, Tensor]:
+        """This part's private state of a client before its first local update, given the initial model ``(p,)``."""
         return {}
 
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
-        """This half's private state of the client until its next local update; names must not be those of the net.
+        """This part's private state of the client until its next local update; its names must differ from the net's.
 
-        Called last, when what the client sends is known (:attr:`LocalUpdate.sent`).
+        Called at the very end, when :attr:`LocalUpdate.sent` is known.
         """
         return {}

@@ -1,7 +1,7 @@
-"""What random numbers are drawn from: the run's seed, which is public, or a secret key.
+"""Sources of random numbers: the run's seed, which is public, or a client's secret key.
 
-torch's generator of a processor is a Mersenne Twister whose seed has 32 bits: a server that sees noise can try all seeds, and
-remove the noise. So what must stay hidden is drawn from the key stream of AES-256 in counter mode, and not by torch.
+torch's CPU generator is a Mersenne Twister with a seed of 32 bits: a server that sees noise could try all seeds and remove it. So
+the noise that protects a client comes from the key stream of AES-256 in counter mode instead.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ Words = npt.NDArray[np.uint64]
 
 KEY_BYTES = 32
 _BITS = {torch.float32: 24, torch.float64: 53}
-"""Digits of a uniform number, all of which its type can hold."""
+"""Random bits of a uniform number: as many as the significand of its type holds."""
 _TWISTER = 24, 624
-"""Where torch's state of a Mersenne Twister has its words, in bytes from the beginning, and how many: of 32 bits, in 64 each."""
+"""Position and number of the Mersenne Twister's words in torch's generator state: from this byte on, 32 bits in 64 each."""
 
 
 def key_stream(key: bytes, size: int) -> Words:
-    """``(size,)`` words of the key stream of AES-256 in counter mode.
-
-    All 256 bits of the key matter. A key must be used once.
+    """The first words ``(size,)`` of the key stream of AES-256 in counter mode; use each key only once.
 
     Raises:
-        ValueError: the key has another length.
+        ValueError: the key is not 32 bytes long.
     """
     if len(key) != KEY_BYTES:
         raise ValueError(f"a key stream needs a key of {KEY_BYTES} bytes, got {len(key)}")
@@ -43,8 +41,8 @@ def key_stream(key: bytes, size: int) -> Words:
     return np.frombuffer(stream.update(bytes(8 * size)) + stream.finalize(), dtype="<u8").astype(np.uint64)
 
 
-class SeededDraws:
-    """Those of a torch generator: its seed determines them."""
+class SeededNoise:
+    """Noise from a torch generator; whoever knows its seed can compute it."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self._generator = generator
@@ -59,8 +57,8 @@ class SeededDraws:
         return torch.empty(tuple(shape)).exponential_(generator=self._generator)
 
 
-class SecretDraws:
-    """Those of a key of 32 bytes: without it they cannot be told from truly random numbers."""
+class SecretNoise:
+    """Noise from a key of 32 bytes; without the key it is indistinguishable from true randomness."""
 
     def __init__(self, key: bytes) -> None:
         self._key, self._taken = key, 0
@@ -71,7 +69,7 @@ class SecretDraws:
         return torch.from_numpy(words.astype(np.int64)).to(dtype).mul_(2.0**-bits).reshape(tuple(shape))
 
     def normal(self, shape: Sequence[int]) -> Tensor:
-        # By Box and Muller, in float64.
+        # The Box-Muller transform, in float64.
         size = math.prod(shape)
         radius, angle = self.uniform((2, (size + 1) // 2), torch.float64)
         radius = (-2 * torch.log1p(-radius)).sqrt_()
@@ -86,26 +84,27 @@ class SecretDraws:
         return key_stream(seeding.derive_secretly(self._key, self._taken), size)
 
 
-class Source(Protocol):
-    """Where the draws of each purpose come from; those of other labels are independent."""
+class RandomSource(Protocol):
+    """Random numbers by purpose: those of different labels are independent."""
 
-    def draws(self, *labels: int | str) -> RandomStream: ...
+    def noise(self, *labels: int | str) -> RandomStream:
+        """The noise of a purpose, such as that of DP-SGD in one round."""
 
     def generator(self, *labels: int | str) -> torch.Generator:
-        """For what takes a generator of torch and is not seen by others, as augmentation."""
+        """A torch generator, for randomness whose results nobody else sees, such as augmentation."""
 
     def global_rng(self, *labels: int | str) -> AbstractContextManager[None]:
-        """A block in which torch's global generators are seeded, as for dropout; they are restored after it."""
+        """A block in which torch's global generators are seeded, such as for dropout; they are restored afterwards."""
 
 
-class Seed:
-    """The run's seed."""
+class SeededSource:
+    """Random numbers from the run's seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def draws(self, *labels: int | str) -> RandomStream:
-        return SeededDraws(self.generator(*labels))
+    def noise(self, *labels: int | str) -> RandomStream:
+        return SeededNoise(self.generator(*labels))
 
     def generator(self, *labels: int | str) -> torch.Generator:
         return seeding.generator(self._seed, *labels)
@@ -114,14 +113,14 @@ class Seed:
         return seeding.global_rng(self._seed, *labels)
 
 
-class Secret:
-    """A key of 32 bytes that only the client knows."""
+class SecretSource:
+    """Random numbers from a key of 32 bytes that only the client knows."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
-    def draws(self, *labels: int | str) -> RandomStream:
-        return SecretDraws(seeding.derive_secretly(self._key, *labels))
+    def noise(self, *labels: int | str) -> RandomStream:
+        return SecretNoise(seeding.derive_secretly(self._key, *labels))
 
     def generator(self, *labels: int | str) -> torch.Generator:
         return _hide(torch.Generator(), seeding.derive_secretly(self._key, *labels))
@@ -129,14 +128,14 @@ class Secret:
     @contextmanager
     def global_rng(self, *labels: int | str) -> Iterator[None]:
         key = seeding.derive_secretly(self._key, *labels)
-        # An accelerator's generator takes all 64 bits of a seed.
+        # A GPU's generator uses all 64 bits of its seed.
         with seeding.global_rng(int.from_bytes(key[:8], "big"), "secret"):
             _hide(torch.default_generator, key)
             yield
 
 
 def _hide(generator: torch.Generator, key: bytes) -> torch.Generator:
-    """Fill all of a Mersenne Twister's state from the key, as a seed would leave 32 bits to guess."""
+    """Fill the whole state of a Mersenne Twister from the key, since a seed has only 32 bits."""
     begin, count = _TWISTER
     state = generator.manual_seed(0).get_state()
     words = (key_stream(key, count) >> np.uint64(32)).astype(np.int64)

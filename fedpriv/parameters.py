@@ -1,11 +1,11 @@
-"""A net's state as one flat row: name -> shape, slice, role.
+"""A net's state as one flat row, with name, shape, slice and role of each tensor.
 
-Clients train on *views* of a row, the server merges rows, and messages consist of a row's named views; so tensors are never
+Clients train on *views* of a row, the server merges rows, and messages consist of named views of a row; tensors are never
 flattened or copied one by one.
 
-The row holds the parameters and the floating-point buffers that training changes and of which the clients' mean is right: running
-statistics, whose names begin with ``running_`` as those of torch's BatchNorm. The vectors u and v of spectral norms are in it,
-too, and computed anew from a merged weight. All other buffers (masks, tables, counters) stay in the net, and are neither sent nor
+The row holds the trainable parameters, and running statistics: floating-point buffers that training changes and that may be
+averaged, with names that start with ``running_`` as in torch's BatchNorm. It also holds the vectors u and v of spectral norms,
+which are recomputed after a merge. All other buffers (masks, tables, counters) stay in the net; they are neither sent nor
 averaged.
 """
 
@@ -23,15 +23,15 @@ from torch.nn.utils.spectral_norm import SpectralNorm as _SpectralNormHook
 Kind = Literal["weight", "bias", "buffer"]
 _KINDS: tuple[Kind, ...] = ("weight", "bias", "buffer")
 RUNNING = "running_"
-"""How the names of buffers begin that are averaged over the clients."""
+"""Prefix of the names of buffers that are averaged over the clients."""
 
 
 @dataclass(frozen=True)
 class Entry:
     """One named tensor and its position in the row.
 
-    ``kind`` is ``weight`` (two or more dimensions), ``bias`` (biases and the scales of norms: no weight decay by default)
-    or ``buffer`` (not trained).
+    ``kind`` is ``weight`` (two or more dimensions), ``bias`` (biases and the scales of normalisation layers, by default without
+    weight decay), or ``buffer`` (not trained).
     """
 
     name: str
@@ -47,8 +47,8 @@ class SpectralNorm:
     """A weight that is divided by its largest singular value, computed as ``u^T W v`` of two buffers (Miyato et al. 2018).
 
     Attributes:
-        weight, u, v: names of the weight before the division and of the two vectors.
-        dim: the dimension of the weight that is the rows of the matrix W.
+        weight, u, v: names of the weight before the division, and of the two vectors.
+        dim: the dimension of the weight that becomes the rows of the matrix W.
     """
 
     weight: str
@@ -58,38 +58,40 @@ class SpectralNorm:
 
 
 def spectral_norms(net: nn.Module) -> tuple[SpectralNorm, ...]:
-    """Those of torch's ``spectral_norm`` in a net, in either of its forms, of weights that are trained.
+    """The spectral norms of trained weights in a net, by either form of torch's ``spectral_norm``.
 
-    Left out are those of a weight that another parametrisation makes first, or that is tied to one of another name.
+    Spectral norms of weights that have another parametrisation before, or that are tied to another weight, are left out.
     """
-    found, trained = [], {name for name, parameter in net.named_parameters() if parameter.requires_grad}
+    norms, trained = [], {name for name, parameter in net.named_parameters() if parameter.requires_grad}
     for where, module in net.named_modules():
         prefix = f"{where}." if where else ""
         parametrised = getattr(module, "parametrizations", {})
         for name, steps in parametrised.items():
             if isinstance(first := steps[0], _SpectralNorm) and hasattr(first, "_u"):
                 inside = f"{prefix}parametrizations.{name}"
-                found.append(SpectralNorm(f"{inside}.original", f"{inside}.0._u", f"{inside}.0._v", first.dim))
+                norms.append(SpectralNorm(f"{inside}.original", f"{inside}.0._u", f"{inside}.0._v", first.dim))
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, _SpectralNormHook):
                 name = prefix + hook.name
-                found.append(SpectralNorm(f"{name}_orig", f"{name}_u", f"{name}_v", hook.dim))
-    return tuple(norm for norm in found if norm.weight in trained)
+                norms.append(SpectralNorm(f"{name}_orig", f"{name}_u", f"{name}_v", hook.dim))
+    return tuple(norm for norm in norms if norm.weight in trained)
 
 
 def changing_buffers(net: nn.Module) -> frozenset[str]:
-    """Names of a net's buffers that are part of its state: persistent floating-point ones that training may change."""
-    of_norms = {name for norm in spectral_norms(net) for name in (norm.u, norm.v)}
+    """Names of the buffers in the row: persistent floating-point buffers that training may change."""
+    singular_vectors = {name for norm in spectral_norms(net) for name in (norm.u, norm.v)}
     stored = net.state_dict(keep_vars=True)
     return frozenset(
         name
         for name, buffer in net.named_buffers(remove_duplicate=False)
-        if name in stored and buffer.is_floating_point() and (name in of_norms or name.rpartition(".")[2].startswith(RUNNING))
+        if name in stored
+        and buffer.is_floating_point()
+        and (name in singular_vectors or name.rpartition(".")[2].startswith(RUNNING))
     )
 
 
 def constant_buffers(net: nn.Module) -> dict[str, Tensor]:
-    """Copies of a net's persistent floating-point buffers that are no part of its state, by name."""
+    """Copies of a net's persistent floating-point buffers that are not in the row, by name."""
     stored, changing = net.state_dict(keep_vars=True), changing_buffers(net)
     buffers = net.named_buffers()
     return {
@@ -100,14 +102,14 @@ def constant_buffers(net: nn.Module) -> dict[str, Tensor]:
 
 
 def layer_of(name: str) -> str:
-    """The layer of a parameter: the module that owns it, also where ``torch.nn.utils.parametrize`` keeps it in one of its own."""
+    """The name of the module that a parameter belongs to, also if ``torch.nn.utils.parametrize`` moved it."""
     return name.partition(".parametrizations.")[0] if ".parametrizations." in name else name.rpartition(".")[0]
 
 
 class ParameterSpace:
     """The layout of a net's state in a row of ``size`` float entries.
 
-    Entries are ordered by role, and inside a role by kind, so that a role, or a role's weights, are one slice.
+    Entries are ordered by role, and within a role by kind, so that a role, or the weights of a role, are one slice.
     """
 
     def __init__(self, entries: Iterable[Entry], spectral: Iterable[SpectralNorm] = ()) -> None:
@@ -120,22 +122,22 @@ class ParameterSpace:
     def of(cls, net: nn.Module) -> ParameterSpace:
         """The space of a net whose children are its roles (``encoder.conv1.weight`` has the role ``encoder``).
 
-        Parameters without gradient, and buffers that training does not change, are constants known to all parties, such as a
-        pretrained encoder under LoRA, or a mask. They are neither trained nor sent, and not part of the space.
+        Parameters without gradient (such as a pretrained encoder under LoRA) and buffers that training does not change are
+        constants that all sides know; they are not part of the space.
         """
-        found: list[tuple[str, Kind, str, Tensor]] = []
+        tensors: list[tuple[str, Kind, str, Tensor]] = []
         changing = changing_buffers(net)
         for name, parameter in net.named_parameters():
             if not parameter.requires_grad:
                 continue
-            found.append((name.split(".")[0], "weight" if parameter.ndim > 1 else "bias", name, parameter))
+            tensors.append((name.split(".")[0], "weight" if parameter.ndim > 1 else "bias", name, parameter))
         for name, buffer in net.named_buffers():
             if name in changing:
-                found.append((name.split(".")[0], "buffer", name, buffer))
+                tensors.append((name.split(".")[0], "buffer", name, buffer))
         roles = [name for name, _ in net.named_children()]
-        found.sort(key=lambda item: (roles.index(item[0]), _KINDS.index(item[1])))
+        tensors.sort(key=lambda item: (roles.index(item[0]), _KINDS.index(item[1])))
         entries, start = [], 0
-        for role, kind, name, tensor in found:
+        for role, kind, name, tensor in tensors:
             entries.append(Entry(name, tensor.shape, start, start + tensor.numel(), role, kind))
             start += tensor.numel()
         return cls(entries, spectral_norms(net))
@@ -187,21 +189,21 @@ class ParameterSpace:
             yield current
 
     def parameters(self, roles: Iterable[str] | None = None) -> list[slice]:
-        """The contiguous parts of the row that hold the parameters (no buffers) of ``roles``; of all of them by default."""
+        """The slices with the parameters (no buffers) of ``roles``, by default of all roles."""
         wanted = {entry.role for entry in self.entries} if roles is None else frozenset(roles)
         return [*self.slices(wanted, "weight"), *self.slices(wanted, "bias")]
 
     def view(self, row: Tensor, name: str) -> Tensor:
-        """The entry ``name`` of ``row`` ``(p,)``, as a view of its own shape."""
+        """The tensor ``name`` in ``row`` ``(p,)``, as a view."""
         entry = self._by_name[name]
         return row[entry.start : entry.stop].view(entry.shape)
 
     def unpack(self, row: Tensor, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Named views of ``row`` ``(p,)``: all entries, or those of ``names``."""
+        """Views of the tensors in ``row`` ``(p,)`` by name: all, or those of ``names``."""
         return {name: self.view(row, name) for name in (self._by_name if names is None else names)}
 
     def pack(self, tensors: Mapping[str, Tensor], row: Tensor) -> Tensor:
-        """Copy those of ``tensors`` that belong to this space into ``row`` ``(p,)`` and return it."""
+        """Copy ``tensors`` into ``row`` ``(p,)``, ignoring names that are not in this space, and return the row."""
         for name, tensor in tensors.items():
             entry = self._by_name.get(name)
             if entry is not None:
@@ -209,23 +211,23 @@ class ParameterSpace:
         return row
 
     def row_of(self, net: nn.Module) -> Tensor:
-        """A new row ``(p,)`` with the net's present state."""
+        """A new row ``(p,)`` with the net's current state."""
         state = {**dict(net.named_parameters()), **dict(net.named_buffers())}
         with torch.no_grad():
             return torch.cat([state[entry.name].reshape(-1) for entry in self.entries]).clone()
 
     @torch.no_grad()
     def renew_spectral_norms(self, row: Tensor) -> None:
-        """Make u and v of every spectral norm the first singular vectors of its weight in ``row`` ``(p,)``, which is changed.
+        """Set u and v of every spectral norm to the first singular vectors of its weight in ``row`` ``(p,)``, in place.
 
-        Of unit vectors of several clients the mean is shorter than one, and ``u^T W v`` of it too small.
+        The mean of the clients' unit vectors would be shorter than one, and ``u^T W v`` too small.
         """
         for norm in self.spectral:
             matrix = self.view(row, norm.weight).cpu().double().movedim(norm.dim, 0).flatten(1)
             wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
             gram = wide @ wide.T
             if not gram.numel() or not gram.isfinite().all() or not gram.any():
-                continue  # there is no largest singular value, or none above zero
+                continue  # there is no positive singular value
             left = torch.linalg.eigh(gram).eigenvectors[:, -1]
             right = torch.nn.functional.normalize(wide.T @ left, dim=0)
             u, v = (left, right) if wide is matrix else (right, left)
@@ -233,7 +235,7 @@ class ParameterSpace:
             self.view(row, norm.v).copy_(v)
 
     def bind(self, net: nn.Module, row: Tensor, grad: Tensor | None = None) -> None:
-        """Make the net's state (and, given ``grad`` ``(p,)``, its gradients) views of the rows."""
+        """Turn the net's tensors into views of ``row`` ``(p,)``, and its gradients into views of ``grad`` ``(p,)`` if given."""
         parameters, buffers = dict(net.named_parameters()), dict(net.named_buffers())
         for entry in self.entries:
             view = self.view(row, entry.name)

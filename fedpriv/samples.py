@@ -1,6 +1,7 @@
-"""A net's inputs: a tensor whose rows are samples, or an image-text pair of such tensors; with indexing of rows.
+"""The inputs of a net: a tensor with a row for each sample, or a pair of such tensors for images and texts.
 
-Images are ``(n, C, H, W)`` float32, normalised; texts ``(n, L)`` int64 token ids; features of a frozen encoder ``(n, d)``.
+Images are ``(n, C, H, W)``, float32 and normalised, texts are token ids ``(n, L)``, int64, and features of a frozen encoder are
+``(n, d)``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 
 
 class Pairs(NamedTuple):
-    """Image-text pairs; ``None`` for a modality that the client lacks."""
+    """Image-text pairs; ``None`` for a modality that the client does not have."""
 
     image: Tensor | None
     text: Tensor | None
@@ -24,42 +25,42 @@ Modality = Literal["image", "text"]
 
 
 def each(inputs: Inputs, change: Callable[[Tensor], Tensor]) -> Inputs:
-    """Apply ``change`` to every tensor."""
+    """Apply ``change`` to each tensor."""
     if isinstance(inputs, Tensor):
         return change(inputs)
     return Pairs(*(None if part is None else change(part) for part in inputs))
 
 
 def laid_out(images: Tensor) -> Tensor:
-    """Images ``(n, C, H, W)`` in the memory order that convolutions are fastest with on their device.
+    """Images ``(n, C, H, W)`` in the memory order in which convolutions are fastest.
 
-    On a processor that is channels last. On a GPU it is not in float32, and cuDNN fails there on some grouped convolutions
-    ("misaligned address").
+    On a CPU this is channels last. On a GPU, channels last is slower in float32, and cuDNN fails with it on some grouped
+    convolutions ("misaligned address").
     """
     return images.contiguous(memory_format=torch.channels_last if images.device.type == "cpu" else torch.contiguous_format)
 
 
 def tensors(inputs: Inputs) -> dict[str, Tensor]:
-    """The tensors by name, without missing ones, for ``torch.func``; :func:`of_tensors` is the inverse."""
+    """The tensors by name, without missing modalities, for ``torch.func``; :func:`from_tensors` is the inverse."""
     if isinstance(inputs, Tensor):
         return {"": inputs}
     return {name: part for name, part in inputs._asdict().items() if part is not None}
 
 
-def of_tensors(parts: Mapping[str, Tensor]) -> Inputs:
+def from_tensors(parts: Mapping[str, Tensor]) -> Inputs:
     """The inverse of :func:`tensors`."""
     return parts[""] if "" in parts else Pairs(parts.get("image"), parts.get("text"))
 
 
-def lacking(inputs: Inputs) -> Modality | None:
-    """The modality that pairs lack; ``None`` if none."""
+def missing_modality(inputs: Inputs) -> Modality | None:
+    """The modality that pairs do not have, or ``None``."""
     if isinstance(inputs, Tensor):
         return None
     return "image" if inputs.image is None else "text" if inputs.text is None else None
 
 
 def without(inputs: Inputs, modality: Modality | None) -> Inputs:
-    """Pairs without that modality; other inputs, and all inputs for ``None``, are unchanged."""
+    """Pairs without a modality; ``None``, or inputs that are no pairs: unchanged."""
     return inputs if modality is None or isinstance(inputs, Tensor) else inputs._replace(**{modality: None})
 
 
@@ -74,7 +75,7 @@ def take(inputs: Inputs, index: Tensor) -> Inputs:
 
 
 def split(inputs: Inputs, sizes: int | Sequence[int]) -> list[Inputs]:
-    """Consecutive parts of ``sizes`` samples each (the last may be smaller), or of the given sizes; as ``torch.split``."""
+    """Split into consecutive parts of a size or of several sizes, like ``torch.split``."""
     if isinstance(inputs, Tensor):
         return list(torch.split(inputs, cast(int, sizes)))
     count = size(inputs)
@@ -84,20 +85,20 @@ def split(inputs: Inputs, sizes: int | Sequence[int]) -> list[Inputs]:
 
 
 def in_chunks(inputs: Inputs, size: int, encode: Callable[[Inputs], Tensor], lengths: Tensor | None = None) -> Tensor:
-    """The outputs ``(n, d)`` of ``encode`` for n samples, ``size`` at a time.
+    """The outputs ``(n, d)`` of ``encode`` for n samples, computed for ``size`` samples at a time.
 
     Args:
-        lengths: of texts ``(n,)``, which are then batched by length, to reduce padding.
+        lengths: lengths of texts ``(n,)``; texts of similar length are then batched together, to reduce padding.
     """
     if lengths is None:
         return torch.cat([encode(chunk) for chunk in split(inputs, size)])
     order = lengths.argsort(stable=True)
-    found = torch.cat([encode(chunk) for chunk in split(take(inputs, order), size)])
-    return torch.empty_like(found).index_copy_(0, order, found)
+    outputs = torch.cat([encode(chunk) for chunk in split(take(inputs, order), size)])
+    return torch.empty_like(outputs).index_copy_(0, order, outputs)
 
 
 def join(parts: Sequence[Inputs]) -> Inputs:
-    """Concatenate parts, which have the same modalities."""
+    """Concatenate parts with the same modalities."""
     if isinstance(parts[0], Tensor):
         return torch.cat(cast(list[Tensor], list(parts)))
     columns = zip(*cast(Sequence[Pairs], parts), strict=True)

@@ -9,9 +9,9 @@ from fedpriv.samples import (
     Inputs,
     Pairs,
     each,
+    from_tensors,
     join,
     lacking,
-    of_tensors,
     size,
     split,
     take,
@@ -32,7 +32,7 @@ def same(first: Inputs, second: Inputs) -> bool:
 
 @kinds
 def test_taken_apart_and_put_together(inputs: Inputs) -> None:
-    assert same(of_tensors(tensors(inputs)), inputs)
+    assert same(from_tensors(tensors(inputs)), inputs)
     assert size(inputs) == 7
 
 

@@ -28,7 +28,7 @@ from fedpriv.attacks.scoring.scores import RECOVERED, errors, match, psnr
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.sources import load_dataset
 from fedpriv.experiments.markdown import table
-from fedpriv.models.cnn import cnn10
+from fedpriv.models.architectures.cnn import cnn10
 
 SEED = 0
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

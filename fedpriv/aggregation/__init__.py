@@ -1,4 +1,4 @@
-"""Aggregations, the server's half of a method: pure functions on the K x p matrix of a round's uploads, and classes on them."""
+"""Aggregations, the server part of a method: functions of a round's uploads, a matrix K x p, and the classes that use them."""
 
 from fedpriv.aggregation.base import Aggregation, Memory, Merged, Uploads
 from fedpriv.registry import Registry, subclass_of

@@ -1,4 +1,4 @@
-"""The server's half of a method: how uploads become the next model."""
+"""The server part of a method: how uploads become the next model."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import is_model
 
 Memory = Mapping[str, Tensor]
-"""The server's state between rounds besides the model, by name."""
+"""The server's state between rounds, without the model, by name."""
 
 
 @dataclass(frozen=True)
 class Uploads:
-    """The uploads of a round, all finite, as a matrix.
+    """The uploads of a round as a matrix with one row for each client; all entries are finite.
 
     Attributes:
-        space: the layout of what was sent; a part of the net's where some of it stays with the clients or is masked.
-        rows: ``(K, p)``, ordered by client; entries that a client did not send have the server's value.
-        by_columns: the same for functions of :mod:`fedpriv.aggregation.columns`, which read it part by part. Of a round that is
-            too large for a matrix ``rows`` is a tensor without numbers (on torch's device ``meta``), and this has them.
-        previous: ``(p,)`` the server's model at the round's start.
-        examples: the clients' numbers of training samples; 0 where they are not revealed.
+        space: the layout of a row: the tensors that clients send, without private and masked ones.
+        rows: ``(K, p)``, ordered by client; a tensor that a client did not send has the server's values.
+        by_columns: ``rows`` for the functions of :mod:`fedpriv.aggregation.columns`, which read some columns at a time. In a
+            round too large for memory, only this can be read: ``rows`` is then a tensor without values (on torch's ``meta``).
+        previous: ``(p,)``: the server's model at the start of the round.
+        examples: ``(K,)``: the clients' numbers of training samples; 0 where they are not revealed.
         statistics: what each client sent besides the model, by full name.
-        clients: their numbers.
-        registered: number K_all of registered clients that hold training data; those of the round are among them.
-        whole: the layout of the whole net; ``None``: all of it was sent.
-        unsent: names of the net's tensors that are sent in other rounds, by clients who have data for them (of pairs, a branch).
+        clients: the clients' numbers.
+        registered: number of registered clients that hold training data, in this round or not.
+        whole: the layout of the whole net; ``None``: it is ``space``.
+        unsent: names of tensors that no client of this round has data for, but others have (a branch of a net of pairs).
     """
 
     space: ParameterSpace
@@ -55,19 +55,19 @@ class Uploads:
         return len(self.rows)
 
     def restrict(self, row: Tensor) -> Tensor:
-        """The part that was sent of a row of the whole net, such as a server momentum: ``(p_whole,)`` -> ``(p,)``."""
+        """The entries of the sent tensors in a row of the whole net, such as a momentum: ``(p_whole,)`` -> ``(p,)``."""
         whole = self.whole or self.space
         return self.space.pack(whole.unpack(row, self.space.names), row.new_empty(self.space.size))
 
     def expand(self, row: Tensor, into: Tensor) -> Tensor:
-        """The inverse of :meth:`restrict`: a copy of ``into`` ``(p_whole,)`` with ``row`` ``(p,)`` in the part that was sent."""
+        """The inverse of :meth:`restrict`: a copy of ``into`` ``(p_whole,)`` whose sent tensors are those of ``row`` ``(p,)``."""
         whole = self.whole or self.space
         return whole.pack(self.space.unpack(row), into.clone())
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The next model ``(p,)``, the next memory, and numbers for the round's record, by name."""
+    """The next model ``(p,)``, the next memory, and metrics for the round's record."""
 
     row: Tensor
     memory: Memory = field(default_factory=dict)
@@ -75,16 +75,16 @@ class Merged:
 
 
 class Aggregation(Part):
-    """How the server merges; a subclass defines :meth:`merge`."""
+    """How the server merges uploads; a subclass defines at least :meth:`merge`."""
 
     linear: ClassVar[bool] = False
-    """Whether a sum over the clients (:meth:`addend`) is enough to merge. A class with a merge of its own says so itself."""
-    of_single: ClassVar[frozenset[str]] = frozenset()
-    """Of a linear one, numbers of the round's record that take single uploads; without them, they are left out."""
-
+    """Whether a sum over the clients (:meth:`addend`) is enough to merge, so that secure aggregation can be used. A class that
+    overrides :meth:`merge` must declare it anew."""
+    single_upload_metrics: ClassVar[frozenset[str]] = frozenset()
+    """Metrics of a linear aggregation that depend on single uploads; under secure aggregation they are left out."""
     by_columns: ClassVar[bool] = False
-    """Whether :meth:`merge` reads :attr:`Uploads.by_columns` alone: a round may be larger than memory. A class with a merge
-    of its own says so itself."""
+    """Whether :meth:`merge` reads only :attr:`Uploads.by_columns`, so that a round may exceed memory. A class that overrides
+    :meth:`merge` must declare it anew."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -93,57 +93,59 @@ class Aggregation(Part):
                 setattr(cls, name, False)
 
     def start(self, row: Tensor) -> dict[str, Tensor]:
-        """The memory before the first round, given the initial model ``(p,)`` of the whole net."""
+        """The memory before the first round, given the initial model of the whole net ``(p,)``."""
         return {}
 
-    def down(self, memory: Memory) -> dict[str, Tensor]:
-        """The tensors of a download besides the model, by full name."""
+    def server_statistics(self, memory: Memory) -> dict[str, Tensor]:
+        """What a download contains besides the model, by full name."""
         return {}
 
-    def tested_too(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
-        """Global models ``(p,)`` that are tested besides the server's ``row``, by the name in ``global_accuracy_<name>``."""
+    def extra_models(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
+        """Further global models ``(p,)`` to test besides ``row``: name -> model; the metric is ``global_accuracy_<name>``."""
         return {}
 
-    def sent(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
-        """Names of the shared tensors in this round's download."""
+    def download_names(self, names: Sequence[str], memory: Memory, round: int) -> Sequence[str]:
+        """The shared tensors that this round's download contains; by default all."""
         return names
 
-    def asked(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
-        """On the client, names of the shared tensors that it uploads in this round, given what it received."""
+    def upload_names(self, names: Sequence[str], received: Mapping[str, Tensor], round: int) -> Sequence[str]:
+        """The shared tensors that a client uploads in this round; by default all. Called on the client."""
         return names
 
-    def place(self, update: LocalUpdate) -> None:
-        """On the client, before either half's :meth:`begin`: put into ``update.row`` and ``update.start`` what it goes on from,
-        other than the tensors that it received. By default, where :meth:`sent` leaves tensors out, these have their initial
-        values, or what the client keeps."""
+    def set_start(self, update: LocalUpdate) -> None:
+        """Write the client's starting weights into ``update.row`` and ``update.start``, where they are not the download's.
+
+        Called on the client, before :meth:`begin` of both parts. Tensors that :meth:`download_names` leaves out have the
+        client's private values, or else the initial ones.
+        """
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
-        """Weights ``(K,)`` of the clients, not normalised, in the mean that replaces tensors missing from an upload.
+        """The clients' weights ``(K,)``, not normalised, before any that depend on the uploads; by default equal.
 
-        They are those of :meth:`merge`, before any that follow from what was uploaded; by default all weigh the same.
+        Also used for the mean that stands in for tensors missing from an upload (:mod:`fedpriv.aggregation.completing`).
         """
         return [1.0] * len(uploads)
 
     def weight(self, examples: int) -> float:
-        """On the client, its weight in a sum, as :meth:`weigh` has it at the server."""
+        """A client's weight in a sum, equal to that of :meth:`weigh`. Called on the client."""
         return 1.0
 
     def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
-        """On the client, what it adds to a sum over the clients, in float64, from its upload; by full name.
+        """What a client adds to the sum over the clients, in float64, by full name. Called on the client.
 
-        By default the model's tensors times the weight, and statistics as they are.
+        By default its model times its weight, and its statistics unweighted.
         """
         return {name: tensor.double() * (weight if is_model(name) else 1) for name, tensor in upload.items()}
 
     def mean_upload(
         self, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int
     ) -> dict[str, Tensor]:
-        """The upload of which ``count`` copies, each of the same weight, merge as the uploads behind the sums do.
+        """One upload whose ``count`` copies, equally weighted, merge to the same model as the clients' uploads.
 
         Args:
-            sums: of the clients' :meth:`addend`.
-            weight: the sum of their weights.
-            count: how many they are.
+            sums: the sums of the clients' :meth:`addend`.
+            weight: the sum of the clients' weights.
+            count: number of clients.
         """
         return {name: total / (weight if is_model(name) else count) for name, total in sums.items()}
 

@@ -1,8 +1,8 @@
-"""Inner products, distances and weighted sums over groups of columns of a round's K x p matrix, in blocks that fit a cache.
+"""Inner products, distances and weighted sums over groups of columns of a round's matrix K x p.
 
-Products and squares are summed in float64: in float32, cosines of nearly equal models come out above one and squared distances
-below zero, and a matrix-vector product in float32 blocks would still be off by 3e-7, always in the same direction. Blocks are
-converted one at a time, so there is never a float64 copy of the matrix.
+Products and squares are summed in float64: in float32, cosines of nearly equal models exceed one and squared distances become
+negative, and even matrix-vector products in float32 blocks have a systematic error of 3e-7. Columns are converted in blocks that
+fit a cache, so that there is never a float64 copy of the matrix.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GroupBy = Literal["model", "module", "array"]
 _ENTRIES = 2**18
 """Entries of a block; 2 MiB in float64."""
 _PLAIN_COLUMNS = 2**14
-"""Columns of a block in the matrix's own precision; float32 sums over more of them lose precision."""
+"""Columns of a block in the matrix's own precision; float32 sums over more columns lose precision."""
 _NARROWEST = 2**11
 
 
 @dataclass(frozen=True)
 class Group:
-    """Columns that have a common weight."""
+    """Columns that are merged with the same weights."""
 
     name: str
     slices: tuple[slice, ...]
@@ -39,32 +39,34 @@ class Group:
 
 
 def parameter_groups(space: ParameterSpace, by: GroupBy) -> list[Group]:
-    """The parameters (no buffers) of a space in groups: all in one, one per module (weight and bias), or one per array."""
+    """The parameters (no buffers) in groups: all together, by module (weight and bias), or by array."""
     return _groups(space, by, buffers=False)
 
 
 def buffer_groups(space: ParameterSpace) -> list[Group]:
-    """The floating-point buffers, one group per array."""
+    """The floating-point buffers, a group for each array."""
     return _groups(space, "array", buffers=True)
 
 
 def _groups(space: ParameterSpace, by: GroupBy, buffers: bool) -> list[Group]:
-    found: dict[str, list[slice]] = {}
+    groups: dict[str, list[slice]] = {}
     for entry in space.entries:
         if (entry.kind == "buffer") != buffers:
             continue
         name = {"model": "model", "module": layer_of(entry.name), "array": entry.name}[by]
-        parts = found.setdefault(name, [])
+        parts = groups.setdefault(name, [])
         if parts and parts[-1].stop == entry.start:
             parts[-1] = slice(parts[-1].start, entry.stop)
         else:
             parts.append(slice(entry.start, entry.stop))
-    return [Group(name, tuple(parts)) for name, parts in found.items()]
+    return [Group(name, tuple(parts)) for name, parts in groups.items()]
 
 
 def blocks(rows: Rows, slices: Sequence[slice]) -> Iterator[tuple[slice, Tensor]]:
-    """Iterate over the columns of ``rows`` ``(K, p)`` in ``slices``: (columns, block ``(K, b)`` in float64), where the next block
-    overwrites the last one."""
+    """Yield the columns of ``rows`` ``(K, p)`` in ``slices``, in blocks: (columns, their values ``(K, b)`` in float64).
+
+    A block is overwritten by the next one.
+    """
     width = max(_NARROWEST, _ENTRIES // max(1, len(rows)))
     room = torch.empty(len(rows) * width, dtype=torch.float64, device=rows.device)
     for part in slices:
@@ -80,9 +82,9 @@ class Products:
     """Inner products over G groups of columns, in float64.
 
     Attributes:
-        cross: ``(G, K)``, each upload with the reference.
-        own: ``(G, K)``, each upload with itself.
-        reference: ``(G,)``, the reference with itself.
+        cross: of each upload with the reference ``(G, K)``.
+        own: of each upload with itself ``(G, K)``.
+        reference: of the reference with itself ``(G,)``.
     """
 
     cross: Tensor
@@ -90,39 +92,39 @@ class Products:
     reference: Tensor
 
     def together(self) -> Products:
-        """The products over all groups together."""
+        """The products over the columns of all groups (G is 1)."""
         return Products(self.cross.sum(0, keepdim=True), self.own.sum(0, keepdim=True), self.reference.sum(0, keepdim=True))
 
     def cosines(self) -> Tensor:
-        """``(G, K)`` cosine of each upload with the reference, in [-1, 1]; 1 where either of them is zero."""
+        """Cosine similarity of each upload and the reference ``(G, K)``, in [-1, 1]; 1 if either is zero."""
         norms = (self.own * self.reference[:, None]).sqrt()
         return torch.where(norms > 0, (self.cross / norms).clamp(-1, 1), 1.0)
 
 
 def products(rows: Rows, reference: Tensor, groups: Sequence[Group]) -> Products:
-    """Inner products of the uploads ``(K, p)`` with a reference ``(p,)``; one pass over the matrix.
+    """Inner products of the uploads ``(K, p)`` with a reference ``(p,)``, in one pass over the matrix.
 
-    In the matrix's own precision within a block and in float64 across blocks: from float32, cosines are right to 1e-7, which is
-    float32's precision. Use :func:`exact_products` where differences of cosines matter.
+    They are computed in the matrix's own precision within a block, and in float64 across blocks: with float32, cosines are
+    correct to 1e-7. Use :func:`exact_products` if differences of cosines matter.
     """
     reference = reference.to(rows.device, rows.dtype)
     cross = torch.zeros(len(groups), len(rows), dtype=torch.float64, device=rows.device)
     own, of_reference = torch.zeros_like(cross), cross.new_zeros(len(groups))
     for index, group in enumerate(groups):
-        found = []
+        blocks_of_group = []
         for part in group.slices:
             for start in range(part.start, part.stop, _PLAIN_COLUMNS):
                 where = slice(start, min(start + _PLAIN_COLUMNS, part.stop))
                 block, other = rows[:, where], reference[where]
-                # Both products while the block is in the cache; their sums over all blocks come at the end.
-                found.append((block @ other, torch.linalg.vector_norm(block, dim=1), torch.linalg.vector_norm(other)))
-        dots, lengths, of_other = (torch.stack(column).double() for column in zip(*found, strict=True))
+                # All three while the block is in the cache; they are summed over the blocks at the end.
+                blocks_of_group.append((block @ other, torch.linalg.vector_norm(block, dim=1), torch.linalg.vector_norm(other)))
+        dots, lengths, of_other = (torch.stack(column).double() for column in zip(*blocks_of_group, strict=True))
         cross[index], own[index], of_reference[index] = dots.sum(0), lengths.square().sum(0), of_other.square().sum()
     return Products(cross, own, of_reference)
 
 
 def exact_products(rows: Rows, reference: Tensor, groups: Sequence[Group]) -> Products:
-    """:func:`products` in float64 throughout, also for references in float64; takes three times as long."""
+    """:func:`products` entirely in float64, also for a reference in float64; takes three times as long."""
     cross = torch.zeros(len(groups), len(rows), dtype=torch.float64, device=rows.device)
     own, of_reference = torch.zeros_like(cross), cross.new_zeros(len(groups))
     for index, group in enumerate(groups):
@@ -135,25 +137,25 @@ def exact_products(rows: Rows, reference: Tensor, groups: Sequence[Group]) -> Pr
 
 
 def squared_distances(rows: Rows, reference: Tensor, groups: Sequence[Group]) -> Tensor:
-    """``(G, K)`` in float64: squared distances of the uploads ``(K, p)`` from a reference ``(p,)``; one pass over the matrix."""
-    found = torch.zeros(len(groups), len(rows), dtype=torch.float64, device=rows.device)
+    """Squared distances of the uploads ``(K, p)`` from a reference ``(p,)``: ``(G, K)`` in float64, in one pass."""
+    distances = torch.zeros(len(groups), len(rows), dtype=torch.float64, device=rows.device)
     for index, group in enumerate(groups):
         for where, block in blocks(rows, group.slices):
-            found[index] += block.sub_(reference[where]).square_().sum(1)
-    return found
+            distances[index] += block.sub_(reference[where]).square_().sum(1)
+    return distances
 
 
 def norms(row: Tensor, groups: Sequence[Group]) -> Tensor:
-    """``(G,)`` L2 norms of a model ``(p,)`` by group, to float32's precision, in float64."""
-    found = [torch.stack([torch.linalg.vector_norm(row[part]) for part in group.slices]).double() for group in groups]
-    return torch.stack([torch.linalg.vector_norm(parts) for parts in found])
+    """L2 norms of a model ``(p,)`` by group: ``(G,)`` in float64, correct to float32's precision."""
+    norms_of_slices = [torch.stack([torch.linalg.vector_norm(row[part]) for part in group.slices]).double() for group in groups]
+    return torch.stack([torch.linalg.vector_norm(parts) for parts in norms_of_slices])
 
 
 def combine(rows: Rows, weights: Tensor, groups: Sequence[Group], out: Tensor) -> Tensor:
-    """``sum_k weights[g, k] rows[k]`` in the columns of each group, written into ``out`` ``(p,)``, which is returned.
+    """Write ``sum_k weights[g, k] rows[k]`` into the columns of each group g of ``out`` ``(p,)``, and return ``out``.
 
     Args:
-        weights: ``(G, K)``, or ``(K,)`` the same for all groups.
+        weights: ``(G, K)``, or ``(K,)`` for all groups.
     """
     weights = weights.to(rows.device, rows.dtype).expand(len(groups), len(rows))
     for group, weight in zip(groups, weights, strict=True):
@@ -164,7 +166,7 @@ def combine(rows: Rows, weights: Tensor, groups: Sequence[Group], out: Tensor) -
 
 
 def weighted_sum(rows: Rows, weights: Tensor) -> Tensor:
-    """``sum_k weights_k rows_k`` of the uploads ``(K, p)``, in their precision: ``(p,)``."""
+    """``sum_k weights_k rows_k`` of the uploads ``(K, p)``: ``(p,)``, in their precision."""
     weights = weights.to(rows.device, rows.dtype)
     if isinstance(rows, Tensor):
         return weights @ rows

@@ -1,9 +1,9 @@
-"""The dual aggregation of FedSiam-DA (arXiv 2211.09421, eqs. 13-16): a mean, then a mean weighted by the cosines with it.
+"""The server part of FedSiam-DA (arXiv 2211.09421, eqs. 13-16): a mean, then a mean weighted by the cosines with the first.
 
     mbar = sum_k a_k w_k;   c_k = <w_k, mbar> / (|w_k| |mbar|);   xi_k = c_k / sum_j c_j;   w = sum_k xi_k w_k
 
-Uploads of one round start from one model, so their cosines are near one and each weight is near 1/K. The round's record has the
-distance between the two means.
+All uploads of a round start from one model, so their cosines are close to one, and the weights close to 1/K. The round's record
+has the distance between the two means as ``dual/moved``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fedpriv.aggregation.mean import client_weights, normalised
 from fedpriv.interfaces import params
 
 SMALLEST_SUM = 1e-8
-"""Smallest sum of the cosines for which the second mean is defined."""
+"""If the cosines sum to less, the result is the first mean."""
 
 Negative = Literal["clamp", "paper"]
 
@@ -32,8 +32,8 @@ class Weights:
     """The weights of the second mean, in float64.
 
     Attributes:
-        second: ``(K,)`` xi; they sum to one.
-        fell_back: whether they are those of the first mean, as the cosines sum to less than :data:`SMALLEST_SUM`.
+        second: xi ``(K,)``, summing to one.
+        fell_back: whether they are the weights of the first mean, as the cosines sum to less than :data:`SMALLEST_SUM`.
     """
 
     second: Tensor
@@ -44,9 +44,9 @@ def dual_weights(cosines: Tensor, first: Tensor, negative: Negative = "clamp") -
     """Eq. 15: ``xi_k = c_k / sum_j c_j``.
 
     Args:
-        cosines: ``(K,)`` c; 0 where there is no direction.
-        first: ``(K,)`` the weights of the first mean, summing to one; the result where the cosines sum to less than 1e-8.
-        negative: an upload with a negative cosine gets weight 0 (clamp), or a negative weight (eq. 15 as it stands).
+        cosines: c ``(K,)``.
+        first: the weights of the first mean ``(K,)``, summing to one.
+        negative: an upload with a negative cosine gets weight 0 (clamp), or a negative weight (paper).
     """
     kept = cosines.clamp(min=0) if negative == "clamp" else cosines
     total = float(kept.sum())
@@ -54,7 +54,7 @@ def dual_weights(cosines: Tensor, first: Tensor, negative: Negative = "clamp") -
 
 
 def weighted_sum(rows: Tensor, weights: Tensor, slices: Sequence[slice]) -> Tensor:
-    """``sum_k weights_k rows_k`` of ``(K, p)`` over the columns in ``slices``: ``(p,)`` in float64, 0 elsewhere."""
+    """``sum_k weights_k rows_k`` of ``(K, p)`` in the columns of ``slices``, and 0 elsewhere: ``(p,)`` in float64."""
     total = rows.new_zeros(rows.shape[1], dtype=torch.float64)
     weights = weights.to(total)
     for where, block in blocks(rows, slices):
@@ -67,34 +67,37 @@ class DualParams:
     """Options of the dual aggregation."""
 
     pass1: Literal["uniform", "samples"] = Field(
-        "uniform", description="the first mean: every upload alike (eq. 13), or by samples (the text's 'consistent with FedAvg')"
+        "uniform", description="weights of the first mean: equal (eq. 13), or by samples (the text's 'consistent with FedAvg')"
     )
     negative: Literal["clamp", "paper"] = Field(
-        "clamp", description="an upload with a negative cosine: weight 0 (not in the paper), or its negative weight (eq. 15)"
+        "clamp", description="an upload with a negative cosine has weight 0 (not in the paper), or a negative weight (eq. 15)"
     )
 
 
 @register("dual")
 class DualMean(Aggregation):
-    """A mean, then a mean weighted by each upload's cosine with the first."""
+    """A mean, then a mean weighted by each upload's cosine similarity to the first."""
 
     paper = "FedSiam-DA, arXiv 2211.09421"
     Params = DualParams
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
-        """Those of the first mean ``(K,)``, not normalised."""
+        """The weights of the first mean ``(K,)``, not normalised."""
         return client_weights(uploads, self.params.pass1)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        """BatchNorm's running statistics do not enter the cosines, and always get the clamped weights, so that no variance
-        becomes negative."""
+        """Merge as in eqs. 13-16.
+
+        BatchNorm's running statistics do not enter the cosines, and always have the clamped weights, so that no variance becomes
+        negative.
+        """
         first = normalised(self.weigh(uploads))
         trained = parameter_groups(uploads.space, "model")
         slices = [part for group in trained for part in group.slices]
         mean = weighted_sum(uploads.rows, first, slices)
-        found = exact_products(uploads.rows, mean, trained).together()
-        norms = (found.own[0] * found.reference).sqrt().cpu()
-        cosines = torch.where(norms > 0, (found.cross[0].cpu() / norms).clamp(-1, 1), 0.0)
+        inner = exact_products(uploads.rows, mean, trained).together()
+        norms = (inner.own[0] * inner.reference).sqrt().cpu()
+        cosines = torch.where(norms > 0, (inner.cross[0].cpu() / norms).clamp(-1, 1), 0.0)
         weights = dual_weights(cosines, first, self.params.negative)
         moved = weighted_sum(uploads.rows, weights.second - first, slices)
         buffers = [part for group in buffer_groups(uploads.space) for part in group.slices]

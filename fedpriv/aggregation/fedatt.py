@@ -1,4 +1,7 @@
-"""FedAtt (Ji et al. 2019): the server takes a step towards each tensor of the uploads, weighed by attention to its distance."""
+"""The server part of FedAtt (Ji et al., IJCNN 2019): a step towards the uploads, tensor by tensor, with attention weights.
+
+w <- w - step sum_k alpha_k (w - w_k),        alpha = softmax over clients of ||w - w_k||
+"""
 
 from __future__ import annotations
 
@@ -16,35 +19,35 @@ from fedpriv.interfaces import params
 class FedAttParams:
     """Options of FedAtt."""
 
-    step: float = Field(1.2, gt=0, description="epsilon, how far the server steps (released code)")
+    step: float = Field(1.2, gt=0, description="epsilon, the server's step size (released code: 1.2)")
     dp: float = Field(0.0, ge=0, description="standard deviation of noise on the new weights (released code: .001)")
 
 
 def attention(distances: Tensor) -> Tensor:
-    """Softmax over clients of the distances ``(G, K)``: clients that are further away weigh more."""
+    """Softmax over the clients of their distances ``(G, K)``: more distant clients have larger weights."""
     return torch.softmax(distances, 1)
 
 
 @register("fedatt")
 class FedAtt(Aggregation):
-    """A step towards each tensor of the uploads, those further away weighing more (Frobenius norms)."""
+    """A step towards the uploads, tensor by tensor; the more distant an upload, the larger its weight."""
 
     paper = "Ji et al., IJCNN 2019"
     Params = FedAttParams
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         rows, start, groups = uploads.rows, uploads.previous, parameter_groups(uploads.space, "array")
-        found = attention(squared_distances(rows, start, groups).sqrt())
-        row = combine(rows, found, groups, torch.empty_like(start))
+        weights = attention(squared_distances(rows, start, groups).sqrt())
+        row = combine(rows, weights, groups, torch.empty_like(start))
         for group in groups:
             for part in group.slices:
                 row[part] = torch.lerp(start[part], row[part], self.params.step)
         if self.params.dp:
-            drawn = self.context.generator(f"fedatt {uploads.round}")
+            generator = self.context.generator(f"fedatt {uploads.round}")
             for group in groups:
                 for part in group.slices:
-                    noise = torch.randn(part.stop - part.start, generator=drawn)
+                    noise = torch.randn(part.stop - part.start, generator=generator)
                     row[part] += (self.params.dp * noise).to(row)
         plain = normalised(self.weigh(uploads)).to(rows.device)
-        tv = float((found - 1 / len(uploads)).abs().sum(1).mean() / 2)
+        tv = float((weights - 1 / len(uploads)).abs().sum(1).mean() / 2)
         return Merged(combine(rows, plain, buffer_groups(uploads.space), row), memory, {"fedatt/tv": tv})

@@ -1,10 +1,10 @@
-"""FedDyn's server (Acar et al. 2021): the mean of the models, plus the accumulated mean drift of all clients.
+"""The server part of FedDyn (Acar et al., ICLR 2021, alg. 1): the mean of the models, plus the clients' accumulated drift.
 
-    h <- h - (alpha / K) sum_S (x_k - x_g),      x_g <- mean_S x_k - h / alpha,   K clients with training data
+    h <- h - (alpha / K) sum_S (x_k - x_g),      x_g <- mean_S x_k - h / alpha        for K clients with training data
 
-``u = -h / alpha`` is the mean over all clients of the displacements that they keep (:mod:`fedpriv.objectives.feddyn`), which are
-those that arrive here, so the server adds ``u`` and needs no alpha; with one alpha a client this is what the authors' code does.
-For a tensor that some clients have no data for, it is the mean over the others (:mod:`fedpriv.aggregation.completing`).
+The server stores the drift ``u = -h / alpha`` and adds it, so it needs no alpha. ``u`` is the mean over all clients of the
+displacements that they keep (:mod:`fedpriv.objectives.feddyn`). If alpha differs between clients, this is what the authors' code
+does. For a tensor that some clients have no data for, the mean is over the others (:mod:`fedpriv.aggregation.completing`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class FedDynServerParams(MeanParams):
     """Options of FedDyn's server."""
 
     weights: Literal["samples", "uniform"] = Field(
-        "uniform", description="a client weighs its number of samples, or the same as all (paper)"
+        "uniform", description="weights of the clients: by number of samples, or equal (paper)"
     )
     test_mean: bool = Field(
-        False, description="also test the round's plain mean of the models (global_accuracy_mean), as the authors' code does"
+        False, description="also test the plain mean of the round's models (global_accuracy_mean), as the authors' code does"
     )
-    h_decay: float = Field(1.0, ge=0, le=1, description="h is multiplied by it each round; 1 is the paper, less keeps h bounded")
+    h_decay: float = Field(1.0, ge=0, le=1, description="factor of h in each round; 1: the paper; less: h stays bounded")
 
 
 @register("feddyn")
 class FedDyn(Mean):
-    """The mean of the models, plus the clients' accumulated mean drift."""
+    """The mean of the models, plus the accumulated drift of all clients."""
 
     paper = "Acar et al., ICLR 2021"
     Params = FedDynServerParams
@@ -50,24 +50,24 @@ class FedDyn(Mean):
     def start(self, row: Tensor) -> dict[str, Tensor]:
         return {_DRIFT: torch.zeros_like(row)}
 
-    def tested_too(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
+    def extra_models(self, row: Tensor, memory: Memory) -> dict[str, Tensor]:
         return {"mean": row - memory[_DRIFT]} if self.params.test_mean else {}
 
     def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
-        """As usual; but the drift is a plain sum, and the model a weighted one, so that all must weigh the same."""
+        """As for the mean, but only with equal weights, because the drift is an unweighted sum."""
         if self.params.weights != "uniform":
             raise UsageError(
-                "aggregation feddyn: from a sum, models and drift can be merged only with equal weights; use weights=uniform"
+                "aggregation feddyn: a sum over the clients gives models and drift only with equal weights; use weights=uniform"
             )
         return super().addend(upload, received, weight)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
-        space, whole = uploads.space, memory[_DRIFT]
+        space, drift_of_net = uploads.space, memory[_DRIFT]
         mean = weighted_mean(uploads.rows, self.weigh(uploads))
-        drift = self.params.h_decay * uploads.restrict(whole)
+        drift = self.params.h_decay * uploads.restrict(drift_of_net)
         for row in uploads.rows:
             drift += (row - uploads.previous) / uploads.registered
         merged = with_plain_buffers(mean + drift, mean, space)
         drift = with_plain_buffers(drift, torch.zeros_like(drift), space)
         report = {"feddyn/drift_norm": float(torch.linalg.vector_norm(drift, dtype=torch.float64))}
-        return Merged(merged, {_DRIFT: uploads.expand(drift, whole)}, report)
+        return Merged(merged, {_DRIFT: uploads.expand(drift, drift_of_net)}, report)

@@ -1,4 +1,8 @@
-"""FedU's divergence-aware update (Zhuang et al. 2021): a client whose encoder changed much keeps its own predictor."""
+"""The divergence-aware predictor update of FedU (Zhuang et al., ICCV 2021), as Rehman et al. (ICCV 2023) compare with it.
+
+A client whose encoder changed by more than a threshold in its last local update keeps its own predictor instead of the received
+one. SimCLR and Barlow Twins have no predictor; here it is the projector by default.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,27 @@ from fedpriv.errors import UsageError
 from fedpriv.interfaces import ROLE_OPTIONS, Context, LocalUpdate, params
 from fedpriv.parameters import ParameterSpace
 
-_MOVED, _OWN = "fedu.moved", "fedu.own"
+_MOVED, _LOCAL = "fedu.moved", "fedu.own"
 
 
 @params
 class LDawaFedUParams(DawaParams):
-    """Options of L-DAWA with FedU's clients."""
+    """Options of L-DAWA with FedU's update."""
 
     base: Base = Field("samples", description=BASE_TEXT)
     fedu_part: Literal["projector", "predictor", "head"] = Field(
         "projector",
-        description="what a client may keep; FedU's predictor, which SimCLR and Barlow Twins do not have (our choice)",
+        description="the role that a client may keep (FedU: the predictor, which SimCLR and Barlow Twins do not have)",
     )
     fedu_threshold: float = Field(
-        0.4, gt=0, description="a client takes the global part if its encoder moved by less than that (FedU; EasyFL)"
+        0.4, gt=0, description="a client takes the received one if its encoder moved by less than this (FedU; EasyFL)"
     )
 
 
 def movement(space: ParameterSpace, before: Tensor, after: Tensor) -> float:
-    """How far the encoder moved between two rows ``(p,)``: the mean L2 norm of the change over its convolutions' weights.
+    """How far the encoder moved between two models ``(p,)``: the mean over its convolutions of the L2 norm of their change.
 
-    Where it has no convolution, over all its weight matrices.
+    For an encoder without convolutions, the mean is over its weight matrices.
     """
     weights = [entry for entry in space.entries if entry.role == "encoder" and entry.kind == "weight"]
     weights = [entry for entry in weights if len(entry.shape) > 2] or weights
@@ -57,16 +61,16 @@ class LDawaFedU(LDawa):
             raise UsageError(f"aggregation {self.name}: the net has no {params.fedu_part} to keep; --set {option}")
         self._part = context.space.restricted(names)
 
-    def place(self, update: LocalUpdate) -> None:
+    def set_start(self, update: LocalUpdate) -> None:
         if update.first_time or float(update.private[_MOVED]) < self.params.fedu_threshold:
             return
         for row in (update.row, update.start):
-            self.context.space.pack(self._part.unpack(update.private[_OWN]), row)
+            self.context.space.pack(self._part.unpack(update.private[_LOCAL]), row)
 
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
-        own = self._part.pack(update.state(self._part.names), update.row.new_empty(self._part.size))
+        local = self._part.pack(update.state(self._part.names), update.row.new_empty(self._part.size))
         moved = torch.tensor(movement(self.context.space, update.start, update.row), dtype=torch.float64)
-        return {**super().keep(update), _OWN: own, _MOVED: moved}
+        return {**super().keep(update), _LOCAL: local, _MOVED: moved}
 
 
 @params

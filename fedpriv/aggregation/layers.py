@@ -1,4 +1,4 @@
-"""Selection of layers by position or by name, for aggregations that treat layers differently."""
+"""Selects layers by position or name, for aggregations that treat layers differently."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from fedpriv.parameters import layer_of
 
 
 def layers_of(parameters: Sequence[str], uncounted: frozenset[str] = frozenset()) -> list[list[str]]:
-    """Parameter names grouped by module (a weight with its bias), in the order given.
+    """Parameter names grouped by layer (a weight with its bias), in the given order.
 
     Args:
-        uncounted: names of tensors that are left out, as they belong to no layer that counts: :func:`uncounted`.
+        uncounted: names to leave out, usually those of :func:`uncounted`.
     """
-    found: dict[str, list[str]] = {}
+    layers: dict[str, list[str]] = {}
     for name in parameters:
         if name not in uncounted:
-            found.setdefault(layer_of(name), []).append(name)
-    return list(found.values())
+            layers.setdefault(layer_of(name), []).append(name)
+    return list(layers.values())
 
 
 def uncounted(context: Context) -> frozenset[str]:
-    """The tensors of normalisation layers, which papers do not count as layers, and of those that the logits do not depend on."""
+    """Tensors that do not count as layers: those of normalisation layers, and those that the logits do not depend on."""
     return context.norms | context.apart
 
 
-def fitting(parameters: Sequence[str], patterns: Sequence[str], option: str) -> list[str]:
-    """The names that fit one of the shell patterns.
+def matching(parameters: Sequence[str], patterns: Sequence[str], option: str) -> list[str]:
+    """The names that match one of the shell patterns, which the user gave under ``option``.
 
     Raises:
-        UsageError: a pattern fits none; ``option`` is where it was given.
+        UsageError: a pattern matches no name.
     """
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in parameters):
-            raise UsageError(f"{option}: {pattern!r} fits no parameter of the net; there are {', '.join(parameters)}")
+            raise UsageError(f"{option}: {pattern!r} matches no parameter of the net; there are {', '.join(parameters)}")
     return [name for name in parameters if any(fnmatch(name, pattern) for pattern in patterns)]

@@ -1,4 +1,7 @@
-"""The weighted mean."""
+"""The weighted mean, FedAvg's aggregation (McMahan et al., AISTATS 2017).
+
+w = sum_k n_k w_k / sum_k n_k        with n_k the numbers of samples, or all equal
+"""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -15,7 +18,7 @@ from fedpriv.parameters import ParameterSpace
 
 
 def normalised(weights: Sequence[float]) -> Tensor:
-    """Weights ``(K,)`` in float64 that sum to one.
+    """Normalise weights ``(K,)`` to a sum of one, in float64.
 
     Raises:
         ValueError: a weight is negative, or all are zero.
@@ -27,7 +30,7 @@ def normalised(weights: Sequence[float]) -> Tensor:
 
 
 def weighted_mean(rows: Rows, weights: Sequence[float]) -> Tensor:
-    """``sum_k w_k rows_k / sum_k w_k`` of the uploads ``(K, p)``: ``(p,)``."""
+    """The weighted mean ``(p,)`` of the uploads ``(K, p)``."""
     return weighted_sum(rows, normalised(weights))
 
 
@@ -37,7 +40,7 @@ def client_weights(uploads: Uploads, by: Literal["samples", "uniform"]) -> Seque
 
 
 def with_plain_buffers(row: Tensor, mean: Tensor, space: ParameterSpace) -> Tensor:
-    """``row`` ``(p,)``, changed in place: its buffers (BatchNorm's running statistics) become those of ``mean`` ``(p,)``."""
+    """Copy the buffers (BatchNorm's running statistics) of ``mean`` ``(p,)`` into ``row`` ``(p,)``, in place, and return it."""
     for part in space.spans(entry.name for entry in space.entries if entry.kind == "buffer"):
         row[part] = mean[part]
     return row
@@ -48,23 +51,23 @@ class MeanParams:
     """Options of the mean."""
 
     weights: Literal["samples", "uniform"] = Field(
-        "samples", description="weights: by number of training samples (McMahan et al. 2017), or equal"
+        "samples", description="weights of the clients: by number of training samples (paper), or equal"
     )
 
 
 @register("mean", "fedavg")
 class Mean(Aggregation):
-    """The mean of the uploads, weighted by samples or uniform."""
+    """The mean of the uploads, weighted by numbers of samples, or unweighted."""
 
     paper = "McMahan et al., AISTATS 2017"
     Params = MeanParams
     linear = by_columns = True
 
     @property
-    def remarks(self) -> Sequence[str]:
+    def notes(self) -> Sequence[str]:
         if self.context.config.privacy.level != "client" or self.params.weights == "uniform":
             return ()
-        return ("privacy.level client: weights=samples has no effect, as all clients weigh the same",)
+        return ("privacy.level client: weights=samples has no effect, as all clients have the same weight",)
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
         """The clients' weights ``(K,)``, not normalised."""

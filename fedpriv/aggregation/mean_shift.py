@@ -1,15 +1,16 @@
-"""FedDUAL's dynamic aggregation (Sahoo et al. 2024, eqs. 10-13 and Alg. 1): the last layers by a kernel-weighted mean.
+"""The server part of FedDUAL (Sahoo et al., arXiv:2412.04416, eqs. 10-13 and alg. 1): the last layers by a kernel-weighted mean.
 
-For each dynamic tensor, with the clients' vectors v_k (their changes, or gradients, or weights) and base weights lambda_k,
+The first layers are averaged. For each tensor of the last layers (the *dynamic* tensors), with the clients' vectors v_k (changes,
+gradients or weights) and base weights lambda_k,
 
-    b <- mean of the v_k;   repeat:  w_k ~ lambda_k exp(-W(b, v_k) / eps),  b <- sum_k w_k v_k
+    b <- sum_k lambda_k v_k;    repeat:  w_k ~ lambda_k exp(-W(b, v_k) / eps),  b <- sum_k w_k v_k
 
-and the server subtracts b. The paper calls this a Wasserstein barycentre by Sinkhorn-Knopp. It is neither: it is a mean shift
-with a one-dimensional Wasserstein distance between the *bags of entries*, which ignores the positions of entries. True
-barycentres are available as alternatives: two of the entries' distributions, by closed forms, and two by POT: of neurons as free
-points, and, as the text says, by Sinkhorn-Knopp over the positions of entries, for which small tensors alone are small enough.
+and the server subtracts b. The paper calls b a Wasserstein barycentre by Sinkhorn-Knopp, but the equations define a mean shift
+whose distance W is the one-dimensional Wasserstein distance between the entries of b and of v_k, whatever their positions.
+Wasserstein barycentres are available as alternatives (``barycentre: wb_...``); the one by Sinkhorn-Knopp over the entries'
+positions is feasible for small tensors only.
 
-eps has the unit of v. An absolute eps either picks one client (small against the distances) or averages (large);
+eps has the unit of v. If it is small compared with the distances, one client gets all weight; if it is large, b is the mean.
 ``eps_mode: relative`` makes it a multiple of the median distance.
 """
 
@@ -32,7 +33,7 @@ from fedpriv.aggregation.barycentre import (
     quantile_barycenter,
     wasserstein,
 )
-from fedpriv.aggregation.layers import fitting, layers_of, uncounted
+from fedpriv.aggregation.layers import layers_of, matching, uncounted
 from fedpriv.aggregation.mean import client_weights, normalised, weighted_mean
 from fedpriv.aggregation.transport import neuron_barycenter, sinkhorn_barycenter
 from fedpriv.errors import UsageError
@@ -43,19 +44,19 @@ _NAMED = {"none": 0, "last1_layers": -1, "last2_layers": -2, "last3_layers": -3,
 
 
 def dynamic_names(layers: Sequence[str], which: str | Sequence[str], uncounted: frozenset[str] = frozenset()) -> tuple[str, ...]:
-    """The dynamic tensors, which are not simply averaged.
+    """The names of the dynamic tensors.
 
     Args:
         layers: the net's parameter names in forward order.
         which: ``none``, ``all``, ``last2_tensors``, some layers (``last1_layers``, ..., ``first2_layers``; a layer is a weight
             with its bias), or shell patterns.
-        uncounted: names of tensors that are not counted as layers, such as those of BatchNorm, and stay static.
+        uncounted: names that do not count as layers, such as those of BatchNorm; they are averaged.
 
     Raises:
         UsageError: a pattern matches no tensor.
     """
     if not isinstance(which, str):
-        return tuple(fitting(layers, which, "dyn_layers"))
+        return tuple(matching(layers, which, "dyn_layers"))
     if which == "all":
         return tuple(layers)
     if which == "last2_tensors":
@@ -70,8 +71,8 @@ class MeanShiftParams:
 
     server_object: Literal["delta", "lossgrad_sum", "lossgrad_mean", "weights"] = Field(
         "delta",
-        description="v: the client's change; the gradient of its loss after training, summed or meant over its samples (then "
-        "uploaded besides the model); or its weights, which b replaces",
+        description="v: the client's change; the gradient of its loss after training, summed or averaged over its samples, which "
+        "it then uploads, too; or its weights, in place of which the server takes b",
     )
     dyn_layers: (
         Literal["none", "last1_layers", "last2_layers", "last3_layers", "first2_layers", "all", "last2_tensors"] | tuple[str, ...]
@@ -80,39 +81,39 @@ class MeanShiftParams:
     )
     barycentre: Literal["ms_w1", "ms_w2", "ms_pos", "wb_quantile", "wb_gauss", "wb_neurons", "wb_sinkhorn"] = Field(
         "ms_w1",
-        description="mean shift with W1 (eqs. 12-13), W2, or the mean absolute difference by position; or a true barycentre: of "
-        "the entries' distributions, as they are or as normal ones, of the neurons as free points, or of masses at the entries' "
-        "positions (Sinkhorn-Knopp, as the text says; positive and negative parts apart, at most 4096 entries)",
+        description="mean shift with W1 (eqs. 12-13), W2, or the mean absolute difference by position; or a Wasserstein "
+        "barycentre: of the entries' distributions, of normal distributions fitted to them, of neurons as points, or of masses "
+        "at the entries' positions (Sinkhorn-Knopp, as in the text; at most 4096 entries)",
     )
     reg: float = Field(
         0.01, ge=0.002, description="wb_sinkhorn: weight of the entropy, in units of the cost from the first position to the last"
     )
     normaliser: Literal["softmax", "additive"] = Field(
         "softmax",
-        description="softmax: eq. 13; additive: plus 1e-10 in the denominator, which can freeze a tensor (released code)",
+        description="softmax: eq. 13; additive: with 1e-10 added to the denominator (released code), which can freeze a tensor",
     )
     eps: float = Field(
-        1.0, gt=0, description="width of the kernel: in the unit of v (paper: 1e-5), or in medians of the distances"
+        1.0, gt=0, description="width of the kernel, in the unit of v (paper: 1e-5) or relative to the median distance"
     )
-    eps_mode: Literal["relative", "absolute"] = Field("relative", description="the unit of eps; not in the paper: relative")
-    iterations: int = Field(
-        150, ge=1, description="largest number of iterations (paper 100-150, code 1000); stops when converged"
+    eps_mode: Literal["relative", "absolute"] = Field(
+        "relative", description="the unit of eps: the median distance (not in the paper), or that of v"
     )
-    dyn_lr: float = Field(1.0, ge=0, description="how much of b is applied (Alg. 1: all)")
+    iterations: int = Field(150, ge=1, description="largest number of iterations (paper: 100-150, code: 1000)")
+    dyn_lr: float = Field(1.0, ge=0, description="factor of the server's step b (alg. 1: 1)")
     weights: Literal["uniform", "samples"] = Field(
-        "uniform", description="lambda, and the weights of the static tensors (eqs. 1 and 10: uniform)"
+        "uniform", description="lambda, also for the tensors that are averaged (eqs. 1 and 10: uniform)"
     )
 
 
 @register("mean-shift")
 class MeanShift(Aggregation):
-    """The mean, and for the last layers a mean that weighs clients by their closeness to it."""
+    """The mean, and for the last layers a mean weighted by the clients' closeness to it."""
 
     paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
     Params = MeanShiftParams
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         kernel, kind = ["normaliser", "eps", "eps_mode"], params.barycentre
         if params.dyn_layers == "none":
             dynamic = ["server_object", "barycentre", "reg", *kernel, "iterations", "dyn_lr"]
@@ -127,21 +128,21 @@ class MeanShift(Aggregation):
         self.dynamic = dynamic_names(context.layers, params.dyn_layers, uncounted(context))
 
     @property
-    def _of_gradients(self) -> bool:
+    def _uses_gradients(self) -> bool:
         return self.params.server_object in ("lossgrad_sum", "lossgrad_mean")
 
     def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
-        if not self._of_gradients:
+        if not self._uses_gradients:
             return {}
         gradient = update.gradient(self.params.server_object.removeprefix("lossgrad_"))
         return {statistic("gradient", name): t for name, t in self.context.space.unpack(gradient, self.dynamic).items()}
 
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
-        dynamic = self.dynamic if self._of_gradients else ()
+        dynamic = self.dynamic if self._uses_gradients else ()
         return {statistic("gradient", name): Form(self.context.space[name].shape) for name in dynamic}
 
     def weigh(self, uploads: Uploads) -> Sequence[float]:
-        """Lambda ``(K,)``, not normalised."""
+        """The base weights lambda ``(K,)``, not normalised."""
         return client_weights(uploads, self.params.weights)
 
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
@@ -154,11 +155,11 @@ class MeanShift(Aggregation):
         return Merged(row, memory, report)
 
     def _merge_tensor(self, name: str, uploads: Uploads, base: Tensor, row: Tensor, report: dict[str, float]) -> None:
-        """Overwrite one dynamic tensor in ``row``, the mean."""
+        """Replace one dynamic tensor in ``row``, which is the mean."""
         entry, what = uploads.space[name], self.params.server_object
         part = slice(entry.start, entry.stop)
         previous, sent = uploads.previous[part], uploads.rows[:, part]
-        if self._of_gradients:
+        if self._uses_gradients:
             vectors = self._gradients(name, uploads).to(previous)
         else:
             vectors = sent if what == "weights" else previous - sent
@@ -169,7 +170,11 @@ class MeanShift(Aggregation):
         row[part] = target.to(row)
 
     def _gradients(self, name: str, uploads: Uploads) -> Tensor:
-        """The gradients of a tensor that the clients uploaded, ``(K, d)``."""
+        """The gradients of a tensor ``(K, d)``, as uploaded.
+
+        Raises:
+            UsageError: a client did not send it.
+        """
         key = statistic("gradient", name)
         for client, sent in zip(uploads.clients, uploads.statistics, strict=True):
             if key not in sent:
@@ -180,7 +185,8 @@ class MeanShift(Aggregation):
         return torch.stack([sent[key].flatten() for sent in uploads.statistics])
 
     def _center(self, name: str, vectors: Tensor, base: Tensor, examples: Sequence[int], report: dict[str, float]) -> Tensor:
-        kind, tell = self.params.barycentre, f"mean_shift/{name}/"
+        """The centre b ``(d,)`` of the clients' vectors ``(K, d)`` for one tensor; adds metrics to ``report``."""
+        kind, prefix = self.params.barycentre, f"mean_shift/{name}/"
         if kind == "wb_quantile":
             center = quantile_barycenter(vectors, base)
         elif kind == "wb_gauss":
@@ -198,17 +204,17 @@ class MeanShift(Aggregation):
             )
             center, total = shift.center, float(shift.weights.sum())
             if total < 0.5:
-                warnings.warn(  # the same text each round, so that it is shown once
+                warnings.warn(  # without numbers, so that it is shown once and not in each round
                     f"mean-shift: all distances to the mean (distance_min in the record) exceed eps so far that the additive "
                     f"normaliser leaves {name} unchanged; use a larger eps, or eps_mode relative",
                     stacklevel=2,
                 )
             squares = float(shift.weights.square().sum())
-            report[tell + "effective_clients"] = total**2 / squares if squares else 0.0
-            report[tell + "top_examples"] = float(examples[int(shift.weights.argmax())]) if squares else 0.0
-            report[tell + "iterations"] = float(shift.iterations)
-            report[tell + "distance_min"] = float(shift.distances.min())
-            report[tell + "distance_median"] = float(shift.distances.quantile(0.5))
+            report[prefix + "effective_clients"] = total**2 / squares if squares else 0.0
+            report[prefix + "top_examples"] = float(examples[int(shift.weights.argmax())]) if squares else 0.0
+            report[prefix + "iterations"] = float(shift.iterations)
+            report[prefix + "distance_min"] = float(shift.distances.min())
+            report[prefix + "distance_median"] = float(shift.distances.quantile(0.5))
         mean = float(combination(vectors, base).norm())
-        report[tell + "step_ratio"] = float(center.norm()) / mean if mean else 1.0
+        report[prefix + "step_ratio"] = float(center.norm()) / mean if mean else 1.0
         return center

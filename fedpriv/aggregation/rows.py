@@ -1,4 +1,4 @@
-"""The uploads of a round whose K x p matrix would take too much memory: columns are copied from the messages as they are read."""
+"""The uploads of a round whose matrix K x p would exceed memory: columns are read from the messages when they are needed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fedpriv.parameters import ParameterSpace
 from fedpriv.wire.coding import Upload
 
 PIECE = 2**24
-"""Entries that are copied at a time: 64 MiB in float32."""
+"""Entries that are read at a time: 64 MiB in float32."""
 
 
 class UploadedRows:
-    """The uploads ``(K, p)`` of a round, of which ``rows[:, start:stop]`` is a tensor ``(K, stop - start)``, not to be changed.
+    """The uploads of a round ``(K, p)``; ``rows[:, start:stop]`` is a tensor ``(K, stop - start)``, which must not be changed.
 
     Args:
-        uploads: which all hold the whole ``space``.
-        like: a tensor of the dtype and on the device of those that are read.
+        uploads: the uploads; each contains all tensors of ``space``.
+        like: a tensor with the dtype and device of the result.
     """
 
     def __init__(self, uploads: Sequence[Upload], space: ParameterSpace, like: Tensor) -> None:
@@ -34,7 +34,7 @@ class UploadedRows:
 
     @property
     def width(self) -> int:
-        """Columns of a piece, which are copied together."""
+        """Number of columns that are read together."""
         return max(1, PIECE // len(self))
 
     def __getitem__(self, where: tuple[slice, slice]) -> Tensor:
@@ -45,7 +45,7 @@ class UploadedRows:
         return self._piece[:, start - self._from.start : stop - self._from.start]
 
     def pieces(self, part: slice) -> Iterator[slice]:
-        """The columns of a part, in pieces."""
+        """Cut columns into pieces that are read together."""
         for start in range(part.start, part.stop, self.width):
             yield slice(start, min(start + self.width, part.stop))
 
@@ -67,7 +67,7 @@ Rows = Tensor | UploadedRows
 
 
 def pieces(rows: Rows, part: slice) -> Iterator[slice]:
-    """The columns of a part: all at once from a matrix, else in pieces."""
+    """Cut columns into pieces that are read together; those of a matrix are one piece."""
     if isinstance(rows, Tensor):
         yield part
     else:

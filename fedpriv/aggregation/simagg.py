@@ -1,4 +1,7 @@
-"""SimAgg (Khan et al. 2022): each tensor of an upload weighs by its closeness to the plain mean and by the samples behind it."""
+"""The server part of SimAgg (Khan et al., BrainLes 2021): similarity weights, tensor by tensor.
+
+weight_k = (u_k + v_k) / sum_j (u_j + v_j),    u_k ~ 1 / (epsilon + distance of w_k from the plain mean),    v_k ~ n_k
+"""
 
 from __future__ import annotations
 
@@ -20,29 +23,29 @@ class SimAggParams:
     """Options of SimAgg."""
 
     distance: Literal["abs", "sum"] = Field(
-        "abs", description="distance from the mean: sum of absolute differences, or difference of the sums (released code)"
+        "abs", description="distance from the mean: sum of absolute differences, or difference of sums (released code)"
     )
     epsilon: float = Field(1e-5, gt=0, description="added to a distance before it is inverted (released code)")
 
 
 def distances_from_mean(rows: Tensor, groups: Sequence[Group], kind: Literal["abs", "sum"]) -> Tensor:
-    """``(G, K)`` in float64: distances of uploads ``(K, p)`` from their plain mean; one pass over the matrix."""
-    found = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
+    """Distances of the uploads ``(K, p)`` from their plain mean: ``(G, K)`` in float64, in one pass over the matrix."""
+    distances = rows.new_zeros(len(groups), len(rows), dtype=torch.float64)
     for index, group in enumerate(groups):
         for _, block in blocks(rows, group.slices):
             if kind == "abs":
-                found[index] += block.sub_(block.mean(0)).abs_().sum(1)
+                distances[index] += block.sub_(block.mean(0)).abs_().sum(1)
             else:
-                found[index] += block.sum(1)
-    return found if kind == "abs" else (found - found.mean(1, keepdim=True)).abs()
+                distances[index] += block.sum(1)
+    return distances if kind == "abs" else (distances - distances.mean(1, keepdim=True)).abs()
 
 
 def weights(distances: Tensor, samples: Tensor, epsilon: float) -> Tensor:
-    """(u + v) / sum(u + v), ``(G, K)``: u proportional to 1 / (epsilon + distance), v to the samples; v alone where all agree.
+    """The weights ``(G, K)``; those by samples alone if all distances are zero.
 
     Args:
-        distances: ``(G, K)``.
-        samples: ``(K,)``, summing to one.
+        distances: from the plain mean ``(G, K)``.
+        samples: the weights by samples v ``(K,)``, summing to one.
     """
     closeness = 1 / (epsilon + distances)
     closeness = closeness / closeness.sum(1, keepdim=True)
@@ -51,7 +54,7 @@ def weights(distances: Tensor, samples: Tensor, epsilon: float) -> Tensor:
 
 @register("simagg")
 class SimAgg(Aggregation):
-    """Each tensor of an upload weighs by its closeness to the plain mean and by the client's samples."""
+    """Each tensor of an upload is weighted by its closeness to the plain mean and by the client's number of samples."""
 
     paper = "Khan et al., BrainLes 2021"
     Params = SimAggParams
@@ -63,7 +66,7 @@ class SimAgg(Aggregation):
     def merge(self, uploads: Uploads, memory: Memory) -> Merged:
         rows, groups = uploads.rows, parameter_groups(uploads.space, "array")
         samples = normalised(self.weigh(uploads)).to(rows.device)
-        found = weights(distances_from_mean(rows, groups, self.params.distance), samples, self.params.epsilon)
-        row = combine(rows, found, groups, torch.empty_like(uploads.previous))
-        report = {"simagg/tv_from_samples": float((found - samples).abs().sum(1).mean() / 2)}
+        by_tensor = weights(distances_from_mean(rows, groups, self.params.distance), samples, self.params.epsilon)
+        row = combine(rows, by_tensor, groups, torch.empty_like(uploads.previous))
+        report = {"simagg/tv_from_samples": float((by_tensor - samples).abs().sum(1).mean() / 2)}
         return Merged(combine(rows, samples, buffer_groups(uploads.space), row), memory, report)

@@ -63,7 +63,7 @@ def _idle_options(config: RunConfig, asked: Mapping[str, Any]) -> dict[str, str]
 
     found = dict[str, str]()
     for section, kind, params in parts_of(config):
-        found |= {name if "." in name else f"{section}.{name}": under for name, under in kind.idle(params).items()}
+        found |= {name if "." in name else f"{section}.{name}": under for name, under in kind.unused_options(params).items()}
         if config.privacy.level == "client" and asked.get(f"{section}.weights") == "samples":
             found[f"{section}.weights"] = "privacy.level client, where all clients weigh the same"
     return found
@@ -71,9 +71,9 @@ def _idle_options(config: RunConfig, asked: Mapping[str, Any]) -> dict[str, str]
 
 def _check_projector(config: RunConfig) -> None:
     from fedpriv.data.sources import suggestions
-    from fedpriv.models.user_net import is_own
+    from fedpriv.models.user_net import is_user_net
 
-    if is_own(config.model.name):
+    if is_user_net(config.model.name):
         raise UsageError(f"model.projector has no effect on a net of your own: {config.model.name} is taken as it is")
     if filled(config, suggestions(config.data.name)).model.projection is None:
         raise UsageError("model.projector has no effect under model.projection none; set that to a width, such as 128")

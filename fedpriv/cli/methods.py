@@ -62,9 +62,9 @@ def _method(method: type[Method]) -> dict[str, Any]:
     from fedpriv.models.net import ROLES
 
     # The predictor is shared only if the net has one; the other roles always exist.
-    shared = method.shared & method.objective_class.reaches
+    shared = method.shared & method.objective_class.trained_roles
     halves: Sequence[Any] = (method, method.objective_class, method.aggregation_class) if method.shared else (method,)
-    stays = [role for role in ("encoder", "projector", "head") if role in method.objective_class.reaches - shared]
+    stays = [role for role in ("encoder", "projector", "head") if role in method.objective_class.trained_roles - shared]
     return {
         "name": method.name,
         "title": method.title,

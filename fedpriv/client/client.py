@@ -21,9 +21,9 @@ from fedpriv.data.federated import Split, Which
 from fedpriv.errors import ClientDiverged, FedprivError, UsageError
 from fedpriv.files import checksum
 from fedpriv.interfaces import Phase, Private
-from fedpriv.noise_source import Secret, Source
+from fedpriv.noise_source import RandomSource, SecretSource
 from fedpriv.objectives.cross_entropy import Plain
-from fedpriv.privacy.canaries import OfClient
+from fedpriv.privacy.canaries import HeldCanaries
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.privacy.plan import check_upload
 from fedpriv.samples import tensors as named
@@ -116,7 +116,9 @@ def check_download(agreement: Agreement, round: int, download: Sealed) -> None:
         if about in space and shape != tuple(space[about].shape):
             raise Refused(f"{name} has shape {list(shape)}, not {list(space[about].shape)}")
     method = agreement.method
-    sends_all = round == 0 or not (method.sends_parts or type(method.aggregation).sent is not Aggregation.sent)
+    sends_all = round == 0 or not (
+        method.partial_downloads or type(method.aggregation).download_names is not Aggregation.download_names
+    )
     if sends_all and (missing := sorted(known - download.names)):
         raise Refused(f"{missing[0]} is missing")
     if spoiled := download.not_finite():
@@ -159,7 +161,7 @@ class Client:
             initial: ``(p,)`` the model before the first round.
         """
         if last is None or self.store is None:
-            return self.agreement.method.first_private(self.number, initial)
+            return self.agreement.method.initial_private(self.number, initial)
         device = initial.device
         return {name: tensor.to(device) for name, tensor in self.store.load(self.number, last).items()}
 
@@ -216,12 +218,12 @@ class Client:
         if self.secret is not None:
             started = self._checksum_of_start(received, update.row, kept, first)
             self.begins("update", received.round, started)
-            update.hidden = Secret(derive_secretly(self.secret, self.agreement.config.seed, started))
+            update.hidden = SecretSource(derive_secretly(self.secret, self.agreement.config.seed, started))
         if self.agreement.config.privacy.level == "sample":
             update.spend = lambda rate, steps: self._spend(received.round, charges, (rate, steps))
             if (canaries := self.agreement.canaries) is not None:
                 held = canaries.held_by(self.number, self.agreement.trainable)
-                update.canaries = OfClient(canaries, held, self.agreement.config.privacy.clip)
+                update.canaries = HeldCanaries(canaries, held, self.agreement.config.privacy.clip)
 
     def _without_upload(self, report: Report) -> Answer:
         return Answer(self.number, None, report.seal())
@@ -319,7 +321,7 @@ class Client:
         self.store.book(self.number, round, max(charges, booked.get(round, []), key=len))
 
     def _sealed(
-        self, payload: Payload | None, received: Received, hidden: Source, reported: dict[str, float], profile: Spans
+        self, payload: Payload | None, received: Received, hidden: RandomSource, reported: dict[str, float], profile: Spans
     ) -> Sealed | None:
         """The upload after all transforms, each with its own noise, as a message."""
         if payload is None:
@@ -329,7 +331,7 @@ class Client:
             payload = replace(payload, num_examples=None)  # every client weighs the same
 
         def context(index: int) -> TransformContext:
-            noise = hidden.draws(received.round, self.number, "transform", index)
+            noise = hidden.noise(received.round, self.number, "transform", index)
             return TransformContext(received.tensors, agreement.layers, noise, agreement.linear, reported.__setitem__)
 
         transforms = [profile.timed("defences", transform) for transform in agreement.transforms]

@@ -18,11 +18,11 @@ from fedpriv.config import RunConfig
 from fedpriv.data.augmentation.augment import Augment
 from fedpriv.data.federated import Split
 from fedpriv.errors import ClientDiverged, UsageError
-from fedpriv.interfaces import Loss, Phase, Private, StepRule, Trained
+from fedpriv.interfaces import Loss, Phase, PhaseResult, Private, StepRule
 from fedpriv.models.net import Outputs
-from fedpriv.noise_source import Seed, Source
+from fedpriv.noise_source import RandomSource, SeededSource
 from fedpriv.objectives.cross_entropy import PLAIN
-from fedpriv.privacy.canaries import OfClient
+from fedpriv.privacy.canaries import HeldCanaries
 from fedpriv.privacy.ghost import GhostGradients
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.privacy.steps import charge
@@ -67,16 +67,16 @@ class ModelLocalUpdate:
         self.num_examples = len(self._labels)
         self.mean_loss = float("nan")
         self.steps = 0
-        self.trained: list[Trained] = []
+        self.phase_results: list[PhaseResult] = []
         self.start = model.row.clone()
         self.row = model.row
         self.memo: dict[str, Tensor] = {}
         self.reported: dict[str, float] = {}
         self.spend: Callable[[float, int], None] | None = None
         """If set, phases train with sample-level DP; it is called with (sampling rate, steps) before each phase."""
-        self.canaries: OfClient | None = None
+        self.canaries: HeldCanaries | None = None
         """If set, the canaries among the client's samples, under sample-level DP."""
-        self.hidden: Source = Seed(config.seed)
+        self.hidden: RandomSource = SeededSource(config.seed)
         """The source of DP's noise, and of the sampling, augmentation and dropout that observers must not know."""
         self.over = False
         """Whether training is over, so that nothing that is computed now changes the model or the private state."""
@@ -102,7 +102,7 @@ class ModelLocalUpdate:
     @property
     def untrained(self) -> bool:
         """Whether no step was taken, as all batches are too small, and the model has not changed."""
-        return bool(self.trained) and not self.steps and torch.equal(self.row, self.start)
+        return bool(self.phase_results) and not self.steps and torch.equal(self.row, self.start)
 
     @property
     def learner(self) -> ModelLearner:
@@ -165,17 +165,17 @@ class ModelLocalUpdate:
         labels = (self.round, self.client, self._purpose, self._phases)
         # Under DP, augmentation and dropout must be unpredictable too. They are assigned by the place in a batch, so the
         # augmentation of the later samples would show an observer whether an earlier one was drawn.
-        source = Seed(self.config.seed) if self.spend is None else self.hidden
+        source = SeededSource(self.config.seed) if self.spend is None else self.hidden
         augment = source.generator(*labels, "augment") if self._augment else None
         if self.model.parts(phase.trains):  # otherwise its roles have nothing to train, like a head that the net freezes
             with source.global_rng(*labels, "dropout"):
                 if self.spend is None:
                     self._train(phase, loss, rule or PLAIN, source.generator(*labels, "shuffle"), augment)
                 else:
-                    sampling, noise, canaries = (source.draws(*labels, use) for use in ("shuffle", "dp noise", "canaries"))
+                    sampling, noise, canaries = (source.noise(*labels, use) for use in ("shuffle", "dp noise", "canaries"))
                     self._train_privately(phase, loss, rule or PLAIN, sampling, augment, noise, canaries)
         self._phase = None
-        self.trained.append(Trained(phase.trains, self.steps - before, self._lr(phase)))
+        self.phase_results.append(PhaseResult(phase.trains, self.steps - before, self._lr(phase)))
         if "encoder" in phase.trains:
             self._encoder_version += 1
 

@@ -1,4 +1,4 @@
-"""Defences: transforms of an upload before it is sent, by name and in the order of the config."""
+"""Defences: transforms of a client's upload before it is sent, by name."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ for _name, _kind in _IN_ORDER.items():
 
 
 def transforms() -> dict[str, type[Transform]]:
-    """All transforms by name: built-in ones in the order in which they may be combined, then those of plug-ins."""
+    """All transforms by name: built-in ones in the order in which they can be combined, then plug-ins."""
     known = registry.all()
     return {name: known[name] for name in (*_IN_ORDER, *sorted(known.keys() - _IN_ORDER))}
 
 
 def build_transforms(configured: Sequence[Mapping[str, Any]]) -> list[Transform]:
-    """``[{name: mask, roles: [head]}, ...]`` -> the transforms, in that order.
+    """Build transforms from their options, such as ``[{name: mask, roles: [head]}, ...]``, in that order.
 
     Raises:
         UsageError: a name or an option is unknown, or the order is not allowed (:func:`check_order`).
@@ -62,15 +62,16 @@ def build_transforms(configured: Sequence[Mapping[str, Any]]) -> list[Transform]
 
 
 def sent_names(names: Sequence[str], built: Sequence[Transform], linear: Sequence[str]) -> tuple[str, ...]:
-    """Those of ``names`` (the tensors that a method shares) that no mask drops.
+    """The names that no mask among the transforms removes.
 
     Args:
+        names: the tensors that a method shares.
         linear: the net's fully connected layers in forward order.
 
     Raises:
-        UsageError: a mask drops all of them, or needs more layers than there are.
+        UsageError: a mask removes all of them, or needs more layers than there are.
     """
-    for one in built:
-        if isinstance(one, Mask):
-            names = one.kept(names, linear)
+    for transform in built:
+        if isinstance(transform, Mask):
+            names = transform.kept(names, linear)
     return tuple(names)

@@ -1,4 +1,4 @@
-"""Uploads in half precision."""
+"""Half precision: uploads are rounded to 16 bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 @transform
 class Cast:
-    """Round every floating-point tensor to 16 bits; the server computes in float32 again."""
+    """Round every floating-point tensor to 16 bits; the server computes in float32."""
 
     stage: ClassVar[Stage] = Stage.DIGITS
     dtype: Literal["float16", "bfloat16"] = Field("float16", description="the type that is sent")
@@ -30,14 +30,14 @@ class Cast:
         for name in changes(payload, {}) if payload.kind == "delta" else ():
             if base_name(name).endswith(RUNNING_VAR) and base_name(name) in context.received:
                 negative = reference(name, payload, context.received) + cast[name].float() < 0
-                cast[name].view(torch.int16)[negative] -= 1  # to the next number that is closer to zero
+                cast[name].view(torch.int16)[negative] -= 1  # the next representable number towards zero
         return payload.with_tensors(cast, str(self))
 
     def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:
         return replace(expected, tensors={name: self._form(form) for name, form in expected.tensors.items()})
 
     def _form(self, form: Form) -> Form:
-        """Rounded numbers lie in the rounded range."""
+        """The form with the rounded dtype and range."""
         if not form.floating:
             return form
         dtype = _DTYPES[self.dtype]

@@ -1,4 +1,4 @@
-"""The change of a client's local update: its weights minus those that it was sent."""
+"""The change of a local update: the client's weights minus the received ones."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from fedpriv.wire.coding import INDICES, VALUES, base_name, is_model
 
 
 def model_tensors(payload: Payload) -> dict[str, Tensor]:
-    """The payload's floating-point tensors that are part of the net."""
+    """The floating-point tensors of the net in a payload, by name."""
     return {name: tensor for name, tensor in payload.tensors.items() if is_model(name) and tensor.is_floating_point()}
 
 
 def changes(payload: Payload, received: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The changes of the model tensors, by name. For tensors that the client was not sent, the change is the tensor itself."""
-    found = model_tensors(payload)
+    """The changes of the net's tensors, by name; for a tensor that was not received, the tensor itself."""
+    tensors = model_tensors(payload)
     if payload.kind != "weights":  # they are changes already
-        return found
-    return {name: tensor - received[name] if name in received else tensor for name, tensor in found.items()}
+        return tensors
+    return {name: tensor - received[name] if name in received else tensor for name, tensor in tensors.items()}
 
 
 def reference(name: str, payload: Payload, received: Mapping[str, Tensor]) -> Tensor:
-    """What the server adds the changes of a tensor to: all of it, or of a sparse change the entries that are sent."""
+    """The received values to which the server adds a tensor's change; for a sparse change, those of the sent entries."""
     whole = received[base_name(name)]
     if not name.endswith(VALUES):
         return whole
@@ -33,5 +33,5 @@ def reference(name: str, payload: Payload, received: Mapping[str, Tensor]) -> Te
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
-    """The L2 norm of all entries together, summed in float64."""
+    """The L2 norm over the entries of all tensors, summed in float64."""
     return float(torch.stack([tensor.double().square().sum().cpu() for tensor in tensors] or [torch.zeros(())]).sum().sqrt())

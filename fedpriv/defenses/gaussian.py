@@ -1,4 +1,4 @@
-"""Gaussian noise."""
+"""Gaussian noise of a given variance, N(0, variance), on every entry of an upload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpriv.wire import Payload, TransformContext
 
 @transform
 class Gaussian:
-    """Add N(0, variance) to every entry of the model tensors (Zhu et al. 2019; MpFedcon, Table 4). No epsilon: see `clip`."""
+    """Add N(0, variance) to every entry of the model tensors (Zhu et al. 2019; MpFedcon, table 4); without an epsilon."""
 
     stage: ClassVar[Stage] = Stage.NOISE
     variance: float = Field(1e-3, ge=0, description="variance of the noise per entry; 0 adds none")

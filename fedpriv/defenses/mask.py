@@ -1,4 +1,4 @@
-"""Layer masking: masked layers are not sent."""
+"""Layer masking (MpFedcon, sec. 5.10): masked layers are not sent."""
 
 from __future__ import annotations
 
@@ -18,17 +18,19 @@ from fedpriv.wire.coding import base_name, is_model
 
 @transform
 class Mask:
-    """Drop the tensors of whole roles, those whose name matches a pattern (``encoder.fc*``, ``statistic.*``), or the weights and
-    biases of the last fully connected layers (MpFedcon sec. 5.10).
+    """Do not send the tensors of some roles, of names that match a pattern, or of the last fully connected layers.
 
     Raises:
-        UsageError: a pattern matches nothing in the net or the upload (a mask without effect would look like a defence), the
-            net has fewer fully connected layers, or nothing of the net is left to send.
+        UsageError: a pattern matches nothing, the net has fewer fully connected layers, or nothing of the net is left to send.
     """
 
-    roles: tuple[str, ...] = Field((), description="roles whose tensors are dropped")
-    names: tuple[str, ...] = Field((), description="shell patterns of tensor names to drop")
-    last: int = Field(0, ge=0, description="number of the last fully connected layers before the logits to drop, shared or not")
+    roles: tuple[str, ...] = Field((), description="roles whose tensors are not sent")
+    names: tuple[str, ...] = Field(
+        (), description="shell patterns of tensor names that are not sent, such as encoder.fc* or statistic.*"
+    )
+    last: int = Field(
+        0, ge=0, description="number of last fully connected layers before the logits that are not sent, private ones included"
+    )
 
     @model_validator(mode="after")
     def _masks_something(self) -> Self:
@@ -50,7 +52,7 @@ class Mask:
         return replace(expected, tensors={name: expected.tensors[name] for name in self.kept(list(expected.tensors), linear)})
 
     def kept(self, names: Sequence[str], linear: Sequence[str]) -> list[str]:
-        """Those of ``names`` that are not dropped.
+        """The names that are not masked.
 
         Args:
             linear: the net's fully connected layers in forward order.
@@ -59,14 +61,14 @@ class Mask:
             layers = f"{len(linear)} fully connected layers" + (f" ({', '.join(linear)})" if linear else "")
             raise UsageError(f"{self}: the net has {layers}")
         hidden = tuple(layer + "." for layer in linear[len(linear) - self.last :])
-        left = [name for name in names if not self._drops(base_name(name), hidden)]
-        if any(map(is_model, names)) and not any(map(is_model, left)):
-            sent = f"only {', '.join(left)} would be sent" if left else "nothing would be sent"
+        kept = [name for name in names if not self._drops(base_name(name), hidden)]
+        if any(map(is_model, names)) and not any(map(is_model, kept)):
+            sent = f"only {', '.join(kept)} would be sent" if kept else "nothing would be sent"
             raise UsageError(f"{self} leaves nothing of the net to share: of {', '.join(names)}, {sent}")
-        return left
+        return kept
 
     def _drops(self, name: str, hidden: tuple[str, ...]) -> bool:
-        # Statistics of a masked tensor (a control variate is a gradient) are masked, too.
+        # Statistics about a masked tensor, such as a control variate, are masked, too.
         about = tensor_of(name)
         return (
             about.split(".")[0] in self.roles

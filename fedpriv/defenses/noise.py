@@ -1,8 +1,8 @@
-"""Common parts of additive noise: the tensors it is added to, and the signal-to-noise ratio per layer.
+"""Additive noise, shared by the Gaussian and the Laplace defence, and its signal-to-noise ratio in each layer.
 
-The model tensors of an upload are weights, and the weights that the server sent are known to both sides: noise on the weights is
-the same noise on the change. How much a variance hides depends on the size of that change, so the ratio is reported. It is no
-guarantee: without a bound on the change (``clip``) no noise has an epsilon.
+Since the server knows the weights that it sent, noise on the uploaded weights is noise on the client's change. How much a
+variance hides depends on the size of the change, so the ratio is reported. It is no guarantee: without a bound on the change
+(``clip``), there is no epsilon.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from fedpriv.wire import Payload, TransformContext
 from fedpriv.wire.coding import RUNNING_VAR
 
 Draw = Callable[[torch.Size], Tensor]
-"""Noise of variance one."""
+"""Shape -> noise with variance 1."""
 
 SNR = "snr_db/"
-"""Prefix of the reported ratios."""
-_SILENCE = 1e-30  # power of a change that is exactly zero, so that its ratio has a logarithm
+"""Prefix of the metrics with signal-to-noise ratios."""
+_SILENCE = 1e-30  # stands for a power of zero, which has no logarithm
 
 
 def add_noise(payload: Payload, context: TransformContext, variance: float, draw: Draw, note: str) -> Payload:
-    """Add ``sqrt(variance) * draw`` to every entry of the model tensors and report the ratio per layer."""
+    """Add noise to every entry of the model tensors, and report the signal-to-noise ratio of each layer."""
     if not variance:
         return payload.with_tensors(payload.tensors, note)
     report_snr(payload, context, variance)
@@ -41,12 +41,12 @@ def add_noise(payload: Payload, context: TransformContext, variance: float, draw
 
 
 def report_snr(payload: Payload, context: TransformContext, variance: float) -> None:
-    """``10 log10(mean square of the layer's change / variance)`` in dB, weight and bias of a layer together."""
+    """Report ``10 log10(mean square of the change / variance)`` in dB for each layer (a weight with its bias)."""
     power: dict[str, list[float]] = {}
     for name, change in changes(payload, context.received).items():
-        of_layer = power.setdefault(layer_of(name) or name, [0.0, 0])
-        of_layer[0] += float(change.double().square().sum())
-        of_layer[1] += change.numel()
+        layer_power = power.setdefault(layer_of(name) or name, [0.0, 0])
+        layer_power[0] += float(change.double().square().sum())
+        layer_power[1] += change.numel()
     for layer, (total, count) in power.items():
         if count:
             context.report(SNR + layer, 10 * math.log10(max(total / count, _SILENCE) / variance))

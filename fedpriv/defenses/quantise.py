@@ -1,4 +1,4 @@
-"""Quantisation of the change."""
+"""Quantisation of the change (QSGD, Alistarh et al. 2017, with the maximum norm)."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fedpriv.wire.coding import RUNNING_VAR, SCALE, base_name, codes_name, is_mo
 
 @transform
 class Quantise:
-    """Send each tensor's change as integers of ``bits`` bits times one scale (QSGD, Alistarh et al. 2017, max norm).
+    """Send each tensor's change as integers of ``bits`` bits times one scale, with stochastic rounding.
 
-    ``scale = max|change| / L``, ``L = 2^(bits-1) - 1``, ``code = floor(change / scale + u)`` with u uniform in [0, 1):
-    unbiased, with an error of less than one scale. The server decodes ``received + code * scale``. Running variances are not
-    rounded to below zero. Tensors that the client was not sent are sent whole.
+    ``code = floor(change / scale + u)`` with ``scale = max|change| / (2^(bits-1) - 1)`` and u uniform in [0, 1), which is
+    unbiased and has an error below one scale. The server decodes ``received + code * scale``. Running variances are not rounded
+    to below zero. Tensors that the client did not receive are sent whole.
     """
 
     stage: ClassVar[Stage] = Stage.DIGITS
-    bits: int = Field(8, ge=2, le=8, description="bits per number; below 8 they are packed")
+    bits: int = Field(8, ge=2, le=8, description="bits of a number; numbers of less than 8 bits are packed")
 
     def __call__(self, payload: Payload, context: TransformContext) -> Payload:
         sent: dict[str, Tensor] = dict(payload.tensors)
@@ -41,7 +41,7 @@ class Quantise:
         return replace(payload, kind="delta").with_tensors(sent, str(self))
 
     def expects(self, expected: Expected, linear: Sequence[str]) -> Expected:
-        """The codes and the scale of each tensor; what they may be is checked where they are read."""
+        """The codes and the scale of each tensor; the reader checks their values."""
         forms: dict[str, Form] = {}
         for name, form in expected.tensors.items():
             if is_model(name) and form.floating and base_name(name) in expected.received:
@@ -57,21 +57,21 @@ class Quantise:
         packed = math.ceil(math.prod(known) * self.bits / 8) if len(known) == len(shape) else f"{name}, packed"
         return Form((packed,), torch.uint8)
 
-    def _codes(self, change: Tensor, draws: RandomStream) -> tuple[Tensor, Tensor]:
+    def _codes(self, change: Tensor, noise: RandomStream) -> tuple[Tensor, Tensor]:
         levels = 2 ** (self.bits - 1) - 1
         largest = change.abs().max() if change.numel() else change.new_zeros(())
         scale = largest / levels
-        steps = change / scale if scale > 0 else torch.zeros_like(change)  # a scale may underflow where the change does not
-        up = draws.uniform(change.shape).to(change.device)
-        return (steps + up).floor().clamp(-levels, levels), scale.reshape(1)
+        steps = change / scale if scale > 0 else torch.zeros_like(change)  # the scale may underflow
+        u = noise.uniform(change.shape).to(change.device)
+        return (steps + u).floor().clamp(-levels, levels), scale.reshape(1)
 
     def __str__(self) -> str:
         return f"quantise({self.bits})"
 
 
 def _not_below_zero(codes: Tensor, scale: Tensor, reference: Tensor) -> Tensor:
-    """The codes, raised where ``reference + code * scale`` would be negative: of such a variance BatchNorm makes NaN."""
+    """Raise the codes where ``reference + code * scale`` would be negative, since BatchNorm gives NaN for such a variance."""
     reference = reference.to(codes)
     least = (-reference / scale).ceil() if float(scale) > 0 else torch.zeros_like(codes)
     codes = codes.maximum(least.clamp(max=0))
-    return codes + (reference + codes * scale < 0)  # the quotient was rounded
+    return codes + (reference + codes * scale < 0)  # the quotient may have been rounded down

@@ -1,4 +1,4 @@
-"""The stages of transforms, and the orders that are not allowed."""
+"""The order in which transforms may be combined."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ transform = dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_n
 
 
 class Stage(IntEnum):
-    """A transform's place in the order; one without a ``stage`` (a mask, or a plug-in's) may be anywhere."""
+    """A transform's position in the order; transforms without a ``stage`` (masks, plug-ins) may be anywhere."""
 
     CLIP = 1
     NOISE = 2
@@ -38,9 +38,9 @@ def check_order(transforms: Sequence[Transform]) -> None:
     """Check that no transform invalidates an earlier one.
 
     Raises:
-        UsageError: the order is not allowed; the message has the two transforms and the reason.
+        UsageError: the order is not allowed; the message names both transforms and the reason.
     """
-    staged = [(one, stage) for one in transforms if isinstance(stage := getattr(one, "stage", None), Stage)]
+    staged = [(transform, stage) for transform in transforms if isinstance(stage := getattr(transform, "stage", None), Stage)]
     for index, (later, stage) in enumerate(staged):
         for earlier, before in staged[:index]:
             twice = stage == before and stage >= Stage.SPARSE

@@ -16,8 +16,8 @@ from fedpriv.agreement import Declared
 from fedpriv.config import RunConfig, parse
 from fedpriv.deploy.frames import one_line
 from fedpriv.errors import UsageError
-from fedpriv.models.encoders import BUILT_IN
-from fedpriv.models.user_net import is_own
+from fedpriv.models.text.pretrained import BUILT_IN
+from fedpriv.models.user_net import is_user_net
 from fedpriv.samples import Modality
 from fedpriv.simulation.inputs.unseen import SampleForm
 from fedpriv.untrusted.names import shortened
@@ -205,7 +205,7 @@ def _check_same(first: Facts, other: Facts, field: str, what: str, describe: Cal
 
 def _check_suggestions(facts: Facts) -> None:
     """Check that a data set suggests only how to partition it and train on it, and nothing that a server would open or import."""
-    if is_own(facts.default_model):
+    if is_user_net(facts.default_model):
         raise UsageError(
             f"client {facts.client} suggests the net {one_line(facts.default_model)}, which would have to be imported"
         )

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedpriv.config import RunConfig, parse
 from fedpriv.config.run import NamedOptions
-from fedpriv.models.encoders import is_local
-from fedpriv.models.user_net import is_own
+from fedpriv.models.text.pretrained import is_local
+from fedpriv.models.user_net import is_user_net
 from fedpriv.wire.message import Refused
 
 MAX_CLIENTS = 1_000_000
@@ -31,7 +31,7 @@ def config_of(request: Mapping[str, Any]) -> RunConfig:
     (:meth:`fedpriv.deploy.source.Source.of_run`).
     """
     config = parse(RunConfig, request.get("config"), "the run's config").model_copy(update={"plugins": (), "run_dir": None})
-    if is_own(config.model.name):
+    if is_user_net(config.model.name):
         raise Refused("a config whose model names something to import")
     if isinstance(config.train.schedule, Path):
         raise Refused("a config whose train.schedule names a file, in place of the clients of each round")

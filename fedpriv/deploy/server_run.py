@@ -30,8 +30,8 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import PROBE
 from fedpriv.files import Damaged, load_json, save_json
 from fedpriv.methods.build import with_options
-from fedpriv.models.encoders import is_local
-from fedpriv.models.user_net import is_own
+from fedpriv.models.text.pretrained import is_local
+from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
 from fedpriv.secure.protocol_checks import check_trains
 from fedpriv.server.rounds import Server
@@ -90,8 +90,8 @@ def start(
             about: dict[str, Any] = {"deployed": {"own_data": own_data, "code": code_version()}}
             if own_data:
                 about["dataset"] = OWN_DATA
-            if agreement.method.remarks:
-                about["notes"] = list(agreement.method.remarks)
+            if agreement.method.notes:
+                about["notes"] = list(agreement.method.notes)
             executor = "each client on its own machine"
             note_beginning(folder, agreement.config, {"partition_hash": partition}, executor=executor, **about)
             save_json(folder.path / DECLARED, {"clients": [asdict(client) for client in facts]})  # now the run can be resumed
@@ -184,7 +184,7 @@ def _run(
     on_round: OnRound, warn: Warn,
 ) -> dict[str, Any] | None:  # fmt: skip
     without_a_step = check_trains(agreement, _training_sizes(facts))
-    notes = [*agreement.method.remarks, *filter(None, [without_a_step])]
+    notes = [*agreement.method.notes, *filter(None, [without_a_step])]
     for note in notes:
         warn(note)
     config = _for_clients(agreement.config).model_dump(mode="json")
@@ -233,7 +233,7 @@ def _check_deployable(config: RunConfig) -> None:
     """Raise :class:`UsageError` for what only a simulation can do."""
     if config.run_dir is not None and config.run_dir.name == HANDSHAKE:
         raise UsageError(f"--run-dir {config.run_dir}: {HANDSHAKE} is what clients call the time before a run; another name")
-    if is_own(config.model.name):
+    if is_user_net(config.model.name):
         raise UsageError(
             f"model {config.model.name}: clients import nothing that a server names; make it a plug-in on each machine"
         )

@@ -1,1 +1,1 @@
-"""Evaluation of a run: the papers' protocols over all clients, and the linear probe of an encoder."""
+"""Evaluation of a run: the papers' protocols over all clients, and linear probes of an encoder."""

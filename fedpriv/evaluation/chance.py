@@ -1,4 +1,4 @@
-"""What a constant answer reaches: a model that does no better has learnt nothing that its accuracy shows."""
+"""The accuracy of a constant answer, which a trained model should exceed."""
 
 from __future__ import annotations
 
@@ -15,34 +15,33 @@ _Z = 1.959963984540054
 
 
 def chance(data: FederatedData, method: Method, config: RunConfig, classes: int) -> tuple[float, int]:
-    """Mean accuracy of the best constant answer over the clients' local test sets, and the number of samples in them.
+    """The clients' mean accuracy with the best constant answer, and the number of their test samples.
 
-    One constant for all clients where all are tested with the same model; where each has its own model, one for each client,
-    which is the accuracy of always answering the client's most frequent class (one half with two balanced classes).
+    If all clients are tested with the same model, there is one constant for all; if each has its own model, it is the most
+    frequent class of each client (an accuracy of one half with two balanced classes).
     """
     split = config.eval.split
     labels = data.labels(split)
-    own, total, tested = list[float](), torch.zeros(classes, dtype=torch.float64), []
+    best, total, tested = list[float](), torch.zeros(classes, dtype=torch.float64), []
     for client in range(config.data.clients):
         if len(index := data.indices(split, client)):
             weights = data.weights(split, client)
-            # On the processor: with weights, CUDA's sums vary.
+            # On the CPU: on a GPU, weighted sums are not deterministic.
             weights = None if weights is None else weights.cpu()
             counts = torch.bincount(labels[index].cpu(), weights=weights, minlength=classes).double()
             share = counts / counts.sum()
-            own.append(float(share.max()))
+            best.append(float(share.max()))
             total += share
             tested.append(index)
     one_model = not method.tested_names and not method.adaptation(config.train.rounds)
-    constant = float(total.max()) / len(own) if one_model else math.fsum(own) / len(own)
+    constant = float(total.max()) / len(best) if one_model else math.fsum(best) / len(best)
     return constant, len(set(torch.cat(tested).tolist()))
 
 
 def at_chance(accuracy: float, guessed: float, samples: int) -> bool:
-    """Whether Wilson's 95 % interval of an accuracy on ``samples`` samples includes ``guessed``, that of a constant answer.
+    """Whether an accuracy on ``samples`` samples is not significantly above ``guessed``, that of a constant answer.
 
-    It is the inversion of the score test, so its lower end is at most ``guessed`` where the accuracy is no more than ``z``
-    standard errors above it.
+    That is, whether the lower end of Wilson's 95 % interval is at most ``guessed``.
     """
     share = round(accuracy * samples) / samples
     return share <= guessed + _Z * math.sqrt(guessed * (1 - guessed) / samples)

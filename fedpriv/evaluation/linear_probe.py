@@ -1,11 +1,11 @@
-"""Linear probe: the quality of an encoder, measured by a linear classifier on its frozen features.
+"""Linear probe: the accuracy of a linear classifier on an encoder's frozen features.
 
-The protocol is L-DAWA's, except as noted. Features are computed once, with the net in evaluation mode and without augmentation.
-Before that, BatchNorm's running statistics are re-estimated in one pass over the training images, since averaging over clients
-makes them invalid (L-DAWA's code avoids that by leaving the frozen encoder in training mode:
-:mod:`fedpriv.evaluation.published_probe`). The classifier is trained by SGD with momentum for 100 epochs, and tested after the
-last one. With few labels those epochs are few steps, too few for features of a small scale; so the accuracy of a logistic
-regression on standardised features, fitted to convergence, is reported as well.
+The protocol is that of L-DAWA (Rehman et al., ICCV 2023), except as noted. BatchNorm's running statistics are first re-estimated
+in a pass over the training images, because their means over clients are not valid. (L-DAWA's code leaves the frozen encoder in
+training mode instead: :mod:`fedpriv.evaluation.published_probe`.) Then features are computed once, in evaluation mode and without
+augmentation. The classifier is trained by SGD with momentum for 100 epochs, and tested after the last one. With few labels this
+is too few steps for features of a small scale, so the accuracy of a logistic regression on standardised features is reported,
+too.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ from fedpriv.samples import laid_out
 from fedpriv.seeding import generator, global_rng
 
 FRACTIONS = (1.0, 0.1, 0.01)
-"""Shares of the training labels that the classifier may see (L-DAWA, tables 2 and 3)."""
+"""Shares of the training labels that the classifier uses (L-DAWA, tables 2 and 3)."""
 Where = Literal["pooled", "prepool"]
-"""The encoder's output, or the flattened input of its last pooling."""
+"""Features: the encoder's output, or the flattened input of its last pooling."""
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """The training of the classifier (as in L-DAWA's linear evaluation)."""
+    """How the classifier is trained; by default as in L-DAWA."""
 
     epochs: int = 100
     lr: float = 0.01
     momentum: float = 0.9
     drops: tuple[int, ...] = (60, 80)
-    """Epochs after which the learning rate falls to a tenth."""
+    """Epochs after which the learning rate is divided by 10."""
     batch_size: int = 128
     nesterov: bool = False
 
 
 @dataclass(frozen=True)
 class Probed:
-    """The result of a classifier.
+    """The result of a probe.
 
     Attributes:
-        fraction, samples: share and number of the training labels that it used.
+        fraction, samples: share and number of the training labels that were used.
         accuracy: on all test images, in [0, 1].
-        accuracy_as_is: the same with the run's own BatchNorm statistics; ``None`` without BatchNorm.
-        accuracy_logistic: of a logistic regression on the same features; ``None`` where it was not requested.
+        accuracy_as_is: the accuracy with the run's BatchNorm statistics; ``None`` without BatchNorm.
+        accuracy_logistic: the accuracy of a logistic regression on the same features; ``None`` if not requested.
     """
 
     fraction: float
@@ -69,7 +69,7 @@ class Probed:
 
 @dataclass(frozen=True)
 class Samples:
-    """Images that are normalised on access.
+    """Images that are normalised when they are read.
 
     Attributes:
         images: positions ``(n,)`` -> images ``(n, C, H, W)`` on the device.
@@ -81,10 +81,10 @@ class Samples:
 
 
 def samples(dataset: Dataset, shape: Sequence[int], device: torch.device, normalised: bool = True) -> tuple[Samples, Samples]:
-    """Training and test samples of a data set, resized to ``(C, H, W)`` and normalised by the data set's mean and deviation.
+    """Training and test samples of a data set, resized to ``(C, H, W)`` and normalised by its mean and standard deviation.
 
     Args:
-        normalised: false leaves the images in [0, 1].
+        normalised: false: images are in [0, 1].
 
     Raises:
         UsageError: the data set has another number of channels.
@@ -120,25 +120,25 @@ def probe(
     protocol: Protocol | None = None,
     logistic: bool = True,
 ) -> list[Probed]:
-    """Probe an encoder, which is not changed.
+    """Probe an encoder, which does not change.
 
     Args:
         encoder: (B, C, H, W) -> (B, d).
-        fractions: shares of the training samples; for each a fixed choice with the classes in proportion.
-        where: the encoder's output, or the flattened input of its last pooling (as in L-DAWA's code).
+        fractions: shares of the training samples, each a fixed stratified subset.
+        where: the features: the encoder's output, or the input of its last pooling (as in L-DAWA's code).
 
     Returns:
-        a result for each fraction, in their order.
+        the results, one for each fraction.
 
     Raises:
         UsageError: a fraction leaves a class without a sample, or the encoder has no pooling at its end.
     """
     labels = train.labels.cpu().numpy()
-    chosen = [choice(labels, fraction) for fraction in fractions]
+    chosen = [choose_labelled(labels, fraction) for fraction in fractions]
     plain = copy.deepcopy(encoder).eval().requires_grad_(False)
     versions = [plain]
     if any(isinstance(module, _BatchNorm) for module in plain.modules()):
-        versions.insert(0, recalibrated(plain, train, seed))
+        versions.insert(0, recalibrate(plain, train, seed))
     accuracies: list[list[float]] = []
     fitted: list[float | None] = [None] * len(chosen)
     for version in versions:
@@ -150,12 +150,12 @@ def probe(
             classifier = fit(x[index], train.labels[index], classes, seed, protocol or Protocol())
             accuracies[-1].append(float((classifier(unseen).argmax(1) == test.labels).double().mean()))
     as_is = accuracies[1] if len(accuracies) > 1 else [None] * len(chosen)
-    found = zip(fractions, chosen, accuracies[0], as_is, fitted, strict=True)
-    return [Probed(fraction, len(index), accuracy, *others) for fraction, index, accuracy, *others in found]
+    results = zip(fractions, chosen, accuracies[0], as_is, fitted, strict=True)
+    return [Probed(fraction, len(index), accuracy, *others) for fraction, index, accuracy, *others in results]
 
 
 def fit_logistic(x: Tensor, labels: Tensor, unseen: Tensor, true: Tensor) -> float:
-    """Accuracy on ``unseen`` features of scikit-learn's logistic regression (L2, C = 1) on standardised features ``(n, d)``."""
+    """Accuracy on ``unseen`` features of a logistic regression (L2, C = 1) that is fitted to standardised features ``(n, d)``."""
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -165,11 +165,11 @@ def fit_logistic(x: Tensor, labels: Tensor, unseen: Tensor, true: Tensor) -> flo
     return float(regression.score(unseen.cpu().numpy(), true.cpu().numpy()))
 
 
-def recalibrated(encoder: nn.Module, train: Samples, seed: int) -> nn.Module:
-    """A copy whose BatchNorm statistics are the means over the batches of one pass, in random order; weights are unchanged."""
+def recalibrate(encoder: nn.Module, train: Samples, seed: int) -> nn.Module:
+    """A copy of the encoder with BatchNorm statistics that are re-estimated in one pass over the training images."""
     copied, count = copy.deepcopy(encoder), len(train.labels)
     order = torch.randperm(count, generator=generator(seed, "probe", "batch norm"))
-    # Batches of equal size, within one: otherwise the samples of a small last batch would have more weight.
+    # Batches of equal size, up to one sample: in a small last batch, samples would have more weight.
     parts = torch.tensor_split(order, max(1, round(count / CHUNK)))
     with global_rng(seed, "probe", "dropout"):
         update_bn((train.images(part) for part in parts), copied)
@@ -178,17 +178,17 @@ def recalibrated(encoder: nn.Module, train: Samples, seed: int) -> nn.Module:
 
 @torch.no_grad()
 def features(encoder: nn.Module, of: Samples, where: Where = "pooled") -> Tensor:
-    """``(N, d)`` of all samples, in order."""
+    """The features of all samples ``(N, d)``, in order."""
     with seeing(encoder, where) as look:
         return torch.cat([look(images) for images in _chunks(of)])
 
 
 @contextmanager
 def seeing(encoder: nn.Module, where: Where) -> Iterator[Callable[[Tensor], Tensor]]:
-    """A function from images ``(B, C, H, W)`` to their features ``(B, d)``, which lasts as long as the block.
+    """A block that yields a function from images ``(B, C, H, W)`` to features ``(B, d)``.
 
     Raises:
-        UsageError: the encoder has no pooling at its end, and its input was requested.
+        UsageError: ``where`` is ``prepool``, and the encoder has no pooling at its end.
     """
     if where == "pooled":
         yield encoder
@@ -196,12 +196,12 @@ def seeing(encoder: nn.Module, where: Where) -> Iterator[Callable[[Tensor], Tens
     pools = [module for module in encoder.modules() if isinstance(module, nn.AdaptiveAvgPool2d)]
     if not pools:
         raise UsageError("features before the pooling need an encoder with average pooling at its end, such as resnet18 or vgg16")
-    seen: list[Tensor] = []
-    hook = pools[-1].register_forward_pre_hook(lambda module, given: seen.append(given[0].flatten(1)))
+    inputs: list[Tensor] = []
+    hook = pools[-1].register_forward_pre_hook(lambda module, args: inputs.append(args[0].flatten(1)))
 
     def look(images: Tensor) -> Tensor:
         encoder(images)
-        return seen.pop()
+        return inputs.pop()
 
     try:
         yield look
@@ -215,14 +215,14 @@ def _chunks(of: Samples) -> Iterator[Tensor]:
 
 
 def fit(x: Tensor, labels: Tensor, classes: int, seed: int, protocol: Protocol) -> nn.Linear:
-    """A linear classifier trained on features ``(n, d)``, with its own random generator."""
+    """Train a linear classifier on features ``(n, d)``."""
     return fit_on(lambda index: x[index], x.shape[1], labels, classes, seed, protocol)
 
 
 def fit_on(
     look: Callable[[Tensor], Tensor], width: int, labels: Tensor, classes: int, seed: int, protocol: Protocol, least: int = 1
 ) -> nn.Linear:
-    """As :func:`fit`, on features that are computed when they are needed.
+    """Train a linear classifier on features that are computed when they are needed.
 
     Args:
         look: positions ``(B,)`` -> features ``(B, width)``.
@@ -246,8 +246,8 @@ def fit_on(
     return classifier.requires_grad_(False)
 
 
-def choice(labels: np.ndarray[tuple[int], np.dtype[np.int64]], fraction: float) -> Tensor:
-    """The positions ``(n,)`` of a share of the samples, always the same, with the classes in proportion."""
+def choose_labelled(labels: np.ndarray[tuple[int], np.dtype[np.int64]], fraction: float) -> Tensor:
+    """The positions of a share of the samples ``(n,)``: a fixed stratified subset."""
     if not 0 < fraction <= 1:
         raise UsageError(f"--fraction {fraction:g}: must be above 0 and at most 1")
     chosen = in_proportion(labels, round(fraction * len(labels)))

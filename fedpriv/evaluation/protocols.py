@@ -1,4 +1,4 @@
-"""Evaluation protocols: summaries of a pass over all clients' local test sets, and of the passes of a run."""
+"""Evaluation protocols: summaries of the clients' accuracies in one round, and over the rounds of a run."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 Confusion: TypeAlias = "NDArray[np.int64] | csr_array"
-"""Number of samples ``(C, C)`` by true class (row) and predicted class (column); sparse for many classes."""
+"""Numbers of samples by true class (row) and predicted class (column) ``(C, C)``; sparse for many classes."""
 
 MOST_CLASSES = 500
-"""Up to which confusion matrices are dense; larger ones hold as many entries as there are pairs that occur."""
+"""Largest number of classes for which confusion matrices are dense."""
 Records = Sequence[Mapping[str, Any]]
-"""Lines of ``metrics.jsonl``, in order of rounds."""
+"""The records in ``metrics.jsonl``, in the order of rounds."""
 
 
 def _known(accuracies: Sequence[float | None]) -> list[float]:
@@ -26,7 +26,7 @@ def _known(accuracies: Sequence[float | None]) -> list[float]:
 
 
 def mean(accuracies: Sequence[float | None]) -> float | None:
-    """Mean over the clients that were evaluated; ``None`` where none was."""
+    """Mean over the clients that were evaluated; ``None`` if none was."""
     known = _known(accuracies)
     return math.fsum(known) / len(known) if known else None
 
@@ -44,10 +44,10 @@ def best(accuracies: Sequence[float | None]) -> float | None:
 
 
 def client_summary(accuracies: Sequence[float | None], sizes: Sequence[int]) -> dict[str, float]:
-    """The summary of one pass over the clients; accuracies are shares in [0, 1], ``None`` for a client without test data.
+    """Summarise the clients' accuracies in one round, in [0, 1], or ``None`` for a client without test data.
 
     Args:
-        sizes: number of test samples of each client; of training samples where test samples are several clients'.
+        sizes: the clients' numbers of test samples, or of training samples if test samples belong to several clients.
 
     Returns:
         ``accuracy`` (unweighted mean over clients), ``accuracy_weighted`` (by these sizes), and for fairness

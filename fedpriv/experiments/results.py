@@ -17,7 +17,7 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.evaluation.probe_during_run import AS_IS, PROBE
 from fedpriv.files import Damaged, load_json, write_atomically
 from fedpriv.methods.build import with_options
-from fedpriv.models.user_net import is_own
+from fedpriv.models.user_net import is_user_net
 from fedpriv.plugins import load_plugins
 from fedpriv.simulation.inputs.texts import on_frozen_features
 from fedpriv.simulation.setup import resolve
@@ -309,7 +309,7 @@ def _with_what_is_in_the_data(asked: RunConfig, found: RunConfig) -> RunConfig:
     taken: dict[str, Any] = {}
     if found.data.partition.name in (GIVEN, BY_COLUMN):
         taken |= {"data.partition.name": GIVEN, "data.clients": found.data.clients}
-    if is_own(found.model.name):
+    if is_user_net(found.model.name):
         taken["model.projection"] = None
     config = filled(asked.model_copy(update={"data": data}), taken)
     return on_frozen_features(config, found.model.adapter) if found.model.tune == "head" else config

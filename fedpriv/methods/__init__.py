@@ -1,4 +1,4 @@
-"""The methods; one paper a file. ``register`` makes a class known by name."""
+"""Federated methods, one paper in each file; ``register`` makes a class known by name."""
 
 from fedpriv.methods.base import Method
 from fedpriv.registry import Registry, subclass_of

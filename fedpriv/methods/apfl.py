@@ -1,4 +1,9 @@
-"""APFL (Deng et al. 2020): each client is tested with a mixture of the global model and its personal one."""
+"""APFL (Deng et al., arXiv:2003.13461): each client is tested with a mixture of the global and its personal model.
+
+    mixture = alpha v + (1 - alpha) w        with v the personal and w the global model
+
+The training is in :mod:`fedpriv.objectives.apfl`.
+"""
 
 from __future__ import annotations
 
@@ -12,43 +17,43 @@ from fedpriv.methods import register
 from fedpriv.methods.base import Context, LocalUpdate, Method, Private, params
 from fedpriv.objectives.apfl import ALPHA, PERSONAL, Mixed, mixed
 
-OWN = "apfl.own"
-"""The client's last ``w`` as a row ``(p,)``."""
+LAST = "apfl.own"
+"""Private state: the client's last ``w`` as a row ``(p,)``."""
 
 
 @params
 class ApflMethodParams:
-    """Options of APFL, without those of its step."""
+    """Options of APFL's test."""
 
     test_with: Literal["global", "local"] = Field(
         "global",
-        description="model that is mixed with the personal one for the test: the new global model, or the client's last w",
+        description="the w of the tested mixture: the new global model, or the one that the client trained last",
     )
 
 
 @register("apfl")
 class Apfl(Method):
-    """A global model, and a personal model per client, trained and tested in a mixture with it."""
+    """A global model, and a personal model for each client that is trained and tested in a mixture with it."""
 
     paper = "Deng et al., arXiv:2003.13461"
     Params = ApflMethodParams
     objective_class = Mixed
-    fixed_objective = "clients are tested with a mixture that only its own objective trains"
+    fixed_objective = "no other objective trains the mixture that clients are tested with"
     defaults: ClassVar[Mapping[str, Any]] = {"weights": "uniform"}
 
-    def __init__(self, params: ApflMethodParams, context: Context, *halves: Any) -> None:
-        super().__init__(params, context, *halves)
+    def __init__(self, params: ApflMethodParams, context: Context, *parts: Any) -> None:
+        super().__init__(params, context, *parts)
         self.tested_names = context.space.names
 
-    def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
-        own = {OWN: initial.clone()} if self.params.test_with == "local" else {}
-        return {**super().first_private(client, initial), **own}
+    def initial_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
+        last = {LAST: initial.clone()} if self.params.test_with == "local" else {}
+        return {**super().initial_private(client, initial), **last}
 
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
-        return {**super().keep(update), **({OWN: update.row} if self.params.test_with == "local" else {})}
+        return {**super().keep(update), **({LAST: update.row} if self.params.test_with == "local" else {})}
 
     def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
-        shared = private[OWN] if self.params.test_with == "local" else row
+        shared = private[LAST] if self.params.test_with == "local" else row
         space = self.context.space
         mixture = mixed(space, shared.to(row), private[PERSONAL].to(row), float(private[ALPHA]))
         space.renew_spectral_norms(mixture)

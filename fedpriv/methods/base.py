@@ -1,8 +1,9 @@
-"""The base class of methods: the shared roles, the state of each side, and the four steps of a round.
+"""The base class of federated methods: what is shared, what each side keeps, and the steps of a round.
 
-A method has no access to the loop, the wire or another client: it gets a :class:`LocalUpdate` on the client's side and sealed
-payloads on the server's. Its two halves, ``Objective`` and ``Aggregation``, can each be replaced by another one by name; a
-method overrides what its paper changes besides the two halves. The defaults are FedAvg's.
+A method combines a client part (:class:`Objective`) and a server part (:class:`Aggregation`), each of which a user may replace by
+another one. A subclass names its two parts, and overrides what its paper changes besides them; the defaults are FedAvg
+(McMahan et al., AISTATS 2017). A method has no access to the round loop, the wire or other clients: on the client's side it gets
+a :class:`LocalUpdate`, on the server's side the received tensors.
 """
 
 from __future__ import annotations
@@ -28,49 +29,49 @@ __all__ = ["Context", "LocalUpdate", "Method", "Phase", "Private", "ServerState"
 
 @dataclass
 class ServerState:
-    """The server's state: the model as a row ``(p,)``, and the tables that a method declares."""
+    """The server's state: the model as a row ``(p,)``, and further tensors of the method by name."""
 
     row: Tensor
     memory: dict[str, Tensor] = field(default_factory=dict)
     report: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of the last merge for the round's record; not part of the state."""
+    """Metrics of the last merge for the round's record; not part of the state."""
 
 
 class Method:
-    """A federated method; see the module's docstring. Subclasses are registered with :func:`fedpriv.methods.register`."""
+    """A federated method; register subclasses with :func:`fedpriv.methods.register`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     paper: ClassVar[str] = ""
     Params: ClassVar[type[Any]] = NoParams
-    """The method's own options; :func:`options_of` adds those of its halves."""
+    """The method's own options; :func:`options_of` adds those of its two parts."""
     objective_class: ClassVar[type[Objective]] = CrossEntropy
-    """The client's half."""
+    """The client part."""
     aggregation_class: ClassVar[type[Aggregation]] = Mean
-    """The server's half."""
+    """The server part."""
     fixed_objective: ClassVar[str] = ""
-    """Why its objective cannot be replaced; empty: it can."""
+    """Why the objective cannot be replaced; empty: it can."""
     needs_labels: ClassVar[str] = ""
-    """Why its objective must learn from labels; empty: it need not."""
+    """Why the objective must use labels; empty: it need not."""
     defaults: ClassVar[Mapping[str, Any]] = {}
-    """Options of its own halves whose defaults the method changes."""
+    """Defaults that the method changes among the options of its two parts."""
     suggests: ClassVar[Mapping[str, Any]] = {}
-    """As :attr:`fedpriv.interfaces.Part.suggests`, before those of its halves."""
+    """As :attr:`fedpriv.interfaces.Part.suggests`; takes precedence over those of the two parts."""
     shared: ClassVar[frozenset[str]] = frozenset(ROLES)
-    """The roles that are sent; the others stay with the client."""
+    """The roles that are sent; the others are private to the client."""
     sends: ClassVar[str] = ""
     keeps: ClassVar[str] = ""
-    """As :attr:`fedpriv.interfaces.Part.sends` and ``keeps``, without those of the halves and without private roles."""
+    """As :attr:`fedpriv.interfaces.Part.sends` and ``keeps``, for the method itself; private roles are listed without it."""
     no_dp: ClassVar[str] = ""
     """As :attr:`fedpriv.interfaces.Part.no_dp`, for the method itself."""
     buffers: ClassVar[Literal["average", "local"]] = "average"
-    """Whether the floating-point buffers of shared roles are averaged like weights, or kept by each client."""
-    instead: ClassVar[Mapping[str, str]] = {}
-    """Config keys without effect under this method -> the option to use instead; a run that sets such a key warns."""
-    sends_parts: ClassVar[bool] = False
-    """Whether a download may lack tensors that the method shares; of other methods, clients refuse one that does."""
+    """Whether the running statistics of shared roles are averaged like weights, or private to the client."""
+    replaced_keys: ClassVar[Mapping[str, str]] = {}
+    """Config key without effect under this method -> the option that replaces it; a run warns if the key is set."""
+    partial_downloads: ClassVar[bool] = False
+    """Whether a download may lack shared tensors; clients refuse such a download otherwise."""
     round_zero: ClassVar[bool] = False
-    """Whether the initial model is sent to every client before the first round."""
+    """Whether the initial model is broadcast to all clients before the first round."""
 
     def __init__(
         self, params: Any, context: Context, objective: Objective | None = None, aggregation: Aggregation | None = None
@@ -82,13 +83,13 @@ class Method:
         self.train = context.config.train
         space = context.space
         self.shared_names = self.select_shared()
-        learnt = space.select(self.objective.reaches)  # the rest keeps its initial values, on every side
-        self.private_names = tuple(name for name in learnt if name not in set(self.shared_names))
-        tests_own = self.private_names and context.config.eval.state == "local_encoder"
-        self.tested_names = space.names if tests_own else self.private_names
-        """Names of the tensors that a test takes from the client; the others are the server's."""
+        trained = space.select(self.objective.trained_roles)  # all others keep their initial values everywhere
+        self.private_names = tuple(name for name in trained if name not in set(self.shared_names))
+        tests_local_net = self.private_names and context.config.eval.state == "local_encoder"
+        self.tested_names = space.names if tests_local_net else self.private_names
+        """Names of the tensors with the client's own values in its test; the others have the server's."""
         self.kept_names = self.tested_names
-        """Names of the net's tensors that a client keeps between rounds; may be more than :attr:`tested_names`."""
+        """Names of the net's tensors that a client keeps between rounds; at least :attr:`tested_names`."""
         self._unpacked: tuple[Tensor, dict[str, Tensor]] | None = None
 
     @classmethod
@@ -97,30 +98,30 @@ class Method:
         return cls.suggests
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
-        """As :meth:`fedpriv.interfaces.Part.idle`; also keys of the config, such as ``train.local_epochs``."""
-        silent = f"method {cls.name}, which sends nothing"
-        return {} if cls.shared else dict.fromkeys(("train.min_uploads", "train.max_update_norm"), silent)
+    def unused_options(cls, params: Any) -> dict[str, str]:
+        """As :meth:`fedpriv.interfaces.Part.unused_options`; may contain config keys, such as ``train.local_epochs``."""
+        reason = f"method {cls.name}, which sends nothing"
+        return {} if cls.shared else dict.fromkeys(("train.min_uploads", "train.max_update_norm"), reason)
 
     @property
-    def remarks(self) -> Sequence[str]:
-        """As :attr:`fedpriv.interfaces.Part.remarks`; by default those of its halves."""
-        return [remark for half in self.halves for remark in half.remarks]
+    def notes(self) -> Sequence[str]:
+        """As :attr:`fedpriv.interfaces.Part.notes`; by default those of both parts."""
+        return [note for part in self.parts for note in part.notes]
 
     @property
-    def halves(self) -> tuple[Objective, Aggregation]:
-        """Both halves, in the order in which the client's steps use them."""
+    def parts(self) -> tuple[Objective, Aggregation]:
+        """The client part and the server part, in the order in which their hooks are called."""
         return self.objective, self.aggregation
 
     def select_shared(self) -> tuple[str, ...]:
-        """The names of the tensors that are sent, in row order: by default those of the shared roles that are trained.
+        """The names of the tensors that are sent, in row order; by default those of the shared roles that are trained.
 
         Raises:
-            UsageError: the method shares a role that no net has.
+            UsageError: a shared role does not exist.
         """
-        if strange := sorted(self.shared - set(ROLES)):
-            raise UsageError(f"method {self.name} shares the role {strange[0]!r}; nets have the roles {', '.join(ROLES)}")
-        return self.context.space.select(self.shared & self.objective.reaches, buffers=self.buffers == "average")
+        if unknown := sorted(self.shared - set(ROLES)):
+            raise UsageError(f"method {self.name} shares the role {unknown[0]!r}; nets have the roles {', '.join(ROLES)}")
+        return self.context.space.select(self.shared & self.objective.trained_roles, buffers=self.buffers == "average")
 
     # --- the server's side -------------------------------------------------------------------------------------------
 
@@ -129,163 +130,165 @@ class Method:
         return ServerState(row, self.aggregation.start(row))
 
     def broadcast(self, server: ServerState) -> Payload | None:
-        """The broadcast of round 0 to every client, before the first round."""
+        """The message to all clients before the first round (round 0); ``None``: there is none."""
         return Payload(self.context.space.unpack(server.row), round=0) if self.round_zero else None
 
     def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
-        """The clients of a round (1-based): by default those that the loop sampled."""
+        """The clients that train in a round (counted from 1); by default those that were sampled."""
         return sampled
 
     def download(self, server: ServerState, round: int) -> Payload | None:
-        """The download of each participant. ``None``: the method shares nothing."""
+        """The message to every client of a round; ``None``: the method shares nothing."""
         if not self.shared_names:
             return None
-        names = self.aggregation.sent(self.shared_names, server.memory, round)
-        return Payload({**self.context.space.unpack(server.row, names), **self.aggregation.down(server.memory)}, round)
+        names = self.aggregation.download_names(self.shared_names, server.memory, round)
+        model = self.context.space.unpack(server.row, names)
+        return Payload({**model, **self.aggregation.server_statistics(server.memory)}, round)
 
     def forms(
         self, received: Mapping[str, Tensor], round: int, examples: int, unused: frozenset[str] = frozenset()
     ) -> dict[str, Form]:
-        """The form of each tensor of an upload (:meth:`upload`), by full name, as the server knows it before it arrives.
+        """The dtype, shape and range that the server requires of each tensor of an upload (:meth:`upload`), by full name.
 
         Args:
-            received: what the client was sent, by name.
-            round: 1-based.
-            examples: the most training samples that a client may have.
-            unused: tensors of the net that the client's data never reach.
+            received: the client's download, by name.
+            round: counted from 1.
+            examples: the largest number of training samples that a client may have.
+            unused: names of the net's tensors that the client's data do not affect.
         """
         space = self.context.space
-        found = {name: Form(space[name].shape) for name in self.aggregation.asked(self.shared_names, received, round)}
-        steps = sum(max(stretch.steps or 0, stretch.epochs * examples) for stretch in self.phases(round))
-        for half in self.halves:
-            found |= {
-                name: form for name, form in half.forms(received, steps).items() if tensor_of(name) not in self.private_names
-            }
-        return {name: form for name, form in found.items() if tensor_of(name) not in unused}
+        forms = {name: Form(space[name].shape) for name in self.aggregation.upload_names(self.shared_names, received, round)}
+        steps = sum(max(phase.steps or 0, phase.epochs * examples) for phase in self.phases(round))
+        for part in self.parts:
+            statistics = part.forms(received, steps)
+            forms |= {name: form for name, form in statistics.items() if tensor_of(name) not in self.private_names}
+        return {name: form for name, form in forms.items() if tensor_of(name) not in unused}
 
     def remember(
         self, before: ServerState, merged: ServerState, statistics: Sequence[Mapping[str, Tensor]]
     ) -> Mapping[str, Tensor]:
-        """The server's state after a merge, without the model, by name; by default the aggregation's.
+        """The server's memory after a merge, by name; by default the aggregation's.
 
         Args:
             before, merged: the server's state before and after the merge.
-            statistics: what each client of the round sent besides the model, by full name.
+            statistics: what each client sent besides the model, by full name.
         """
         return merged.memory
 
-    # --- from a sum over the clients, where no single upload reaches the server ------------------------------------------
+    # --- secure aggregation: the server sees a sum over the clients, and no single upload --------------------------------
 
     def addend(self, upload: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float) -> dict[str, Tensor]:
-        """What a client adds to the sum; by default the aggregation's (:meth:`fedpriv.aggregation.Aggregation.addend`)."""
+        """What a client adds to the sum; by default :meth:`fedpriv.aggregation.Aggregation.addend`."""
         return self.aggregation.addend(upload, received, weight)
 
     def mean_upload(
         self, sums: Mapping[str, Tensor], received: Mapping[str, Tensor], weight: float, count: int
     ) -> dict[str, Tensor]:
-        """The upload of which ``count`` copies merge as the uploads behind the sums do; by default the aggregation's."""
+        """One upload whose ``count`` copies merge to the same model as the clients' uploads; by default the aggregation's."""
         return self.aggregation.mean_upload(sums, received, weight, count)
 
     def mean_forms(self, forms: Mapping[str, Form], count: int) -> Mapping[str, Form]:
-        """The forms of :meth:`mean_upload`, given those of an upload; by default the same."""
+        """The forms of :meth:`mean_upload`, given those of one client's upload; by default the same."""
         return forms
 
     # --- the client's side -------------------------------------------------------------------------------------------
 
-    def first_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
+    def initial_private(self, client: int, initial: Tensor) -> dict[str, Tensor]:
         """The private state of a client before its first local update, given the initial model ``(p,)``."""
-        kept = self.context.space.unpack(initial, self.kept_names)
-        for half in self.halves:
-            kept |= half.first_kept(initial)
-        return kept
+        private = self.context.space.unpack(initial, self.kept_names)
+        for part in self.parts:
+            private |= part.initial_private(initial)
+        return private
 
     def phases(self, round: int) -> Sequence[Phase]:
-        """The schedule of local training."""
-        return [phase(*self.objective.reaches, epochs=self.train.local_epochs, steps=self.train.local_steps)]
+        """The phases of local training in a round; by default one, which trains all that the objective trains."""
+        return [phase(*self.objective.trained_roles, epochs=self.train.local_epochs, steps=self.train.local_steps)]
 
     @property
     def local_loss(self) -> Loss:
-        """The scalar that a client minimises; by default the objective's. A subclass may define a method ``local_loss(step)``."""
+        """The loss that clients minimise; by default the objective's. A subclass may define a method ``local_loss(step)``."""
         return self.objective.loss
 
     def begin(self, update: LocalUpdate) -> None:
-        """Called before local training."""
-        self.aggregation.place(update)
-        for half in self.halves:
-            half.begin(update)
+        """Called on the client before training."""
+        self.aggregation.set_start(update)
+        for part in self.parts:
+            part.begin(update)
 
     def local_update(self, update: LocalUpdate) -> None:
-        """A client's training in one round. Under sample-level DP it takes the steps of :meth:`phases`, which are booked."""
+        """Train a client for one round. Under sample-level DP this must follow :meth:`phases`, from which epsilon is computed."""
         self.begin(update)
-        for stretch in self.phases(update.round):
-            update.train(stretch, self.local_loss, self.objective)
+        for planned in self.phases(update.round):
+            update.train(planned, self.local_loss, self.objective)
 
     def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
-        """The statistics of the upload, by full name; without those of tensors that stay on the client."""
+        """What the upload contains besides the model, by full name; without statistics about private tensors."""
         private = {*self.private_names, *update.unused}
-        found = {name: tensor for half in self.halves for name, tensor in half.statistics(update).items()}
-        return {name: tensor for name, tensor in found.items() if tensor_of(name) not in private}
+        statistics = {name: tensor for part in self.parts for name, tensor in part.statistics(update).items()}
+        return {name: tensor for name, tensor in statistics.items() if tensor_of(name) not in private}
 
     def upload(self, update: LocalUpdate) -> Payload | None:
-        """The upload, before transforms. ``None``: the method shares nothing."""
+        """The client's upload, before transforms; ``None``: the method shares nothing."""
         if not self.shared_names:
             return None
         names = [
-            name for name in self.aggregation.asked(self.shared_names, update.received, update.round) if name not in update.unused
+            name
+            for name in self.aggregation.upload_names(self.shared_names, update.received, update.round)
+            if name not in update.unused
         ]
         tensors = {**update.state(names), **self.statistics(update)}
         return Payload(tensors, update.round, update.client, num_examples=update.num_examples)
 
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
-        """The client's private state for its next local update."""
-        kept = update.state(self.kept_names)
-        for half in self.halves:
-            kept |= half.keep(update)
-        return kept
+        """The client's private state until its next local update."""
+        private = update.state(self.kept_names)
+        for part in self.parts:
+            private |= part.keep(update)
+        return private
 
     # --- evaluation --------------------------------------------------------------------------------------------------
 
     def client_state(self, row: Tensor, private: Private) -> dict[str, Tensor]:
-        """The model with which a client is tested: the server's ``(p,)`` with the client's private tensors."""
+        """The model that a client is tested with: the server's ``(p,)`` with the client's private tensors, by name."""
         own = {name: private[name] for name in self.tested_names}
-        if self._unpacked is None or self._unpacked[0] is not row:  # every client uses the same server state
+        if self._unpacked is None or self._unpacked[0] is not row:  # all clients use the same row
             self._unpacked = row, self.context.space.unpack(row)
         return {**self._unpacked[1], **own}
 
     def adaptation(self, round: int) -> Sequence[Phase]:
-        """Phases of training on a copy before a client's test in this round; they change no state. By default none."""
+        """Phases in which a client trains a copy of its model before it is tested; by default none. They change no state."""
         return ()
 
     @property
     def averaged_rounds(self) -> int:
-        """The number of last rounds over which the reported accuracy is averaged."""
+        """The number of final rounds over which the reported accuracy is averaged."""
         config = self.context.config
         return min(config.eval.last, config.train.rounds)
 
     @property
     def tested_from(self) -> int:
-        """The first round whose test follows the method's complete protocol; before, fine-tuning may be left out."""
+        """The first round whose test follows the method's whole protocol; earlier tests may leave out fine-tuning."""
         return 1
 
     @property
     def has_global_model(self) -> bool:
-        """Whether the server holds a complete model, which can be tested on the server's test set."""
+        """Whether the server's model is complete, so that it can be tested on the server's test set."""
         return not self.private_names
 
 
 _OPTIONS: dict[tuple[type[Method], bool, bool], type[Any]] = {}
-"""What :func:`options_of` has made: a dataclass takes a tenth of the time of a small run."""
+"""Cache of :func:`options_of`: making a dataclass takes a tenth of the time of a small run."""
 
 
 def options_of(method: type[Method], own_objective: bool = True, own_aggregation: bool = True) -> type[Any]:
-    """The dataclass of a method's options: its own, and those of its halves that are not replaced."""
-    asked = method, own_objective, own_aggregation
-    if asked not in _OPTIONS:
-        _OPTIONS[asked] = _composed(*asked)
-    return _OPTIONS[asked]
+    """The dataclass of a method's options: its own, and those of its parts that are not replaced."""
+    key = method, own_objective, own_aggregation
+    if key not in _OPTIONS:
+        _OPTIONS[key] = _compose_options(*key)
+    return _OPTIONS[key]
 
 
-def _composed(method: type[Method], own_objective: bool, own_aggregation: bool) -> type[Any]:
+def _compose_options(method: type[Method], own_objective: bool, own_aggregation: bool) -> type[Any]:
     parts = [method.Params]
     parts += [method.objective_class.Params] if own_objective else []
     parts += [method.aggregation_class.Params] if own_aggregation and method.shared else []

@@ -1,4 +1,4 @@
-"""Builds the method of a config: checks and fills in options, and combines the halves."""
+"""Builds the method of a config: validates and completes its options, and combines its two parts."""
 
 from __future__ import annotations
 
@@ -18,37 +18,38 @@ from fedpriv.objectives import Objective, find_objective
 
 
 def with_options(config: RunConfig) -> RunConfig:
-    """The config with all options of its method, objective and aggregation, checked; :class:`UsageError` where one is wrong.
+    """The config with all options of its method, objective and aggregation, and with the values that these suggest.
 
-    Keys that the config leaves open get the values that the method suggests.
+    Raises:
+        UsageError: an option is unknown or invalid.
     """
     method = find_method(config.method.name)
     aggregation_class = method.aggregation_class if config.aggregation is None else find_aggregation(config.aggregation.name)
-    # Under client-level DP the server adds up changes and divides by a constant, so that all clients weigh the same.
-    usual = {"weights": "uniform"} if config.privacy.level == "client" and aggregation_class is Mean else {}
-    halves: dict[str, NamedOptions | None] = {}
+    # Under client-level DP the server adds up changes and divides by a constant, so that all clients have the same weight.
+    default = {"weights": "uniform"} if config.privacy.level == "client" and aggregation_class is Mean else {}
+    parts: dict[str, NamedOptions | None] = {}
     if (objective := config.objective) is not None:
-        half = find_objective(objective.name)
-        halves["objective"] = _filled(objective, half.name, half.Params, "objective")
+        objective_class = find_objective(objective.name)
+        parts["objective"] = _with_defaults(objective, objective_class.name, objective_class.Params, "objective")
     if (aggregation := config.aggregation) is not None:
-        other = find_aggregation(aggregation.name)
-        halves["aggregation"] = _filled(aggregation, other.name, other.Params, "aggregation", usual)
+        schema = aggregation_class.Params
+        parts["aggregation"] = _with_defaults(aggregation, aggregation_class.name, schema, "aggregation", default)
     schema = options_of(method, config.objective is None, config.aggregation is None)
-    filled_in = _filled(config.method, method.name, schema, "method", usual if aggregation is None else {})
-    config = config.model_copy(update={"method": filled_in, **halves})
+    parts["method"] = _with_defaults(config.method, method.name, schema, "method", default if aggregation is None else {})
+    config = config.model_copy(update=parts)
     suggestions = dict[str, Any]()
-    for part in reversed(parts_of(config)):  # the method's own count first
+    for part in reversed(parts_of(config)):  # the method's own take precedence
         suggestions |= part.kind.suggested(part.params)
     _check_participation(config, suggestions)
     return filled(config, suggestions)
 
 
 class NamedPart(NamedTuple):
-    """The method of a config, or a half of it.
+    """The method of a config, or one of its two parts.
 
     Attributes:
-        section: of the config, with its options: ``method``, or that of a half that is another one.
-        params: its options; of the method and its own halves those of all of them.
+        section: the config section with its options; a part that is not replaced has its options under ``method``.
+        params: the options of that section.
     """
 
     section: Literal["method", "objective", "aggregation"]
@@ -57,7 +58,11 @@ class NamedPart(NamedTuple):
 
 
 def parts_of(config: RunConfig) -> list[NamedPart]:
-    """The method, its objective, and its aggregation if it sends something; :class:`UsageError` where an option is wrong."""
+    """The method, its objective, and, if it sends something, its aggregation.
+
+    Raises:
+        UsageError: an option is unknown or invalid.
+    """
     method = find_method(config.method.name)
     schema = options_of(method, config.objective is None, config.aggregation is None)
     params = parse(schema, config.method.params, f"method {method.name}")
@@ -78,7 +83,7 @@ def parts_of(config: RunConfig) -> list[NamedPart]:
 
 
 def changed_options(config: RunConfig) -> dict[str, Any]:
-    """The options of the method and its halves that differ from their defaults: they tell runs of one method apart."""
+    """The options of the method and its parts that differ from their defaults."""
     changed: dict[str, Any] = {}
     for part in parts_of(config):
         defaults = {name: field.get_default(call_default_factory=True) for name, field in part.params.__pydantic_fields__.items()}
@@ -87,48 +92,52 @@ def changed_options(config: RunConfig) -> dict[str, Any]:
 
 
 def _check_participation(config: RunConfig, suggestions: Mapping[str, Any]) -> None:
-    """Refuse a share of the clients, where what the config names wants them all in every round."""
+    """Raise :class:`UsageError` if the method needs all clients in each round, and the config asks for a share of them."""
     train = config.train
-    wants_all = train.selection is None and suggestions.get("train.selection") == "all"
-    if wants_all and train.participation is not None and train.participation < 1:
+    needs_all = train.selection is None and suggestions.get("train.selection") == "all"
+    if needs_all and train.participation is not None and train.participation < 1:
         raise UsageError(
             f"train.participation {train.participation:g}: with {config.called} all clients take part each round; leave it out"
         )
 
 
 def objective_of(config: RunConfig) -> type[Objective]:
-    """The client's half that a config names: its own, or its method's."""
+    """The objective of a config: the one it names, or its method's."""
     return find_method(config.method.name).objective_class if config.objective is None else find_objective(config.objective.name)
 
 
-def _filled(named: NamedOptions, name: str, schema: type[Any], kind: str, usual: Mapping[str, Any] = MappingProxyType({})) -> Any:
-    """The options with all others of their schema: as ``usual`` says, or their defaults."""
-    return type(named)(name=name, **asdict(parse(schema, {**usual, **named.params}, f"{kind} {name}")))
+def _with_defaults(
+    named: NamedOptions, name: str, schema: type[Any], kind: str, default: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
+    """All options of the schema; those that are not given have the value in ``default``, or else the schema's."""
+    return type(named)(name=name, **asdict(parse(schema, {**default, **named.params}, f"{kind} {name}")))
 
 
 def build_method(config: RunConfig, context: Context) -> Method:
-    """The method of a config with all options (:func:`with_options`), with its halves.
+    """The method of a config that has all options (:func:`with_options`).
 
     Raises:
-        UsageError: the halves do not fit each other, or the net.
+        UsageError: the two parts do not fit each other, or the net.
     """
     kind = find_method(config.method.name)
     schema = options_of(kind, config.objective is None, config.aggregation is None)
     objective: Objective | None = None
     aggregation: Aggregation | None = None
     if config.objective is not None:
-        half = find_objective(config.objective.name)
-        objective = half(parse(half.Params, config.objective.params, f"objective {half.name}"), context)
+        objective_class = find_objective(config.objective.name)
+        params = parse(objective_class.Params, config.objective.params, f"objective {objective_class.name}")
+        objective = objective_class(params, context)
     if config.aggregation is not None:
-        other = find_aggregation(config.aggregation.name)
-        aggregation = other(parse(other.Params, config.aggregation.params, f"aggregation {other.name}"), context)
+        aggregation_class = find_aggregation(config.aggregation.name)
+        params = parse(aggregation_class.Params, config.aggregation.params, f"aggregation {aggregation_class.name}")
+        aggregation = aggregation_class(params, context)
     method = kind(parse(schema, config.method.params, f"method {kind.name}"), context, objective, aggregation)
     _check(method, config)
     return method
 
 
 def _check(method: Method, config: RunConfig) -> None:
-    objective, aggregation = method.halves
+    objective, aggregation = method.parts
     if method.fixed_objective and not isinstance(objective, method.objective_class):
         raise UsageError(f"objective {objective.name}: method {method.name} needs its own, as {method.fixed_objective}")
     if method.needs_labels and not objective.labels:
@@ -136,16 +145,16 @@ def _check(method: Method, config: RunConfig) -> None:
     if config.aggregation is not None and not method.shared_names:
         raise UsageError(f"aggregation {aggregation.name}: method {method.name} sends nothing, so there is nothing to merge")
     pairs = (("objective", objective, "aggregation", aggregation), ("aggregation", aggregation, "objective", objective))
-    for kind, half, what, other in pairs:
-        if missing := sorted(half.reads - other.writes):
+    for kind, part, other_kind, other in pairs:
+        if missing := sorted(part.reads - other.writes):
             raise UsageError(
-                f"{kind} {half.name} needs {', '.join(missing)}, which {what} {other.name} does not send;"
-                f" use --{what} {half.name}"
+                f"{kind} {part.name} needs {', '.join(missing)}, which {other_kind} {other.name} does not send; "
+                f"use --{other_kind} {part.name}"
             )
     roles = {name.split(".")[0] for name in method.context.space.names}
-    if not method.context.space.parameters(objective.reaches):
-        where = " and ".join(sorted(objective.reaches))
+    if not method.context.space.parameters(objective.trained_roles):
+        where = " and ".join(sorted(objective.trained_roles))
         raise UsageError(f"objective {objective.name} trains {where}, where the net has no parameter with requires_grad=True")
-    if missing := sorted(objective.needs - roles):
+    if missing := sorted(objective.required_roles - roles):
         option = ROLE_OPTIONS.get(missing[0], "another net")
         raise UsageError(f"objective {objective.name} needs a {missing[0]}, but the net has none; --set {option}")

@@ -1,4 +1,4 @@
-"""FedAtt (Ji et al. 2019): FedAvg's clients, and a server that steps towards the uploads with attention to their distance."""
+"""FedAtt (Ji et al., IJCNN 2019): FedAvg's clients, and attentive aggregation (:mod:`fedpriv.aggregation.fedatt`)."""
 
 from fedpriv.aggregation.fedatt import FedAtt as FedAttAggregation
 from fedpriv.methods import register
@@ -7,7 +7,7 @@ from fedpriv.methods.base import Method
 
 @register("fedatt")
 class FedAtt(Method):
-    """Plain local SGD; the server steps towards each tensor of the uploads, those further away weighing more."""
+    """The server steps towards the uploads, tensor by tensor; the more distant an upload, the larger its weight."""
 
     paper = "Ji et al., IJCNN 2019"
     aggregation_class = FedAttAggregation

@@ -1,4 +1,7 @@
-"""FedDUAL (Sahoo et al. 2024): an adaptive loss at the clients, and a kernel-weighted mean of the last layers at the server."""
+"""FedDUAL (Sahoo et al., arXiv:2412.04416): an adaptive loss at the clients, and dynamic aggregation at the server.
+
+The equations are in :mod:`fedpriv.objectives.adaptive_kl` (eqs. 3-9) and :mod:`fedpriv.aggregation.mean_shift` (eqs. 10-13).
+"""
 
 from __future__ import annotations
 
@@ -27,21 +30,22 @@ READINGS: Mapping[str, Mapping[str, Any]] = {
         "kl_grad": False,
     },
 }
-"""The options that each reading sets; the others have the halves' defaults."""
+"""The options that each reading of the paper changes."""
 
 
 @params
 class FedDualParams:
     """Options of FedDUAL.
 
-    A reading sets options of the halves that are not given. ``paper`` follows the equations literally; its eps of 1e-5 gives all
-    weight to one client. ``scale_free`` differs only in the unit of eps. ``code`` is the released program: a mean of all layers
-    except the output layer, which keeps its random initial values.
+    A reading sets the options that the user leaves out. ``paper`` follows the equations literally; its eps of 1e-5 gives all
+    weight to one client. ``scale_free`` differs from it only in the unit of eps. ``code`` does what the released program does:
+    all layers are averaged except the output layer, which keeps its random initial values.
     """
 
     reading: Literal["scale_free", "paper", "code"] = Field(
         "scale_free",
-        description="the equations with a relative eps, the equations, or the released code; other options take precedence",
+        description="the equations with a relative eps, the equations as printed, or the released code; options that are given "
+        "take precedence",
     )
 
     @model_validator(mode="before")
@@ -57,7 +61,7 @@ class FedDualParams:
 
 @register("feddual")
 class FedDual(Method):
-    """Adaptive loss at the clients, kernel-weighted mean of the last layers at the server."""
+    """Adaptive loss at the clients; the server merges the last layers by a kernel-weighted mean."""
 
     paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
     Params = FedDualParams

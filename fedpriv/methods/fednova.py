@@ -1,4 +1,4 @@
-"""FedNova (Wang et al. 2020)."""
+"""FedNova (Wang et al., NeurIPS 2020): updates are normalised by local steps (:mod:`fedpriv.aggregation.fednova`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedpriv.methods.base import Method
 
 @register("fednova")
 class FedNova(Method):
-    """FedAvg whose updates are normalised by the clients' numbers of steps."""
+    """FedAvg; each update is normalised by the client's number of local steps."""
 
     paper = "Wang et al., NeurIPS 2020"
     aggregation_class = Aggregation

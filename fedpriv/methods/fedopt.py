@@ -1,4 +1,4 @@
-"""FedOpt (Reddi et al. 2021)."""
+"""FedOpt (Reddi et al., ICLR 2021): an adaptive optimiser at the server (:mod:`fedpriv.aggregation.fedopt`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedpriv.methods.base import Method
 
 @register("fedopt")
 class FedOpt(Method):
-    """FedAvg with an optimiser at the server: FedAdam, FedYogi or FedAdagrad."""
+    """FedAvg with an adaptive optimiser at the server: FedAdam, FedYogi or FedAdagrad."""
 
     paper = "Reddi et al., ICLR 2021"
     aggregation_class = Aggregation

@@ -1,4 +1,4 @@
-"""FedPer (Arivazhagan et al. 2019): the encoder is shared, the head is personal, both are trained together."""
+"""FedPer (Arivazhagan et al., arXiv:1912.00818): a shared encoder and personal heads, trained together."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class FedPerParams:
     """Options of FedPer."""
 
     personal: tuple[str, ...] = Field(
-        (), description="shell patterns of encoder tensors that are personal too, such as encoder.fc2.* (K_P, sec. 3)"
+        (), description="shell patterns of encoder tensors that are personal, too, such as encoder.fc2.* (K_P, sec. 3)"
     )
 
 
 @register("fedper")
 class FedPer(Method):
-    """Shared encoder, personal projector and head, trained together."""
+    """A shared encoder, and a personal projector and head, trained together."""
 
     paper = "Arivazhagan et al., arXiv:1912.00818"
     Params = FedPerParams
@@ -30,16 +30,16 @@ class FedPer(Method):
     round_zero = True
 
     def select_shared(self) -> tuple[str, ...]:
-        """The encoder without the tensors of ``personal``.
+        """The encoder's tensors, without those that match ``personal``.
 
         Raises:
-            UsageError: a pattern matches nothing of the encoder, or all of it is personal.
+            UsageError: a pattern matches no tensor of the encoder, or the patterns match all of them.
         """
         names, patterns = super().select_shared(), self.params.personal
         for pattern in patterns:
             if not any(fnmatch(name, pattern) for name in names):
                 raise UsageError(f"method.personal: {pattern!r} matches no tensor of the encoder; there are {', '.join(names)}")
-        left = tuple(name for name in names if not any(fnmatch(name, pattern) for pattern in patterns))
-        if not left:
+        shared = tuple(name for name in names if not any(fnmatch(name, pattern) for pattern in patterns))
+        if not shared:
             raise UsageError("method.personal leaves nothing to share: use method local")
-        return left
+        return shared

@@ -1,4 +1,7 @@
-"""FedProx (Li et al. 2020), and with local fine-tuning before the test."""
+"""FedProx (Li et al., MLSys 2020), and FedProx with local fine-tuning before the test.
+
+min_x  L_k(x) + mu/2 ||x - x_g||^2        with x_g the received model (eq. 2); see :mod:`fedpriv.objectives.fedprox`
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,6 @@ class FedProx(Method):
 
 @register("fedprox-ft")
 class FedProxFineTuned(FineTuned, FedProx):
-    """FedProx, and each client fine-tunes a copy on its own data before it is tested."""
+    """FedProx; before its test, each client fine-tunes a copy of the global model on its data."""
 
     paper = "Li et al., MLSys 2020; protocol of Collins et al., ICML 2021"

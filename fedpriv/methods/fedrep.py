@@ -1,4 +1,7 @@
-"""FedRep (Collins et al. 2021): the personal head first, on the frozen shared encoder; then the encoder under the frozen head."""
+"""FedRep (Collins et al., ICML 2021, alg. 1): a shared encoder and personal heads, trained one after the other.
+
+Each client first trains its head on the frozen encoder, then the encoder under the frozen head.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from fedpriv.models.net import AFTER_ENCODER
 
 @params
 class FedRepParams(FedPerParams):
-    """Options of FedRep; ``train.local_epochs``, or ``local_steps``, is the length of the encoder phase."""
+    """Options of FedRep; the encoder phase takes ``train.local_epochs`` or ``local_steps``."""
 
-    head_epochs: int = Field(10, ge=0, description="E_h, epochs of the head phase (MpFedcon sec. 5.1; FedRep)")
+    head_epochs: int = Field(10, ge=0, description="epochs of the head phase (FedRep; MpFedcon sec. 5.1)")
 
 
 @register("fedrep")
 class FedRep(FedPer):
-    """Shared encoder, personal projector and head; head phase, then encoder phase."""
+    """A shared encoder, and a personal projector and head; a head phase is followed by an encoder phase."""
 
     paper = "Collins et al., ICML 2021"
     Params = FedRepParams

@@ -1,4 +1,7 @@
-"""FedSiam-DA (arXiv 2211.09421): Siamese local training and dual aggregation."""
+"""FedSiam-DA (arXiv 2211.09421): Siamese local training and dual aggregation.
+
+The equations are in :mod:`fedpriv.objectives.siamese` (alg. 1) and :mod:`fedpriv.aggregation.dual_mean` (eqs. 13-16).
+"""
 
 from fedpriv.aggregation.dual_mean import DualMean
 from fedpriv.methods import register
@@ -8,7 +11,7 @@ from fedpriv.objectives.siamese import Siamese
 
 @register("fedsiam-da")
 class FedSiamDA(Method):
-    """Training towards a copy of the global model that is trained too, and away from the client's past; a mean by cosines."""
+    """Siamese training towards the global model and away from the client's past; a mean weighted by cosine similarity."""
 
     paper = "FedSiam-DA, arXiv 2211.09421"
     objective_class = Siamese

@@ -1,7 +1,7 @@
-"""The "+FT" rows: each client fine-tunes a copy of the global model on its own data before it is tested.
+"""Local fine-tuning before the test (the "+FT" rows of Collins et al., ICML 2021).
 
-The protocol of FedRep's comparison (Collins et al. 2021). Fine-tuning minimises the method's loss with a fresh optimiser, without
-proximal terms and control variates. It changes no state of the client or the server.
+Each client fine-tunes a copy of the global model on its data, and is tested with the copy. Fine-tuning minimises the method's
+loss, without proximal terms and control variates, with a new optimiser. It changes no state of the client or the server.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from fedpriv.models.net import AFTER_ENCODER, ROLES
 
 @params
 class FineTuneParams:
-    """Options of the "+FT" rows.
-
-    ``ft_scope`` head: projector and head are trained, the encoder is frozen (FedRep's protocol). ``ft_when`` final: fine-tuning
-    only before the test after the last round; last: in each of the last ``eval.last`` rounds.
-    """
+    """Options of fine-tuning."""
 
     ft_epochs: int = Field(10, ge=1, description="epochs of fine-tuning (FedRep, supplement)")
     ft_steps: int | None = Field(
-        None, ge=1, description="so many steps of SGD in place of epochs, as `10 SGD` in MpFedcon sec. 5.1 may be read"
+        None, ge=1, description="number of SGD steps, which replaces the epochs (one reading of `10 SGD` in MpFedcon sec. 5.1)"
     )
-    ft_scope: Literal["head", "full"] = Field("head", description="what is fine-tuned: projector and head, or the whole net")
+    ft_scope: Literal["head", "full"] = Field(
+        "head", description="what is fine-tuned: projector and head (FedRep), or the whole net"
+    )
     ft_when: Literal["final", "last"] = Field(
-        "final", description="after the last round, or in each of the last eval.last rounds"
+        "final", description="before the test after the last round only, or in each of the last eval.last rounds"
     )
 
 
 class FineTuned(Method):
-    """A mixin that precedes the method: ``class FedAvgFineTuned(FineTuned, FedAvg)``."""
+    """A mixin, named before the method: ``class FedAvgFineTuned(FineTuned, FedAvg)``."""
 
     Params = FineTuneParams
     needs_labels = "each client fine-tunes on them before it is tested"
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
-        return {**super().idle(params), **({} if params.ft_steps is None else {"ft_epochs": "ft_steps, which is in its place"})}
+    def unused_options(cls, params: Any) -> dict[str, str]:
+        return {
+            **super().unused_options(params),
+            **({} if params.ft_steps is None else {"ft_epochs": "ft_steps, which replaces it"}),
+        }
 
     @property
     def averaged_rounds(self) -> int:

@@ -1,4 +1,7 @@
-"""L-DAWA (Rehman et al. 2023): clients train without labels, and the server weighs each of their layers by its cosine."""
+"""L-DAWA (Rehman et al., ICCV 2023): self-supervised clients, and layer-wise divergence-aware weights at the server.
+
+The equations are in :mod:`fedpriv.objectives.simclr` and :mod:`fedpriv.aggregation.dawa` (eqs. 2-6).
+"""
 
 from fedpriv.aggregation.dawa import LDawa as LDawaAggregation
 from fedpriv.methods import register
@@ -8,7 +11,7 @@ from fedpriv.objectives.simclr import SimClr
 
 @register("l-dawa")
 class LDawa(Method):
-    """SimCLR at the clients; each layer of an upload is weighted by its cosine with the global layer."""
+    """SimCLR at the clients; the server weights each layer of an upload by its cosine similarity to the global layer."""
 
     paper = "Rehman et al., ICCV 2023"
     objective_class = SimClr

@@ -1,4 +1,4 @@
-"""SOLO: every client trains alone."""
+"""Local training without communication, a baseline (also called SOLO)."""
 
 from __future__ import annotations
 
@@ -14,34 +14,36 @@ from fedpriv.seeding import derive
 
 @params
 class LocalParams:
-    """Options of ``local``."""
+    """Options of local training."""
 
     epochs: int | None = Field(
         None,
         ge=1,
-        description="epochs per round of participation; null: train.local_steps, or else 10 + train.local_epochs, the budget of "
-        "FedRep and MpFedcon",
+        description="epochs per round in which a client trains; null: train.local_steps, or else 10 + train.local_epochs, the "
+        "budget of FedRep and MpFedcon",
     )
 
 
 @register("local")
 class Local(Method):
-    """SOLO: every client trains its own model from the common initial one; nothing is sent."""
+    """Every client trains its own model from the common initial one; nothing is sent (SOLO)."""
 
     paper = "baseline"
     Params = LocalParams
     shared = frozenset()
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
-        lengths = dict.fromkeys(("train.local_epochs", "train.local_steps"), "method.epochs, which says how long a client trains")
-        return {**super().idle(params), **({} if params.epochs is None else lengths)}
+    def unused_options(cls, params: Any) -> dict[str, str]:
+        replaced = dict.fromkeys(
+            ("train.local_epochs", "train.local_steps"), "method.epochs, which says how long a client trains"
+        )
+        return {**super().unused_options(params), **({} if params.epochs is None else replaced)}
 
     def participants(self, round: int, sampled: Sequence[int], everyone: Sequence[int]) -> Sequence[int]:
-        """As many clients as are sampled, but in rotation, since sampling would leave some clients without any training.
+        """As many clients as were sampled, but in rotation: random sampling would leave some clients without any training.
 
-        Over T rounds at participation r each client has about T r local updates, the budget of the federated methods. A schedule
-        (``train.schedule``) says itself who trains.
+        In T rounds with participation r, each client trains in about T r rounds, the budget of the federated methods. With
+        ``train.selection=schedule``, the schedule decides.
         """
         if self.train.selection == "schedule":
             return sampled

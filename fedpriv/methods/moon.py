@@ -1,4 +1,4 @@
-"""MOON (Li et al. 2021)."""
+"""MOON (Li et al., CVPR 2021): a model-contrastive term in the clients' loss (:mod:`fedpriv.objectives.moon`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fedpriv.objectives.moon import Moon as Objective
 
 @register("moon")
 class Moon(Method):
-    """FedAvg whose clients contrast the received model with their own last one."""
+    """FedAvg with a contrastive loss: close to the received model, and away from the client's last one."""
 
     paper = "Li et al., CVPR 2021"
     objective_class = Objective

@@ -1,4 +1,7 @@
-"""Per-FedAvg (Fallah et al. 2020): a global model trained to be good after one local step of each client."""
+"""Per-FedAvg (Fallah et al., NeurIPS 2020): a global model that is trained for the loss after one local step.
+
+min_w  mean_k L_k(w - a grad L_k(w))        the gradients are in :mod:`fedpriv.objectives.perfedavg`
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,16 @@ from fedpriv.objectives.perfedavg import MetaGradient
 
 @params
 class PerFedAvgMethodParams:
-    """Options of Per-FedAvg, without those of its step."""
+    """Options of Per-FedAvg's outer step and of its test."""
 
     b: float = Field(
         0.001,
         gt=0,
-        description="rate of the outer step, in place of train.lr (a public reimplementation's; with few epochs try 0.01)",
+        description="learning rate of the outer step, which replaces train.lr (default of a public reimplementation; with few "
+        "epochs try 0.01)",
     )
     pers_steps: int = Field(
-        1, ge=1, description="steps of plain SGD, of rate a, that a client takes on a copy before it is tested"
+        1, ge=1, description="steps of plain SGD with rate a that a client takes on a copy of the model before its test"
     )
 
 
@@ -34,15 +38,14 @@ class PerFedAvg(Method):
     paper = "Fallah et al., NeurIPS 2020"
     Params = PerFedAvgMethodParams
     objective_class = MetaGradient
-    fixed_objective = "clients are tested after a step that only its own objective trains for"
-    instead: ClassVar[Mapping[str, str]] = {"train.lr": "method.b"}
+    fixed_objective = "no other objective trains for the step before the test"
+    replaced_keys: ClassVar[Mapping[str, str]] = {"train.lr": "method.b"}
     defaults: ClassVar[Mapping[str, Any]] = {"weights": "uniform"}
 
     def phases(self, round: int) -> Sequence[Phase]:
-        return [replace(stretch, lr=self.params.b) for stretch in super().phases(round)]
+        return [replace(phase, lr=self.params.b) for phase in super().phases(round)]
 
     def adaptation(self, round: int) -> Sequence[Phase]:
-        """``pers_steps`` steps of rate ``a`` on the client's training data, of plain SGD as the inner step that the model is
-        trained for; none where ``a`` is 0."""
+        """``pers_steps`` steps of plain SGD with rate ``a``, like the inner step of training; none if ``a`` is 0."""
         rate = self.objective.params.a
         return [phase(epochs=1, steps=self.params.pers_steps, lr=rate, plain=True)] if rate else ()

@@ -1,4 +1,7 @@
-"""SCAFFOLD (Karimireddy et al. 2020), and with local fine-tuning before the test."""
+"""SCAFFOLD (Karimireddy et al., ICML 2020, alg. 1), and SCAFFOLD with local fine-tuning before the test.
+
+The equations are in :mod:`fedpriv.objectives.scaffold` and :mod:`fedpriv.aggregation.scaffold`.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ class Scaffold(Method):
     aggregation_class = Aggregation
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
-        uncorrected = getattr(params, "layers", None) == 0  # its halves may be others
-        return {**super().idle(params), **(dict.fromkeys(("variate", "plain"), "layers=0") if uncorrected else {})}
+    def unused_options(cls, params: Any) -> dict[str, str]:
+        uncorrected = getattr(params, "layers", None) == 0  # another aggregation may have no such option
+        return {**super().unused_options(params), **(dict.fromkeys(("variate", "plain"), "layers=0") if uncorrected else {})}
 
 
 @register("scaffold-ft")
 class ScaffoldFineTuned(FineTuned, Scaffold):
-    """SCAFFOLD, and each client fine-tunes a copy on its own data before it is tested."""
+    """SCAFFOLD; before its test, each client fine-tunes a copy of the global model on its data."""
 
     paper = "Karimireddy et al., ICML 2020; protocol of Collins et al., ICML 2021"

@@ -1,4 +1,4 @@
-"""SimAgg (Khan et al. 2022): FedAvg's clients, and a server that weighs each tensor by its closeness to the mean."""
+"""SimAgg (Khan et al., BrainLes 2021): FedAvg's clients, and similarity weights (:mod:`fedpriv.aggregation.simagg`)."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ from fedpriv.methods.base import Method
 
 @register("simagg")
 class SimAgg(Method):
-    """Plain local SGD; each tensor of an upload weighs by its closeness to the plain mean and by the samples."""
+    """Each tensor of an upload is weighted by its closeness to the plain mean and by the client's number of samples."""
 
     paper = "Khan et al., BrainLes 2021"
     aggregation_class = SimAggAggregation

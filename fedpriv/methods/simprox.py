@@ -1,4 +1,7 @@
-"""SimProx (El-Niss et al. 2024): FedAvg's clients, and a server that weighs by similarity and by the size of the update."""
+"""SimProx (El-Niss et al., IEEE OJ-COMS 5, 2024): FedAvg's clients, and weights by similarity and update size.
+
+The equations are in :mod:`fedpriv.aggregation.simprox` (eqs. 7-14).
+"""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -10,7 +13,7 @@ from fedpriv.methods.base import Method
 
 @register("simprox")
 class SimProx(Method):
-    """Plain local SGD; uploads weigh by their similarity to the others and by how little they moved."""
+    """An upload is weighted by its similarity to the other uploads, and the more, the smaller its change is."""
 
     paper = "El-Niss et al., IEEE OJ-COMS 5, 2024"
     aggregation_class = SimProxAggregation

@@ -1,4 +1,4 @@
-"""Nets as encoder -> projector -> predictor -> head, whose tensors are named by these roles."""
+"""Nets as encoder, projector, predictor and head: the structure, the registry, and the architectures."""
 
 from fedpriv.models.net import ROLES, Net, Outputs, RoleSize, describe
 from fedpriv.models.registry import ModelSpec, build_model, list_models, model_names, model_spec, register_model

@@ -1,4 +1,4 @@
-"""The structure of every net: encoder -> projector -> head, and a predictor beside it. Each tensor belongs to a named role."""
+"""The structure of every net: encoder -> projector -> head, with a predictor beside the head; each tensor belongs to a role."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from fedpriv.samples import Inputs
 
 HeadOn = Literal["projection", "features"]
-"""What the head classifies: z or h of :class:`Outputs`."""
+"""The head's input: z or h of :class:`Outputs`."""
 Module = TypeVar("Module", bound=nn.Module)
 ROLES = ("encoder", "projector", "predictor", "head")
 AFTER_ENCODER = ROLES[1:]
@@ -33,12 +33,12 @@ class Outputs:
     """(B, C): the head's output, on z or on h."""
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Outputs:
-        """The outputs, each of them changed."""
+        """Apply ``change`` to each output."""
         prediction = None if self.prediction is None else change(self.prediction)
         return Outputs(change(self.features), change(self.projection), prediction, change(self.logits))
 
     def to(self, like: Tensor) -> Outputs:
-        """The outputs on the device and in the precision of a tensor."""
+        """The outputs on the device and with the dtype of a tensor."""
         return self.map(lambda tensor: tensor.to(like))
 
 
@@ -54,16 +54,16 @@ class RoleSize:
 
 
 class Net(nn.Module):
-    """A classifier in four roles; ``named_parameters`` and ``state_dict`` keys start with the role.
+    """A classifier with four roles; the names of its tensors start with the role.
 
     Args:
         encoder: maps (B, *input_shape) to (B, feature_dim).
         projector: maps (B, feature_dim) to (B, projection_dim); ``nn.Identity()`` when absent.
-        predictor: maps (B, projection_dim) to itself, or None.
+        predictor: maps (B, projection_dim) to (B, projection_dim), or None.
         head: maps (B, projection_dim), or (B, feature_dim), to (B, classes).
-        head_on: which of the two.
+        head_on: the head's input: the projection, or the features.
 
-    The forward pass has no data-dependent control flow, so ``torch.func`` can differentiate and batch it.
+    The forward pass has no data-dependent control flow, so that ``torch.func`` can differentiate and batch it.
     """
 
     encoder: nn.Module
@@ -99,35 +99,38 @@ class Net(nn.Module):
         return ("encoder", "projector", "head") if self.head_on == "projection" else ("encoder", "head")
 
     def for_head(self, h: Tensor, z: Tensor) -> Tensor:
-        """Which of features and projection the head gets."""
+        """The head's input: features h or projection z."""
         return z if self.head_on == "projection" else h
 
     def encode(self, x: Inputs) -> Tensor:
-        """B samples, such as images (B, *input_shape), -> features (B, d)."""
+        """Samples, such as images (B, *input_shape), -> features (B, d)."""
         features: Tensor = self.encoder(x)
         return features
 
     def from_features(self, h: Tensor) -> Outputs:
-        """Features (B, d) -> all outputs; used with features that are computed once while the encoder is frozen."""
+        """Features (B, d) -> all outputs; for features that are computed once, because the encoder is frozen."""
         z = self.projector(h)
         prediction = None if self.predictor is None else self.predictor(z)
         return Outputs(features=h, projection=z, prediction=prediction, logits=self.head(self.for_head(h, z)))
 
     def forward(self, x: Inputs) -> Outputs:
-        """B samples -> all outputs."""
+        """Samples -> all outputs."""
         return self.from_features(self.encode(x))
 
 
 def copy_of(net: Module, shared: Iterable[Tensor] = ()) -> Module:
-    """A copy of a net, or of a part of one, which has the tensors ``shared`` in common with it."""
-    # What hooks make of other tensors before each pass, as those of weight_norm do, torch refuses to copy with its graph.
-    made = [one for part in net.modules() for one in vars(part).values() if isinstance(one, Tensor) and not one.is_leaf]
-    return copy.deepcopy(net, {id(one): one for one in shared} | {id(one): one.detach() for one in made})
+    """A deep copy of a net or a part of one, except for the tensors ``shared``, which both have in common."""
+    # torch cannot copy a tensor with a graph, such as the weight that the hook of weight_norm computes before each pass.
+    attributes = [value for part in net.modules() for value in vars(part).values()]
+    computed = [value for value in attributes if isinstance(value, Tensor) and not value.is_leaf]
+    return copy.deepcopy(net, {id(tensor): tensor for tensor in shared} | {id(tensor): tensor.detach() for tensor in computed})
 
 
 def norms_with_statistics(net: nn.Module) -> dict[str, nn.Module]:
-    """The normalisation layers whose outputs depend on statistics of the client's data, by name: BatchNorm, and InstanceNorm
-    where it keeps running statistics. Without them it takes each sample by itself, as GroupNorm does."""
+    """The normalisation layers with running statistics of the client's data, by name.
+
+    These are BatchNorm, and InstanceNorm with running statistics; without them it normalises each sample by itself.
+    """
     return {
         where: module
         for where, module in net.named_modules()
@@ -136,7 +139,7 @@ def norms_with_statistics(net: nn.Module) -> dict[str, nn.Module]:
 
 
 def describe(net: Net) -> list[RoleSize]:
-    """Parameters and bytes of each of the four ``ROLES``, in order; an absent role counts zero. Works on the meta device."""
+    """Parameters and bytes of each of the ``ROLES``, in order; zeros for an absent role. Works on the meta device."""
     rows = []
     for role in ROLES:
         module = getattr(net, role)

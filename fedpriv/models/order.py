@@ -1,8 +1,7 @@
-"""The order of a net's layers in a forward pass, by which "the last N layers" has a meaning.
+"""The order of a net's layers in a forward pass, which defines "the last N layers".
 
-A net may define its layers in another order, and may have some that its logits do not depend on. So the order is that in which a
-pass uses the parameters: each counts where it is used last, and a layer, which is a module with the parameters that are its own,
-where the last of these is. A parameter that belongs to no called module thus has its place, too.
+The order of definition may differ, and the logits may not depend on some layers. So a forward pass is observed: a parameter's
+position is its last use, and a layer's position (of a module with its own parameters) is the last use of any of its parameters.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedpriv.models.net import Net
-from fedpriv.models.state import drawn_alike, samples_for, unchanged
+from fedpriv.models.state import fixed_randomness, random_samples, unchanged
 from fedpriv.parameters import layer_of
 
 
 @dataclass(frozen=True)
 class Order:
-    """
+    """The order of a net's layers.
+
     Attributes:
-        layers: names of the parameters that learn, in forward order; those in ``apart`` come first.
-        apart: those of them that the logits do not depend on, which are no layers where layers are counted.
+        layers: names of the trainable parameters, in forward order; those in ``apart`` come first.
+        apart: names in ``layers`` that the logits do not depend on; they do not count as layers.
         linear: names of the fully connected layers that the logits depend on, in forward order.
     """
 
@@ -37,38 +37,39 @@ class Order:
 
 
 def order_of(net: Net) -> Order:
-    """The order of a net's layers, by a pass of two samples in evaluation mode; the net is left as it is.
+    """The order of a net's layers in a pass of two samples in evaluation mode; the net does not change.
 
-    Of a net that fails here everything counts, in the order of definition; why it fails is told where it is trained.
+    If the pass fails, the order is that of definition; training will raise the error.
     """
     parameters = dict(net.named_parameters())
-    places = dict.fromkeys(parameters, 0)
+    positions = dict.fromkeys(parameters, 0)
     with suppress(Exception):
-        places = _places(net, parameters)
-    of_module: dict[str, int] = {}
-    for name, place in places.items():
-        owner = layer_of(name)
-        of_module[owner] = max(place, of_module.get(owner, 0))
-    learn = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    apart = [name for name in learn if name not in places]
-    counted = sorted((name for name in learn if name in places), key=lambda name: of_module[layer_of(name)])
-    of_linear = {
-        where: max(found)
+        positions = _positions(net, parameters)
+    by_layer: dict[str, int] = {}
+    for name, position in positions.items():
+        layer = layer_of(name)
+        by_layer[layer] = max(position, by_layer.get(layer, 0))
+    trainable = [name for name, parameter in parameters.items() if parameter.requires_grad]
+    apart = [name for name in trainable if name not in positions]
+    in_order = sorted((name for name in trainable if name in positions), key=lambda name: by_layer[layer_of(name)])
+    by_linear = {
+        where: max(used)
         for where, module in net.named_modules()
-        if isinstance(module, nn.Linear) and (found := [places[name] for name in _within(where, module) if name in places])
+        if isinstance(module, nn.Linear)
+        and (used := [positions[name] for name in _parameter_names(where, module) if name in positions])
     }
-    return Order((*apart, *counted), frozenset(apart), tuple(sorted(of_linear, key=of_linear.__getitem__)))
+    return Order((*apart, *in_order), frozenset(apart), tuple(sorted(by_linear, key=by_linear.__getitem__)))
 
 
-def _within(where: str, module: nn.Module) -> Iterable[str]:
-    """The names of a module's parameters in the net, also of those behind a parametrisation of its weights."""
+def _parameter_names(where: str, module: nn.Module) -> Iterable[str]:
+    """The full names of a module's parameters, including those of a parametrisation of its weights."""
     return (f"{where}.{name}" for name, _ in module.named_parameters())
 
 
-def _places(net: Net, parameters: dict[str, nn.Parameter]) -> dict[str, int]:
-    """When each parameter is used last; without those that the logits do not depend on, as far as these have a gradient."""
-    samples = samples_for(net)
-    with unchanged(net), drawn_alike(), torch.enable_grad(), _Uses(parameters.values()) as uses:
+def _positions(net: Net, parameters: dict[str, nn.Parameter]) -> dict[str, int]:
+    """The last use of each parameter that the logits depend on, as the number of an operation."""
+    samples = random_samples(net)
+    with unchanged(net), fixed_randomness(), torch.enable_grad(), _Uses(parameters.values()) as uses:
         logits = net.eval()(samples).logits
     reached = _reached(logits)
     return {
@@ -82,7 +83,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations within a block.
 
     Attributes:
-        last: the last one that takes a tensor, by the tensor's id.
+        last: tensor id -> the number of the last operation that uses the tensor.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -93,7 +94,7 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch would import its compiler, which takes longer than torch itself, to keep it away from the method below."""
+        """Without this, torch would import its compiler, which takes longer than importing torch."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,12 +105,12 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _reached(logits: Tensor) -> set[int]:
     """The ids of the tensors that the gradient of the logits reaches."""
-    found, seen, left = set[int](), set[Any](), [logits.grad_fn]
-    while left:
-        if (node := left.pop()) is None or node in seen:
+    leaves, visited, pending = set[int](), set[Any](), [logits.grad_fn]
+    while pending:
+        if (node := pending.pop()) is None or node in visited:
             continue
-        seen.add(node)
+        visited.add(node)
         if (leaf := getattr(node, "variable", None)) is not None:
-            found.add(id(leaf))
-        left += [before for before, _ in node.next_functions]
-    return found
+            leaves.add(id(leaf))
+        pending += [before for before, _ in node.next_functions]
+    return leaves

@@ -1,5 +1,4 @@
-"""Nets by name. Files of this package, and entry points of the group ``fedpriv.models``, register encoders;
-:func:`build_model` adds projector, predictor and head."""
+"""Nets by name: architectures and plug-ins register encoders, to which :func:`build_model` adds projector, predictor and head."""
 
 from __future__ import annotations
 
@@ -28,24 +27,24 @@ class ModelSpec:
     build: BuildEncoder
     """input_shape -> (encoder, feature_dim d)."""
     input_shape: Shape
-    """The input shape of the net's source, (C, H, W); others work too, see ``smallest``."""
+    """The input shape in the net's source, (C, H, W); others work, too (see ``smallest``)."""
     classes: int
     """The number of classes in the net's source."""
     source: str
     """The paper or code the net comes from, in one line."""
     smallest: int | None = None
-    """Images (C, H, W) with both sides at least this fit; None: an input of any shape fits."""
+    """Smallest side of an image (C, H, W); None: an input of any shape fits."""
     initialise: Callable[[Net], None] | None = None
-    """Overwrites the parameters of the whole net, head included; None: the layers' own defaults."""
+    """Initialises the parameters of the whole net, including the head; None: torch's defaults."""
 
     def fits(self, input_shape: Shape) -> bool:
-        """Whether the encoder can be built for one sample of this shape."""
+        """Whether the encoder can be built for samples of this shape."""
         if not input_shape or min(input_shape) < 1:
             return False
         return self.smallest is None or (len(input_shape) == 3 and min(input_shape[1:]) >= self.smallest)
 
 
-REGISTRY: Registry[ModelSpec] = Registry("model", "fedpriv.models", ["fedpriv.models"], *instance_of(ModelSpec))
+REGISTRY: Registry[ModelSpec] = Registry("model", "fedpriv.models", ["fedpriv.models.architectures"], *instance_of(ModelSpec))
 
 
 def register_model(
@@ -57,9 +56,10 @@ def register_model(
     smallest: int | None = None,
     initialise: Callable[[Net], None] | None = None,
 ) -> Callable[[BuildEncoder], BuildEncoder]:
-    """Register a function ``input_shape -> (encoder, feature_dim)`` as the net ``name``; arguments as for :class:`ModelSpec`.
+    """Decorator: register a function ``input_shape -> (encoder, feature_dim)`` as the net ``name``.
 
-    A plug-in does the same and lists its module, or a :class:`ModelSpec`, in the entry-point group ``fedpriv.models``.
+    The arguments are those of :class:`ModelSpec`. A plug-in lists its module, or a :class:`ModelSpec`, in the entry-point group
+    ``fedpriv.models``.
     """
 
     def register(build: BuildEncoder) -> BuildEncoder:
@@ -71,7 +71,7 @@ def register_model(
 
 
 def list_models() -> list[ModelSpec]:
-    """Every registered net, by name."""
+    """All registered nets, sorted by name."""
     return list(REGISTRY.all().values())
 
 
@@ -81,7 +81,7 @@ def model_names() -> list[str]:
 
 
 def model_spec(name: str) -> ModelSpec:
-    """The registered net of this name. Raises UnknownName, with the nearest name."""
+    """The registered net of a name; raises UnknownName, which suggests the nearest name."""
     try:
         return REGISTRY.find(name)
     except UnknownName as error:
@@ -97,19 +97,19 @@ def build_model(
     projector: Projector = "two_layers",
     head_on: HeadOn = "projection",
 ) -> Net:
-    """Build a net with fresh parameters, drawn from torch's *global* generator (seed it under ``torch.random.fork_rng``).
+    """Build a net, whose initial parameters are drawn from torch's *global* generator.
 
     Args:
         name: one of :func:`model_names`.
-        input_shape: shape of one sample, (C, H, W) for images.
-        classes: number C of classes over all clients; every client's head has C rows.
-        projection: width k of the projector's output; None: no projector. The head is Linear(k, C), or Linear(d, C) on the
-            features or without a projector, with no activation before it.
-        predictor: a number of hidden units adds Linear(k, hidden) without bias, BatchNorm, ReLU, Linear(hidden, k) beside the
-            head, as in BYOL and SimSiam; True: k hidden units.
+        input_shape: shape of one sample, such as (C, H, W).
+        classes: number C of classes of all clients together.
+        projection: width k of the projector's output; None: no projector.
+        predictor: number of hidden units of a predictor as in BYOL and SimSiam: Linear(k, hidden) without bias, BatchNorm, ReLU,
+            Linear(hidden, k); True: k hidden units; False: no predictor.
         projector: ``two_layers``: Linear(d, d), ReLU, Linear(d, k) (MOON, MpFedcon); ``linear``: Linear(d, k) (L-DAWA's code);
-            ``simclr``: two layers with d hidden units, each with BatchNorm; ``barlow_twins``: three with k hidden units, the
-            hidden ones with BatchNorm.
+            ``simclr``: two layers with d hidden units, each with BatchNorm; ``barlow_twins``: three layers with k hidden units,
+            the hidden ones with BatchNorm.
+        head_on: the head's input: Linear(k, C) on the projection, or Linear(d, C) on the features.
 
     Raises:
         UnknownName: there is no such net.
@@ -135,7 +135,7 @@ def assemble(
     projector: Projector = "two_layers",
     head_on: HeadOn = "projection",
 ) -> Net:
-    """A net with this encoder, whose features are ``(B, d)``; the other arguments as for :func:`build_model`."""
+    """Add projector, predictor and head to an encoder with features ``(B, d)``; arguments as for :func:`build_model`."""
     hidden = None if predictor is False else int(predictor)
     for what, width in (("classes", classes), ("projection", projection), ("predictor", hidden)):
         if width is not None and width < 1:
@@ -155,7 +155,7 @@ def assemble(
 
 
 def predictor_on(k: int, predictor: bool | int) -> nn.Module | None:
-    """The predictor on a projection of width k; ``None``: there is none. See :func:`build_model`."""
+    """The predictor for projections of width k, or ``None``; see :func:`build_model`."""
     return None if predictor is False else _predictor(k, k if predictor is True else predictor)
 
 

@@ -1,4 +1,4 @@
-"""Objectives, the client's half of a method: losses and optimisation steps; one idea per file."""
+"""Objectives, the client part of a method: losses and optimisation steps, one in each file."""
 
 from fedpriv.objectives.base import Objective
 from fedpriv.registry import Registry, subclass_of

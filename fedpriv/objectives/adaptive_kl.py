@@ -1,20 +1,20 @@
-"""FedDUAL's adaptive loss (Sahoo et al. 2024, eqs. 3-9): cross-entropy, and a KL term between the models' own softmaxes.
+"""The adaptive loss of FedDUAL (Sahoo et al., arXiv:2412.04416, eqs. 3-9).
 
-    L = (1 - beta) CE + beta KL(p || q),  p = softmax(all weights),  q = softmax(the received weights)
-    beta = sigmoid(local accuracy - accuracy of the received model), both on the client's training data
+    L = (1 - beta) CE + beta KL(p || q),        p = softmax(weights),  q = softmax(received weights)
+    beta = sigmoid(accuracy of the local model - accuracy of the received model), both on the client's training data
 
-"All weights" are those of the model's row. The released code also takes in those of a frozen pretrained base, which would add a
-constant to both normalisers; here they are no part of the row, and are left out.
+The softmaxes are over the weights of the model, not over its outputs. The released code includes the weights of a frozen
+pretrained base, which adds a constant to both normalisers; here only weights that are trained or sent are included.
 
 With delta = weights - received weights, log(p_i / q_i) = delta_i - log E_q[exp(delta)], hence
 
     KL = E_p[delta] - log E_q[exp(delta)]        gradient: p (delta - E_p[delta])
 
-The closed form is used because differentiating through the log-softmax of millions of weights in float32 is mostly rounding
-error: the spacing of floats at log p, about -log d, exceeds the size of the KL.
+The gradient is computed in closed form: differentiating through the log-softmax of millions of weights in float32 gives mostly
+rounding error, since the spacing of floats near log p, about -log d, exceeds the KL.
 
-As p is about 1/d in each of the d entries, the term is approximately FedProx with mu = beta/d: far too small to affect a net.
-The round's record has its size as ``adaptive_kl/kl``.
+Since p is about 1/d for each of d weights, the term is close to FedProx with mu = beta / d, which is far too small to affect a
+net. The round's record has its size as ``adaptive_kl/kl``.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ from fedpriv.objectives import Objective, register
 from fedpriv.objectives.cross_entropy import cross_entropy
 
 _BETA, _BETAS, _GLOBAL = "adaptive_kl.beta", "adaptive_kl.betas", "adaptive_kl.global"
-_HITS, _SEEN = "adaptive_kl.hits", "adaptive_kl.seen"
+_CORRECT, _SAMPLES = "adaptive_kl.hits", "adaptive_kl.seen"
 LAST_ACCURACY = "adaptive-kl.accuracy"
 """Private state with ``beta_mode: stale``: the last model's accuracy on its training data."""
 
 
 def kl_of_softmax(weights: Tensor, reference: Tensor) -> Tensor:
-    """``KL(softmax(weights) || softmax(reference))`` of two vectors ``(d,)``, in nats; a scalar.
+    """``KL(softmax(weights) || softmax(reference))`` of two vectors ``(d,)``, in nats.
 
-    Exact up to rounding even for close vectors: the part that cancels (the mean of delta) is removed beforehand.
+    Accurate even for close vectors, because the mean of delta, which cancels, is removed first.
     """
     delta = weights - reference
     p, q = torch.softmax(weights, -1), torch.softmax(reference, -1)
     centred = delta - (q * delta).sum()
-    if float(centred.abs().max()) > 1:  # nothing cancels, and exp may overflow
+    if float(centred.abs().max()) > 1:  # no cancellation, and exp could overflow
         return (p * centred).sum() - torch.logsumexp(torch.log_softmax(reference, -1) + centred, -1)
     return (p * centred).sum() - torch.log1p((q * torch.expm1(centred)).sum())
 
 
 def kl_gradient(weights: Tensor, reference: Tensor) -> Tensor:
-    """The KL's gradient by ``weights``: ``p (delta - E_p[delta])``, over the last dimension; shape of ``weights``."""
+    """The gradient of the KL with respect to ``weights``, ``p (delta - E_p[delta])`` over the last dimension."""
     p, delta = torch.softmax(weights, -1), weights - reference
     return p * (delta - (p * delta).sum(-1, keepdim=True))
 
 
 def weight_of_kl(local: float, received: float, sign: int = 1) -> float:
-    """``beta = sigmoid(sign (local - received))`` of two accuracies (eq. 6); between 0.269 and 0.731.
+    """``beta = sigmoid(sign (local - received))`` of two accuracies in [0, 1] (eq. 6); between 0.269 and 0.731.
 
     Raises:
-        ValueError: an accuracy outside [0, 1], such as percent.
+        ValueError: an accuracy is outside [0, 1], such as a percentage.
     """
     for accuracy in (local, received):
         if not 0 <= accuracy <= 1:
@@ -74,34 +74,34 @@ class AdaptiveKLParams:
 
     beta_mode: Literal["epoch", "epoch_running", "stale", "half"] = Field(
         "epoch",
-        description="when the local accuracy is measured: before each local epoch (not stated by FedDUAL), on the batches of the "
-        "last epoch, on the client's last own model, or never (beta = 0.5, the released code)",
+        description="the local accuracy: before each local epoch (FedDUAL does not say when), on the batches of the last epoch, "
+        "of the client's last model, or none (beta = 0.5, the released code)",
     )
     beta_sign: Literal[1, -1] = Field(
-        1, description="1: beta grows with local - global accuracy (eq. 6); -1: the paper's later prose"
+        1, description="1: beta grows with local - global accuracy (eq. 6); -1: it falls, as the paper's text says"
     )
     kl_scope: Literal["all", "trainable", "per_layer"] = Field(
         "all",
-        description="one softmax over all weights but those of a frozen pretrained base (released code: over these too), over "
-        "the trained ones, or one per trained tensor, summed",
+        description="one softmax over all weights except those of a frozen pretrained base (which the released code includes), "
+        "over the trained weights, or one for each trained tensor, summed",
     )
     kl_scale: Literal[1, "dim"] = Field(
-        1, description="`dim`: the KL times its number of weights, an effective proximal term; not in the paper"
+        1, description="`dim`: the KL times the number of weights, which makes it effective; not in the paper"
     )
     kl_grad: bool = Field(True, description="false: the KL has no gradient (released code)")
 
 
 @register("adaptive-kl")
 class AdaptiveKL(Objective):
-    """Cross-entropy and the KL between the softmaxes of all weights, weighted by the gain in accuracy from training."""
+    """Cross-entropy and a KL term to the received weights, weighted by how much training improved the accuracy."""
 
     paper = "Sahoo et al., arXiv:2412.04416 (FedDUAL)"
     Params = AdaptiveKLParams
-    no_dp = "it weighs its terms by an accuracy on the client's data, which no noise covers"
+    no_dp = "its terms are weighted by an accuracy on the client's data, which no noise covers"
 
     def __init__(self, params: AdaptiveKLParams, context: Context) -> None:
         super().__init__(params, context)
-        self._parts: dict[frozenset[str], list[Tensor | slice]] = {}
+        self._softmax_entries: dict[frozenset[str], list[Tensor | slice]] = {}
 
     def begin(self, update: LocalUpdate) -> None:
         if self.params.beta_mode != "half":
@@ -111,7 +111,7 @@ class AdaptiveKL(Objective):
         beta = torch.tensor([self._beta(update, epoch)], dtype=torch.float64)
         update.memo[_BETA] = beta
         update.memo[_BETAS] = torch.cat([update.memo[_BETAS], beta]) if _BETAS in update.memo else beta
-        update.memo[_HITS] = update.memo[_SEEN] = torch.zeros((), dtype=torch.int64)
+        update.memo[_CORRECT] = update.memo[_SAMPLES] = torch.zeros((), dtype=torch.int64)
 
     def _beta(self, update: LocalUpdate, epoch: int) -> float:
         mode = self.params.beta_mode
@@ -121,17 +121,17 @@ class AdaptiveKL(Objective):
         if mode == "stale":
             local = received if update.first_time else float(update.private[LAST_ACCURACY])
         elif epoch == 0 and not update.steps:
-            local = received  # the client still has the received model
-        elif mode == "epoch_running" and int(update.memo[_SEEN]):
-            local = int(update.memo[_HITS]) / int(update.memo[_SEEN])
+            local = received  # the model is still the received one
+        elif mode == "epoch_running" and int(update.memo[_SAMPLES]):
+            local = int(update.memo[_CORRECT]) / int(update.memo[_SAMPLES])
         else:
             local = update.accuracy()
         return weight_of_kl(local, received, self.params.beta_sign)
 
     def loss(self, step: Step) -> Tensor:
-        """The weighted cross-entropy; :meth:`correct` adds the KL's gradient.
+        """The weighted cross-entropy; :meth:`correct` adds the gradient of the KL.
 
-        Without a received model, as in fine-tuning before a test, there is no KL, and the cross-entropy has weight 1.
+        In fine-tuning before a test there is no received model, so this is the plain cross-entropy.
         """
         if _BETA not in step.memo:
             return cross_entropy(step)
@@ -141,12 +141,12 @@ class AdaptiveKL(Objective):
         if self.params.beta_mode != "epoch_running":
             return super().step(update, batch, loss)
 
-        def counted(step: Step) -> Tensor:
-            update.memo[_HITS] = update.memo[_HITS] + (step.outputs.logits.argmax(1) == step.labels).sum().cpu()
-            update.memo[_SEEN] = update.memo[_SEEN] + len(step.labels)
+        def counting_loss(step: Step) -> Tensor:
+            update.memo[_CORRECT] = update.memo[_CORRECT] + (step.outputs.logits.argmax(1) == step.labels).sum().cpu()
+            update.memo[_SAMPLES] = update.memo[_SAMPLES] + len(step.labels)
             return loss(step)
 
-        return super().step(update, batch, counted)
+        return super().step(update, batch, counting_loss)
 
     def correct(self, update: LocalUpdate, learner: Learner) -> None:
         if not self.params.kl_grad:
@@ -160,7 +160,7 @@ class AdaptiveKL(Objective):
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
         if _BETAS in update.memo:
             update.report("adaptive_kl/beta", float(update.memo[_BETAS].mean()))
-            parts = self._softmaxes(self.reaches)
+            parts = self._softmaxes(self.trained_roles)
             update.report(
                 "adaptive_kl/kl", sum(float(kl_of_softmax(update.row[p].double(), update.start[p].double())) for p in parts)
             )
@@ -168,21 +168,21 @@ class AdaptiveKL(Objective):
             return {}
         return {LAST_ACCURACY: torch.tensor(update.accuracy(), dtype=torch.float64)}
 
-    def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
-        # Not read in a client's first local update; but a client's private state has the same names from the start.
+    def initial_private(self, initial: Tensor) -> dict[str, Tensor]:
+        # Never read: it is here because the names of a client's private state do not change.
         return {LAST_ACCURACY: torch.zeros((), dtype=torch.float64)} if self.params.beta_mode == "stale" else {}
 
     def _softmaxes(self, trains: frozenset[str]) -> list[Tensor | slice]:
-        """The entries of the row in each softmax: a slice, or indices where there are buffers in between."""
-        if trains not in self._parts:
+        """The entries of the row for each softmax: a slice, or indices if there are buffers in between."""
+        if trains not in self._softmax_entries:
             entries = [entry for entry in self.context.space.entries if entry.kind != "buffer"]
             if self.params.kl_scope != "all":
                 entries = [entry for entry in entries if entry.role in trains]
             spans = [(entry.start, entry.stop) for entry in entries]
             if self.params.kl_scope == "per_layer":
-                self._parts[trains] = [slice(*span) for span in spans]
-            elif all(one[1] == other[0] for one, other in pairwise(spans)):
-                self._parts[trains] = [slice(spans[0][0], spans[-1][1])]
+                self._softmax_entries[trains] = [slice(*span) for span in spans]
+            elif all(stop == start for (_, stop), (start, _) in pairwise(spans)):
+                self._softmax_entries[trains] = [slice(spans[0][0], spans[-1][1])]
             else:
-                self._parts[trains] = [torch.cat([torch.arange(*span) for span in spans])]
-        return self._parts[trains]
+                self._softmax_entries[trains] = [torch.cat([torch.arange(*span) for span in spans])]
+        return self._softmax_entries[trains]

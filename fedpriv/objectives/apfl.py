@@ -1,12 +1,12 @@
-"""APFL's step (Deng et al. 2020, sec. 4): a global model, and a personal one that is trained in a mixture with it.
+"""The training of APFL (Deng et al., arXiv:2003.13461, alg. 1): a personal model in a mixture with the global one.
 
-With ``mix = alpha v + (1 - alpha) w``, all values from the step's start::
+One step, with ``mix = alpha v + (1 - alpha) w`` and all values as before the step::
 
     w <- w - lr grad L(w)
-    v <- v - lr alpha grad L(mix)                                   # alpha: the chain rule
-    alpha <- clip(alpha - lr_alpha < grad L(mix), v - w >, 0, 1)    # where it is adaptive
+    v <- v - lr alpha grad L(mix)                                   # alpha by the chain rule
+    alpha <- clip(alpha - lr_alpha < grad L(mix), v - w >, 0, 1)    # if adaptive
 
-Each model has its own optimiser; weight decay acts on ``w`` and on ``v``.
+``w`` is the global model, which is sent, and ``v`` the personal one. Each has its own optimiser, and weight decay acts on both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.parameters import ParameterSpace
 
 PERSONAL, ALPHA = "apfl.personal", "apfl.alpha"
-"""Private state: ``v`` as a row ``(p,)``, and ``alpha`` as a scalar in float64."""
+"""Private state: the personal model ``v`` as a row ``(p,)``, and ``alpha``, a scalar in float64."""
 
 
 @params
@@ -32,26 +32,26 @@ class ApflParams:
         None,
         ge=0,
         le=1,
-        description="share of the personal model in the mixture; null: 0.75, or initially 0.5 if adaptive",
+        description="weight of the personal model in the mixture; null: 0.75, or initially 0.5 if adaptive",
     )
-    adaptive: bool = Field(False, description="whether each client's alpha is trained, too (sec. 4.2)")
-    alpha_lr: float | None = Field(None, gt=0, description="learning rate of an adaptive alpha; null: that of the models")
+    adaptive: bool = Field(False, description="whether each client also trains its alpha (sec. 4.2)")
+    alpha_lr: float | None = Field(None, gt=0, description="learning rate of an adaptive alpha; null: the models'")
 
 
 @register("apfl")
 class Mixed(CrossEntropy):
-    """Cross-entropy of the global model, and of its mixture with a personal one, which method apfl tests.
+    """Cross-entropy of the global model, and of its mixture with a personal one; for method apfl.
 
-    Parameters are mixed. BatchNorm's running statistics are those of the mixture, and stay with the personal model.
+    Only parameters are mixed. BatchNorm's running statistics of the mixture are kept with the personal model.
     """
 
     paper = "Deng et al., arXiv:2003.13461"
     Params = ApflParams
     uses_companion = True
     keeps = "its personal model and alpha: p + 1 floats"
-    no_dp = "its steps train two models on the same samples, but clipping and noise would protect only one"
+    no_dp = "its steps train two models on the same samples, and clipping and noise would cover only one"
 
-    def first_kept(self, initial: Tensor) -> dict[str, Tensor]:
+    def initial_private(self, initial: Tensor) -> dict[str, Tensor]:
         alpha = (0.5 if self.params.adaptive else 0.75) if self.params.alpha is None else self.params.alpha
         return {PERSONAL: initial.clone(), ALPHA: torch.tensor(alpha, dtype=torch.float64)}
 
@@ -59,27 +59,27 @@ class Mixed(CrossEntropy):
         update.memo[ALPHA] = update.private[ALPHA].clone()
 
     def epoch(self, update: LocalUpdate, epoch: int) -> None:
-        if PERSONAL not in update.memo:  # the second model exists only within a phase
+        if PERSONAL not in update.memo:  # the companion exists only within a phase
             update.companion.row.copy_(update.private[PERSONAL])
             update.memo[PERSONAL] = update.companion.row
 
     def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
-        own, other, alpha = update.learner, update.companion, float(update.memo[ALPHA])
+        shared, other, alpha = update.learner, update.companion, float(update.memo[ALPHA])
         space = self.context.space
-        start, personal = own.row.clone(), other.row.clone()
-        value = loss(batch.forward(own))
-        own.backward(value)
+        start, personal = shared.row.clone(), other.row.clone()
+        value = loss(batch.forward(shared))
+        shared.backward(value)
         other.row.copy_(mixed(space, start, personal, alpha))
         other.backward(loss(batch.forward(other)))
         for part in space.parameters():
             other.row[part] = personal[part]
         if self.params.adaptive:
-            apart, trained = personal - start, space.parameters(other.trains)
-            slope = sum(float(other.grad[part].double() @ apart[part].double()) for part in trained)
-            update.memo[ALPHA].sub_((self.params.alpha_lr or own.lr) * slope).clamp_(0, 1)
+            difference, trained = personal - start, space.parameters(other.trains)
+            slope = sum(float(other.grad[part].double() @ difference[part].double()) for part in trained)
+            update.memo[ALPHA].sub_((self.params.alpha_lr or shared.lr) * slope).clamp_(0, 1)
         other.grad.mul_(alpha)
-        self.correct(update, own)
-        own.descend()
+        self.correct(update, shared)
+        shared.descend()
         other.descend()
         return value.detach()
 
@@ -88,7 +88,7 @@ class Mixed(CrossEntropy):
 
 
 def mixed(space: ParameterSpace, shared: Tensor, personal: Tensor, alpha: float) -> Tensor:
-    """``alpha personal + (1 - alpha) shared`` of the parameters, with the personal model's buffers: ``(p,)``."""
+    """The mixture ``alpha personal + (1 - alpha) shared`` ``(p,)`` of the parameters, with the personal model's buffers."""
     row = personal.clone()
     for part in space.parameters():
         row[part] = alpha * personal[part] + (1 - alpha) * shared[part]

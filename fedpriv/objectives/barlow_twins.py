@@ -1,4 +1,7 @@
-"""The loss of Barlow Twins (Zbontar et al. 2021): redundancy reduction between two views."""
+"""Barlow Twins (Zbontar et al., ICML 2021): redundancy reduction between two views, without labels.
+
+L = sum_i (C_ii - 1)^2 + lambda sum_{i != j} C_ij^2        with C the cross-correlation of the two views' projections
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -13,28 +16,29 @@ from fedpriv.interfaces import Context, Step, params
 from fedpriv.objectives import Objective, register
 
 EPSILON = 1e-5
-"""Added to the variance, as in BatchNorm, since the standard deviation of a constant batch has no gradient."""
+"""Added to the variance, as in BatchNorm, because the standard deviation of a constant batch has no gradient."""
 
 
 def unbiased(z: Tensor, epsilon: float = EPSILON) -> Tensor:
-    """Standardise ``(B, D)`` over the batch by the unbiased standard deviation, as L-DAWA's code does, with ``epsilon`` 0."""
+    """Standardise ``(B, D)`` over the batch by the unbiased standard deviation; L-DAWA's code does so with ``epsilon`` 0."""
     return (z - z.mean(0)) / (z.var(0) + epsilon).sqrt()
 
 
 def batch_norm(z: Tensor) -> Tensor:
-    """Standardise ``(B, D)`` over the batch by the biased standard deviation, as BatchNorm and Zbontar et al. do."""
+    """Standardise ``(B, D)`` over the batch by the biased standard deviation, as Zbontar et al. do."""
     return F.batch_norm(z, running_mean=None, running_var=None, training=True)
 
 
 def cross_correlation_loss(
     first: Tensor, second: Tensor, weight: float, standardised: Callable[[Tensor], Tensor] = unbiased
 ) -> Tensor:
-    """``sum_i (C_ii - 1)^2 + weight sum_{i != j} C_ij^2`` with ``C = Z1^T Z2 / B``; a scalar.
+    """The loss of two views, with ``C = Z1^T Z2 / B`` of the standardised projections Z.
 
-    Z are the standardised projections. With the unbiased deviation ``C_ii`` is at most (B - 1) / B.
+    With the unbiased standard deviation, ``C_ii`` is at most (B - 1) / B.
 
     Args:
-        first, second: ``(B, D)`` projections of the two views, B at least 2.
+        first, second: projections of the two views ``(B, D)``, B at least 2.
+        weight: lambda.
         standardised: :func:`unbiased` or :func:`batch_norm`.
     """
     views = [standardised(z) for z in (first, second)]
@@ -48,27 +52,27 @@ def cross_correlation_loss(
 class BarlowTwinsParams:
     """Options of Barlow Twins' loss."""
 
-    off_diagonal: float = Field(5e-3, ge=0, description="lambda, weight of the redundancy (Zbontar et al. 2021; L-DAWA's code)")
+    off_diagonal: float = Field(5e-3, ge=0, description="lambda, weight of the redundancy term (Zbontar et al.; L-DAWA's code)")
     standardise: Literal["unbiased", "batch_norm"] = Field(
         "unbiased",
-        description="over the batch, by the unbiased standard deviation (L-DAWA's code, here with 1e-5 added to the variance) "
-        "or as BatchNorm does (Zbontar et al. 2021)",
+        description="by the unbiased standard deviation of the batch (L-DAWA's code, here with 1e-5 added to the variance) or as "
+        "BatchNorm does (Zbontar et al.)",
     )
 
 
 @register("barlow-twins")
 class BarlowTwins(Objective):
-    """Views of an image agree, and the dimensions of the projection are decorrelated; needs no labels."""
+    """Two views of an image agree, and the dimensions of the projection are decorrelated; without labels."""
 
     paper = "Zbontar et al., ICML 2021; as in Rehman et al. (L-DAWA), ICCV 2023"
     Params = BarlowTwinsParams
-    reaches = frozenset({"encoder", "projector"})
+    trained_roles = frozenset({"encoder", "projector"})
     labels = False
     views = 2
     decomposes = False
     smallest_batch = 2
     suggests: ClassVar[Mapping[str, Any]] = {"data.augment": "simclr"}
-    no_dp = "its loss correlates the samples of a batch, so no sample has a gradient of its own"
+    no_dp = "its loss correlates the samples of a batch, so there are no per-sample gradients"
 
     def __init__(self, params: BarlowTwinsParams, context: Context) -> None:
         super().__init__(params, context)

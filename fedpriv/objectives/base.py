@@ -1,4 +1,4 @@
-"""The client's half of a method: its loss, and its optimisation step."""
+"""The client part of a method: its loss and its optimisation step."""
 
 from __future__ import annotations
 
@@ -12,38 +12,37 @@ from fedpriv.interfaces import Batch, Context, Learner, LocalUpdate, Loss, Part,
 from fedpriv.models.net import ROLES
 
 Exchange = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
-"""What a client was sent in a local update, and what it uploaded, by name."""
+"""A client's download and its upload in one round, by name."""
 
 
 class Objective(Part):
-    """The loss and the step of a client; a subclass defines at least :meth:`loss`.
+    """What a client minimises, and how; a subclass defines at least :meth:`loss`.
 
-    If a term's gradient is known (a proximal term, a control variate), adding it in :meth:`correct`, once per step on the flat
-    row, is cheaper and more exact than differentiating through every tensor.
+    A term whose gradient is known in closed form (a proximal term, a control variate) belongs into :meth:`correct`, which adds it
+    once a step to the flat gradient: this is cheaper and more exact than differentiating through every tensor.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset()
+    required_roles: ClassVar[frozenset[str]] = frozenset()
     """Roles that the net must have, such as ``projector`` or ``predictor``."""
-    reaches: ClassVar[frozenset[str]] = frozenset(ROLES)
-    """Roles that the loss depends on; the others are neither trained nor sent."""
+    trained_roles: ClassVar[frozenset[str]] = frozenset(ROLES)
+    """Roles that the loss depends on; other roles are neither trained nor sent."""
     labels: ClassVar[bool] = True
-    """Whether it uses labels; without, a run has no accuracy until it is probed."""
+    """Whether it uses labels; if not, a run has no accuracy until its encoder is probed."""
     views: ClassVar[int] = 1
-    """Number of augmented views of a batch in a step."""
+    """Number of augmented views of each batch."""
     batches_per_step: int = 1
-    """Number of batches of ``train.batch_size`` in a step."""
-
+    """Number of batches of ``train.batch_size`` that one step takes."""
     smallest_batch: int = 1
-    """Batches with fewer samples are skipped."""
+    """Smaller batches are skipped."""
     corrects: ClassVar[bool] = False
-    """Whether its gradients have a :meth:`correction`."""
+    """Whether it defines :meth:`correction`."""
     uses_companion: ClassVar[bool] = False
     """Whether its step trains a second model (:attr:`LocalUpdate.companion`)."""
     decomposes: ClassVar[bool] = True
-    """Whether its loss is a mean over samples, so that a batch may be processed in parts (``train.accumulate``)."""
+    """Whether the loss is a mean over samples, so that a batch may be processed in chunks (``train.accumulate``)."""
 
     def __init__(self, params: Any, context: Context) -> None:
-        """Raises :class:`UsageError` where an option of the run does not fit this objective's steps, or private ones."""
+        """Raises :class:`UsageError` if an option under ``train`` does not fit this objective, or not with sample-level DP."""
         super().__init__(params, context)
         train, private = context.config.train, context.config.privacy.level == "sample"
         if train.accumulate > 1 and (reason := self._needs_whole_batches(private)):
@@ -56,19 +55,19 @@ class Objective(Part):
 
     @property
     def passes_per_step(self) -> int | None:
-        """Forward passes of a step that move the running statistics of the client's model; ``None``: not known.
+        """Forward passes of a step that update BatchNorm's running statistics; ``None``: unknown.
 
-        One for each view, also in fedpriv's objectives with a step of their own that do not say otherwise.
+        By default one for each view, unless a class outside fedpriv defines :meth:`step`.
         """
-        by = next(kind for kind in type(self).__mro__ if "step" in vars(kind))
-        return self.views if by.__module__.startswith("fedpriv.") else None
+        owner = next(kind for kind in type(self).__mro__ if "step" in vars(kind))
+        return self.views if owner.__module__.startswith("fedpriv.") else None
 
     def _needs_whole_batches(self, private: bool) -> str:
-        """Why a batch cannot be processed in parts; empty: it can."""
+        """Why a batch cannot be processed in chunks; empty: it can."""
         if private:
             return "privacy.level sample clips sample by sample, and chooses the parts itself"
         if not self.decomposes:
-            return f"the loss of objective {self.name} compares the samples of a batch, so it is not a mean over parts"
+            return f"the loss of objective {self.name} compares the samples of a batch, so it is not a mean over chunks"
         if type(self).step is not Objective.step:
             return f"objective {self.name} has its own step, which needs the whole batch"
         return ""
@@ -78,36 +77,39 @@ class Objective(Part):
         raise NotImplementedError
 
     def epoch(self, update: LocalUpdate, epoch: int) -> None:
-        """Called before each local epoch (0, 1, ... within its phase)."""
+        """Called before each local epoch, which is numbered from 0 within its phase."""
 
     def without_momentum(self, received: Mapping[str, Tensor]) -> frozenset[str]:
-        """The parameters that step without ``train.momentum``, after this download; attackers know it as they know the method."""
+        """The parameters that are trained without ``train.momentum`` in a round with this download; audits use this."""
         return frozenset()
 
     def correct(self, update: LocalUpdate, learner: Learner) -> None:
-        """Change ``learner.grad`` in place before a step. Under sample-level DP it is called after clipping and noise, so it must
-        not use the data."""
+        """Change ``learner.grad`` in place before a step.
+
+        Under sample-level DP this follows clipping and noise, so it must not depend on the data.
+        """
 
     def correction(
         self,
         received: Mapping[str, Tensor],
-        earlier: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
+        earlier: Sequence[Exchange],
         examples: int | None,
     ) -> dict[str, Tensor]:
-        """What :meth:`correct` adds to each gradient of a local update, apart from terms that are zero at the received weights;
-        by the parameters' names. The server can compute it, too, and an audit undoes it.
+        """What :meth:`correct` adds to each gradient of a local update, by parameter, without terms that are zero at the start.
+
+        It is a function of what the server knows, so audits subtract it.
 
         Args:
-            earlier: the client's local updates before, in their order.
-            examples: its number of samples, where that is known.
+            earlier: the client's earlier rounds, in order.
+            examples: the client's number of samples; ``None``: not known.
         """
         return {}
 
     def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
-        """One step on a batch; the value of ``loss``, detached.
+        """Take one optimisation step on a batch, and return the loss, detached.
 
         Args:
-            loss: the loss to minimise: :meth:`loss`, or the method's variant of it.
+            loss: the loss to minimise: :meth:`loss`, or what the method makes of it.
         """
         learner = update.learner
         if type(self).correct is Objective.correct:

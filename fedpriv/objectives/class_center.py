@@ -1,4 +1,9 @@
-"""The model-contrastive loss with class centres (Li et al. 2022, eq. 5, with the minus sign that the paper omits)."""
+"""MpFedcon's contrast with class centres (Li et al., Wuhan Univ. J. Nat. Sci. 27(6), 2022, eq. 5).
+
+    -log( exp(s+ / tau) / (exp(s+ / tau) + exp(s- / tau)) )        s+ = cos(z, centre of its class),  s- = cos(z, negative)
+
+The paper omits the minus sign.
+"""
 
 import torch
 from torch import Tensor
@@ -8,33 +13,30 @@ from fedpriv.objectives.moon import model_contrast
 
 
 def center_contrast(z: Tensor, centers: Tensor, labels: Tensor, negative: Tensor | None, tau: float) -> Tensor:
-    """Pull ``z`` to the centre of its class and push it from ``negative``, per sample ``(B,)``.
-
-    ``-log( exp(s+/tau) / (exp(s+/tau) + exp(s-/tau)) ) = softplus((s- - s+)/tau)`` with ``s+ = cos(z, centre of its class)``
-    and ``s- = cos(z, negative)``. It is ln 2 where the two similarities are equal. Without a negative: ``(1 - s+)/tau``.
+    """The loss of each sample ``(B,)``: ``softplus((s- - s+) / tau)``, or ``(1 - s+) / tau`` without a negative.
 
     Args:
-        z: ``(B, k)`` projections, with gradient.
-        centers: ``(C, k)`` class centres; constant.
-        labels: ``(B,)`` class of each sample.
-        negative: ``(B, k)`` the same samples under the frozen model; constant. ``None``: no negative.
+        z: projections ``(B, k)``, with gradient.
+        centers: class centres ``(C, k)``; constant.
+        labels: classes ``(B,)``.
+        negative: projections of the same samples by a frozen model ``(B, k)``; ``None``: no negative.
         tau: temperature.
     """
-    own = centers.detach()[labels]
+    positive = centers.detach()[labels]
     if negative is None:
-        return (1 - F.cosine_similarity(z, own, dim=-1)) / tau
-    return model_contrast(z, own, negative, tau)
+        return (1 - F.cosine_similarity(z, positive, dim=-1)) / tau
+    return model_contrast(z, positive, negative, tau)
 
 
 def all_center_contrast(z: Tensor, centers: Tensor, labels: Tensor, valid: Tensor, negative: Tensor | None, tau: float) -> Tensor:
-    """The loss with another reading of eq. 5's denominator: every valid class centre is a negative, too; per sample ``(B,)``.
+    """The loss of each sample ``(B,)`` with all existing centres in the denominator, another reading of eq. 5.
 
     Args:
-        valid: ``(C,)`` bool, which centres exist. The rest as in :func:`center_contrast`.
+        valid: which centres exist ``(C,)``; the other arguments as in :func:`center_contrast`.
     """
     similarity = F.cosine_similarity(z[..., None, :], centers.detach(), dim=-1)
     positive = similarity.gather(-1, labels[..., None]).squeeze(-1)
-    # A finite value for absent centres: the caller multiplies samples without a centre by 0, and 0 times inf would be NaN.
+    # Not -inf for absent centres: the caller drops samples without a centre by torch.where, whose gradient would be NaN.
     denominator = similarity.masked_fill(~valid, -1e4)
     if negative is not None:
         denominator = torch.cat([denominator, F.cosine_similarity(z, negative.detach(), dim=-1)[..., None]], dim=-1)

@@ -1,7 +1,9 @@
-"""FedProx (Li et al. 2020): cross-entropy, and a proximal term to the received model.
+"""FedProx (Li et al., MLSys 2020, eq. 2): a proximal term to the received model.
 
-The term ``mu/2 ||x - x_g||^2`` is added by its gradient ``mu (x - x_g)``, before momentum or Adam's moments; ``x_g`` is the model
-received this round. It covers parameters only, and only those that the server sent.
+    L(x) = CE(x) + mu/2 ||x - x_g||^2        with x_g the model received this round
+
+The gradient of the term, ``mu (x - x_g)``, enters before momentum or Adam's moments. It covers the parameters that were received,
+and no buffers.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ class FedProxParams:
     """Options of FedProx."""
 
     mu: float = Field(
-        0.01, ge=0, description="weight of mu/2 ||x - x_g||^2 (paper: 0.001 to 1 by data set; FedRep's comparison has 0.1)"
+        0.01, ge=0, description="weight of the proximal term (paper: 0.001 to 1, by data set; FedRep's comparison: 0.1)"
     )
 
 
 @register("fedprox")
 class FedProx(CrossEntropy):
-    """Cross-entropy, and a proximal term to the received model."""
+    """Cross-entropy and a proximal term to the received model."""
 
     paper = "Li et al., MLSys 2020"
     Params = FedProxParams

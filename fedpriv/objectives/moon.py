@@ -1,4 +1,7 @@
-"""MOON (Li et al. 2021): representations are drawn to the received model's and away from those of the client's last model."""
+"""MOON (Li et al., CVPR 2021, eq. 3): representations like the received model's, and unlike those of the client's last model.
+
+L = CE - mu log( exp(s+ / tau) / (exp(s+ / tau) + exp(s- / tau)) )        s+ = cos(z, z_received),  s- = cos(z, z_last)
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,12 @@ _RECEIVED, _PREVIOUS = "moon.received", "moon.previous"
 
 
 def model_contrast(z: Tensor, received: Tensor, previous: Tensor, tau: float) -> Tensor:
-    """``-log( exp(s+/tau) / (exp(s+/tau) + exp(s-/tau)) ) = softplus((s- - s+)/tau)`` per sample ``(B,)``.
-
-    ``s+ = cos(z, received)``, ``s- = cos(z, previous)``; ln 2 where the two are equal.
+    """The contrastive term of each sample ``(B,)``, ``softplus((s- - s+) / tau)``; ln 2 if both similarities are equal.
 
     Args:
-        z: ``(B, k)`` under the trained model, with gradient.
-        received: ``(B, k)`` the same samples under the received model; constant.
-        previous: ``(B, k)`` under the client's last own model; constant.
+        z: representations by the model in training ``(B, k)``, with gradient.
+        received: by the received model ``(B, k)``; constant.
+        previous: by the client's last model ``(B, k)``; constant.
         tau: temperature.
     """
     positive = F.cosine_similarity(z, received.detach(), dim=-1)
@@ -34,23 +35,22 @@ class MoonParams:
     """Options of MOON."""
 
     mu: float = Field(
-        5.0, ge=0, description="weight of the contrastive term (paper: 5 CIFAR-10, 1 CIFAR-100; 10 for 100 clients)"
+        5.0, ge=0, description="weight of the contrastive term (paper: 5 for CIFAR-10, 1 for CIFAR-100, 10 for 100 clients)"
     )
     tau: float = Field(0.5, gt=0, description="temperature (paper)")
 
 
 @register("moon")
 class Moon(Objective):
-    """Cross-entropy, and a contrastive term: near the received model, away from the client's last one.
+    """Cross-entropy and a contrastive term: close to the received model, away from the client's last one.
 
-    ``z`` is the head's input: the projector's output, or the features of a net without one. Both reference models are frozen and
-    in evaluation mode, on the same augmented samples. A client's first local update has no last model, and so no contrastive
-    term.
+    ``z`` is the projector's output, or the features if the net has no projector. Both reference models are frozen, in evaluation
+    mode, and get the same augmented samples. There is no contrastive term when a client trains for the first time.
     """
 
     paper = "Li et al., CVPR 2021"
     Params = MoonParams
-    keeps = "its last model as trained: p floats"
+    keeps = "its last trained model: p floats"
 
     def begin(self, update: LocalUpdate) -> None:
         previous = update.private.get(_PREVIOUS)

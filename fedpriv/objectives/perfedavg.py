@@ -1,12 +1,12 @@
-"""Per-FedAvg's step (Fallah et al. 2020): the gradient of the loss after one local step, with respect to the model before it.
+"""The client part of Per-FedAvg (Fallah et al., NeurIPS 2020, alg. 1): the gradient of the loss after one local step.
 
-With independent batches ``D, D', D''`` and inner rate ``a``::
+With independent batches ``D, D', D''``, inner rate ``a`` and half width ``e``::
 
     w' = w - a grad L(w; D),    v = grad L(w'; D')
     first order:   g = v
     Hessian-free:  g = v - a ( grad L(w + e v; D'') - grad L(w - e v; D'') ) / (2 e)
 
-``g`` is the gradient for the client's optimiser (learning rate, momentum, weight decay); the inner step is plain SGD.
+``g`` is what the client's optimiser gets (with learning rate, momentum and weight decay); the inner step is plain SGD.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from fedpriv.seeding import kept_rng
 
 @params
 class PerFedAvgParams:
-    """Options of Per-FedAvg's step."""
+    """Options of Per-FedAvg's gradient."""
 
     variant: Literal["first_order", "hessian_free"] = Field(
-        "first_order", description="drop the Hessian term, or approximate it by a difference of gradients (sec. 5)"
+        "first_order", description="leave out the Hessian term, or approximate it by a difference of gradients (sec. 5)"
     )
     a: float = Field(0.01, ge=0, description="rate of the inner step (the default of a public reimplementation)")
     e: float = Field(
         1e-3,
         gt=0,
-        description="half width of the difference of gradients, hessian_free; ReLU kinks within it count as curvature",
+        description="hessian_free: half width of the difference of gradients; ReLU kinks within it count as curvature",
     )
 
 
@@ -42,8 +42,8 @@ class PerFedAvgParams:
 class MetaGradient(CrossEntropy):
     """Cross-entropy after one local step, by first-order or Hessian-free gradients.
 
-    A step takes ``train.batch_size`` samples for each of its two (Hessian-free: three) independent batches. If there are too few
-    samples to split, as for a client with one, the same batch is used for all, which are then not independent.
+    A step needs two (Hessian-free: three) independent batches of ``train.batch_size`` samples. If there are too few samples to
+    split, all of them are used for each batch, so the batches are not independent.
     """
 
     paper = "Fallah et al., NeurIPS 2020"
@@ -51,7 +51,7 @@ class MetaGradient(CrossEntropy):
     no_dp = "its steps combine gradients at several models, which per-sample clipping does not cover"
 
     @classmethod
-    def idle(cls, params: Any) -> dict[str, str]:
+    def unused_options(cls, params: Any) -> dict[str, str]:
         return {} if params.variant == "hessian_free" else {"e": f"variant={params.variant}"}
 
     def __init__(self, params: PerFedAvgParams, context: Context) -> None:
@@ -88,13 +88,13 @@ class MetaGradient(CrossEntropy):
         return value
 
     def _parts(self, batch: Batch) -> Sequence[Batch]:
-        """A step's batches; the whole for each, where these would be smaller than a batch may be (``train.min_batch``)."""
+        """The batches of a step; if they would be smaller than ``train.min_batch``, each is the whole batch."""
         parts = batch.split(self.batches_per_step)
         enough = all(len(part.labels) >= self.context.config.train.min_batch for part in parts)
         return parts if enough else [batch] * len(parts)
 
     def _moved(self, origin: Tensor, learner: Learner, by: float) -> Tensor:
-        """The model ``(p,)`` moved along the learner's gradient; buffers and frozen roles stay."""
+        """``origin`` ``(p,)`` plus ``by`` times the learner's gradient; buffers and frozen roles do not change."""
         moved = origin.clone()
         for part in self.context.space.parameters(learner.trains):
             moved[part].add_(learner.grad[part], alpha=by)
@@ -102,13 +102,13 @@ class MetaGradient(CrossEntropy):
 
 
 def _differentiate(learner: Learner, batch: Batch, loss: Loss) -> Tensor:
-    """The loss at the learner's model, detached, with its gradient in ``learner.grad``."""
+    """Set ``learner.grad`` to the gradient of the loss, and return the loss, detached."""
     value = loss(batch.forward(learner))
     learner.backward(value)
     return value.detach()
 
 
 def inner_rate(a: float, context: Context, round: int) -> float:
-    """The inner rate in a round; it decays as the learning rate does, also in the adaptation before a test."""
+    """The inner rate in a round, which decays as the learning rate does."""
     decay: float = context.config.train.lr_decay ** (max(round, 1) - 1)
     return a * decay

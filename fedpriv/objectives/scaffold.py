@@ -1,9 +1,9 @@
-"""SCAFFOLD's client (Karimireddy et al. 2020): gradients are corrected by the mean variate minus the client's.
+"""The client part of SCAFFOLD (Karimireddy et al., ICML 2020, alg. 1): gradients corrected by control variates.
 
-    step:   y <- y - lr (g(y) - c_k + c)
-    after:  c_k <- the client's new control variate; its change is uploaded
+    each step:  y <- y - lr (g(y) - c_k + c)
+    afterwards: c_k <- the client's new control variate, whose change is uploaded
 
-A tensor is corrected where the server sent both it and its variate c; the server's half determines which those are.
+``c_k`` is the client's control variate, and ``c`` the mean over all clients. The server part decides which tensors have one.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from fedpriv.errors import UsageError
 from fedpriv.interfaces import Batch, Context, Learner, LocalUpdate, Loss, params
 from fedpriv.models.net import ROLES
 from fedpriv.objectives import register
+from fedpriv.objectives.base import Exchange
 from fedpriv.objectives.cross_entropy import CrossEntropy
 from fedpriv.objectives.proximal import received_parameters
 from fedpriv.wire import Form, statistic
@@ -31,25 +32,27 @@ _CORRECTION, _GRADIENT, _SUM, _TAKEN, _DECAY = (
 
 @params
 class ScaffoldParams:
-    """Options of SCAFFOLD's client."""
+    """Options of SCAFFOLD's client part."""
 
     variate: Literal["mean", "II", "I"] = Field(
         "mean",
-        description="the new control variate: the mean of the round's raw gradients, which is option II for plain SGD and stays "
-        "one with momentum and Adam; option II by its formula, plain SGD only; option I, the full gradient at the received model",
+        description="the new control variate: the mean of the local update's gradients (option II, generalised to momentum and "
+        "Adam); the formula of option II, for plain SGD only; or option I, the full gradient at the received model",
     )
-    plain: bool = Field(False, description="under SGD, the corrected tensors step without train.momentum (FedPVR's script: true)")
+    plain: bool = Field(
+        False, description="under SGD, the corrected tensors are trained without train.momentum (FedPVR's script: true)"
+    )
 
 
 @register("scaffold")
 class Scaffold(CrossEntropy):
     """Cross-entropy; gradients are corrected by control variates.
 
-    The variates are of the regularised loss: weight decay is part of the gradient, before the correction. A bound on the gradient
-    (``train.clip_grad_norm``) acts after it, so with option II the variates are then of bounded steps.
+    Weight decay is part of the gradients in the control variates. Clipping (``train.clip_grad_norm``) acts after the correction,
+    so that with option II the control variates are those of clipped steps.
 
     Raises:
-        UsageError: option II under momentum or Adam, where displacement over steps is not a mean gradient.
+        UsageError: option II with momentum or Adam, for which displacement / steps is not a mean gradient.
     """
 
     paper = "Karimireddy et al., ICML 2020"
@@ -79,7 +82,7 @@ class Scaffold(CrossEntropy):
         update.memo[_CORRECTION] = correction = torch.zeros_like(update.start)
         for name in self._corrected(update):
             view = self.context.space.view(correction, name)
-            view.copy_(update.received[statistic(VARIATE, name)] - self._own(update, name))
+            view.copy_(update.received[statistic(VARIATE, name)] - self._variate(update, name))
         update.memo[_DECAY] = self._decay(update)
         if self.params.variate == "I":
             update.memo[_GRADIENT] = update.gradient() + update.memo[_DECAY] * update.start
@@ -88,13 +91,13 @@ class Scaffold(CrossEntropy):
 
     def step(self, update: LocalUpdate, batch: Batch, loss: Loss) -> Tensor:
         learner = update.learner
-        seen = batch.forward(learner)
-        value = loss(seen)
+        inputs = batch.forward(learner)
+        value = loss(inputs)
         learner.backward(value)
-        self._note(update, learner, seen.trains)
+        self._accumulate(update, learner, inputs.trains)
         self.correct(update, learner)
         if self._drops_momentum:
-            self._descend(update, learner, seen.trains)
+            self._descend(update, learner, inputs.trains)
         else:
             learner.descend()
         return value.detach()
@@ -108,25 +111,25 @@ class Scaffold(CrossEntropy):
     def correction(
         self,
         received: Mapping[str, Tensor],
-        earlier: Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]],
+        earlier: Sequence[Exchange],
         examples: int | None,
     ) -> dict[str, Tensor]:
-        """c - c_k; c_k is the sum of the changes that the client uploaded."""
-        found = {name: received[statistic(VARIATE, name)].clone() for name in self._correctable(received)}
-        for name, tensor in found.items():
+        """``c - c_k``, with ``c_k`` the sum of the changes that the client uploaded."""
+        correction = {name: received[statistic(VARIATE, name)].clone() for name in self._correctable(received)}
+        for name, tensor in correction.items():
             for _, uploaded in earlier:
                 if (changed := uploaded.get(statistic(VARIATE, name))) is not None:
                     tensor -= changed
-        return found
+        return correction
 
     def statistics(self, update: LocalUpdate) -> dict[str, Tensor]:
-        return {statistic(VARIATE, name): new - self._own(update, name) for name, new in self._renewed(update).items()}
+        return {statistic(VARIATE, name): new - self._variate(update, name) for name, new in self._new_variates(update).items()}
 
     def forms(self, received: Mapping[str, Tensor], steps: int) -> dict[str, Form]:
         return {statistic(VARIATE, name): Form(self.context.space[name].shape) for name in self._correctable(received)}
 
     def keep(self, update: LocalUpdate) -> dict[str, Tensor]:
-        return {_kept(name): new for name, new in self._renewed(update).items()}
+        return {_private_name(name): new for name, new in self._new_variates(update).items()}
 
     def _corrected(self, update: LocalUpdate) -> list[str]:
         return [name for name in self._correctable(update.received) if name not in update.unused]
@@ -134,12 +137,12 @@ class Scaffold(CrossEntropy):
     def _correctable(self, received: Mapping[str, Tensor]) -> list[str]:
         return [name for name in received_parameters(received, self.context.space) if statistic(VARIATE, name) in received]
 
-    def _own(self, update: LocalUpdate, name: str) -> Tensor:
-        """c_k of a tensor; zero before the client's first local update."""
-        return update.private.get(_kept(name), torch.zeros_like(self.context.space.view(update.start, name)))
+    def _variate(self, update: LocalUpdate, name: str) -> Tensor:
+        """``c_k`` of a tensor; zero when the client trains for the first time."""
+        return update.private.get(_private_name(name), torch.zeros_like(self.context.space.view(update.start, name)))
 
     def _decay(self, update: LocalUpdate) -> Tensor:
-        """``(p,)``: the factor of weight decay of each entry, where decay is part of the gradient."""
+        """The weight decay of each entry ``(p,)``; zero under AdamW, where it is not part of the gradient."""
         train, row = self.context.config.train, torch.zeros_like(update.start)
         if train.optimizer == "adamw":
             return row
@@ -148,8 +151,8 @@ class Scaffold(CrossEntropy):
                 row[entry.start : entry.stop] = train.weight_decay if entry.kind == "weight" else train.weight_decay_bias
         return row
 
-    def _note(self, update: LocalUpdate, learner: Learner, trains: frozenset[str]) -> None:
-        """Count the step, and add its raw gradient; by role, as a phase of a layered method trains only some roles."""
+    def _accumulate(self, update: LocalUpdate, learner: Learner, trains: frozenset[str]) -> None:
+        """Count the step and add its gradient, for each role that is trained."""
         memo, rule = update.memo, self.params.variate
         for index, (role, span) in enumerate(self._spans.items()):
             if role in trains:
@@ -157,8 +160,8 @@ class Scaffold(CrossEntropy):
                 if rule == "mean":
                     memo[_SUM][span].add_(learner.grad[span]).addcmul_(memo[_DECAY][span], learner.row[span])
 
-    def _renewed(self, update: LocalUpdate) -> dict[str, Tensor]:
-        """The new c_k by tensor; unchanged where no step was taken."""
+    def _new_variates(self, update: LocalUpdate) -> dict[str, Tensor]:
+        """The new ``c_k`` by tensor; unchanged if no step was taken."""
         memo, space, rule = update.memo, self.context.space, self.params.variate
         taken = dict(zip(self._spans, memo[_TAKEN].tolist(), strict=True))
         if rule == "II":
@@ -169,7 +172,7 @@ class Scaffold(CrossEntropy):
             if rule == "I":
                 new[name] = space.view(memo[_GRADIENT], name)
             elif not weight:
-                new[name] = self._own(update, name)
+                new[name] = self._variate(update, name)
             else:
                 new[name] = space.view(memo[_SUM], name) / weight
                 if rule == "II":
@@ -177,13 +180,13 @@ class Scaffold(CrossEntropy):
         return new
 
     def _descend(self, update: LocalUpdate, learner: Learner, trains: frozenset[str]) -> None:
-        """A step of the optimiser, with plain SGD for the corrected tensors."""
+        """Take a step of the optimiser, but of plain SGD for the corrected tensors."""
         train, space = self.context.config.train, self.context.space
-        moving = [name for name in self._corrected(update) if space[name].role in trains]
+        trained = [name for name in self._corrected(update) if space[name].role in trains]
         parts = [
             (span, decay, learner.row[span].clone())
             for kind, decay in (("weight", train.weight_decay), ("bias", train.weight_decay_bias))
-            for span in space.spans(name for name in moving if space[name].kind == kind)
+            for span in space.spans(name for name in trained if space[name].kind == kind)
         ]
         lr = learner.lr
         learner.descend()
@@ -192,5 +195,5 @@ class Scaffold(CrossEntropy):
             learner.row[span] = before.add_(grad, alpha=-lr)
 
 
-def _kept(name: str) -> str:
+def _private_name(name: str) -> str:
     return f"scaffold.{VARIATE}/{name}"

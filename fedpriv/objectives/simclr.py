@@ -1,4 +1,7 @@
-"""SimCLR's contrastive loss (Chen et al. 2020), as published and as in L-DAWA's code."""
+"""SimCLR (Chen et al., ICML 2020, eq. 1): a contrastive loss of two views, without labels; as published, and as in L-DAWA's code.
+
+L_i = -s_ij / t + log sum_k exp(s_ik / t)        with s the cosine similarity, and j the other view of sample i
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -14,16 +17,14 @@ from fedpriv.objectives import Objective, register
 
 
 def nt_xent(first: Tensor, second: Tensor, temperature: float, symmetric: bool = True, include_self: bool = False) -> Tensor:
-    """Normalised temperature-scaled cross-entropy of two views; a scalar, in nats.
-
-    Per anchor ``i`` with its other view ``j``: ``-s_ij / t + log sum_k exp(s_ik / t)`` with ``s`` the cosine similarity and
-    ``k`` over the embeddings of both views, in batches of B.
+    """The normalised temperature-scaled cross-entropy of two views, in nats, averaged over the anchors i.
 
     Args:
-        first, second: ``(B, k)`` projections of the two views.
-        symmetric: anchors of both views; else of the first only.
-        include_self: ``k`` runs over all 2B embeddings, including the anchor itself, instead of the 2B - 1 others. The anchor's
-            term is the constant e^(1/t), which keeps the loss above log 2 even where views agree.
+        first, second: projections of the two views ``(B, k)``.
+        temperature: t.
+        symmetric: whether the anchors are the samples of both views, or of the first only.
+        include_self: whether the sum is over all 2B projections, including the anchor itself, or over the 2B - 1 others. The
+            anchor's term is the constant e^(1/t), which keeps the loss above log 2 even if the views agree.
     """
     size = len(first)
     a, b = F.normalize(first, dim=1), F.normalize(second, dim=1)
@@ -37,24 +38,22 @@ def nt_xent(first: Tensor, second: Tensor, temperature: float, symmetric: bool =
 
 @params
 class SimClrParams:
-    """Options of SimCLR's loss; ``symmetric: false, include_self: true`` is what L-DAWA's code computes."""
+    """Options of SimCLR's loss; L-DAWA's code computes ``symmetric: false, include_self: true``."""
 
-    temperature: float = Field(0.07, gt=0, description="t (L-DAWA's configs; 0.5 is usual for CIFAR elsewhere)")
-    symmetric: bool = Field(
-        True, description="anchors of both views (Chen et al. 2020); false: of the first only (L-DAWA's code)"
-    )
+    temperature: float = Field(0.07, gt=0, description="t (L-DAWA's configs; 0.5 is common for CIFAR)")
+    symmetric: bool = Field(True, description="anchors of both views (Chen et al.); false: of the first only (L-DAWA's code)")
     include_self: bool = Field(
-        False, description="the denominator holds the anchor itself too (L-DAWA's code), which keeps the loss above log 2"
+        False, description="the denominator contains the anchor itself, too (L-DAWA's code), which keeps the loss above log 2"
     )
 
 
 @register("simclr")
 class SimClr(Objective):
-    """Views of an image agree, and differ from those of other images in the batch; needs no labels."""
+    """Two views of an image agree, and differ from those of other images in the batch; without labels."""
 
     paper = "Chen et al., ICML 2020; as in Rehman et al. (L-DAWA), ICCV 2023"
     Params = SimClrParams
-    reaches = frozenset({"encoder", "projector"})
+    trained_roles = frozenset({"encoder", "projector"})
     labels = False
     views = 2
     decomposes = False

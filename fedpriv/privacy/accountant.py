@@ -1,9 +1,9 @@
-"""Epsilon of a history of Poisson-subsampled Gaussian mechanisms, and the noise for a target epsilon; both by Opacus.
+"""Epsilon of Poisson-subsampled Gaussian mechanisms, and the noise for a target epsilon, with the accountants of Opacus.
 
-A history is a sequence of (noise, rate, steps): in each step, each sample (or client) is drawn with probability ``rate``,
-independently, and N(0, (noise C)^2) is added to a sum to which each contributes at most C in L2 norm. It is (epsilon, delta)-DP
-under zero-out adjacency (:mod:`fedpriv.privacy.ledger`). RDP (Mironov et al. 2019, conversion of Balle et al. 2020) is an upper
-bound; PRV (Gopi et al. 2021) composes numerically and is tighter.
+A history is a sequence of (noise, rate, steps). In each step, each sample (or client) is drawn independently with probability
+``rate``, contributes a vector of L2 norm at most C to a sum, and N(0, (noise C)^2) is added. Epsilon is for zero-out adjacency
+(:mod:`fedpriv.privacy.ledger`). RDP (Mironov et al. 2019, converted by Balle et al. 2020) gives an upper bound; PRV (Gopi et al.
+2021) composes numerically and is tighter.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ Spending = tuple[float, float, int]
 """(noise, rate, steps)"""
 History = tuple[Spending, ...]
 Plan = tuple[tuple[float, int], ...]
-"""(rate, steps) of a future history, whose noise is not determined yet."""
+"""(rate, steps) of a future history, whose noise is not yet known."""
 
-_TABLE = 100.0  # PRV's table grows with epsilon: beyond this it takes gigabytes, and such a guarantee is useless
-_LEAST_DELTA = 1e-11  # below it, PRV's Fourier transforms round by as much as delta: epsilons up to 1 % too small were seen
-_PRV_AT_MOST = 8  # histories for which PRV is computed in search of the largest epsilon; each takes up to a second
+_TABLE = 100.0  # largest epsilon for PRV: its table grows with epsilon, to gigabytes, and such a guarantee is useless
+_LEAST_DELTA = 1e-11  # smallest delta for PRV: below it, rounding errors of its Fourier transforms are as large as delta
+_PRV_AT_MOST = 8  # largest number of histories for which PRV is computed, which takes up to a second for each
 _MOST_NOISE = 1e6
 _TOLERANCE = 0.01  # of the search for the noise, in epsilon
 
 
 def _orders() -> list[float]:
-    """Opacus' Renyi orders, and higher ones, which small epsilons need."""
+    """Opacus' Renyi orders, and higher ones for small epsilons."""
     from opacus.accountants import RDPAccountant  # type: ignore[import-untyped]
 
     return [*RDPAccountant.DEFAULT_ALPHAS, 64, 80, 96, 128, 192, 256, 512]
 
 
 _WHOLE = tuple(range(2, 130))
-"""Whole orders, whose RDP is cheap."""
+"""Integer orders, whose RDP is cheap."""
 
 
-def composed(*histories: Sequence[Spending]) -> History:
-    """Compose several histories to one, in a canonical order."""
+def compose(*histories: Sequence[Spending]) -> History:
+    """Compose several histories into one, in canonical order."""
     total: dict[tuple[float, float], int] = {}
     for noise, rate, steps in (spending for history in histories for spending in history):
         total[noise, rate] = total.get((noise, rate), 0) + steps
@@ -54,13 +54,13 @@ def composed(*histories: Sequence[Spending]) -> History:
 
 
 def history_of(noise: float, plan: Plan) -> History:
-    """The history of a plan at some noise."""
-    return composed([(noise, rate, steps) for rate, steps in plan])
+    """The history of a plan with a noise."""
+    return compose([(noise, rate, steps) for rate, steps in plan])
 
 
 @lru_cache(maxsize=4096)
 def _step_rdp(noise: float, rate: float, orders: tuple[float, ...]) -> NDArray[np.float64]:
-    """RDP of one step, per order."""
+    """RDP of one step, at each order."""
     from opacus.accountants.analysis import rdp  # type: ignore[import-untyped]
 
     return np.asarray(rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders), dtype=np.float64)
@@ -78,13 +78,13 @@ def _converted(rdp: NDArray[np.float64], orders: Sequence[float], delta: float) 
     a = np.asarray(orders, dtype=np.float64)
     epsilons = rdp + np.log((a - 1) / a) - (np.log(delta) + np.log(a)) / (a - 1)
     best: NDArray[np.float64] = np.where(np.isnan(epsilons), np.inf, epsilons).min(-1)
-    return np.maximum(best, 0.0)  # at a large delta the formula falls below
+    return np.maximum(best, 0.0)  # the formula can be negative for a large delta
 
 
 def epsilons_rdp(histories: Sequence[Sequence[Spending]], delta: float) -> NDArray[np.float64]:
-    """Epsilon of each of G histories at ``delta`` by Renyi DP, ``(G,)``; 0 for an empty one.
+    """Epsilon of G histories at ``delta`` by Renyi DP ``(G,)``; 0 for an empty history.
 
-    The values of :class:`opacus.accountants.RDPAccountant`, with the RDP of a step cached, since a ledger needs them every round.
+    The values are those of :class:`opacus.accountants.RDPAccountant`, but the RDP of a step is cached.
     """
     if not histories:
         return np.zeros(0)
@@ -106,16 +106,16 @@ def _prv(history: History, delta: float) -> float | None:
     engine.history = list(history)
     try:
         with _quiet():
-            found = float(engine.get_epsilon(delta))
+            estimate = float(engine.get_epsilon(delta))
     except (RuntimeError, ValueError, ArithmeticError, MemoryError):
         return None
-    return max(found, 0.0) if np.isfinite(found) else None  # at a large delta it falls below
+    return max(estimate, 0.0) if np.isfinite(estimate) else None  # it can be negative for a large delta
 
 
 def epsilon_prv(history: Sequence[Spending], delta: float) -> float | None:
     """Epsilon at ``delta`` by privacy loss random variables (the upper end of the estimate).
 
-    ``None`` where it is not computed: for epsilons above 100, deltas below 1e-11, and where Opacus' quadrature fails.
+    ``None`` if it is not computed: for epsilon above 100, delta below 1e-11, or if Opacus' quadrature fails.
     """
     if not history:
         return 0.0
@@ -123,47 +123,47 @@ def epsilon_prv(history: Sequence[Spending], delta: float) -> float | None:
 
 
 def epsilon(history: Sequence[Spending], delta: float, accountant: Accountant) -> float:
-    """Epsilon at ``delta``: RDP's bound, or PRV's where it is requested, available and tighter."""
+    """Epsilon at ``delta`` by RDP, or by PRV if it is requested, available and tighter."""
     bound = epsilon_rdp(history, delta)
     tighter = epsilon_prv(history, delta) if accountant == "prv" else None
     return bound if tighter is None else min(tighter, bound)
 
 
-def dearest(histories: Iterable[History], delta: float, accountant: Accountant) -> tuple[float, History]:
-    """The largest epsilon of the histories at ``delta``, and its history; (0, ()) if there is none.
+def largest_epsilon(histories: Iterable[History], delta: float, accountant: Accountant) -> tuple[float, History]:
+    """The largest epsilon of several histories at ``delta``, and its history; (0, ()) without histories.
 
-    PRV is computed in the order of RDP's bounds, until no remaining history can exceed the maximum, or for at most
-    :data:`_PRV_AT_MOST` histories; RDP's bound is used for the rest. The returned value bounds the epsilon of every history.
+    PRV is computed for histories in descending order of their RDP bounds, until no other history can exceed the maximum. After
+    :data:`_PRV_AT_MOST` histories, the next RDP bound is returned. The result bounds the epsilon of every history.
     """
     distinct = sorted(set(histories))
     bounds = epsilons_rdp(distinct, delta)
     best: tuple[float, History] = (0.0, ())
-    asked: list[History] = []
+    computed: list[History] = []
     for index in np.argsort(-bounds, kind="stable").tolist():
         history, bound = distinct[index], float(bounds[index])
         if bound <= best[0]:
             break
-        if accountant == "rdp" or len(asked) == _PRV_AT_MOST:
+        if accountant == "rdp" or len(computed) == _PRV_AT_MOST:
             return bound, history
-        if not any(_includes(one, history) for one in asked):
+        if not any(_includes(other, history) for other in computed):
             best = max(best, (epsilon(history, delta, accountant), history))
-            asked.append(history)
+            computed.append(history)
     return best
 
 
 def _includes(history: History, other: History) -> bool:
-    """Whether every step of the other can be matched with a step of this one with the same noise and at least the same rate."""
+    """Whether every step of ``other`` can be matched with a step of ``history`` of the same noise and at least the same rate."""
 
-    def steps(of: History, noise: float, rate: float) -> int:
-        return sum(steps for one, at, steps in of if one == noise and at >= rate)
+    def count_steps(entries: History, noise: float, rate: float) -> int:
+        return sum(steps for its_noise, its_rate, steps in entries if its_noise == noise and its_rate >= rate)
 
-    return all(steps(history, noise, rate) >= steps(other, noise, rate) for noise, rate, _ in other)
+    return all(count_steps(history, noise, rate) >= count_steps(other, noise, rate) for noise, rate, _ in other)
 
 
 def epsilon_replace_one(history: Sequence[Spending], delta: float) -> float:
-    """Epsilon at ``delta`` under replace-one adjacency, instead of zero-out; by Renyi DP.
+    """Epsilon at ``delta`` under replace-one adjacency instead of zero-out, by Renyi DP.
 
-    By the triangle inequality over zero (Mironov 2017, proposition 11 with p = q = 2):
+    This follows from the triangle inequality over the zeroed-out sample (Mironov 2017, proposition 11 with p = q = 2):
     ``D_a(P || R) <= (a - 1/2) / (a - 1) D_2a(P || Q) + D_(2a - 1)(Q || R)``.
     """
     if not history:
@@ -174,32 +174,32 @@ def epsilon_replace_one(history: Sequence[Spending], delta: float) -> float:
 
 
 def noise_for(target: float, delta: float, plans: Iterable[Plan], accountant: Accountant) -> float:
-    """The least noise at which no plan spends more than ``target``, to 0.01 in epsilon.
+    """The smallest noise for which no plan spends more than ``target``, to within 0.01 in epsilon.
 
-    It is found for the plan that spends most; if another plan then spends more, for both, and so on.
+    The search starts with the most expensive plan alone, and adds plans that then spend more.
 
     Raises:
         UsageError: there is no such noise.
     """
-    asked = _hardest(plans)
-    if not asked:
+    candidates = _most_expensive(plans)
+    if not candidates:
         raise UsageError("no client trains in this run, so there is nothing to find noise for; leave target_epsilon out")
-    tried = [max(asked, key=_work)]
+    tried = [max(candidates, key=_cost)]
     noise = _guessed_noise(target, delta, tried[0])
     while True:
         noise = _least_noise(target, delta, tried, accountant, noise)
-        spent, history = dearest((history_of(noise, plan) for plan in asked), delta, accountant)
+        spent, history = largest_epsilon((history_of(noise, plan) for plan in candidates), delta, accountant)
         if spent <= target:
             return noise
         worst = tuple((rate, steps) for _, rate, steps in history)
-        tried = asked if worst in tried else [*tried, worst]
+        tried = candidates if worst in tried else [*tried, worst]
 
 
-def _hardest(plans: Iterable[Plan]) -> list[Plan]:
-    """The distinct plans that spend anything, without single-rate plans that another single-rate plan includes."""
+def _most_expensive(plans: Iterable[Plan]) -> list[Plan]:
+    """The distinct plans that spend anything, without plans of one rate that are included in another plan of one rate."""
     distinct = {tuple((rate, steps) for _, rate, steps in history_of(0.0, plan)) for plan in plans}
     kept, most = [], 0
-    for plan in sorted(distinct - {()}, reverse=True):  # among single-rate plans, the highest rate first
+    for plan in sorted(distinct - {()}, reverse=True):  # plans of one rate: the highest rate first
         if len(plan) > 1:
             kept.append(plan)
         elif plan[0][1] > most:
@@ -208,24 +208,24 @@ def _hardest(plans: Iterable[Plan]) -> list[Plan]:
     return kept
 
 
-def _work(plan: Plan) -> float:
+def _cost(plan: Plan) -> float:
     return sum(steps * rate**2 for rate, steps in plan)
 
 
 def _guessed_noise(target: float, delta: float, plan: Plan) -> float:
-    """About the noise for an epsilon: by the central limit theorem for Gaussian DP (Bu et al. 2020).
+    """An approximation of the noise for an epsilon, by the central limit theorem for Gaussian DP (Bu et al. 2020).
 
-    The plan is about mu-GDP, with ``mu^2 = sum(steps rate^2) (exp(1 / noise^2) - 1)``, and spends about ``mu^2 / 2 + mu tail``.
+    The plan is about mu-GDP with ``mu^2 = sum(steps rate^2) (exp(1 / noise^2) - 1)``, and spends about ``mu^2 / 2 + mu tail``.
     """
     tail = math.sqrt(2 * math.log(1 / delta))
     mu = math.sqrt(tail**2 + 2 * target) - tail
-    return 1 / math.sqrt(math.log1p(mu**2 / _work(plan)))
+    return 1 / math.sqrt(math.log1p(mu**2 / _cost(plan)))
 
 
 def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant: Accountant, start: float) -> float:
-    """The noise by Brent's method, in whose logarithm that of epsilon is nearly linear; ``start`` is about it.
+    """Find the noise by Brent's method, starting near it; log(epsilon) is nearly linear in log(noise).
 
-    Each epsilon costs up to seconds, and the more the less noise there is.
+    Few evaluations are needed, since each takes up to seconds, and longer for less noise.
     """
     from scipy.optimize import brentq
 
@@ -233,9 +233,9 @@ def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant:
     enough: list[float] = []
 
     def excess(log_noise: float) -> float:
-        """Logarithm of epsilon over ``aim``; 0 where it is as near as it need be."""
+        """log(epsilon / aim); 0 within the tolerance."""
         noise = math.exp(log_noise)
-        spends = dearest((history_of(noise, plan) for plan in plans), delta, accountant)[0]
+        spends = largest_epsilon((history_of(noise, plan) for plan in plans), delta, accountant)[0]
         if spends <= target:
             enough.append(noise)
             if target - spends <= _TOLERANCE:
@@ -245,7 +245,7 @@ def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant:
     here = math.log(start)
     over = excess(here)
     while over:
-        # Epsilon falls at least as fast as 1 / noise does, so that one such step reaches the other side.
+        # Epsilon falls at least as fast as 1 / noise, so that this step reaches the other side of the root.
         there = here + min(max(over, -math.log(2)), math.log(4))
         if there > math.log(_MOST_NOISE):
             raise UsageError(f"no noise was found for target_epsilon {target:g} at delta {delta:g}")
@@ -259,7 +259,7 @@ def _least_noise(target: float, delta: float, plans: Sequence[Plan], accountant:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A block without warnings on extreme orders and on log(0) at rate 1, for which the bounds still hold."""
+    """A block without warnings about extreme orders and log(0) at rate 1, where the bounds still hold."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         yield

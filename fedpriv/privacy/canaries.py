@@ -1,9 +1,10 @@
-"""Canaries: contributions of the largest norm that a private run allows, half of which it uses, to measure its epsilon.
+"""Canaries, with which a private run's epsilon is measured (Nasr et al. 2023; Andrew et al. 2024).
 
-A canary is one more client (or training sample) of the run, with a change (a gradient) of its own direction. A fair coin decides
-whether it is used or a blank, which is the adjacency of :mod:`fedpriv.privacy.ledger`. The directions are orthonormal: each
-coordinate of the model belongs to one canary at most, at random, with a random sign. So canaries do not disturb each other, and
-noise that is missing in a part of the model is missed by those that lie there (Nasr et al. 2023; Andrew et al. 2024).
+A canary is an additional client (or training sample) of the run, whose change (or gradient) has the largest norm that clipping
+allows, in a direction of its own. A fair coin decides whether it is used or zeroed out, which is the adjacency of
+:mod:`fedpriv.privacy.ledger`; an attacker guesses which are used. The directions are orthonormal: each coordinate of the model
+belongs to at most one canary, at random and with a random sign. So canaries do not disturb each other, and missing noise in a
+part of the model is detected by the canaries there.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class Canaries:
     """The canaries of a run, as functions of its seed.
 
     Attributes:
-        space: of the tensors that are sent, with p entries.
-        used: ``(N,)`` whether each takes part.
-        places: ``(N, w)`` the coordinates of each.
-        entries: ``(N, w)`` float64, what its direction has there.
+        space: the layout of the tensors that are sent, with p entries.
+        used: whether each canary is used ``(N,)``.
+        places: the coordinates of each canary ``(N, w)``.
+        entries: the values of its direction at these coordinates ``(N, w)``, float64.
     """
 
     space: ParameterSpace
@@ -40,7 +41,7 @@ class Canaries:
 
     @classmethod
     def of(cls, config: RunConfig, space: ParameterSpace, sent: Iterable[str]) -> Canaries:
-        """The canaries of a run.
+        """Draw the canaries of a run from its seed.
 
         Args:
             sent: the tensors of ``space`` that clients send.
@@ -58,49 +59,51 @@ class Canaries:
         return cls(space, used, places, signs / math.sqrt(width))
 
     def sum_of(self, canaries: Tensor) -> Tensor:
-        """``(p,)`` the sum of the directions of some canaries, by number."""
+        """The sum of the directions of some canaries ``(p,)``, by number."""
         row = torch.zeros(self.space.size, dtype=torch.float64)
         return row.scatter_(0, self.places[canaries].flatten(), self.entries[canaries].flatten())
 
     def products(self, row: Tensor) -> Tensor:
-        """``(N,)`` the inner products of a row ``(p,)`` with all directions."""
+        """The inner products of a row ``(p,)`` with all directions ``(N,)``."""
         return (row[self.places] * self.entries).sum(1)
 
     def held_by(self, client: int, clients: Sequence[int]) -> Tensor:
-        """The numbers of the canaries among a client's samples: they are dealt to ``clients`` in turn, and others hold none."""
+        """The numbers of the canaries of a client; they are distributed over ``clients`` in turn, and others have none."""
         first = clients.index(client) if client in clients else len(self.used)
         return torch.arange(first, len(self.used), len(clients))
 
 
 @dataclass(frozen=True)
-class OfClient:
-    """The canaries among the samples of a client, each with a gradient as long as the clipping bound.
+class HeldCanaries:
+    """The canaries among the samples of a client, whose gradients have the norm of the clipping bound.
 
     Attributes:
-        held: ``(n,)`` their numbers.
-        clip: C.
+        held: their numbers ``(n,)``.
+        clip: the clipping bound C.
     """
 
     canaries: Canaries
     held: Tensor
     clip: float
 
-    def drawn(self, rate: float, draws: RandomStream) -> dict[str, Tensor]:
-        """The sum of the gradients of the used ones that are drawn for a step, with probability ``rate`` each, by name."""
-        chosen = draws.uniform((len(self.held),)) < rate
+    def drawn(self, rate: float, noise: RandomStream) -> dict[str, Tensor]:
+        """The sum of the gradients of the used canaries that are sampled in a step, each with probability ``rate``, by name."""
+        chosen = noise.uniform((len(self.held),)) < rate
         row = self.canaries.sum_of(self.held[chosen & self.canaries.used[self.held]])
         return self.canaries.space.unpack(row * self.clip)
 
 
 def log_ratio(seen: Tensor, noise: float, rate: float, steps: int = 1) -> Tensor:
-    """The log-likelihood ratio of canaries that are drawn with probability ``rate`` in each step to those that are blanks.
+    """The log-likelihood ratio of used to unused canaries ``(N,)``, the best test statistic (Neyman & Pearson).
 
-    ``log sum_j B(j; K, q) exp((j s - j^2 / 2) / (K Z^2))``. By Neyman & Pearson no other score tells used canaries from unused
-    ones better. At rate 1 its sum over rounds grows linearly with that of the products.
+    ``log sum_j B(j; K, q) exp((j s - j^2 / 2) / (K Z^2))`` with the binomial probability B of being sampled j times in K steps.
+    At rate 1, its sum over rounds is a linear function of the sum of the products.
 
     Args:
-        seen: ``(N,)`` products with the released sum of K steps, in units of the clipping bound: N(j, K Z^2) if drawn j times.
+        seen: s ``(N,)``, the products with the released sum of K steps, in units of the clipping bound; N(j, K Z^2) if sampled j
+            times.
         noise: Z.
+        rate: q, the probability of being sampled in a step.
         steps: K.
     """
     j = torch.arange(steps + 1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Client-level DP on the server (McMahan et al. 2018): bounded changes, a fixed denominator, Gaussian noise on the sum."""
+"""Client-level DP at the server (McMahan et al., ICLR 2018): clipped changes, Gaussian noise, and a fixed denominator."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fedpriv.wire.coding import Upload
 class NoisyMean:
     """``x <- x + (sum_k min(1, C / ||d_k||) d_k + N(0, (Z C)^2 I)) / m``, ``d_k`` the change of client k over ``names``.
 
-    A client changes the sum by at most C compared with a blank, whose change is zero: all weights are 1, ``m`` is a constant, not
-    the number of uploads, and noise is added even in a round in which no client was drawn.
+    Zeroing out a client changes the sum by at most C: all weights are 1, ``m`` is a constant and not the number of uploads, and
+    noise is added even if no client was sampled.
 
     Attributes:
-        names: the tensors that clients send; tensors missing from an upload count as unchanged.
-        clip: C. The clients clip already, but the server does not rely on it (they may have rounded afterwards).
+        names: the tensors that clients send; a tensor missing from an upload counts as unchanged.
+        clip: C. Clients clip, too, but may round afterwards, and the server does not rely on them.
         noise: Z.
         expected: m, the expected number of participants.
     """
@@ -45,8 +45,8 @@ class NoisyMean:
         """The server's next state.
 
         Args:
-            sent: the tensors that the clients were sent, by name, as the reference of their changes.
-            planted: further changes, those of canaries.
+            sent: the tensors that the clients received, by name, to which their changes refer.
+            planted: the changes of canaries.
         """
         old = self.space.unpack(server.row, self.names)
         total = {name: torch.zeros(value.shape, dtype=torch.float64) for name, value in old.items()}

@@ -1,16 +1,16 @@
-"""The privacy ledger of a run: the epsilon spent, by account.
+"""The privacy ledger of a run: the epsilon that it has spent, by account.
 
-Neighbours are federations in which one training sample (level ``client``: one client) is replaced by a blank: it is still counted
-and drawn, but its gradient (its change) is zero. This is the zero-out adjacency of Kairouz et al. (ICML 2021, definition 1.1;
-Ponomareva et al., JAIR 2023, section 2.1). It is not add/remove adjacency, because a client's number n of samples is sent with
-its upload and determines the rate batch_size / n, the number of steps and so the mechanism itself; neighbours would train at
-different rates, which the accountants do not cover. With a blank, n is the same for both neighbours and may be public, a draw of
-the sample changes the clipped sum by at most C, and each step is exactly the Poisson-subsampled Gaussian mechanism of the
-accountants. Likewise the server's denominator, the expected number of participants, is the same for clients and blanks.
+Two federations are neighbours if one training sample (level ``client``: one client) of the first is zeroed out in the second: it
+is still counted and sampled, but its gradient (its change) is zero. This is the zero-out adjacency of Kairouz et al. (ICML 2021,
+definition 1.1; Ponomareva et al., JAIR 2023, section 2.1). It is not add/remove adjacency: a client's number n of samples is sent
+with its upload, and determines the sampling rate batch_size / n and the number of steps, so that neighbours would train at
+different rates, which the accountants do not cover. With a zeroed-out sample, n is the same for both neighbours and may be
+public, the sample changes the clipped sum by at most C, and each step is exactly the Poisson-subsampled Gaussian mechanism of the
+accountants. In the same way, the server's denominator, the expected number of participants, is the same for both neighbours.
 
-A sample may be held by several clients. It is then a blank at all of them, and its epsilon is that of their histories composed;
-samples without a common holder compose in parallel. Replacing a sample by another takes two such steps, over the blank; the
-statement gives a separate epsilon for it (``epsilon_replace_one``).
+If several clients hold a sample, it is zeroed out at all of them, and its epsilon is that of their composed histories; samples
+without a common holder compose in parallel. Replacing a sample by another one takes two steps, over the zeroed-out sample; the
+statement has a separate epsilon for it (``epsilon_replace_one``).
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ import numpy as np
 
 from fedpriv.config import PrivacyConfig
 from fedpriv.errors import FedprivError
-from fedpriv.privacy.accountant import History, composed, dearest, epsilon_prv, epsilon_replace_one, epsilons_rdp
+from fedpriv.privacy.accountant import History, compose, epsilon_prv, epsilon_replace_one, epsilons_rdp, largest_epsilon
 
 ALL_CLIENTS = "everybody"
-"""The account of client-level DP: every client spends every round, drawn or not. Checkpoints store this value."""
+"""The account of client-level DP: every client spends in every round, sampled or not. Checkpoints store this value."""
 
 Accounts = dict[str, list[list[float]]]
-"""Account -> [[noise, rate, steps], ...]; JSON, part of a run's checkpoint."""
+"""Account -> [[noise, rate, steps], ...], stored as JSON in checkpoints."""
 
 _ADJACENCY = {
     "client": "two federations are neighbours if one client of the first is zeroed out in the second: registered and sampled, "
@@ -79,7 +79,7 @@ _NEVER_COVERED = (
 _SEVERAL = "a record that several clients hold: the epsilons of its holders add up, and who they are is not known here"
 
 Randomness = Literal["seed", "secrets"]
-"""What noise is drawn from: the run's seed, or secrets of the clients."""
+"""Source of the noise: the run's seed, or secrets of the clients."""
 _RANDOMNESS: dict[Randomness, str] = {
     "seed": "noise and sampling come from the run's seed, which is public (it is in the config): a simulation measures "
     "what epsilon costs, and does not protect against an observer who knows the seed",
@@ -90,12 +90,12 @@ _RANDOMNESS: dict[Randomness, str] = {
 
 
 class Ledger:
-    """Records what is spent, and computes epsilon.
+    """Records spending and computes epsilon.
 
     Args:
-        accounts: the state, changed in place; ``progress.privacy`` of a run, so that it is stored with every checkpoint.
-        holders: at sample level, the sets of clients that hold the same sample (``Partition.holders``), which is charged with the
-            spending of all of them.
+        accounts: the state, changed in place: ``progress.privacy`` of a run, which checkpoints store.
+        holders: at sample level, the sets of clients that hold the same sample (``Partition.holders``); such a sample is charged
+            with the spending of all of them.
     """
 
     def __init__(self, privacy: PrivacyConfig, accounts: Accounts, holders: Iterable[Sequence[int]]) -> None:
@@ -105,10 +105,10 @@ class Ledger:
         self._known = frozenset(account for accounts in self._together for account in accounts)
 
     def spend(self, account: str, rate: float, steps: int) -> None:
-        """Record ``steps`` Gaussian mechanisms at sampling ``rate``, before they are run.
+        """Record ``steps`` Gaussian mechanisms with sampling ``rate``, before they run.
 
         Raises:
-            FedprivError: they would spend more than ``target_epsilon``.
+            FedprivError: they would exceed ``target_epsilon``.
         """
         noise, target = self.privacy.noise, self.privacy.target_epsilon
         if noise is None:
@@ -126,24 +126,23 @@ class Ledger:
             raise FedprivError(f"{account} would spend epsilon {self.spent(account):.3f}, over target_epsilon {target:g}")
 
     def histories(self, account: str | None = None) -> list[History]:
-        """The history of every set of holders (or client); with an account, only of sets that contain it."""
+        """The history of each set of holders (or client); given an account, only of the sets that contain it."""
         return [self._history(accounts) for accounts in self._together if account is None or account in accounts]
 
     def _history(self, accounts: Sequence[str]) -> History:
-        booked = [[(noise, rate, int(steps)) for noise, rate, steps in self.accounts.get(one, [])] for one in accounts]
-        return composed(*booked)
+        return compose(*([(z, rate, int(steps)) for z, rate, steps in self.accounts.get(account, [])] for account in accounts))
 
     def spent(self, account: str) -> float:
-        """Epsilon so far of an account: the largest over its samples (at client level, of a client)."""
-        return dearest(self.histories(account), self.privacy.delta, self.privacy.accountant)[0]
+        """Epsilon of an account so far: the largest over its samples (at client level: of a client)."""
+        return largest_epsilon(self.histories(account), self.privacy.delta, self.privacy.accountant)[0]
 
     @property
     def epsilon(self) -> float:
         """Epsilon of the run so far: the largest over all samples (or clients)."""
-        return dearest(self.histories(), self.privacy.delta, self.privacy.accountant)[0]
+        return largest_epsilon(self.histories(), self.privacy.delta, self.privacy.accountant)[0]
 
     def per_client(self, clients: int) -> list[float]:
-        """The largest epsilon over each client's samples (client level: the same for all), by RDP, which is cheap."""
+        """The largest epsilon over each client's samples (at client level the same for all), by RDP, which is cheap."""
         each = epsilons_rdp(self.histories(), self.privacy.delta)
         if self.privacy.level == "client":
             return [float(each[0])] * clients
@@ -151,26 +150,26 @@ class Ledger:
         for holders, spent in zip(self._together, each, strict=True):
             for client in map(int, holders):
                 most[client] = max(most[client], spent)
-        return [float(one) for one in most]
+        return [float(spent) for spent in most]
 
     def statement(
         self, clients: int, participation: float, randomness: Randomness = "seed", apart: bool = False
     ) -> dict[str, Any]:
-        """The run's privacy statement: the guarantee, against which observers, its conditions, and what it does not cover.
+        """The run's privacy statement: the guarantee, the observers it holds against, its conditions, and what it does not cover.
 
         Args:
-            apart: which samples several clients hold is not known, as where each has data of its own; each holder is then
-                charged by itself.
+            apart: it is not known which samples several clients hold, because each has its own data; each holder is then charged
+                separately.
         """
         privacy, histories = self.privacy, self.histories()
         ghost = privacy.level == "sample" and privacy.clipping == "ghost"
-        by_prv, history = dearest(histories, privacy.delta, "prv")
+        by_prv, history = largest_epsilon(histories, privacy.delta, "prv")
         return {
             "level": privacy.level,
             "epsilon": self.epsilon,
-            "epsilon_rdp": dearest(histories, privacy.delta, "rdp")[0],
+            "epsilon_rdp": largest_epsilon(histories, privacy.delta, "rdp")[0],
             "epsilon_prv": None if epsilon_prv(history, privacy.delta) is None else by_prv,
-            "epsilon_replace_one": max((epsilon_replace_one(one, privacy.delta) for one in set(histories)), default=0.0),
+            "epsilon_replace_one": max((epsilon_replace_one(each, privacy.delta) for each in set(histories)), default=0.0),
             "delta": privacy.delta,
             "noise": privacy.noise,
             "clip": privacy.clip,

@@ -1,12 +1,11 @@
-"""Per-sample gradients of any loss, clipped and summed: the only step of DP-SGD that uses the data (Abadi et al. 2016).
+"""Clipped sums of per-sample gradients, the only step of DP-SGD that uses the data (Abadi et al., CCS 2016, alg. 1).
 
-They are computed by ``torch.func``, not by Opacus' ``GradSampleModule``, whose hooks see only gradients through layers; a loss of
-this library may also use the parameters (a proximal term) or frozen teachers. Here a sample's gradient is by construction that of
-the loss of this sample alone; on plain losses the two agree (tested). Nets in which samples interact (BatchNorm) are rejected at
-set-up, since they would not be the same net for single samples.
+The gradients are computed by ``torch.func``: a sample's gradient is that of the loss of this sample alone, also for losses that
+use the parameters (a proximal term) or frozen teachers. (The hooks of Opacus' ``GradSampleModule`` see only gradients through
+layers; for plain losses, tests compare both.) Nets in which samples interact, as through BatchNorm, are refused at set-up.
 
-A sample whose gradient is not finite counts as a blank. Otherwise it alone would end the local update without an upload, which no
-noise hides, and a server can send weights that are too large for one kind of sample.
+A gradient that is not finite counts as zero. Otherwise a single sample would end the local update without an upload, which no
+noise hides; and a server could cause that by weights that are too large for some samples.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedpriv.interfaces import Loss, Step
 from fedpriv.methods.base import Phase
 from fedpriv.models.net import Net, Outputs
-from fedpriv.samples import Inputs, of_tensors, take, tensors
+from fedpriv.samples import Inputs, from_tensors, take, tensors
 
 ENTRIES = 2**24
-"""Largest number of entries of per-sample gradients in memory (64 MB)."""
+"""Largest number of entries of per-sample gradients in memory at a time (64 MB)."""
 
 Fields = dict[str, Tensor]
-"""The tensors of an ``Outputs`` by name, which ``vmap`` can cut into samples."""
+"""The tensors of an ``Outputs`` by name, for ``vmap``."""
 
 
 class Entrance(nn.Module):
-    """The net's forward pass from inputs or from features."""
+    """The net's forward pass, from inputs or from features."""
 
     def __init__(self, net: Net) -> None:
         super().__init__()
@@ -47,19 +46,19 @@ def fields_of(outputs: Outputs) -> Fields:
 
 
 def outputs_of(fields: Fields) -> Outputs:
-    """The outputs of one sample within ``vmap``, as those of a batch of one."""
+    """The outputs of one sample within ``vmap``, as a batch of one."""
     return Outputs(**{"prediction": None, **{name: tensor[None] for name, tensor in fields.items()}})  # type: ignore[arg-type]
 
 
 class ClippedSums:
-    """Common part of the two ways to compute sums of clipped per-sample gradients.
+    """The common part of per-sample and ghost clipping.
 
     Args:
-        parameters: of the net, by name; the trained ones are those of the phase's roles.
-        received: the tensors that the server sent.
+        parameters: the net's parameters by name; those of the phase's roles are trained.
+        received: the round's download, by name.
         from_features: whether samples are features ``(d,)`` of a frozen encoder.
-        clip: C.
-        memo: the local update's notes.
+        clip: the clipping bound C.
+        memo: :attr:`fedpriv.interfaces.LocalUpdate.memo`.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class ClippedSums:
 
 
 class PerSampleGradients(ClippedSums):
-    """Clipped sums for one phase, from materialised per-sample gradients; arguments as for :class:`ClippedSums`."""
+    """Clipped sums for a phase, from per-sample gradients; arguments as for :class:`ClippedSums`."""
 
     @cached_property
     def _constant(self) -> dict[str, Tensor]:
@@ -89,14 +88,14 @@ class PerSampleGradients(ClippedSums):
 
     @cached_property
     def _gradients(self) -> Callable[..., tuple[dict[str, Tensor], Tensor]]:
-        return vmap(grad_and_value(self._of_one), in_dims=(None, 0, 0, 0), randomness="different")
+        return vmap(grad_and_value(self._sample_loss), in_dims=(None, 0, 0, 0), randomness="different")
 
-    def _of_one(
+    def _sample_loss(
         self, trained: dict[str, Tensor], sample: dict[str, Tensor], label: Tensor, teachers: dict[str, Fields]
     ) -> Tensor:
-        own = {"net." + name: tensor for name, tensor in trained.items()}
-        alone = of_tensors({name: part[None] for name, part in sample.items()})
-        outputs = functional_call(self._net, own, (alone, self._from_features))
+        state = {"net." + name: tensor for name, tensor in trained.items()}
+        batch_of_one = from_tensors({name: part[None] for name, part in sample.items()})
+        outputs = functional_call(self._net, state, (batch_of_one, self._from_features))
         frozen = {name: outputs_of(fields) for name, fields in teachers.items()}
         parameters = {**self._constant, **trained}
         received, trains = self._received, self._phase.trains
@@ -105,7 +104,7 @@ class PerSampleGradients(ClippedSums):
     def __call__(
         self, samples: Inputs, labels: Tensor, teachers: Mapping[str, Outputs]
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, their losses ``(B,)``, and ``||g_i||`` ``(B,)``.
+        """The sum over the samples of ``g_i min(1, C / ||g_i||)`` by name, the losses ``(B,)``, and ``||g_i||`` ``(B,)``.
 
         A gradient that is not finite counts as zero.
         """
@@ -117,14 +116,14 @@ class PerSampleGradients(ClippedSums):
         for part in torch.split(torch.arange(len(labels), device=labels.device), chunk):
             if not len(part):
                 continue
-            of_part = {name: {field: tensor[part] for field, tensor in all_.items()} for name, all_ in fields.items()}
-            gradients, values = self._gradients(trained, tensors(take(samples, part)), labels[part], of_part)
+            teachers_of_part = {name: {field: tensor[part] for field, tensor in out.items()} for name, out in fields.items()}
+            gradients, values = self._gradients(trained, tensors(take(samples, part)), labels[part], teachers_of_part)
             norms = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in gradients.values()]).sum(0).sqrt()
-            factors, whole = (self._clip / norms).clamp(max=1.0), norms.isfinite()
-            if not whole.all():
-                factors = factors.where(whole, 0.0)
-                # Zero times infinity is no number, so the gradients themselves become zero.
-                gradients = {name: g.where(whole.view(-1, *[1] * (g.ndim - 1)), 0.0) for name, g in gradients.items()}
+            factors, finite = (self._clip / norms).clamp(max=1.0), norms.isfinite()
+            if not finite.all():
+                factors = factors.where(finite, 0.0)
+                # A factor of zero would not remove an infinite gradient.
+                gradients = {name: g.where(finite.view(-1, *[1] * (g.ndim - 1)), 0.0) for name, g in gradients.items()}
             for name, gradient in gradients.items():
                 total[name] += torch.tensordot(factors, gradient, dims=1)
             losses.append(values.detach())

@@ -1,4 +1,4 @@
-"""Preparation of a private run: checks that the ledger's epsilon would be valid, and finds the noise."""
+"""Preparation of a private run: checks that the ledger's epsilon will be valid, and finds the noise for a target epsilon."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fedpriv.defenses import sent_names
 from fedpriv.errors import UsageError, in_a_line
 from fedpriv.methods.base import Method, Phase, ServerState
 from fedpriv.models.net import Net, copy_of, norms_with_statistics
-from fedpriv.models.state import changed_by_data, interact, made_up
-from fedpriv.models.text import TextEncoder
+from fedpriv.models.state import changed_by_data, random_images, samples_interact
+from fedpriv.models.text.transformer import TextEncoder
 from fedpriv.objectives.cross_entropy import cross_entropy
-from fedpriv.privacy.accountant import Plan, dearest, history_of, noise_for
+from fedpriv.privacy.accountant import Plan, history_of, largest_epsilon, noise_for
 from fedpriv.privacy.ghost import check_layers
 from fedpriv.privacy.per_sample import PerSampleGradients
 from fedpriv.seeding import global_rng
@@ -26,14 +26,14 @@ from fedpriv.wire import STATISTIC, Sealed, Transform
 from fedpriv.wire.coding import base_name
 
 
-class Shares(Protocol):
-    """Who holds the same training sample."""
+class SampleHolders(Protocol):
+    """Which clients hold the same training samples."""
 
     def holders(self) -> Sequence[Sequence[int]]:
-        """The distinct sets of clients that hold a sample in common; a client that holds it twice occurs twice."""
+        """The distinct sets of clients that hold a common sample; a client that holds it twice occurs twice."""
 
     def distinct(self) -> int:
-        """How many different samples all clients hold together."""
+        """Number of different samples of all clients together."""
 
 
 def check(
@@ -42,18 +42,18 @@ def check(
     server: ServerState,
     net: Net,
     transforms: Sequence[Transform],
-    shares: Shares,
+    shares: SampleHolders,
 ) -> None:
-    """Check that the ledger's epsilon would be valid for the run.
+    """Check that the ledger's epsilon is valid for the run.
 
     Args:
-        server: the method's initial state; its tables are those for which clients upload statistics.
-        shares: determines the number of protected units, over which delta must be below one: the clients, or the distinct
-            training samples of all clients together. One over a single client's samples would not suffice, since publishing a
-            random sample of the federation would then satisfy the definition.
+        server: the method's initial state; its memory shows for which tensors clients upload statistics.
+        shares: determines N, the number of protected units: the clients, or the distinct training samples of all clients
+            together. Delta must be below 1 / N, since publishing one of N samples at random would satisfy the definition
+            otherwise.
 
     Raises:
-        UsageError: it would not be; the message says what to change.
+        UsageError: it is not valid; the message says what to change.
     """
     level, name, kind = config.privacy.level, config.method.name, type(method)
     if not method.shared_names:
@@ -113,15 +113,15 @@ def check(
 
 
 def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
-    """Check that per-sample gradients can be computed with the chosen clipping, and that all that the data change is trained."""
+    """Check that the chosen clipping can compute per-sample gradients, and that the data change only trained parameters."""
     encoder, modules = config.model.encoder, list(net.modules())
-    x = made_up(net)
+    x = random_images(net)
     if changed := changed_by_data(net):
         raise UsageError(
             f"privacy.level sample: the forward pass changes {changed[0]} of the net by the data, which no noise covers; use "
             "layers without running statistics"
         )
-    if interact(net, training=False):  # as features of a frozen encoder, and outputs of frozen models, are computed in batches
+    if samples_interact(net, training=False):  # the outputs of frozen encoders and models are computed in batches
         raise UsageError(
             "privacy.level sample: in evaluation mode, the net's outputs for a sample depend on the other samples of the batch, "
             "so that one sample could change the gradients of others; use layers that take each sample by itself"
@@ -137,7 +137,7 @@ def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
             _check_clipping(config, phases, net, x)
     elif not by_sample:
         raise UsageError(
-            f"privacy.level sample: torch.func cannot take {encoder} sample by sample under masks of its own; "
+            f"privacy.level sample: torch.func cannot take {encoder} sample by sample, as it has its own masks; "
             "use model.tune = head"
         )
     elif x is not None:
@@ -145,10 +145,10 @@ def _check_apart(config: RunConfig, phases: Sequence[Phase], net: Net) -> None:
 
 
 def _check_clipping(config: RunConfig, phases: Sequence[Phase], net: Net, x: Tensor) -> None:
-    """Check on two samples that the chosen clipping can take the gradient of each.
+    """Check on two samples that the chosen clipping can compute the gradient of each.
 
     Raises:
-        UsageError: it cannot; the message names the other clipping only if that one can.
+        UsageError: it cannot; the message suggests the other kind of clipping if that can.
     """
     checks = {"ghost": lambda: check_layers(net), "per_sample": lambda: _check_gradients(config, phases, net, x)}
     chosen = config.privacy.clipping
@@ -165,7 +165,7 @@ def _check_clipping(config: RunConfig, phases: Sequence[Phase], net: Net, x: Ten
 
 
 def _other_layers(net: Net) -> str:
-    """What to use in place of layers of which no clipping can take the gradients of single samples."""
+    """What to use instead of layers for which no clipping can compute per-sample gradients."""
     for where, module in net.named_modules():
         if isinstance(module, nn.RNNBase):
             kind = module.mode.partition("_")[0]
@@ -174,7 +174,7 @@ def _other_layers(net: Net) -> str:
 
 
 def _check_gradients(config: RunConfig, phases: Sequence[Phase], net: Net, x: Tensor) -> None:
-    """Check on two samples that ``torch.func`` can take the gradient of each, in the phases of a client's training.
+    """Check on two samples that ``torch.func`` can compute the gradient of each in all phases of local training.
 
     Raises:
         UsageError: it cannot.
@@ -184,9 +184,9 @@ def _check_gradients(config: RunConfig, phases: Sequence[Phase], net: Net, x: Te
     reached = {name.partition(".")[0] for name in trained}
     labels = torch.zeros(len(x), dtype=torch.long, device=x.device)
     try:
-        for one in (phase for phase in phases if phase.trains & reached):
-            cached = config.train.cache_features and "encoder" not in one.trains
-            sums = PerSampleGradients(tried, trained, {}, one, cross_entropy, from_features=cached, clip=1.0)
+        for phase in (phase for phase in phases if phase.trains & reached):
+            cached = config.train.cache_features and "encoder" not in phase.trains
+            sums = PerSampleGradients(tried, trained, {}, phase, cross_entropy, from_features=cached, clip=1.0)
             with global_rng(0, "dropout"):
                 sums(tried.encode(x).detach() if cached else x, labels, {})
     except Exception as error:  # of functorch or the net
@@ -196,20 +196,20 @@ def _check_gradients(config: RunConfig, phases: Sequence[Phase], net: Net, x: Te
 
 
 def check_upload(upload: Sealed, sent: Sequence[str]) -> None:
-    """Check that nothing but the net's tensors ``sent`` is sent under DP, whatever a method declares."""
+    """Check that an upload under DP contains only the net's tensors ``sent``, whatever the method declares."""
     if names := [name for name in upload.schema if base_name(name) not in sent]:
         fix = "mask 'statistic.*'" if names[0].startswith(STATISTIC) else "its method or objective cannot be used with DP"
         raise UsageError(f"{names[0]} would be sent, which no noise covers; {fix}")
 
 
 def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan]) -> PrivacyConfig:
-    """The config with the noise filled in where only an epsilon is given.
+    """The config with its noise, which is determined from the target epsilon unless it is given.
 
     Args:
         planned: the spending of each sample (or client) in the whole run.
 
     Raises:
-        UsageError: no noise reaches the epsilon, or the given noise spends more.
+        UsageError: no noise reaches the target, or the given noise exceeds it.
     """
     target = privacy.target_epsilon
     if privacy.noise is None:
@@ -217,7 +217,7 @@ def with_noise(privacy: PrivacyConfig, planned: Sequence[Plan]) -> PrivacyConfig
             raise ValueError("neither a noise nor an epsilon")
         return privacy.model_copy(update={"noise": noise_for(target, privacy.delta, planned, privacy.accountant)})
     if target is not None:
-        spends = dearest((history_of(privacy.noise, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
+        spends = largest_epsilon((history_of(privacy.noise, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
         if spends > target * (1 + 1e-9):
             raise UsageError(
                 f"privacy.noise {privacy.noise:g} spends epsilon {spends:.3g} in the whole run, over target_epsilon {target:g}; "

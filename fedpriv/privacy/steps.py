@@ -1,5 +1,4 @@
-"""The steps of DP-SGD that a local update takes: a function of the client's number of samples, so that the server knows them
-too."""
+"""The steps of DP-SGD in a local update: a function of the client's number of samples, so that the server knows them, too."""
 
 from __future__ import annotations
 
@@ -10,11 +9,11 @@ from fedpriv.wire.report import Charge
 
 
 def schedule(samples: int, batch_size: int) -> tuple[float, int]:
-    """Sampling rate and steps an epoch of DP-SGD: batches of ``batch_size`` in expectation, and as many as plain SGD takes."""
+    """Sampling rate and number of steps of an epoch of DP-SGD: as many as in plain SGD, with the same expected batch."""
     return min(1.0, batch_size / samples), math.ceil(samples / batch_size)
 
 
 def charge(phase: Phase, samples: int, batch_size: int) -> Charge:
-    """Sampling rate and steps of a phase at a client with so many training samples."""
+    """Sampling rate and number of steps of a phase, for a client with ``samples`` training samples."""
     rate, steps = schedule(samples, batch_size)
     return rate, phase.epochs * steps

@@ -108,7 +108,7 @@ def merge_sum(method: Method, server: ServerState, mean: Mapping[str, Tensor], c
         whole=whole,
     )
     state = _merged(method, server, matrix)
-    state.report = {name: value for name, value in state.report.items() if name not in method.aggregation.of_single}
+    state.report = {name: value for name, value in state.report.items() if name not in method.aggregation.single_upload_metrics}
     return state
 
 

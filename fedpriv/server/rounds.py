@@ -93,7 +93,7 @@ class Server:
         """Make the server's first state, and play round 0: broadcast the initial model to every client."""
         method = self.agreement.method
         torch.set_num_threads(self.config.threads)
-        for key, option in method.instead.items():
+        for key, option in method.replaced_keys.items():
             if (value := lookup(self.config, key)) != lookup(RunConfig(), key):
                 self.warn(f"{key} = {value} does nothing under method {method.name}, which steps by {option}")
         began = Clocks.now()

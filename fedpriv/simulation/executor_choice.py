@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from fedpriv.config import ExecutorConfig, RunConfig
 from fedpriv.errors import UsageError, extra
 from fedpriv.interfaces import Phase
-from fedpriv.models.compiled import CompiledNet
+from fedpriv.models.batched.compiled import CompiledNet
+from fedpriv.models.batched.layers import NotStackable
+from fedpriv.models.batched.stacked import Form, StackedNet, VmappedNet, check
 from fedpriv.models.net import Net, describe
-from fedpriv.models.stacked import Form, StackedNet, VmappedNet, check
-from fedpriv.models.stacked_layers import NotStackable
 from fedpriv.samples import Inputs
 
 WIDEST = 64

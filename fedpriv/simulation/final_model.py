@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedpriv.agreement import Agreement
 from fedpriv.files import write_atomically
 from fedpriv.models.net import Net, Outputs
-from fedpriv.samples import of_tensors, tensors
+from fedpriv.samples import from_tensors, tensors
 from fedpriv.simulation.simulation import Simulation
 
 FILE = "server.pt2"
@@ -27,7 +27,7 @@ def part_at_server(agreement: Agreement) -> Part | None:
     It lacks heads that stay with the clients or are never trained, and layers that a mask drops.
     """
     method, sent = agreement.method, set(agreement.sent_names)
-    trained = set(agreement.space.select(method.objective.reaches))
+    trained = set(agreement.space.select(method.objective.trained_roles))
     if method.objective.labels and trained <= sent:
         return "classifier"
     encoder = trained & set(agreement.space.select(["encoder"]))
@@ -90,6 +90,6 @@ class _Plain(nn.Module):
         self.net, self.names = net if part == "classifier" else net.encoder, names
 
     def forward(self, *parts: Tensor) -> Tensor:
-        outputs = self.net(of_tensors(dict(zip(self.names, parts, strict=True))))
+        outputs = self.net(from_tensors(dict(zip(self.names, parts, strict=True))))
         out: Tensor = outputs.logits if isinstance(outputs, Outputs) else outputs
         return out

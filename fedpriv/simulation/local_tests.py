@@ -14,8 +14,8 @@ from fedpriv.client.client import TEST_CHUNK, Received, weighted_mean
 from fedpriv.client.model import ClientModel
 from fedpriv.client.store import ClientStore
 from fedpriv.methods.base import Phase, Private, ServerState
-from fedpriv.models.stacked import Form
-from fedpriv.models.stacked_layers import ForwardContext
+from fedpriv.models.batched.layers import ForwardContext
+from fedpriv.models.batched.stacked import Form
 from fedpriv.samples import Modality
 from fedpriv.simulation.setup import Federation
 from fedpriv.simulation.vectorized.batched_models import BatchedModels

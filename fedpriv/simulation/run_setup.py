@@ -13,7 +13,7 @@ from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.privacy.accountant import Plan
-from fedpriv.privacy.plan import Shares, check, with_noise
+from fedpriv.privacy.plan import SampleHolders, check, with_noise
 from fedpriv.privacy.steps import schedule
 from fedpriv.secure.protocol_checks import check_run
 from fedpriv.server.sampling import participants
@@ -25,7 +25,7 @@ def settle(
     new_net: Callable[[], Net],
     declared: Declared,
     sizes: Mapping[int, int],
-    shares: Shares,
+    shares: SampleHolders,
     device: torch.device,
     begun: bool = False,
 ) -> tuple[Agreement, Net]:
@@ -61,7 +61,11 @@ def settle(
 
 
 def plans(
-    agreement: Agreement, sizes: Mapping[int, int], shares: Shares, rounds: Iterable[int], clients: Iterable[int] | None = None
+    agreement: Agreement,
+    sizes: Mapping[int, int],
+    shares: SampleHolders,
+    rounds: Iterable[int],
+    clients: Iterable[int] | None = None,
 ) -> list[Plan]:
     """What the samples (level ``client``: the clients) spend in some rounds: (sampling rate, steps) for each client that holds a
     sample.

@@ -88,7 +88,7 @@ class AllClientsScorer:
                 for missing, name in ALONE.items() if self.data.are_pairs else ():
                     correct[missing] = self._correct("server", missing)
                     metrics[f"global_accuracy_{name}"] = float(correct[missing].double().mean())
-                for name, row in self.method.aggregation.tested_too(server.row, server.memory).items():
+                for name, row in self.method.aggregation.extra_models(server.row, server.memory).items():
                     self.resident.row.copy_(row)
                     self.resident.space.renew_spectral_norms(self.resident.row)
                     metrics[f"global_accuracy_{name}"] = float(self._correct("server").double().mean())

@@ -134,7 +134,7 @@ def build(config: RunConfig, begun: bool = False) -> Federation:
         why = f"objective {agreement.method.objective.name} learns without labels"
         raise UsageError(f"eval.fresh_head tests clients on their labels, and {why}; eval.probe=linear tests its encoder")
     note = None if begun else check_trains(agreement, data.sizes)
-    notes = [*prepared.notes, *agreement.method.remarks, *([] if note is None else [note])]
+    notes = [*prepared.notes, *agreement.method.notes, *([] if note is None else [note])]
     prepared = replace(prepared, notes=tuple(notes))
     dataset = loaded.dataset
     augment = augmentation(config.data.augment or "none", dataset.mean, dataset.std)

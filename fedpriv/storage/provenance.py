@@ -33,9 +33,9 @@ def _computed_with(config: RunConfig) -> dict[str, Any]:
 
 def _user_code(config: RunConfig) -> dict[str, str]:
     """SHA-256 (hex) of the files of plug-ins and of the user's net, by module name."""
-    from fedpriv.models.user_net import contents_of_user_net  # imports torch
+    from fedpriv.models.user_net import hash_user_net  # imports torch
 
-    return contents_of_user_net(config.model.name) | contents(config.plugins)
+    return hash_user_net(config.model.name) | contents(config.plugins)
 
 
 def first_facts(config: RunConfig, folder: RunFolder, hashes: Mapping[str, str], tracking_uri: str) -> dict[str, Any]:

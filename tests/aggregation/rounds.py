@@ -63,8 +63,8 @@ def uploads(
 
 
 def merge(name: str, round_: Uploads, **options: Any) -> Merged:
-    half = aggregation(name, round_.space, **options)
-    return half.merge(round_, half.start(round_.previous))
+    server_part = aggregation(name, round_.space, **options)
+    return server_part.merge(round_, server_part.start(round_.previous))
 
 
 def doubles(values: Any) -> Tensor:

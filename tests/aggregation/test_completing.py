@@ -48,7 +48,7 @@ def test_where_all_sent_all_nothing_changes() -> None:
     assert torch.equal(matrix.rows, before)
 
 
-def test_where_those_who_sent_weigh_nothing_the_server_keeps_its_value() -> None:
+def test_senders_of_zero_weight_leave_the_server_value() -> None:
     matrix = uploads()
     before = matrix.rows.clone()
     complete(matrix, [IMAGES_ALONE, IMAGES_ALONE, ALL, IMAGES_ALONE], [1.0, 1.0, 0.0, 1.0])
@@ -98,10 +98,10 @@ ALIKE: list[tuple[str, dict[str, Any]]] = [
     ],
 )
 def test_clients_weigh_in_what_stands_in_as_in_the_merge(name: str, options: dict[str, Any], expected: list[float]) -> None:
-    told = [{"statistic.loss": torch.tensor(float(loss))} for loss in (1, 2, 3)]
-    matrix = round_of(torch.zeros(4), torch.ones(3, 4), BRANCHES, examples=[10, 20, 70], statistics=told)
-    found = torch.tensor(aggregation(name, BRANCHES, **options).weigh(matrix), dtype=torch.float64)
-    assert (found / found.sum()).tolist() == pytest.approx(expected)
+    losses = [{"statistic.loss": torch.tensor(float(loss))} for loss in (1, 2, 3)]
+    matrix = round_of(torch.zeros(4), torch.ones(3, 4), BRANCHES, examples=[10, 20, 70], statistics=losses)
+    weights = torch.tensor(aggregation(name, BRANCHES, **options).weigh(matrix), dtype=torch.float64)
+    assert (weights / weights.sum()).tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("name", "options"), ALIKE)
@@ -109,8 +109,8 @@ def test_of_two_who_are_alike_neither_weighs_more_by_its_samples(name: str, opti
     """The third has no images. Of the image branch, what the other two sent is the same but for the order of the entries."""
     rows = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, 1.0, 2.0, 3.0], [0.5, 0.5, 2.0, 3.0]])
     matrix = round_of(torch.tensor([0.5, 0.5, 1.0, 1.0]), rows, BRANCHES, examples=[10, 90, 50])
-    half = aggregation(name, BRANCHES, **options)
+    server_part = aggregation(name, BRANCHES, **options)
     everything = set(BRANCHES.names)
-    complete(matrix, [everything, everything, {"encoder.text.weight"}], half.weigh(matrix))
-    row = half.merge(matrix, half.start(matrix.previous)).row
+    complete(matrix, [everything, everything, {"encoder.text.weight"}], server_part.weigh(matrix))
+    row = server_part.merge(matrix, server_part.start(matrix.previous)).row
     assert float(row[0]) == pytest.approx(float(row[1]))

@@ -48,14 +48,14 @@ def by_layer(coefficient: Tensor, rows: Tensor = ROWS) -> Tensor:
     return torch.cat([coefficient[0] @ rows[:, :4], coefficient[1] @ rows[:, 4:]])
 
 
-def close(found: Tensor, expected: Any, atol: float = 1e-8) -> None:
-    torch.testing.assert_close(found, torch.as_tensor(expected, dtype=torch.float64), atol=atol, rtol=0)
+def close(actual: Tensor, expected: Any, atol: float = 1e-8) -> None:
+    torch.testing.assert_close(actual, torch.as_tensor(expected, dtype=torch.float64), atol=atol, rtol=0)
 
 
 def test_golden_cosines() -> None:
-    found = products(ROWS, W, parameter_groups(TWO_LAYERS, "array"))
-    close(found.cosines(), BY_LAYER)
-    close(found.together().cosines()[0], BY_MODEL)
+    inner = products(ROWS, W, parameter_groups(TWO_LAYERS, "array"))
+    close(inner.cosines(), BY_LAYER)
+    close(inner.together().cosines()[0], BY_MODEL)
 
 
 def test_golden_models() -> None:
@@ -71,12 +71,12 @@ def test_golden_models() -> None:
 
 def test_what_is_reported() -> None:
     merged = dawa("l-dawa")
-    said = {name.removeprefix("l-dawa/"): value for name, value in merged.report.items()}
-    assert said["negative"] == 2 and said["d_min"] == pytest.approx(-1)
-    assert said["d"] == pytest.approx(float(BY_LAYER.mean())) and said["d_model"] == pytest.approx(float(BY_MODEL.mean()))
+    metrics = {name.removeprefix("l-dawa/"): value for name, value in merged.report.items()}
+    assert metrics["negative"] == 2 and metrics["d_min"] == pytest.approx(-1)
+    assert metrics["d"] == pytest.approx(float(BY_LAYER.mean())) and metrics["d_model"] == pytest.approx(float(BY_MODEL.mean()))
     for index, (name, part) in enumerate({"encoder.fc1.weight": slice(0, 4), "projector.fc.weight": slice(4, 6)}.items()):
-        assert said[f"d/{name}"] == pytest.approx(float(BY_LAYER[index].mean()))
-        assert said[f"norm/{name}"] == pytest.approx(float(merged.row[part].norm()))
+        assert metrics[f"d/{name}"] == pytest.approx(float(BY_LAYER[index].mean()))
+        assert metrics[f"norm/{name}"] == pytest.approx(float(merged.row[part].norm()))
 
 
 def test_variants() -> None:
@@ -195,19 +195,19 @@ def test_float32_cosines_stay_below_one() -> None:
     space = space_of(("encoder.fc.weight", (2, 1_000_000), "weight"))
     expected = torch.stack([1 - torch.cosine_similarity(row.double(), start.double(), dim=0) for row in rows])
     groups = parameter_groups(space, "array")
-    found, exact = (1 - product(rows, start, groups).cosines()[0] for product in (products, exact_products))
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-7)
+    fast, exact = (1 - product(rows, start, groups).cosines()[0] for product in (products, exact_products))
+    torch.testing.assert_close(fast, expected, rtol=0, atol=2e-7)
     torch.testing.assert_close(exact, expected, rtol=1e-6, atol=0)
-    assert (expected < 1e-6).all() and (found >= 0).all()
+    assert (expected < 1e-6).all() and (fast >= 0).all()
 
 
-def test_an_idle_client_has_a_cosine_of_one_and_one_near_zero_a_right_one() -> None:
+def test_cosines_of_unchanged_and_tiny_layers() -> None:
     draw = torch.Generator().manual_seed(0)
     start = torch.randn(200_000, generator=draw)
     faint = 1e-4 * start + 1e-4 * torch.randn(len(start), generator=draw)
     space = space_of(("encoder.fc.weight", (2, 100_000), "weight"))
-    idle, near_zero = products(torch.stack([start, faint]), start, parameter_groups(space, "array")).cosines()[0].tolist()
-    assert idle == pytest.approx(1, abs=2e-7)
+    unchanged, near_zero = products(torch.stack([start, faint]), start, parameter_groups(space, "array")).cosines()[0].tolist()
+    assert unchanged == pytest.approx(1, abs=2e-7)
     assert near_zero == pytest.approx(float(torch.cosine_similarity(faint.double(), start.double(), dim=0)), abs=2e-7)
 
 
@@ -244,7 +244,7 @@ def test_a_run_of_l_dawa_shrinks_where_normalised_does_not(simulate: Simulate) -
     kept = {v: simulate("fedavg", **options, aggregation={"name": "l-dawa", "variant": v}) for v in ("paper_exact", "normalised")}
     names = [e.name for e in kept["normalised"].federation.resident.space.entries if e.kind == "weight"]
     last = {variant: run.folder.records()[-1]["metrics"] for variant, run in kept.items()}
-    norms = {variant: sum(said[f"l-dawa/norm/{name}"] for name in names) for variant, said in last.items()}
+    norms = {variant: sum(metrics[f"l-dawa/norm/{name}"] for name in names) for variant, metrics in last.items()}
     assert norms["paper_exact"] < norms["normalised"]
     assert {f"l-dawa/d/{name}" for name in names} <= last["paper_exact"].keys()
 

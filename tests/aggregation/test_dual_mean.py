@@ -1,4 +1,4 @@
-"""FedSiam-DA's server's half: its golden numbers, its edges, and what must hold of any uploads."""
+"""The server part of FedSiam-DA: its golden numbers, its edges, and what must hold of any uploads."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_variance_stays_positive_where_a_weight_is_negative() -> None:
 
 @pytest.mark.parametrize("rows", [[[1.0, -2.0], [-1.0, 2.0]], [[0.0, 0.0], [0.0, 0.0]]])
 @pytest.mark.parametrize("negative", ["clamp", "paper"])
-def test_where_there_is_no_mean_to_compare_with_the_mean_is_the_answer(rows: list[list[float]], negative: str) -> None:
+def test_dual_mean_falls_back_to_the_first_mean(rows: list[list[float]], negative: str) -> None:
     out = merged(torch.tensor(rows), negative=negative)
     assert out.row.tolist() == [0.0, 0.0] and out.report["dual/fell_back"] == 1 and out.report["dual/tv"] == 0
 

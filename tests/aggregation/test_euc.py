@@ -39,13 +39,13 @@ def test_intervals_by_hand() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.floats(1e-6, 1e3), st.integers(1, 1000)), min_size=1, max_size=12))
 def test_what_waits_differs_less_than_what_does_not(layers: list[tuple[float, int]]) -> None:
-    m, sizes = doubles([one[0] for one in layers]), torch.tensor([one[1] for one in layers])
-    found = intervals(m, sizes, 2)
-    assert set(found.tolist()) <= {1, 2} and (found == 1).any()
-    if (found == 2).any():
-        assert m[found == 2].max() <= m[found == 1].min()
+    m, sizes = doubles([layer[0] for layer in layers]), torch.tensor([layer[1] for layer in layers])
+    rounds = intervals(m, sizes, 2)
+    assert set(rounds.tolist()) <= {1, 2} and (rounds == 1).any()
+    if (rounds == 2).any():
+        assert m[rounds == 2].max() <= m[rounds == 1].min()
         weight = m * sizes
-        assert weight[found == 2].sum() / weight.sum() < sizes[found == 1].sum() / sizes.sum()
+        assert weight[rounds == 2].sum() / weight.sum() < sizes[rounds == 1].sum() / sizes.sum()
 
 
 def test_weights_by_closeness() -> None:
@@ -62,7 +62,7 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
     simulation = simulate("fedavg", play=False, aggregation=EARLY, **OPTIONS, **overrides)
     rounds: dict[int, dict[str, Any]] = {}
     method = simulation.federation.method
-    half, begin, keep = method.aggregation, method.objective.begin, method.aggregation.keep
+    server_part, begin, keep = method.aggregation, method.objective.begin, method.aggregation.keep
 
     def of(round: int) -> dict[str, Any]:
         return rounds.setdefault(round, {"down": set(), "up": set(), "start": {}, "end": {}})
@@ -80,7 +80,7 @@ def played(simulate: Simulate, **overrides: Any) -> tuple[Simulation, dict[int, 
         if way != "report":
             of(sealed.round)[way].add(frozenset(name for name in sealed.schema if not name.startswith("statistic.")))
 
-    method.objective.begin, half.keep = watched_begin, watched_keep  # type: ignore[method-assign]
+    method.objective.begin, server_part.keep = watched_begin, watched_keep  # type: ignore[method-assign]
     simulation.taps.append(tap)
     for record in simulation.rounds():
         rounds[record["round"]]["after"] = simulation.state.row.clone()
@@ -106,9 +106,7 @@ def test_what_waits_is_not_sent_and_clients_go_on_with_their_own(simulate: Simul
             assert torch.equal(space.view(rounds[4]["start"][client], name), space.view(source, name)), name
 
 
-def test_a_client_without_its_copy_does_not_go_on_from_the_initial_one(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_euc_refuses_a_client_without_its_copy(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     take = Arrivals.take
 
     def refusing(self: Arrivals, answer: Answer) -> Report:
@@ -132,7 +130,7 @@ def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "error"),
     [
         ({"train.selection": "uniform", "train.participation": 0.5}, "all must take part each round"),
         ({"train.participation": 0.5}, "train.participation 0.5: with fedavg-euc all clients take part"),
@@ -140,8 +138,8 @@ def test_until_something_waits_it_is_fedavg(simulate: Simulate) -> None:
         ({"wire.transforms": [{"name": "clip", "norm": 1.0}]}, "clip acts on a client's change"),
     ],
 )
-def test_what_cannot_be_is_refused(simulate: Simulate, overrides: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_is_refused(simulate: Simulate, overrides: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         simulate("fedavg", play=False, aggregation="euc", **{**OPTIONS, **overrides})
 
 

@@ -23,14 +23,14 @@ def starts(simulate: Simulate, aggregation: Any, **overrides: Any) -> tuple[Simu
     """A run, and the row that each (round, client) started from."""
     simulation = simulate("fedavg", play=False, aggregation=aggregation, **ALL_TAKE_PART, **overrides)
     seen: dict[tuple[int, int], Tensor] = {}
-    half, begin = simulation.federation.method.aggregation, type(simulation.federation.method.aggregation).begin
+    server_part, begin = simulation.federation.method.aggregation, type(simulation.federation.method.aggregation).begin
 
     def watched(update: LocalUpdate) -> None:
-        begin(half, update)
+        begin(server_part, update)
         assert torch.equal(update.start, update.row)
         seen[update.round, update.client] = update.row.clone()
 
-    half.begin = watched  # type: ignore[method-assign]
+    server_part.begin = watched  # type: ignore[method-assign]
     simulation.run_round()
     simulation.after_one = simulation.state.row.clone()  # type: ignore[attr-defined]
     simulation.kept_after_one = {c: simulation.stored(c) for c in range(4)}  # type: ignore[attr-defined]
@@ -51,16 +51,16 @@ def test_a_client_that_moved_far_goes_on_with_its_own_projector(simulate: Simula
         assert not torch.equal(space.view(seen[2, client], own_names[0]), space.view(after, own_names[0]))
 
 
-def test_what_it_was_sent_is_where_it_began_whatever_it_goes_on_from(simulate: Simulate) -> None:
+def test_start_is_the_download_if_training_starts_elsewhere(simulate: Simulate) -> None:
     """Siamese training may go on from the client's own last model; its anchor is a copy of what was received."""
     objective = {"name": "siamese", "local_init": "persistent"}
     options = {**ALL_TAKE_PART, "model.predictor": 8, "aggregation": {"name": "fedu", "fedu_threshold": 1e-6}}
     simulation = simulate("fedavg", play=False, objective=objective, **options)
     simulation.run_round()
     after, begun = simulation.state.row.clone(), dict[int, Tensor]()
-    half = simulation.federation.method.aggregation
-    keep = half.keep
-    half.keep = lambda update: (begun.update({update.client: update.start.clone()}), keep(update))[1]  # type: ignore[method-assign]
+    server_part = simulation.federation.method.aggregation
+    keep = server_part.keep
+    server_part.keep = lambda update: (begun.update({update.client: update.start.clone()}), keep(update))[1]  # type: ignore[method-assign]
     simulation.run_round()
     space = simulation.federation.resident.space
     for name in space.select(["encoder", "head"]):
@@ -75,8 +75,8 @@ def test_feddyns_anchor_is_where_the_client_began(simulate: Simulate) -> None:
     )
     run.run_round()
     after, seen = run.state.row.clone(), list[int]()
-    half = run.federation.method.aggregation
-    keep = half.keep
+    server_part = run.federation.method.aggregation
+    keep = server_part.keep
 
     def watched(update: LocalUpdate) -> dict[str, Tensor]:
         assert not torch.equal(update.start, after)
@@ -84,7 +84,7 @@ def test_feddyns_anchor_is_where_the_client_began(simulate: Simulate) -> None:
         seen.append(update.client)
         return keep(update)
 
-    half.keep = watched  # type: ignore[method-assign]
+    server_part.keep = watched  # type: ignore[method-assign]
     run.run_round()
     assert seen == [0, 1, 2, 3]
 
@@ -96,7 +96,7 @@ def test_a_client_that_moved_little_takes_the_global_one(simulate: Simulate) -> 
     assert torch.equal(plain.state.row, simulation.state.row), "then it is FedAvg"
 
 
-def test_the_threshold_is_strict_and_each_client_decides_for_itself(simulate: Simulate) -> None:
+def test_fedu_threshold_is_strict_and_applies_to_each_client(simulate: Simulate) -> None:
     first, _ = starts(simulate, {"name": "fedu", "fedu_threshold": 1e6})
     moved = sorted(float(kept["fedu.moved"]) for kept in first.kept_after_one.values())  # type: ignore[attr-defined]
     assert moved[0] < moved[1]

@@ -95,8 +95,8 @@ def test_columns_are_those_of_the_matrix(monkeypatch: pytest.MonkeyPatch, simula
         assert len(large) == len(whole) == 4 and large.shape == whole.shape
         for start, stop in ((0, 1), (5, 60), (58, 62), (0, space.size), (space.size - 3, space.size), (7, 7)):
             assert torch.equal(large[:, start:stop], whole[:, start:stop]), (start, stop)
-        one, other = (torch.cat([block.clone() for _, block in blocks(of, [slice(3, space.size)])], 1) for of in (large, whole))
-        assert torch.equal(one, other)
+        first, other = (torch.cat([block.clone() for _, block in blocks(of, [slice(3, space.size)])], 1) for of in (large, whole))
+        assert torch.equal(first, other)
         seen += 1
         return merging.merge(method, server, uploads)
 

@@ -46,8 +46,8 @@ def test_simagg_is_the_loop_over_tensors(round_: tuple[list[list[float]], list[i
 
 
 def test_equal_uploads_leave_simagg_the_samples() -> None:
-    found = weights(torch.zeros(2, 3, dtype=torch.float64), doubles([0.5, 0.25, 0.25]), 1e-5)
-    assert found.tolist() == [[0.5, 0.25, 0.25]] * 2
+    actual = weights(torch.zeros(2, 3, dtype=torch.float64), doubles([0.5, 0.25, 0.25]), 1e-5)
+    assert actual.tolist() == [[0.5, 0.25, 0.25]] * 2
 
 
 def test_the_released_distance_cannot_tell_a_permuted_tensor() -> None:
@@ -61,8 +61,8 @@ def test_the_released_distance_cannot_tell_a_permuted_tensor() -> None:
 
 
 def test_golden_fedatt() -> None:
-    found = attention(squared_distances(ROWS, W, GROUPS).sqrt())
-    torch.testing.assert_close(found[0], doubles([0.23637821, 0.56197564, 0.20164616]), atol=1e-8, rtol=0)
+    actual = attention(squared_distances(ROWS, W, GROUPS).sqrt())
+    torch.testing.assert_close(actual[0], doubles([0.23637821, 0.56197564, 0.20164616]), atol=1e-8, rtol=0)
     merged = merge("fedatt", uploads(W, ROWS))
     torch.testing.assert_close(merged.row[:4], doubles([0.46745616, 2.12098769, 2.53254384, -0.41155614]), atol=1e-8, rtol=0)
 

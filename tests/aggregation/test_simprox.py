@@ -34,34 +34,37 @@ def simprox(rows: Tensor = ROWS, start: Tensor = W, **options: Any) -> Merged:
 
 
 def test_golden_numbers() -> None:
-    found = gram(ROWS, W, EVERYTHING)
-    distances = found.squared_distances.sqrt()
+    inner = gram(ROWS, W, EVERYTHING)
+    distances = inner.squared_distances.sqrt()
     pairs = distances[[0, 0, 1], [1, 2, 2]]
     torch.testing.assert_close(pairs, doubles([2.95803989, 1.11803399, 3.0]), atol=1e-8, rtol=0)
     assert float(pairs.mean()) == pytest.approx(2.35869129, abs=1e-8)
-    cosines = cosine_matrix(found.weights)[[0, 0, 1], [1, 2, 2]]
+    cosines = cosine_matrix(inner.weights)[[0, 0, 1], [1, 2, 2]]
     torch.testing.assert_close(cosines, doubles([0.88202478, 0.98430668, 0.88319137]), atol=1e-8, rtol=0)
-    assert float(found.cosines_with_start.mean()) == pytest.approx(0.97009087, abs=1e-8)
+    assert float(inner.cosines_with_start.mean()) == pytest.approx(0.97009087, abs=1e-8)
     gauss = torch.exp(-pairs.square() / (2 * pairs.mean() ** 2))
     torch.testing.assert_close(gauss, doubles([0.45548789, 0.89373955, 0.44536803]), atol=1e-8, rtol=0)
-    similarity = mean_similarity(found, 0.7, "weights")
+    similarity = mean_similarity(inner, 0.7, "weights")
     torch.testing.assert_close(similarity, doubles([0.85560013, 0.75295404, 0.85449045]), atol=1e-8, rtol=0)
-    torch.testing.assert_close(found.moved, doubles([0.8660254, 2.23606798, 1]), atol=1e-8, rtol=0)
-    alpha, score = weights(found.moved, similarity)
+    torch.testing.assert_close(inner.moved, doubles([0.8660254, 2.23606798, 1]), atol=1e-8, rtol=0)
+    alpha, score = weights(inner.moved, similarity)
     torch.testing.assert_close(score, doubles([0.4730079, 0.11354097, 0.41345113]), atol=1e-8, rtol=0)
     torch.testing.assert_close(alpha, doubles([0.37875483, 0.26438918, 0.356856]), atol=1e-8, rtol=0)
     merged = simprox()
     expected = doubles([0.92498824, 2.178428, 2.07501176, 0.10341624, 3.08596118, 3.91403882])
     torch.testing.assert_close(merged.row, expected, atol=1e-8, rtol=0)
-    said = report(merged)
-    assert said["lam"] == 0.7 and said["tau_fired"] == 0 and said["sbar"] == pytest.approx(0.97009087, abs=1e-8)
-    assert said["tv"] == pytest.approx(float((alpha - 1 / 3).abs().sum() / 2))
-    assert (said["alpha_min"], said["alpha_max"]) == (pytest.approx(0.26438918, abs=1e-8), pytest.approx(0.37875483, abs=1e-8))
+    metrics = report(merged)
+    assert metrics["lam"] == 0.7 and metrics["tau_fired"] == 0 and metrics["sbar"] == pytest.approx(0.97009087, abs=1e-8)
+    assert metrics["tv"] == pytest.approx(float((alpha - 1 / 3).abs().sum() / 2))
+    assert (metrics["alpha_min"], metrics["alpha_max"]) == (
+        pytest.approx(0.26438918, abs=1e-8),
+        pytest.approx(0.37875483, abs=1e-8),
+    )
 
 
 def test_the_rule_for_lam_fires_below_tau() -> None:
-    said = report(simprox(tau=0.99))
-    assert said["tau_fired"] == 1 and said["lam"] == pytest.approx(0.7 * 0.97009087 / 0.99, abs=1e-8)
+    metrics = report(simprox(tau=0.99))
+    assert metrics["tau_fired"] == 1 and metrics["lam"] == pytest.approx(0.7 * 0.97009087 / 0.99, abs=1e-8)
     opposite = report(simprox(rows=-ROWS))
     assert opposite["sbar"] < 0 and opposite["lam"] == 0
 
@@ -85,7 +88,7 @@ def test_it_is_the_loop_over_pairs(rows: list[list[float]], lam0: float, tau: fl
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1e4), st.floats(-0.999, 1)), min_size=1, max_size=20))
-def test_alpha_is_a_distribution_that_the_second_softmax_keeps_near_uniform(scores: list[tuple[float, float]]) -> None:
+def test_alpha_is_a_nearly_uniform_distribution(scores: list[tuple[float, float]]) -> None:
     moved, similarity = doubles(scores).T
     alpha, score = weights(moved, similarity)
     m = len(scores)
@@ -152,26 +155,26 @@ def test_small_changes_of_large_weights_do_not_cancel() -> None:
     ("options", "unit"), [({"g_scale": "mean"}, None), ({"g_scale": "rms"}, 6**0.5), ({"g_scale": "relative"}, 34**0.5)]
 )
 def test_scales_of_g(options: dict[str, Any], unit: float | None) -> None:
-    found = gram(ROWS, W, EVERYTHING)
-    moved = found.moved / (unit or float(found.moved.mean()))
-    alpha, _ = weights(moved, mean_similarity(found, 0.7, "weights"))
+    inner = gram(ROWS, W, EVERYTHING)
+    moved = inner.moved / (unit or float(inner.moved.mean()))
+    alpha, _ = weights(moved, mean_similarity(inner, 0.7, "weights"))
     torch.testing.assert_close(simprox(**options).row, alpha @ ROWS)
 
 
 def test_ablations() -> None:
-    found = gram(ROWS, W, EVERYTHING)
-    torch.testing.assert_close(simprox(no_similarity=True).row, torch.softmax(torch.softmax(-found.moved, 0), 0) @ ROWS)
-    similarity = mean_similarity(found, 0.7, "weights")
-    torch.testing.assert_close(simprox(final_softmax=False).row, weights(found.moved, similarity, False)[0] @ ROWS)
-    updates = mean_similarity(found, 0.7, "updates")
+    inner = gram(ROWS, W, EVERYTHING)
+    torch.testing.assert_close(simprox(no_similarity=True).row, torch.softmax(torch.softmax(-inner.moved, 0), 0) @ ROWS)
+    similarity = mean_similarity(inner, 0.7, "weights")
+    torch.testing.assert_close(simprox(final_softmax=False).row, weights(inner.moved, similarity, False)[0] @ ROWS)
+    updates = mean_similarity(inner, 0.7, "updates")
     assert not torch.allclose(updates, similarity)
-    torch.testing.assert_close(simprox(similarity_space="updates").row, weights(found.moved, updates)[0] @ ROWS)
+    torch.testing.assert_close(simprox(similarity_space="updates").row, weights(inner.moved, updates)[0] @ ROWS)
 
 
 def test_per_step_needs_the_steps() -> None:
     round_ = uploads(W, ROWS, statistics=[{"statistic.steps": torch.tensor(n)} for n in (1, 4, 9)])
-    found = gram(ROWS, W, EVERYTHING)
-    alpha, _ = weights(found.moved / doubles([1, 2, 3]), mean_similarity(found, 0.7, "weights"))
+    inner = gram(ROWS, W, EVERYTHING)
+    alpha, _ = weights(inner.moved / doubles([1, 2, 3]), mean_similarity(inner, 0.7, "weights"))
     torch.testing.assert_close(merge("simprox", round_, per_step=True).row, alpha @ ROWS)
     with pytest.raises(UsageError, match=r"statistic\.steps"):
         simprox(per_step=True)
@@ -180,18 +183,18 @@ def test_per_step_needs_the_steps() -> None:
 def test_what_a_client_lacks_does_not_count_as_moved() -> None:
     """The server's image branch goes on between its local updates, and the client has no images."""
     space = space_of(("encoder.image.weight", (2,), "weight"), ("encoder.text.weight", (2,), "weight"))
-    half, row = aggregation("simprox", space, prev="own"), doubles([5, 5, 3, 4])
+    server_part, row = aggregation("simprox", space, prev="own"), doubles([5, 5, 3, 4])
     update = SimpleNamespace(first_time=False, received=space.unpack(row), row=row, unused=frozenset({"encoder.image.weight"}))
     update.private = {"simprox.previous": doubles([0, 0, 0, 0])}
-    assert half.statistics(update)["statistic.moved"] == 5  # type: ignore[arg-type]
+    assert server_part.statistics(update)["statistic.moved"] == 5  # type: ignore[arg-type]
 
 
 def test_running_statistics_are_weighed_and_not_looked_at() -> None:
     start = doubles([1, 2, 2, 0, 5, 5])
     rows = doubles([[1.5, 2, 1.5, 0.5, 900, 7], [0, 2, 3, -1, 1, 1]])
     merged = merge("simprox", uploads(start, rows, WITH_BUFFER))
-    half = aggregation("simprox", WITH_BUFFER)
-    alone = half.merge(uploads(start[:4], rows[:, :4], WITH_BUFFER.restricted(["encoder.fc.weight"])), {})
+    server_part = aggregation("simprox", WITH_BUFFER)
+    alone = server_part.merge(uploads(start[:4], rows[:, :4], WITH_BUFFER.restricted(["encoder.fc.weight"])), {})
     assert merged.report == alone.report
     alpha = torch.linalg.lstsq(rows[:, :4].T, merged.row[:4]).solution
     torch.testing.assert_close(merged.row[4:], alpha @ rows[:, 4:])
@@ -200,6 +203,6 @@ def test_running_statistics_are_weighed_and_not_looked_at() -> None:
 def test_alpha_is_compared_with_the_samples() -> None:
     round_ = uploads(W, ROWS, examples=[10, 300, 20])
     alpha = np.array([0.37875483, 0.26438918, 0.356856])
-    said = report(merge("simprox", round_))
-    assert said["alpha_with_examples"] == pytest.approx(np.corrcoef(alpha, [10, 300, 20])[0, 1], abs=1e-6)
+    metrics = report(merge("simprox", round_))
+    assert metrics["alpha_with_examples"] == pytest.approx(np.corrcoef(alpha, [10, 300, 20])[0, 1], abs=1e-6)
     assert "alpha_with_examples" not in report(merge("simprox", uploads(W, ROWS))), "equal numbers correlate with nothing"

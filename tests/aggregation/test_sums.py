@@ -58,7 +58,7 @@ def test_a_sum_merges_as_the_uploads_do(
         mean = method.mean_upload(total, sent.tensors, weights, len(uploads))
         summed = merge_sum(method, server, mean, len(uploads), uploads[0].sealed.round)
         alike({"model": summed.row, **summed.memory}, {"model": plain.row, **plain.memory})
-        left_out = method.aggregation.of_single
+        left_out = method.aggregation.single_upload_metrics
         assert summed.report == pytest.approx({k: v for k, v in plain.report.items() if k not in left_out}, rel=1e-5)
         return plain
 
@@ -68,14 +68,14 @@ def test_a_sum_merges_as_the_uploads_do(
     assert merged == 2
 
 
-def alike(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def alike(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
     model = expected["model"].double().norm()
     for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
+        assert actual[name].dtype == tensor.dtype
         # A memory may be a difference of models, which are rounded to float32.
         within = 1e-6 * model if name == "model" else 1e-6 * tensor.double().norm() + 1e-7 * model
-        assert (found[name].double() - tensor.double()).norm() <= within, name
+        assert (actual[name].double() - tensor.double()).norm() <= within, name
 
 
 @pytest.mark.parametrize("method", sorted(SINGLE))

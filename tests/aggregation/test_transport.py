@@ -37,9 +37,9 @@ def test_single_masses_meet_at_the_mean_of_their_positions(weights: tuple[float,
     """The W_2 barycentre of points is their mean; the entropy spreads it evenly to both sides."""
     clients = torch.stack([single(10, 2.0), single(50, 4.0)])
     base = torch.tensor(weights, dtype=torch.float64)
-    found = sinkhorn_barycenter(clients, base, reg=0.002, iterations=1000)
-    assert found.min() >= 0 and float(found.sum()) == pytest.approx(float(base @ clients.sum(1)))
-    assert middle(found) == pytest.approx(at, abs=0.2) and abs(int(found.argmax()) - at) <= 1
+    center = sinkhorn_barycenter(clients, base, reg=0.002, iterations=1000)
+    assert center.min() >= 0 and float(center.sum()) == pytest.approx(float(base @ clients.sum(1)))
+    assert middle(center) == pytest.approx(at, abs=0.2) and abs(int(center.argmax()) - at) <= 1
 
 
 @pytest.mark.slow
@@ -48,33 +48,33 @@ def test_it_is_that_of_the_iteration_in_the_logarithm() -> None:
     clients, base = drawn(4, 40).abs(), torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
     shares, places = (clients / clients.sum(1, keepdim=True)).T.numpy(), np.linspace(0, 1, 40)[:, None]
     expected = ot.bregman.barycenter(shares, ot.dist(places), 0.01, base.numpy(), "sinkhorn_log", 2000, stopThr=1e-12)
-    found = sinkhorn_barycenter(clients, base, 0.01, 2000)
-    np.testing.assert_allclose(found / found.sum(), expected / expected.sum(), rtol=1e-4, atol=1e-9)
+    center = sinkhorn_barycenter(clients, base, 0.01, 2000)
+    np.testing.assert_allclose(center / center.sum(), expected / expected.sum(), rtol=1e-4, atol=1e-9)
 
 
 def test_less_entropy_spreads_the_masses_less() -> None:
     clients = torch.stack([single(20, 1.0), single(40, 1.0)])
     spread = []
     for reg in (0.1, 0.01, 0.002):
-        found = sinkhorn_barycenter(clients, even(2), reg, 1000)
-        spread.append(float((found * (torch.arange(61) - 30).square()).sum()))
+        center = sinkhorn_barycenter(clients, even(2), reg, 1000)
+        spread.append(float((center * (torch.arange(61) - 30).square()).sum()))
     assert spread[0] > 2 * spread[1] > 4 * spread[2]
 
 
 def test_positive_and_negative_parts_move_apart() -> None:
     """The opposite vectors give the opposite barycentre; a client without a part has no say in where that part goes."""
     clients = torch.stack([single(10, 1.0) - single(50, 3.0), single(20, 1.0), -single(40, 1.0)])
-    found = sinkhorn_barycenter(clients, even(3), 0.002, 1000)
-    torch.testing.assert_close(sinkhorn_barycenter(-clients, even(3), 0.002, 1000), -found)
-    up, down = found.clamp(min=0), (-found).clamp(min=0)
+    center = sinkhorn_barycenter(clients, even(3), 0.002, 1000)
+    torch.testing.assert_close(sinkhorn_barycenter(-clients, even(3), 0.002, 1000), -center)
+    up, down = center.clamp(min=0), (-center).clamp(min=0)
     assert middle(up) == pytest.approx(15, abs=0.3) and float(up.sum()) == pytest.approx(2 / 3, rel=1e-3)
     assert middle(down) == pytest.approx(45, abs=0.3) and float(down.sum()) == pytest.approx(4 / 3, rel=1e-3)
 
 
 def test_nothing_sent_and_a_single_entry() -> None:
     assert not sinkhorn_barycenter(torch.zeros(3, 5), even(3), 0.01, 10).any()
-    one = torch.tensor([[1.0], [-3.0]], dtype=torch.float64)
-    torch.testing.assert_close(sinkhorn_barycenter(one, even(2), 0.01, 10), torch.tensor([-1.0], dtype=torch.float64))
+    single = torch.tensor([[1.0], [-3.0]], dtype=torch.float64)
+    torch.testing.assert_close(sinkhorn_barycenter(single, even(2), 0.01, 10), torch.tensor([-1.0], dtype=torch.float64))
 
 
 def test_large_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_neurons_in_another_order_are_found_again() -> None:
     mean by position is not."""
     net = 10 * drawn(6, 4)
     clients = torch.stack([net, net, net[torch.randperm(6, generator=torch.Generator().manual_seed(1))]])
-    found = neuron_barycenter(clients.flatten(1), even(3), 6, 100).view(6, 4)
-    apart = torch.cdist(found, net)
+    center = neuron_barycenter(clients.flatten(1), even(3), 6, 100).view(6, 4)
+    apart = torch.cdist(center, net)
     rows, columns = linear_sum_assignment(apart.numpy())
     assert float(apart[rows, columns].max()) < 1e-6
     assert float(torch.cdist(clients.mean(0), net).amin(1).max()) > 1

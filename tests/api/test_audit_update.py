@@ -18,7 +18,7 @@ from fedpriv.audit.images.target import Target
 from fedpriv.audit.judge.images import ran
 from fedpriv.audit.results import ImageFigures, ImageOutcome
 from fedpriv.defenses import build_transforms
-from fedpriv.noise_source import SeededDraws
+from fedpriv.noise_source import SeededNoise
 from fedpriv.wire import TransformContext, seal
 
 IMAGES, LABELS = default_images(3, side=8)
@@ -170,7 +170,7 @@ def test_a_net_that_keeps_what_it_computed(net: nn.Module) -> None:
 
 def through(update: fedpriv.Payload, **transform: Any) -> fedpriv.Payload:
     (made,) = build_transforms([transform])
-    return made(update, TransformContext({}, tuple(update.tensors), SeededDraws(torch.Generator().manual_seed(3)), ("1", "3")))
+    return made(update, TransformContext({}, tuple(update.tensors), SeededNoise(torch.Generator().manual_seed(3)), ("1", "3")))
 
 
 def test_noise_is_known_where_it_is_described_and_no_evidence_where_it_is_not(net: nn.Module) -> None:

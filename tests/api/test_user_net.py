@@ -24,7 +24,7 @@ from fedpriv.deploy.server_run import _check_deployable
 from fedpriv.errors import FedprivError
 from fedpriv.models import user_net as user_net_module
 from fedpriv.models.net import Net
-from fedpriv.models.user_net import name_of, user_net
+from fedpriv.models.user_net import build_user_net, name_of
 from fedpriv.wire.message import Refused
 from tests.api import user_nets
 from tests.api.conftest import SMALL
@@ -53,7 +53,7 @@ GHOST = {**SAMPLE, "privacy.clipping": "ghost"}
 def test_its_roles(name: str, roles: dict[str, str] | None, parts: dict[str, set[str]] | None) -> None:
     def build() -> Net:
         torch.manual_seed(0)
-        return user_net(OWN + name, SHAPE, 10, roles)
+        return build_user_net(OWN + name, SHAPE, 10, roles)
 
     if parts is None:
         with pytest.raises(fedpriv.UsageError, match=r"followed by its roles \(projector projector, head projector\)"):
@@ -135,8 +135,8 @@ def test_on_the_command_line_and_in_another_process(here: Path) -> None:
 
 
 def test_a_partial_of_a_module_is_found_by_its_name() -> None:
-    net = user_net(OWN + "narrow", SHAPE, 10, None)
-    assert net.feature_dim == 4 and list(user_net_module.contents_of_user_net(OWN + "narrow")) == ["tests.api.user_nets"]
+    net = build_user_net(OWN + "narrow", SHAPE, 10, None)
+    assert net.feature_dim == 4 and list(user_net_module.hash_user_net(OWN + "narrow")) == ["tests.api.user_nets"]
     with pytest.raises(fedpriv.UsageError, match=r"no_partial is neither .* nor a function, nor functools.partial of one"):
         user_net_module.find_user_net(OWN + "no_partial")
 
@@ -149,7 +149,7 @@ def test_a_run_that_goes_on_with_a_changed_net_says_so(here: Path) -> None:
     began = hashlib.sha256(source.encode()).hexdigest()
     assert rounds.run.folder.facts["plugins"] == {"edited_nets": began}
     file.write_text(source + "# edited\n")
-    assert user_net_module.contents_of_user_net("edited_nets:mlp") == {"edited_nets": began}, "what this process runs"
+    assert user_net_module.hash_user_net("edited_nets:mlp") == {"edited_nets": began}, "what this process runs"
     del sys.modules["edited_nets"]  # as in another process
     with pytest.warns(UserWarning, match=r"the module edited_nets changed since the run began: rounds after 1 are"):
         facts = fedpriv.resume(rounds.run).folder.facts
@@ -164,7 +164,7 @@ def test_one_that_cannot_be_imported(here: Path, monkeypatch: pytest.MonkeyPatch
         run = fedpriv.train(method="fedavg", model=Local, run_dir="run", **SMALL)
     assert "cannot be imported" in run.summary["notes"][0]  # type: ignore[index]
     assert fedpriv.audit(run, **QUICK).answer
-    monkeypatch.setattr(user_net_module, "_here", {})  # as in another process
+    monkeypatch.setattr("fedpriv.models.user_net.importing._unimportable", {})  # as in another process
     done = CliRunner().invoke(main, ["audit", "run"])
     assert done.exit_code == 2 and "Local" in done.stderr and "Traceback" not in done.stderr
 
@@ -278,18 +278,18 @@ def test_what_is_advised_in_place_of_a_gru_can_be_trained_privately(clipping: st
 
 
 def test_draws_from_another_generator_do_not_make_another_net() -> None:
-    assert user_net(OWN + "ByNumPy", SHAPE, 10, None).projection_dim == 8
+    assert build_user_net(OWN + "ByNumPy", SHAPE, 10, None).projection_dim == 8
 
 
 def test_other_weights_that_give_nan_say_nothing() -> None:
-    assert user_net(OWN + "Rooted", SHAPE, 10, None).projection_dim == 8
+    assert build_user_net(OWN + "Rooted", SHAPE, 10, None).projection_dim == 8
     assert cut(user_nets.Rooted(), SHAPE).head == "head"
 
 
 def test_a_compiled_net_is_built_again_and_again() -> None:
     """Code that was compiled for the checks, without their hooks, would hide its layers."""
     for _ in range(2):
-        assert user_net(OWN + "compiled", SHAPE, 10, None).feature_dim == 8
+        assert build_user_net(OWN + "compiled", SHAPE, 10, None).feature_dim == 8
 
 
 def test_cutting_looks_at_other_weights_than_zeros_and_keeps_the_input() -> None:
@@ -310,4 +310,4 @@ def test_other_machines_import_nothing_that_a_server_names() -> None:
 
 
 def test_a_predictor_is_put_beside_its_head() -> None:
-    assert isinstance(user_net(OWN + "mlp", SHAPE, 10, None, predictor=4).predictor, nn.Sequential)
+    assert isinstance(build_user_net(OWN + "mlp", SHAPE, 10, None, predictor=4).predictor, nn.Sequential)

@@ -18,7 +18,7 @@ from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.scoring.scores import RECOVERED, mse
 from fedpriv.audit.evidence.alteration import _rounding, alteration
 from fedpriv.defenses import build_transforms
-from fedpriv.noise_source import SeededDraws
+from fedpriv.noise_source import SeededNoise
 from fedpriv.seeding import generator
 from fedpriv.wire import Payload, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
@@ -50,7 +50,7 @@ def defended(
     transforms = build_transforms(defences)
 
     def context(index: int) -> TransformContext:
-        return TransformContext(received, tuple(sent), SeededDraws(generator(number, index)))
+        return TransformContext(received, tuple(sent), SeededNoise(generator(number, index)))
 
     sealed = transform_and_seal(Payload(sent, 1, number, "weights" if lr else "gradient"), transforms, context)
     arrived = decoded(sealed, received).tensors()

@@ -23,7 +23,7 @@ from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.audit.text.attempts import TextAttempt, attempt_text
 from fedpriv.audit.text.samples import requests
 from fedpriv.audit.text.target import Steps, made_up
-from fedpriv.models.tiny_encoder import tiny_encoder
+from fedpriv.models.text.tiny import tiny_encoder
 
 CUT = Reason("budget spent", "cut: the audit's budget of 1 s was spent")
 

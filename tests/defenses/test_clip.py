@@ -11,7 +11,7 @@ from fedpriv.wire import Payload
 from tests.defenses.upload import Sender, change, received, upload
 
 
-def test_a_long_change_gets_the_bound_as_its_norm_and_keeps_its_direction() -> None:
+def test_clipping_keeps_the_direction_of_a_change() -> None:
     base = received()
     payload = upload(base)
     before = change(payload.tensors, base)

@@ -104,7 +104,7 @@ def test_a_rounded_running_variance_stays_a_variance(pruned: bool) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_shortened_change_of_a_running_variance_leaves_a_variance(dtype: str) -> None:
+def test_rounded_running_variance_is_not_negative(dtype: str) -> None:
     """A change that takes all of a variance away may be rounded to more than that."""
     base, now = {"encoder.norm.running_var": torch.linspace(1e-6, 3, 1000)}, torch.zeros(1000)
     sender = Sender(base, {"name": "prune", "fraction": 1}, {"name": "cast", "dtype": dtype})
@@ -136,8 +136,8 @@ def test_what_was_not_received_is_sent_whole() -> None:
     base = received(5)
     new = torch.randn(7)
     payload = Payload({**upload(base).tensors, "projector.weight": new}, round=1)
-    for one in ({"name": "prune"}, {"name": "quantise"}):
-        assert torch.equal(Sender(base, one).arrives(payload)["projector.weight"], new)
+    for transform in ({"name": "prune"}, {"name": "quantise"}):
+        assert torch.equal(Sender(base, transform).arrives(payload)["projector.weight"], new)
 
 
 def test_plain_uploads_are_not_touched() -> None:

@@ -122,7 +122,7 @@ def test_shorthands(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "error"),
     [
         (["--defense", "gaussian", "--variance", "-1"], "variance"),
         (["--variance", "1"], "--variance needs exactly one"),
@@ -135,16 +135,16 @@ def test_shorthands(tmp_path: Path) -> None:
         (["--defense", "gaussian", "--defense", "clip"], "put clip"),
     ],
 )
-def test_bad_input_is_a_line_and_exit_code_2(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_bad_input_is_a_line_and_exit_code_2(tmp_path: Path, arguments: list[str], error: str) -> None:
     result = fedpriv("train", *flags("fedavg"), *arguments, "--runs-dir", tmp_path / "runs")
-    assert result.exit_code == 2 and said in result.stderr and len(result.stderr.splitlines()) == 1
+    assert result.exit_code == 2 and error in result.stderr and len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "runs").exists()
 
 
 def test_the_list_of_defences() -> None:
     result = fedpriv("defenses", "--json")
-    found = {one["name"]: one for one in json.loads(result.stdout.splitlines()[-1])["defenses"]}
-    assert {"mask", "clip", "gaussian", "laplace", "prune", "quantise", "cast"} <= found.keys()
-    options = {option["name"]: option for option in found["gaussian"]["options"]}
+    listed = {entry["name"]: entry for entry in json.loads(result.stdout.splitlines()[-1])["defenses"]}
+    assert {"mask", "clip", "gaussian", "laplace", "prune", "quantise", "cast"} <= listed.keys()
+    options = {option["name"]: option for option in listed["gaussian"]["options"]}
     assert options["variance"]["default"] == 1e-3 and options["variance"]["description"]
-    assert all(one["about"] for one in found.values())
+    assert all(entry["about"] for entry in listed.values())

@@ -40,15 +40,15 @@ def test_a_mask_that_leaves_nothing_says_what_is_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "mask", "said"),
+    ("method", "mask", "error"),
     [
         ("fedavg", {"last": 5}, "leaves nothing of the net to share.*nothing would be sent"),
         ("fedavg", {"last": 6}, "the net has 5 fully connected layers"),
         ("fedrep", {"roles": ["encoder"]}, "leaves nothing of the net to share"),
     ],
 )
-def test_it_is_refused_before_anything_is_written(method: str, mask: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_it_is_refused_before_anything_is_written(method: str, mask: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         build(config(method, **{"wire.transforms": [{"name": "mask", **mask}]}))
 
 
@@ -82,5 +82,5 @@ def test_an_order_that_voids_a_promise(names: list[str], why: str) -> None:
 def test_the_order_of_the_design() -> None:
     names = ["mask", "clip", "gaussian", "laplace", "prune", "quantise"]
     built = build_transforms([{"name": n, **({"last": 1} if n == "mask" else {})} for n in names])
-    assert [str(one).split("(")[0] for one in built] == names
+    assert [str(transform).split("(")[0] for transform in built] == names
     build_transforms([{"name": "cast"}, {"name": "mask", "last": 1}])

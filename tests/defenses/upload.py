@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.defenses import build_transforms
-from fedpriv.noise_source import SeededDraws
+from fedpriv.noise_source import SeededNoise
 from fedpriv.wire import Payload, Sealed, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 
@@ -40,7 +40,7 @@ class Sender:
         self.reports: dict[str, float] = {}
 
     def context(self, index: int) -> TransformContext:
-        draws = SeededDraws(torch.Generator().manual_seed(self.seed + index))
+        draws = SeededNoise(torch.Generator().manual_seed(self.seed + index))
         return TransformContext(self.base, LAYERS, draws, LINEAR, self.reports.__setitem__)
 
     def send(self, payload: Payload) -> Sealed:

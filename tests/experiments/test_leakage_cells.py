@@ -21,7 +21,7 @@ from fedpriv.experiments.leakage.attack import attack_cell
 from fedpriv.experiments.leakage.cell import Cell
 from fedpriv.experiments.leakage.result import difference
 from fedpriv.experiments.leakage.victim import CellImages, deal, observations, victim_net
-from fedpriv.noise_source import SeededDraws
+from fedpriv.noise_source import SeededNoise
 from fedpriv.wire import Payload, TransformContext
 
 HEAD_FREE = {"name": "head-free", "options": {"steps": 25, "restarts": 0}}
@@ -133,7 +133,7 @@ def test_a_defence_is_the_wires_own(dealt: CellImages) -> None:
     assert float(added.var()) == pytest.approx(1e-2, rel=0.1) and abs(float(added.mean())) < 0.005
     # The ratio that is reported is that of the transform on this payload.
     zeros = {name: torch.zeros_like(t) for name, t in free.shared.items()}
-    context = TransformContext(zeros, tuple(zeros), SeededDraws(torch.Generator()), (), lambda *said: expected.append(said))
+    context = TransformContext(zeros, tuple(zeros), SeededNoise(torch.Generator()), (), lambda *said: expected.append(said))
     expected: list[tuple[str, float]] = []
     build_transforms(defence[:1])[0](Payload(free.shared, 1, kind="gradient"), context)
     assert reports == expected and len(reports) == 4

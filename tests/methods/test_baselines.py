@@ -45,8 +45,8 @@ def central_sgd(simulation: Simulation, client: int, updates: list[tuple[int, in
 
 
 def test_fedavg_with_one_client_is_central_sgd(simulate: Simulate) -> None:
-    one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid"}
-    simulation = simulate("fedavg", **one)
+    single_client = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid"}
+    simulation = simulate("fedavg", **single_client)
     assert torch.equal(simulation.state.row, central_sgd(simulation, 0, [(1, 1), (2, 1), (3, 1)]))
 
 
@@ -60,7 +60,7 @@ def test_fedavg_is_the_mean_of_central_sgds_weighted_by_samples(simulate: Simula
 
 
 @pytest.mark.slow
-def test_local_trains_each_client_alone_in_update_and_sends_no_model(simulate: Simulate) -> None:
+def test_local_trains_clients_in_rotation_and_sends_nothing(simulate: Simulate) -> None:
     simulation = simulate("local", **{"train.rounds": 4, "train.participation": 0.5, "method.epochs": 2})
     assert simulation.progress.total_bytes_down == 0
     updates: dict[int, list[tuple[int, int]]] = {}
@@ -176,10 +176,10 @@ def test_personal_layers_of_fedper_stay_with_the_client(simulate: Simulate) -> N
 
 
 @pytest.mark.parametrize(
-    ("patterns", "said"), [(["encoder.fc9.*"], "'encoder.fc9.*' matches no tensor"), (["encoder.*"], "leaves nothing to share")]
+    ("patterns", "error"), [(["encoder.fc9.*"], "'encoder.fc9.*' matches no tensor"), (["encoder.*"], "leaves nothing to share")]
 )
-def test_personal_layers_that_cannot_be(simulate: Simulate, patterns: list[str], said: str) -> None:
-    with pytest.raises(UsageError, match=said.replace("*", r"\*").replace(".", r"\.")):
+def test_personal_layers_that_cannot_be(simulate: Simulate, patterns: list[str], error: str) -> None:
+    with pytest.raises(UsageError, match=error.replace("*", r"\*").replace(".", r"\.")):
         simulate("fedper", play=False, **{"method.personal": patterns})
 
 
@@ -202,11 +202,11 @@ def test_permuting_the_uploads_changes_nothing(simulate: Simulate, name: str) ->
         assert not uploads
         return
     assert len(uploads) == 3
-    sent = [Upload(one) for one in uploads]
-    one, other = (merge(simulation.federation.method, before, order) for order in (sent, sent[::-1]))
-    torch.testing.assert_close(one.row, other.row, rtol=1e-6, atol=1e-7)
-    for key in one.memory:
-        torch.testing.assert_close(one.memory[key], other.memory[key], rtol=1e-6, atol=1e-7)
+    sent = [Upload(upload) for upload in uploads]
+    first, other = (merge(simulation.federation.method, before, order) for order in (sent, sent[::-1]))
+    torch.testing.assert_close(first.row, other.row, rtol=1e-6, atol=1e-7)
+    for key in first.memory:
+        torch.testing.assert_close(first.memory[key], other.memory[key], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", sorted(methods()))

@@ -46,24 +46,24 @@ def test_scaffold_with_all_clients_and_one_step_is_fedavg(simulate: Simulate) ->
     torch.testing.assert_close(moved(scaffold), moved(fedavg), rtol=1e-4, atol=1e-6)
     kept = [scaffold.stored(client) or {} for client in scaffold.federation.data.nonempty]
     for name, c in scaffold.state.memory.items():
-        own = torch.stack([one[name.replace("statistic.", "scaffold.")] for one in kept])
+        own = torch.stack([state[name.replace("statistic.", "scaffold.")] for state in kept])
         torch.testing.assert_close(own.mean(0), c, rtol=1e-4, atol=1e-6)
 
 
 def test_feddyn_with_all_clients_adds_their_mean_displacement(simulate: Simulate) -> None:
-    one = {**EMPTY, **ONE_STEP, "train.rounds": 1, "train.clip_grad_norm": 1e6}
-    feddyn, fedavg = simulate("feddyn", **one), simulate("fedavg", **one, **UNIFORM)
+    options = {**EMPTY, **ONE_STEP, "train.rounds": 1, "train.clip_grad_norm": 1e6}
+    feddyn, fedavg = simulate("feddyn", **options), simulate("fedavg", **options, **UNIFORM)
     torch.testing.assert_close(moved(feddyn), 2 * moved(fedavg), rtol=1e-4, atol=1e-6)
 
 
-def test_client_level_dp_divides_by_the_clients_that_are_expected(simulate: Simulate) -> None:
-    one = {**EMPTY, **ONE_STEP, "train.rounds": 1}
+def test_client_level_dp_divides_by_expected_clients(simulate: Simulate) -> None:
+    options = {**EMPTY, **ONE_STEP, "train.rounds": 1}
     hardly = {"privacy.level": "client", "privacy.noise": 1e-5, "privacy.clip": 1.0}
-    noisy, fedavg = simulate("fedavg", **one, **hardly), simulate("fedavg", **one, **UNIFORM)
+    noisy, fedavg = simulate("fedavg", **options, **hardly), simulate("fedavg", **options, **UNIFORM)
     torch.testing.assert_close(moved(noisy), moved(fedavg), rtol=1e-3, atol=2e-6)
 
 
-def test_where_no_share_is_given_ten_of_those_with_data_take_part(simulate: Simulate) -> None:
+def test_default_participation_is_ten_clients_with_data(simulate: Simulate) -> None:
     simulation = simulate("fedavg", play=False, **EMPTY, **{"train.participation": None})
     assert [len(simulation.participants(round)) for round in range(1, 6)] == [10] * 5
     assert simulation.config.train.participation == 10 / HOLDERS

@@ -73,7 +73,7 @@ def test_kl_golden() -> None:
     np.testing.assert_allclose(kl_gradient(weights, reference), p * (np.log(2 * p) - value), rtol=1e-14)
 
 
-def test_kl_of_a_model_with_itself_is_zero_and_so_is_its_gradient() -> None:
+def test_kl_of_a_model_with_itself_is_zero() -> None:
     weights = drawn(100)
     assert float(kl_of_softmax(weights, weights)) == 0 and not kl_gradient(weights, weights).any()
 
@@ -88,7 +88,7 @@ def test_a_constant_on_all_weights_changes_nothing(constant: float) -> None:
     torch.testing.assert_close(kl_gradient(weights + constant, reference), kl_gradient(weights, reference), rtol=1e-9, atol=1e-16)
 
 
-def test_the_closed_form_is_right_in_float32_where_autograd_is_not() -> None:
+def test_closed_form_kl_gradient_is_accurate_in_float32() -> None:
     """With many weights, log p = -log d is coarser than the KL."""
     d = 400_000
     reference = drawn(d, scale=0.05).float()
@@ -104,7 +104,7 @@ def test_the_closed_form_is_right_in_float32_where_autograd_is_not() -> None:
     assert error(kl_gradient(weights, reference)) < 2e-6 < 1e-4 < error(naive)
 
 
-def test_the_kl_is_half_the_variance_and_its_gradient_a_proximal_term_of_one_over_d() -> None:
+def test_kl_approximates_a_proximal_term_of_weight_one_over_d() -> None:
     d = 20_000
     reference = drawn(d, scale=0.05)
     delta = drawn(d, seed=1, scale=1e-2)
@@ -144,7 +144,7 @@ def betas(simulation: Simulation, client: int = 0, round: int = 1, private: Any 
     """The betas of a local update's epochs, in order."""
     fed = simulation.federation
     fed.resident.row.copy_(simulation.state.row)
-    kept = fed.method.first_private(client, fed.initial) if private is None else private
+    kept = fed.method.initial_private(client, fed.initial) if private is None else private
     update = ModelLocalUpdate(fed.resident, fed.data.train(client), fed.config, round, client, {}, kept, private is None)
     fed.method.local_update(update)
     return update.memo["adaptive_kl.betas"].tolist(), update
@@ -156,12 +156,12 @@ def test_beta_begins_at_a_half_and_follows_the_clients_accuracy(simulate: Simula
     accuracy = ModelLocalUpdate.accuracy
     try:
         ModelLocalUpdate.accuracy = lambda update: (measured.append(accuracy(update)), measured[-1])[1]  # type: ignore[method-assign]
-        found, update = betas(simulation)
+        beta, update = betas(simulation)
     finally:
         ModelLocalUpdate.accuracy = accuracy  # type: ignore[method-assign]
-    assert found[0] == 0.5 and found[1] > 0.5 and found[2] > 0.5
+    assert beta[0] == 0.5 and beta[1] > 0.5 and beta[2] > 0.5
     assert len(measured) == 3, "the received model's, and one before each later epoch"
-    assert found[1:] == [weight_of_kl(local, measured[0]) for local in measured[1:]]
+    assert beta[1:] == [weight_of_kl(local, measured[0]) for local in measured[1:]]
     update.model.row.copy_(update.start)
     assert update.accuracy() == measured[0]
 
@@ -203,19 +203,19 @@ def test_stale_beta_is_of_the_clients_own_last_model(simulate: Simulate) -> None
 
 def test_the_step_is_the_weighted_loss_of_the_paper(simulate: Simulate) -> None:
     """One full-batch step of plain SGD against autograd on (1 - beta) CE + beta KL of the whole row."""
-    one = {"train.local_epochs": 2, "train.batch_size": 999, "train.momentum": 0.0, "train.weight_decay": 0.0}
-    simulation = simulate("feddual", play=False, **one, **{"method.kl_scale": "dim", "train.lr": 0.5})
+    options = {"train.local_epochs": 2, "train.batch_size": 999, "train.momentum": 0.0, "train.weight_decay": 0.0}
+    simulation = simulate("feddual", play=False, **options, **{"method.kl_scale": "dim", "train.lr": 0.5})
     fed = simulation.federation
-    found, update = betas(simulation)
+    schedule, update = betas(simulation)
     ended, resident = update.row.clone(), fed.resident
     expected = update.start.clone()
-    for beta in found:
+    for beta in schedule:
         resident.row.copy_(expected)
         ce = ModelLocalUpdate(resident, fed.data.train(0), fed.config, 1, 0, {}, {}, True).gradient().double()
         _, kl = oracle.kl(expected, update.start)
         expected = (expected.double() - 0.5 * ((1 - beta) * ce + beta * len(kl) * kl)).float()
     torch.testing.assert_close(ended, expected, rtol=1e-5, atol=1e-6)
-    without = betas(simulate("feddual", play=False, **one, **{"method.kl_grad": False, "train.lr": 0.5}))[1].row
+    without = betas(simulate("feddual", play=False, **options, **{"method.kl_grad": False, "train.lr": 0.5}))[1].row
     assert float((without - ended).abs().max()) > 1e-4, "the KL acts where its scale lets it"
 
 
@@ -263,32 +263,32 @@ def test_beta_and_the_size_of_the_kl_are_in_the_record(simulate: Simulate) -> No
 @pytest.mark.parametrize("iterations", [1, 2, 5])
 def test_mean_shift_is_the_slow_one(scale: float, eps: float, iterations: int, additive: bool) -> None:
     vectors = drawn(6, 40, scale=scale)
-    found = mean_shift(
+    shift = mean_shift(
         vectors, even(6), wasserstein(vectors, 1), eps, normaliser="additive" if additive else "softmax", iterations=iterations
     )
     b, w = oracle.mean_shift(vectors.numpy(), eps, iterations, additive)
-    np.testing.assert_allclose(found.weights, w, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(found.center, b, rtol=1e-9, atol=1e-12 * scale)
+    np.testing.assert_allclose(shift.weights, w, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(shift.center, b, rtol=1e-9, atol=1e-12 * scale)
 
 
 def test_mean_shift_golden() -> None:
     """Two clients with (0, 0) and (4, 4), a third with (2, 2): b stays at the mean, weights 1 : e^2 : 1 at eps 1."""
     vectors = torch.tensor([[0.0, 0.0], [2.0, 2.0], [4.0, 4.0]], dtype=torch.float64)
-    found = mean_shift(vectors, even(3), wasserstein(vectors, 1), 1.0)
+    shift = mean_shift(vectors, even(3), wasserstein(vectors, 1), 1.0)
     heavy = np.exp(2) / (2 + np.exp(2))
-    np.testing.assert_allclose(found.weights, [(1 - heavy) / 2, heavy, (1 - heavy) / 2], rtol=1e-14)
-    assert found.center.tolist() == pytest.approx([2, 2]) and found.iterations == 1
-    assert found.distances.tolist() == pytest.approx([2, 0, 2])
+    np.testing.assert_allclose(shift.weights, [(1 - heavy) / 2, heavy, (1 - heavy) / 2], rtol=1e-14)
+    assert shift.center.tolist() == pytest.approx([2, 2]) and shift.iterations == 1
+    assert shift.distances.tolist() == pytest.approx([2, 0, 2])
 
 
 @pytest.mark.parametrize("p", [1, 2])
 def test_distances_are_those_of_scipy_and_pot(p: int) -> None:
     vectors, b = drawn(5, 60), drawn(60, seed=1)
-    found = wasserstein(vectors, p)(b)
+    distances = wasserstein(vectors, p)(b)
     if p == 1:
-        np.testing.assert_allclose(found, [wasserstein_distance(b, v) for v in vectors], rtol=1e-12)
+        np.testing.assert_allclose(distances, [wasserstein_distance(b, v) for v in vectors], rtol=1e-12)
     powered = ot.wasserstein_1d(b[:, None].expand(-1, 5), vectors.T, p=p)
-    torch.testing.assert_close(found, powered ** (1 / p), rtol=1e-10, atol=0)
+    torch.testing.assert_close(distances, powered ** (1 / p), rtol=1e-10, atol=0)
 
 
 def test_distances_are_added_up_in_float64() -> None:
@@ -301,38 +301,38 @@ def test_distances_are_added_up_in_float64() -> None:
 def test_one_client_is_taken_as_it_is() -> None:
     vectors = drawn(1, 30)
     for relative in (True, False):
-        found = mean_shift(vectors, even(1), wasserstein(vectors, 1), 1e-5, relative)
-        assert torch.equal(found.center, vectors[0]) and found.weights.tolist() == [1.0]
+        shift = mean_shift(vectors, even(1), wasserstein(vectors, 1), 1e-5, relative)
+        assert torch.equal(shift.center, vectors[0]) and shift.weights.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("relative", [True, False])
 def test_identical_clients_are_taken_as_they_are(relative: bool) -> None:
     vectors = drawn(1, 30).repeat(4, 1)
-    found = mean_shift(vectors, even(4), wasserstein(vectors, 1), 1.0, relative)
-    torch.testing.assert_close(found.center, vectors[0], rtol=1e-14, atol=0)
-    torch.testing.assert_close(found.weights, even(4), rtol=1e-14, atol=0)
+    shift = mean_shift(vectors, even(4), wasserstein(vectors, 1), 1.0, relative)
+    torch.testing.assert_close(shift.center, vectors[0], rtol=1e-14, atol=0)
+    torch.testing.assert_close(shift.weights, even(4), rtol=1e-14, atol=0)
 
 
 def test_a_narrow_kernel_takes_the_client_nearest_to_the_mean() -> None:
     vectors = drawn(8, 200) * torch.linspace(0.5, 2, 8, dtype=torch.float64)[:, None]
     mean = vectors.mean(0)
     nearest = int(np.argmin([wasserstein_distance(mean, v) for v in vectors]))
-    found = mean_shift(vectors, even(8), wasserstein(vectors, 1), 1e-12)
-    assert torch.equal(found.center, vectors[nearest]) and float(found.weights[nearest]) == 1.0
-    assert found.iterations <= 5, "once b is one client, it stays"
+    shift = mean_shift(vectors, even(8), wasserstein(vectors, 1), 1e-12)
+    assert torch.equal(shift.center, vectors[nearest]) and float(shift.weights[nearest]) == 1.0
+    assert shift.iterations <= 5, "once b is one client, it stays"
 
 
 def test_a_wide_kernel_is_the_mean() -> None:
     vectors = drawn(8, 200)
-    found = mean_shift(vectors, even(8), wasserstein(vectors, 1), 1e9)
-    torch.testing.assert_close(found.center, vectors.mean(0), rtol=1e-8, atol=1e-9)
+    shift = mean_shift(vectors, even(8), wasserstein(vectors, 1), 1e9)
+    torch.testing.assert_close(shift.center, vectors.mean(0), rtol=1e-8, atol=1e-9)
 
 
-def test_the_additive_normaliser_gives_nothing_where_the_kernel_underflows() -> None:
+def test_additive_normaliser_is_zero_if_the_kernel_underflows() -> None:
     vectors = drawn(8, 200)
-    found = mean_shift(vectors, even(8), wasserstein(vectors, 1), 1e-5, normaliser="additive")
-    assert float(found.distances.min()) > 745 * 1e-5
-    assert not found.center.any() and not found.weights.any()
+    shift = mean_shift(vectors, even(8), wasserstein(vectors, 1), 1e-5, normaliser="additive")
+    assert float(shift.distances.min()) > 745 * 1e-5
+    assert not shift.center.any() and not shift.weights.any()
 
 
 @pytest.mark.parametrize(("far", "left"), [(20, 0.95), (26, 0.05)])
@@ -345,10 +345,10 @@ def test_the_additive_normaliser_fades_at_23_eps(far: float, left: float) -> Non
 def test_stopping_early_changes_nothing() -> None:
     vectors = drawn(8, 100) * torch.linspace(0.2, 3, 8, dtype=torch.float64)[:, None]
     for eps in (0.01, 0.1, 1.0):
-        found = mean_shift(vectors, even(8), wasserstein(vectors, 1), eps, iterations=1000)
-        b, _ = oracle.mean_shift(vectors.numpy(), eps, found.iterations + 40)
-        assert found.iterations < 900
-        np.testing.assert_allclose(found.center, b, rtol=0, atol=1e-10)
+        shift = mean_shift(vectors, even(8), wasserstein(vectors, 1), eps, iterations=1000)
+        b, _ = oracle.mean_shift(vectors.numpy(), eps, shift.iterations + 40)
+        assert shift.iterations < 900
+        np.testing.assert_allclose(shift.center, b, rtol=0, atol=1e-10)
 
 
 seeds = st.integers(0, 10_000)
@@ -359,9 +359,9 @@ settings_of_shift = {"seed": seeds, "count": st.integers(1, 7), "d": st.integers
 @given(**settings_of_shift, relative=st.booleans())
 def test_the_center_lies_between_the_clients(seed: int, count: int, d: int, log_eps: float, relative: bool) -> None:
     vectors = drawn(count, d, seed=seed)
-    found = mean_shift(vectors, even(count), wasserstein(vectors, 1), 10**log_eps, relative, iterations=20)
-    assert abs(float(found.weights.sum()) - 1) < 1e-9 and (found.weights >= 0).all()
-    assert (found.center <= vectors.max(0).values + 1e-9).all() and (found.center >= vectors.min(0).values - 1e-9).all()
+    shift = mean_shift(vectors, even(count), wasserstein(vectors, 1), 10**log_eps, relative, iterations=20)
+    assert abs(float(shift.weights.sum()) - 1) < 1e-9 and (shift.weights >= 0).all()
+    assert (shift.center <= vectors.max(0).values + 1e-9).all() and (shift.center >= vectors.min(0).values - 1e-9).all()
 
 
 @settings(deadline=None)
@@ -397,10 +397,10 @@ def test_eps_has_the_unit_of_the_vectors_unless_it_is_relative(seed: int, count:
 @given(**settings_of_shift)
 def test_the_order_of_the_clients_is_nothing(seed: int, count: int, d: int, log_eps: float) -> None:
     vectors = drawn(count, d, seed=seed)
-    one, other = (
+    first, other = (
         mean_shift(v, even(count), wasserstein(v, 1), 10**log_eps, iterations=3).weights for v in (vectors, vectors.flip(0))
     )
-    torch.testing.assert_close(one, other.flip(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(first, other.flip(0), rtol=1e-5, atol=1e-6)
 
 
 # --- the server: two true barycentres --------------------------------------------------------------------------------
@@ -408,11 +408,11 @@ def test_the_order_of_the_clients_is_nothing(seed: int, count: int, d: int, log_
 
 @settings(deadline=None)
 @given(seed=seeds, count=st.integers(1, 6), d=st.integers(1, 40))
-def test_the_quantile_barycentre_has_the_mean_of_the_quantiles_in_the_order_of_the_mean(seed: int, count: int, d: int) -> None:
+def test_quantile_barycentre_averages_sorted_entries(seed: int, count: int, d: int) -> None:
     vectors = drawn(count, d, seed=seed)
-    found, mean = quantile_barycenter(vectors, even(count)), vectors.mean(0)
-    np.testing.assert_allclose(np.sort(found), np.mean(np.sort(vectors.numpy(), axis=1), axis=0), rtol=1e-12, atol=1e-13)
-    assert (found[mean.argsort()].diff() >= 0).all()
+    center, mean = quantile_barycenter(vectors, even(count)), vectors.mean(0)
+    np.testing.assert_allclose(np.sort(center), np.mean(np.sort(vectors.numpy(), axis=1), axis=0), rtol=1e-12, atol=1e-13)
+    assert (center[mean.argsort()].diff() >= 0).all()
 
 
 def test_the_quantile_barycentre_keeps_the_norm() -> None:
@@ -425,10 +425,10 @@ def test_the_quantile_barycentre_keeps_the_norm() -> None:
 def test_the_gaussian_barycentre_is_that_of_pot() -> None:
     vectors = drawn(6, 500) * torch.arange(1, 7)[:, None] + torch.arange(6)[:, None]
     weights = torch.tensor([1, 2, 3, 4, 5, 6], dtype=torch.float64) / 21
-    found = gaussian_barycenter(vectors, weights).numpy()
+    center = gaussian_barycenter(vectors, weights).numpy()
     means, covariances = vectors.mean(1, keepdim=True).numpy(), vectors.var(1, correction=0)[:, None, None].numpy()
     mean, covariance = ot.gaussian.bures_wasserstein_barycenter(means, covariances, weights.numpy())
-    np.testing.assert_allclose([found.mean(), found.var()], [float(mean[0]), float(covariance[0, 0])], rtol=1e-6)
+    np.testing.assert_allclose([center.mean(), center.var()], [float(mean[0]), float(covariance[0, 0])], rtol=1e-6)
     flat = torch.ones(3, 8, dtype=torch.float64)
     assert torch.equal(gaussian_barycenter(flat, even(3)), flat[0])
 
@@ -462,7 +462,7 @@ def test_layers_are_counted_without_biases_and_norms() -> None:
 
 
 def test_a_pattern_that_fits_nothing_is_refused(simulate: Simulate) -> None:
-    with pytest.raises(UsageError, match=r"'encoder\.fc9' fits no parameter"):
+    with pytest.raises(UsageError, match=r"'encoder\.fc9' matches no parameter"):
         simulate("feddual", play=False, **{"method.dyn_layers": ["head.*", "encoder.fc9"]})
 
 
@@ -514,10 +514,10 @@ def test_each_half_can_be_switched_off(simulate: Simulate) -> None:
     adaptive = simulate("feddual", **{"aggregation.name": "mean", "aggregation.weights": "uniform"})
     dynamic = simulate("feddual", **{"objective.name": "cross-entropy"})
     both = simulate("feddual")
-    rows = [last_rows(one) for one in (none, adaptive, dynamic, both)]
+    rows = [last_rows(simulation) for simulation in (none, adaptive, dynamic, both)]
     assert all(not torch.equal(a, b) for i, a in enumerate(rows) for b in rows[:i])
     apart = simulate("fedavg", **{"objective.name": "adaptive-kl", **UNIFORM})
-    assert torch.equal(last_rows(apart), last_rows(adaptive)), "a half is what it is under another method's name"
+    assert torch.equal(last_rows(apart), last_rows(adaptive)), "a part is the same under another method"
     alone = simulate("fedavg", **{"aggregation.name": "mean-shift"})
     assert torch.equal(last_rows(alone), last_rows(dynamic))
 
@@ -528,7 +528,7 @@ def masked(simulate: Simulate, **overrides: Any) -> Simulation:
 
 
 @pytest.mark.filterwarnings("ignore:mean-shift")
-def test_the_released_code_is_fedavg_with_a_frozen_global_head_bitwise(simulate: Simulate) -> None:
+def test_released_code_is_fedavg_with_a_frozen_head_bitwise(simulate: Simulate) -> None:
     """Gradients far apart, so that b is zero."""
     code = simulate("feddual", **{"method.reading": "code", "objective.name": "cross-entropy", **ADAM})
     control = masked(simulate, **ADAM)
@@ -543,7 +543,7 @@ def test_the_released_code_is_fedavg_with_a_frozen_global_head_bitwise(simulate:
 
 
 @pytest.mark.filterwarnings("ignore:mean-shift")
-def test_half_of_the_cross_entropy_is_half_the_learning_rate_bitwise(simulate: Simulate) -> None:
+def test_beta_of_one_half_is_half_the_learning_rate_bitwise(simulate: Simulate) -> None:
     """The code reading with its own objective: under SGD a factor of 1/2 is exact."""
     plain = {"train.weight_decay": 0.0, "train.momentum": 0.5}
     code = simulate("feddual", **{"method.reading": "code", **plain, "train.lr": 0.0625})
@@ -622,7 +622,7 @@ def test_merge_overwrites_the_dynamic_tensors_alone(simulate: Simulate) -> None:
             torch.testing.assert_close(space.view(merged.row, name), sent.mean(0), rtol=1e-6, atol=1e-8)
             continue
         v = (previous - sent).flatten(1).double().numpy()
-        median = float(np.median([wasserstein_distance(v.mean(0), one) for one in v]))
+        median = float(np.median([wasserstein_distance(v.mean(0), row) for row in v]))
         b, w = oracle.mean_shift(v, median, 200)
         expected = previous.double().flatten() - torch.from_numpy(b)
         torch.testing.assert_close(space.view(merged.row, name).flatten().double(), expected, rtol=1e-6, atol=1e-7)
@@ -646,7 +646,10 @@ def test_a_part_of_the_step(simulate: Simulate) -> None:
     whole, part, nothing = (simulate("feddual", play=False, **{"method.dyn_lr": lr}) for lr in (1.0, 0.5, 0.0))
     space = whole.federation.resident.space
     rows = whole.federation.initial + drawn(4, space.size, scale=0.01).float()
-    merged = [one.federation.method.aggregation.merge(uploads_of(one, rows), {}).row for one in (whole, part, nothing)]
+    merged = [
+        simulation.federation.method.aggregation.merge(uploads_of(simulation, rows), {}).row
+        for simulation in (whole, part, nothing)
+    ]
     initial, name = space.view(whole.federation.initial, "head.weight"), "head.weight"
     steps = [space.view(row, name) - initial for row in merged]
     torch.testing.assert_close(steps[1], steps[0] / 2, rtol=1e-4, atol=1e-8)
@@ -662,9 +665,7 @@ def test_samples_as_base_weights(simulate: Simulate) -> None:
     torch.testing.assert_close(merged.row.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_the_same_seed_gives_every_method_the_same_clients_and_batches(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_same_seed_same_clients_and_batches_for_all_methods(simulate: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each method draws its clients and its batches from the same streams."""
     streams: list[str] = []
     randperm = torch.randperm

@@ -1,4 +1,4 @@
-"""FedDyn: both halves against a slow version that keeps lambda and h, and what they reduce to."""
+"""FedDyn: both parts against a slow version that keeps lambda and h, and what they reduce to."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def displacements(simulation: Simulation) -> torch.Tensor:
     """``(K, p)``: what every client keeps."""
     none = torch.zeros_like(simulation.state.row)
     kept = [simulation.stored(client) or {} for client in range(simulation.config.data.clients)]
-    return torch.stack([one.get("feddyn.displacement", none) for one in kept])
+    return torch.stack([state.get("feddyn.displacement", none) for state in kept])
 
 
 @pytest.mark.parametrize(("alpha", "decay", "momentum"), quick_first([(0.1, 1.0, 0.0), (0.01, 1.0, 0.5), (0.1, 0.9, 0.0)]))
@@ -75,7 +75,7 @@ LOSSY: dict[str, dict[str, Any]] = {
     ),
 )
 def test_the_drift_is_the_mean_of_what_was_sent(simulate: Simulate, names: str, options: dict[str, Any]) -> None:
-    """Whatever a client's upload goes through, both halves add up the same."""
+    """Whatever a client's upload goes through, both parts add up the same."""
     wire = {"wire.transforms": [LOSSY[name] for name in names.split()], "method.alpha": 0.1}
     run = simulate("feddyn", play=False, **{**RAGGED, "data.limit": 200, "train.participation": 0.5, **wire, **options})
     for _ in run.rounds():
@@ -100,21 +100,23 @@ def test_the_plain_mean_is_tested_too(simulate: Simulate, monkeypatch: pytest.Mo
     def noted(method: Method, server: ServerState, uploads: Sequence[Upload]) -> ServerState:
         space = method.context.space
         means.append(
-            torch.stack([space.pack(one.tensors(set(space.names)), torch.empty_like(server.row)) for one in uploads]).mean(0)
+            torch.stack([space.pack(upload.tensors(set(space.names)), torch.empty_like(server.row)) for upload in uploads]).mean(
+                0
+            )
         )
         return merge(method, server, uploads)
 
     monkeypatch.setattr(next_state, "merge", noted)
     simulation = simulate("feddyn", **UNBOUNDED, **LEARNS, **{"method.test_mean": True})
     metrics, resident = simulation.folder.records()[-1]["metrics"], simulation.federation.resident
-    found = {}
+    accuracies = {}
     for name, row in (("accuracy_mean", means[-1]), ("accuracy", simulation.state.row)):
         resident.row.copy_(row)
         data = simulation.federation.data
         logits = torch.cat([resident.from_features(resident.features(chunk)).logits for chunk in data.chunks("server", 500)])
-        found[name] = float((logits.argmax(1) == data.labels("server")).double().mean())
-        assert metrics[f"global_{name}"] == pytest.approx(found[name], abs=1e-9), name
-    assert found["accuracy_mean"] != found["accuracy"]
+        accuracies[name] = float((logits.argmax(1) == data.labels("server")).double().mean())
+        assert metrics[f"global_{name}"] == pytest.approx(accuracies[name], abs=1e-9), name
+    assert accuracies["accuracy_mean"] != accuracies["accuracy"]
     plain = simulate("feddyn", **UNBOUNDED, **LEARNS)
     assert torch.equal(plain.state.row, simulation.state.row)
     assert "global_accuracy_mean" not in plain.folder.records()[-1]["metrics"]

@@ -80,17 +80,17 @@ def test_steps_in_place_of_step_weights_by_hand() -> None:
     context = Context(None, space, 1, 1, lambda label: None, lambda name: None)  # type: ignore[arg-type]
     sent = [{STEP_WEIGHT: torch.tensor(a), STEPS: torch.tensor(steps)} for a, steps in ((2.0, 4), (6.0, 8))]
     rows, zeros = torch.tensor([[1.0, 0.0, 2.0], [0.0, 4.0, 2.0]], dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    half = kind(kind.Params(tau="steps"), context)
-    merged = half.merge(Uploads(space, rows, zeros, [10, 30], sent, range(2), 1, 2), {})
+    server_part = kind(kind.Params(tau="steps"), context)
+    merged = server_part.merge(Uploads(space, rows, zeros, [10, 30], sent, range(2), 1, 2), {})
     assert merged.row.tolist() == pytest.approx([0.875, 3.5, 3.5], abs=1e-12) and merged.report["fednova/tau_eff"] == 7
-    masked = [{STEP_WEIGHT: one[STEP_WEIGHT]} for one in sent]
+    masked = [{STEP_WEIGHT: statistics[STEP_WEIGHT]} for statistics in sent]
     with pytest.raises(UsageError, match=r"tau=steps needs statistic\.steps of every client"):
-        half.merge(Uploads(space, rows, zeros, [10, 30], masked, range(2), 1, 2), {})
+        server_part.merge(Uploads(space, rows, zeros, [10, 30], masked, range(2), 1, 2), {})
     with pytest.raises(UsageError, match="use tau=step_weights"):
-        half.addend(sent[0], {}, 1.0)
+        server_part.addend(sent[0], {}, 1.0)
 
 
-def test_they_are_the_same_without_a_proximal_term_and_move_further_with_one(simulate: Simulate) -> None:
+def test_tau_options_agree_without_a_proximal_term(simulate: Simulate) -> None:
     def moved(**options: Any) -> torch.Tensor:
         simulation = simulate("fednova", **RAGGED, **{"train.rounds": 1, "train.momentum": 0.0, **options})
         return simulation.state.row - simulation.federation.initial

@@ -57,10 +57,10 @@ def test_with_a_large_tau_it_is_the_mean(simulate: Simulate, rule: str) -> None:
     settings = {"data.limit": 100, "model.name": "mlp2", "train.rounds": 2}
     mean = simulate("fedavg", **settings)
     given = {"method.beta1": 0.0, "method.beta2": 0.0 if rule == "yogi" else 0.99, "method.tau": 1e3, "method.server_lr": 2e3}
-    found = simulate("fedopt", **settings, **given, **{"method.rule": rule, "method.weights": "samples"})
+    simulation = simulate("fedopt", **settings, **given, **{"method.rule": rule, "method.weights": "samples"})
     initial = mean.federation.initial
     factor = 1.005 if rule == "adam" else 1.0  # sqrt(0.99) after the first round
-    moved, expected = found.state.row - initial, mean.state.row - initial
+    moved, expected = simulation.state.row - initial, mean.state.row - initial
     assert float((moved - expected).norm() / expected.norm()) < 3 * (factor - 1) + 1e-3
 
 

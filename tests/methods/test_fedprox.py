@@ -75,7 +75,7 @@ def test_fine_tuning_is_without_corrections_and_changes_no_state(simulate: Simul
     assert accuracy[0][:-1] == accuracy[1][:-1] and accuracy[1][-1] > accuracy[0][-1]
 
 
-def test_fine_tuning_of_the_same_model_is_the_same_whatever_trained_it(simulate: Simulate) -> None:
+def test_fine_tuning_does_not_depend_on_the_method(simulate: Simulate) -> None:
     """The pull is off: two clients' tuned nets from one server model agree between FedAvg and FedProx."""
     rows = []
     for method in ("fedavg-ft", "fedprox-ft"):

@@ -1,4 +1,4 @@
-"""FedSiam-DA's client's half: against the independent slow version, its identities, and its edges."""
+"""The client part of FedSiam-DA: against the independent slow version, its identities, and its edges."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ UNIFORM = {"aggregation": {"name": "mean", "weights": "uniform"}}
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Simulate:
     """``played(history="round")``: a run with options of the method; each is played once. Do not go on with it."""
-    made: dict[str, Simulation] = {}
+    simulations: dict[str, Simulation] = {}
 
     def get(**options: Any) -> Simulation:
         key = str(options)
-        if key not in made:
+        if key not in simulations:
             given = {**SHORT, **MU, **{name if "." in name else f"method.{name}": value for name, value in options.items()}}
-            made[key] = simulated(tmp_path_factory.mktemp("played"), "fedsiam-da", **given)
-        return made[key]
+            simulations[key] = simulated(tmp_path_factory.mktemp("played"), "fedsiam-da", **given)
+        return simulations[key]
 
     return get
 
@@ -168,8 +168,8 @@ def test_with_one_epoch_the_history_is_the_round_befores(simulate: Simulate) -> 
 
 
 def test_it_is_its_two_halves(simulate: Simulate) -> None:
-    whole, halves = simulate("fedsiam-da", **SHORT), simulate("fedavg", **SHORT, objective="siamese", aggregation="dual")
-    assert torch.equal(whole.state.row, halves.state.row)
+    whole, parts = simulate("fedsiam-da", **SHORT), simulate("fedavg", **SHORT, objective="siamese", aggregation="dual")
+    assert torch.equal(whole.state.row, parts.state.row)
 
 
 @pytest.mark.slow

@@ -45,6 +45,12 @@ def test_everybody_dropped_changes_nothing_on_either_side(simulate: Callable[...
 def test_the_only_client_is_trained_as_by_fedavg(simulate: Callable[..., Simulation], method: str) -> None:
     """Up to rounding: one client's weights are the mean's, its step count all clients', its variate all clients', and MOON's two
     reference models are the same one."""
-    one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", "data.limit": 200, "train.momentum": 0.0}
-    fedavg, other = simulate("fedavg", **one), simulate(method, **one)
+    single_client = {
+        "data.clients": 1,
+        "train.participation": 1.0,
+        "data.partition.name": "iid",
+        "data.limit": 200,
+        "train.momentum": 0.0,
+    }
+    fedavg, other = simulate("fedavg", **single_client), simulate(method, **single_client)
     torch.testing.assert_close(fedavg.state.row, other.state.row, rtol=1e-4, atol=1e-6)

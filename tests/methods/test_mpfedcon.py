@@ -66,7 +66,7 @@ def one_update(simulation: Simulation, watch: Callable[[str, ModelLocalUpdate], 
     """The first client's local update of round 1, telling ``watch`` before and after each phase."""
     fed = simulation.federation
     client = 0
-    private = fed.method.first_private(client, fed.initial)
+    private = fed.method.initial_private(client, fed.initial)
     download = fed.method.download(simulation.state, 1)
     received = seal(download).tensors() if download else {}
     fed.resident.space.pack({**private, **received}, fed.resident.row)
@@ -111,7 +111,7 @@ def test_each_phase_moves_its_part_alone_and_the_reference_never(simulate: Simul
 # 3. the loss
 
 
-def test_contrast_is_the_papers_fraction_and_ln2_at_equal_similarities() -> None:
+def test_contrast_equals_the_formula_and_ln2_if_equal() -> None:
     draw = torch.Generator().manual_seed(1)
     z, negative = torch.randn(2, 5, 8, generator=draw, dtype=torch.float64)
     centers = torch.randn(3, 8, generator=draw, dtype=torch.float64)
@@ -125,7 +125,7 @@ def test_contrast_is_the_papers_fraction_and_ln2_at_equal_similarities() -> None
     assert equal.tolist() == pytest.approx([math.log(2)] * 5)
 
 
-def test_contrast_has_the_cards_range_and_pulls_towards_the_center() -> None:
+def test_contrast_range_and_direction_of_its_gradient() -> None:
     axis = torch.eye(2, dtype=torch.float64)
     best = center_contrast(axis[:1], axis[:1], torch.tensor([0]), -axis[:1], tau=0.5)
     worst = center_contrast(-axis[:1], axis[:1], torch.tensor([0]), -axis[:1], tau=0.5)
@@ -154,7 +154,7 @@ def test_contrast_ignores_the_length_of_a_center() -> None:
     )
 
 
-def test_all_center_denominator_and_its_gradient_where_a_class_has_no_center() -> None:
+def test_all_center_contrast_with_absent_centers() -> None:
     z = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     centers, negative = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 4, dtype=torch.float64)
     centers[2] = 0
@@ -196,7 +196,7 @@ def recorded(simulation: Simulation) -> list[tuple[str, Sealed]]:
 
 
 @pytest.mark.parametrize("weighting", ["plain", "counts"])
-def test_uploads_hold_the_encoder_the_centers_of_held_classes_and_nothing_else(simulate: Simulate, weighting: str) -> None:
+def test_uploads_are_the_encoder_and_centers_of_held_classes(simulate: Simulate, weighting: str) -> None:
     simulation = simulate("mpfedcon", play=False, **QUICK, **{"method.center_weighting": weighting})
     encoder = set(simulation.federation.resident.space.select(["encoder"]))
     seen = recorded(simulation)
@@ -237,8 +237,8 @@ def test_without_centers_it_is_fedrep(simulate: Simulate) -> None:
     for client in plain.progress.clients:
         kept, same = plain.private(client), other.private(client)
         assert kept.keys() == same.keys() and all(torch.equal(tensor, same[name]) for name, tensor in kept.items())
-    (said,) = other.federation.prepared.notes
-    assert said.startswith("method mpfedcon: no class centres are sent") and "trains as fedrep does" in said
+    (note,) = other.federation.prepared.notes
+    assert note.startswith("method mpfedcon: no class centres are sent") and "trains as fedrep does" in note
 
 
 @pytest.mark.slow
@@ -282,7 +282,7 @@ def two_dim(simulate: Simulate) -> Callable[..., tuple[Simulation, MpFedcon]]:
     return make
 
 
-def test_centers_are_the_mean_of_the_holders_of_a_class_and_stay_if_there_are_none(two_dim: Callable[..., Any]) -> None:
+def test_centers_are_means_over_the_holders_of_a_class(two_dim: Callable[..., Any]) -> None:
     simulation, method = two_dim()
     server = simulation.state
     server = merge(
@@ -338,7 +338,7 @@ def test_initial_centers(simulate: Simulate, init: str, valid: int, norm: float)
 # 6. aggregation
 
 
-def test_aggregation_is_order_invariant_after_sorting_and_equal_uploads_give_that_upload(simulate: Simulate) -> None:
+def test_order_of_clients_and_equal_uploads(simulate: Simulate) -> None:
     simulation = simulate("mpfedcon", play=False, **QUICK)
     method, server = simulation.federation.method, simulation.state
     same = [Upload(seal(Payload(method.context.space.unpack(server.row, method.shared_names) | {CENTERS: torch.empty(0, 16), CLASSES: torch.empty(0, dtype=torch.int16)}, 1, i, num_examples=n))) for i, n in enumerate((1, 5, 3))]  # fmt: skip  # noqa: E501

@@ -14,7 +14,7 @@ from fedpriv.config import load_config
 from fedpriv.data.federated import Split
 from fedpriv.errors import UsageError
 from fedpriv.interfaces import Batch, Learner
-from fedpriv.methods.apfl import ALPHA, OWN, PERSONAL
+from fedpriv.methods.apfl import ALPHA, LAST, PERSONAL
 from fedpriv.methods.ditto import PERSONAL as DITTO
 from fedpriv.objectives.apfl import mixed
 from fedpriv.seeding import generator
@@ -73,8 +73,8 @@ def told_by_oracle(
 
 def assert_is(simulation: Simulation, row: Tensor, expected: personal.Model, atol: float = 1e-5) -> None:
     for name, value in expected.items():
-        found = simulation.federation.resident.space.view(row, name).double()
-        torch.testing.assert_close(found, value, rtol=2e-4, atol=atol)
+        actual = simulation.federation.resident.space.view(row, name).double()
+        torch.testing.assert_close(actual, value, rtol=2e-4, atol=atol)
 
 
 # --- the oracle ------------------------------------------------------------------------------------------------------
@@ -126,20 +126,18 @@ def test_ditto_equals_the_oracle(simulate: Simulate, lam: float) -> None:
 # --- identities ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("key", "value", "said"), [("train.lr", 0.2, True), ("method.b", 0.2, False)])
-def test_a_rate_that_does_nothing_is_said(tmp_path: Path, key: str, value: float, said: bool) -> None:
+@pytest.mark.parametrize(("key", "value", "warns"), [("train.lr", 0.2, True), ("method.b", 0.2, False)])
+def test_a_rate_that_does_nothing_is_said(tmp_path: Path, key: str, value: float, warns: bool) -> None:
     """Per-FedAvg steps by its own two rates: whatever train.lr is, its numbers are the same."""
     complaints: list[str] = []
     options = {"data.name": "digits", "train.rounds": 1, "tracking.uri": "none", "method.name": "perfedavg", key: value}
     federation = build(load_config(None, options))
     Simulation(federation, RunFolder.create(federation.config, tmp_path), complaints.append).start()
-    assert bool(complaints) == said and all("train.lr = 0.2 does nothing" in one and "method.b" in one for one in complaints)
+    assert bool(complaints) == warns and all("train.lr = 0.2 does nothing" in text and "method.b" in text for text in complaints)
 
 
 @pytest.mark.parametrize("variant", ["first_order", "hessian_free"])
-def test_perfedavg_without_an_inner_step_is_fedavg_on_the_outer_part(
-    simulate: Simulate, monkeypatch: pytest.MonkeyPatch, variant: str
-) -> None:
+def test_perfedavg_without_an_inner_step_is_fedavg(simulate: Simulate, monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
     parts = 3 if variant == "hessian_free" else 2
     same = {"method.weights": "uniform", "model.projection": 16}
     own = {"method.a": 0.0, "method.b": 0.05, "method.variant": variant}
@@ -159,7 +157,7 @@ def test_perfedavg_without_an_inner_step_is_fedavg_on_the_outer_part(
     assert not torch.equal(simulate("perfedavg", **{**own, "method.a": 0.1}, **same).state.row, fedavg.state.row)
 
 
-def test_the_hessian_free_step_is_the_exact_one_up_to_the_square_of_e(simulate: Simulate) -> None:
+def test_hessian_free_gradient_has_an_error_of_order_e_squared(simulate: Simulate) -> None:
     """In float64, on one batch: the difference of gradients misses the Hessian-vector product by O(e^2)."""
     missed = []
     for e in (2e-3, 1e-3):
@@ -191,8 +189,8 @@ class Double:
 
     def backward(self, value: Tensor) -> None:
         names = list(self.leaves)
-        found = torch.autograd.grad(value, [self.leaves[name] for name in names])
-        self.space.pack(dict(zip(names, found, strict=True)), self.grad)
+        gradients = torch.autograd.grad(value, [self.leaves[name] for name in names])
+        self.space.pack(dict(zip(names, gradients, strict=True)), self.grad)
 
     def descend(self) -> None:
         """Not here."""
@@ -222,12 +220,12 @@ class DoubleTurn:
         self.learner = learner
 
 
-def test_apfl_with_alpha_0_tests_the_global_model_and_with_1_is_local(simulate: Simulate) -> None:
+def test_apfl_with_alpha_0_is_global_and_with_1_local(simulate: Simulate) -> None:
     fedavg = simulate("fedavg", **ALL_TAKE_PART, **{"method.weights": "uniform"})
     nothing, everything = (simulate("apfl", **ALL_TAKE_PART, **{"method.alpha": alpha}) for alpha in (0.0, 1.0))
     local = simulate("local", **ALL_TAKE_PART, **{"method.epochs": 1})
     for simulation in (nothing, everything):
-        assert torch.equal(simulation.state.row, fedavg.state.row), "the global half is FedAvg"
+        assert torch.equal(simulation.state.row, fedavg.state.row), "the global model is that of FedAvg"
     method, space = nothing.federation.method, nothing.federation.resident.space
     for client in range(4):
         tested = space.pack(method.client_state(nothing.state.row, nothing.private(client)), torch.empty(space.size))
@@ -243,7 +241,7 @@ def test_ditto_without_a_pull_is_local_beside_fedavg(simulate: Simulate) -> None
     fedavg, pulled, ditto = simulate("fedavg"), simulate("ditto"), simulate("ditto", **{"method.lam": 0.0})
     assert torch.equal(ditto.state.row, fedavg.state.row) and torch.equal(pulled.state.row, fedavg.state.row)
     losses = [[r["metrics"].get("train_loss") for r in s.folder.records()] for s in (fedavg, pulled)]
-    assert losses[0] == losses[1], "what is reported is the global half's"
+    assert losses[0] == losses[1], "the reported loss is that of the global model"
     for client in ditto.progress.clients:
         updates = [t for t in (1, 2, 3) if client in ditto.participants(t)]
         alone = second_phase(ditto, client, updates)
@@ -264,10 +262,10 @@ def second_phase(simulation: Simulation, client: int, updates: list[int]) -> Ten
         return central_sgd(simulation, client, [(t, 1) for t in updates]).clone()
 
 
-def test_a_strong_pull_keeps_the_personal_model_at_what_was_received(simulate: Simulate) -> None:
+def test_ditto_with_large_lam_keeps_the_received_model(simulate: Simulate) -> None:
     """The pull is towards what was received, not towards the client's own new global model."""
-    one = {"train.rounds": 1, "train.momentum": 0.0, "train.batch_size": 10, "train.local_epochs": 3}
-    weak, strong = (simulate("ditto", **one, **{"method.lam": lam}) for lam in (0.0, 10.0))
+    options = {"train.rounds": 1, "train.momentum": 0.0, "train.batch_size": 10, "train.local_epochs": 3}
+    weak, strong = (simulate("ditto", **options, **{"method.lam": lam}) for lam in (0.0, 10.0))
     client = weak.participants(1)[0]
     moved = [(s.private(client)[DITTO] - s.federation.initial).norm() for s in (weak, strong)]
     assert 0 < moved[1] < moved[0] / 3
@@ -276,7 +274,7 @@ def test_a_strong_pull_keeps_the_personal_model_at_what_was_received(simulate: S
 # --- what is tested, sent and kept -----------------------------------------------------------------------------------
 
 
-def test_who_never_took_part_is_tested_from_the_initial_personal_model(simulate: Simulate) -> None:
+def test_client_without_training_is_tested_with_initial_model(simulate: Simulate) -> None:
     for name in ("apfl", "ditto"):
         simulation = simulate(name, **{"train.rounds": 1})
         fed = simulation.federation
@@ -286,15 +284,15 @@ def test_who_never_took_part_is_tested_from_the_initial_personal_model(simulate:
         assert torch.equal(row, expected)
 
 
-def test_apfl_may_be_tested_with_the_clients_own_last_global_model(simulate: Simulate) -> None:
+def test_apfl_tested_with_the_clients_last_w(simulate: Simulate) -> None:
     simulation = simulate("apfl", **{"train.rounds": 1, "method.test_with": "local"})
     fed, client = simulation.federation, simulation.participants(1)[0]
     kept, space = simulation.private(client), fed.resident.space
-    one = central_sgd(simulation, client, [(1, 1)])
-    assert torch.equal(kept[OWN], one)
+    expected = central_sgd(simulation, client, [(1, 1)])
+    assert torch.equal(kept[LAST], expected)
     row = space.pack(fed.method.client_state(simulation.state.row, kept), torch.empty(space.size))
-    assert torch.equal(row, mixed(space, one, kept[PERSONAL], 0.75))
-    assert OWN not in simulate("apfl", **{"train.rounds": 1}).private(client)
+    assert torch.equal(row, mixed(space, expected, kept[PERSONAL], 0.75))
+    assert LAST not in simulate("apfl", **{"train.rounds": 1}).private(client)
 
 
 @pytest.mark.parametrize(
@@ -335,9 +333,15 @@ def test_perfedavg_is_tested_after_plain_steps_of_each_client(simulate: Simulate
 @pytest.mark.parametrize("name", ["perfedavg", "apfl", "ditto"])
 def test_a_client_with_one_sample_trains_on_it(simulate: Simulate, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Per-FedAvg uses it for all three batches: a step by hand in float64, the Hessian's included."""
-    one = {"train.participation": 1.0, "train.rounds": 1, "data.clients": 2, "data.partition.name": "iid", "model.projection": 16}
+    options = {
+        "train.participation": 1.0,
+        "train.rounds": 1,
+        "data.clients": 2,
+        "data.partition.name": "iid",
+        "model.projection": 16,
+    }
     own = {"method.variant": "hessian_free", "method.a": 0.5, "method.b": 0.1} if name == "perfedavg" else {}
-    simulation = simulate(name, play=False, **one, **own, **{"train.weight_decay": 0.0})
+    simulation = simulate(name, play=False, **options, **own, **{"train.weight_decay": 0.0})
     x, y = simulation.federation.data.train(0)
     monkeypatch.setattr(simulation.federation.data, "train", lambda client: Split(x[:1], y[:1]))
     simulation.samples = {0: 1, 1: 1}
@@ -356,7 +360,7 @@ def test_a_client_with_one_sample_trains_on_it(simulate: Simulate, name: str, mo
 
 
 @pytest.mark.parametrize("name", ["perfedavg", "apfl", "ditto"])
-def test_only_the_model_crosses_the_wire_and_a_mask_hides_what_it_says(simulate: Simulate, name: str) -> None:
+def test_only_unmasked_model_tensors_are_sent(simulate: Simulate, name: str) -> None:
     mask = {"wire.transforms": [{"name": "mask", "roles": ["head"]}]}
     simulation, uploads = simulate(name, play=False, **mask), list[Sealed]()
     simulation.taps.append(lambda way, sealed: uploads.append(sealed) if way == "up" else None)
@@ -390,7 +394,7 @@ def test_batchnorm_of_the_personal_model_stays_with_the_client(simulate: Simulat
     assert torch.equal(row[entry.name], space.view(kept, entry.name))
 
 
-def test_the_inner_passes_of_perfedavg_leave_no_trace_in_batchnorm(simulate: Simulate) -> None:
+def test_perfedavg_inner_passes_do_not_change_batchnorm(simulate: Simulate) -> None:
     rows = []
     for a in (0.0, 1e-12):  # a step so small that the outer pass sees the same model
         simulation = simulate(
@@ -408,9 +412,11 @@ def test_the_inner_passes_of_perfedavg_leave_no_trace_in_batchnorm(simulate: Sim
 # --- what goes together ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "said"), [("perfedavg", "several models"), ("apfl", "two models"), ("ditto", "personal model")])
-def test_sample_level_dp_is_refused_and_says_why(simulate: Simulate, name: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+@pytest.mark.parametrize(
+    ("name", "error"), [("perfedavg", "several models"), ("apfl", "two models"), ("ditto", "personal model")]
+)
+def test_sample_level_dp_is_refused_and_says_why(simulate: Simulate, name: str, error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         simulate(name, play=False, **{"privacy.level": "sample", "privacy.noise": 1.0})
     simulate(name, **{"privacy.level": "client", "privacy.noise": 1.0, "train.rounds": 1})
 
@@ -425,9 +431,13 @@ def test_the_steps_run_with_other_methods_too(simulate: Simulate) -> None:
             simulate(name, play=False, **{"objective.name": "cross-entropy"})
 
 
-def test_an_objective_without_labels_does_not_fit_a_method_that_needs_them(simulate: Simulate) -> None:
-    for name, said in (("ditto", "personal model is trained"), ("fedavg-ft", "fine-tunes on them"), ("fedprox-ft", "fine-tunes")):
-        with pytest.raises(UsageError, match=f"objective simclr uses no labels, which method {name} needs, as .*{said}"):
+def test_label_free_objective_is_refused_by_methods_with_labels(simulate: Simulate) -> None:
+    for name, error in (
+        ("ditto", "personal model is trained"),
+        ("fedavg-ft", "fine-tunes on them"),
+        ("fedprox-ft", "fine-tunes"),
+    ):
+        with pytest.raises(UsageError, match=f"objective simclr uses no labels, which method {name} needs, as .*{error}"):
             simulate(name, play=False, **{"objective.name": "simclr", "train.batch_size": 8})
 
 
@@ -448,8 +458,8 @@ def test_perfedavg_splits_no_batch_into_parts_below_min_batch(
 
 
 def test_defaults_are_the_cards(simulate: Simulate) -> None:
-    found = {name: simulate(name, play=False).config.method.params for name in ("perfedavg", "apfl", "ditto")}
-    assert found["perfedavg"] == {
+    params = {name: simulate(name, play=False).config.method.params for name in ("perfedavg", "apfl", "ditto")}
+    assert params["perfedavg"] == {
         "weights": "uniform",
         "variant": "first_order",
         "a": 0.01,
@@ -457,8 +467,8 @@ def test_defaults_are_the_cards(simulate: Simulate) -> None:
         "b": 0.001,
         "pers_steps": 1,
     }
-    assert found["apfl"] == {"weights": "uniform", "alpha": None, "adaptive": False, "alpha_lr": None, "test_with": "global"}
-    assert found["ditto"] == {"weights": "samples", "lam": 1.0, "personal_epochs": None}
+    assert params["apfl"] == {"weights": "uniform", "alpha": None, "adaptive": False, "alpha_lr": None, "test_with": "global"}
+    assert params["ditto"] == {"weights": "samples", "lam": 1.0, "personal_epochs": None}
     for adaptive, alpha in ((False, 0.75), (True, 0.5)):
         kept = simulate("apfl", play=False, **{"method.adaptive": adaptive}).private(0)
         assert float(kept[ALPHA]) == alpha

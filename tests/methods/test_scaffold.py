@@ -65,12 +65,12 @@ def test_fedpvr_equals_the_oracle(simulate: Simulate, momentum: float) -> None:
 
 
 @pytest.mark.parametrize("option", ["I", "II", "mean"])
-def test_the_servers_variate_is_the_mean_of_all_clients_after_every_round(simulate: Simulate, option: str) -> None:
+def test_server_variate_is_the_mean_over_all_clients(simulate: Simulate, option: str) -> None:
     simulation = simulate("scaffold", play=False, **PLAIN, **{"method.variate": option})
     for _ in simulation.rounds():
         server, own = variates(simulation)
         for name, c in server.items():
-            torch.testing.assert_close(torch.stack([one[name] for one in own]).mean(0), c, rtol=1e-5, atol=1e-7)
+            torch.testing.assert_close(torch.stack([variates[name] for variates in own]).mean(0), c, rtol=1e-5, atol=1e-7)
     assert any(bool(c.any()) for c in server.values())
 
 
@@ -87,9 +87,9 @@ def test_without_variates_it_is_fedavg_bit_for_bit(simulate: Simulate, monkeypat
     assert not torch.equal(fedavg.state.row, scaffold.state.row)
     from fedpriv.objectives.scaffold import Scaffold
 
-    kept = Scaffold._renewed
+    kept = Scaffold._new_variates
     monkeypatch.setattr(
-        Scaffold, "_renewed", lambda self, update: {n: torch.zeros_like(t) for n, t in kept(self, update).items()}
+        Scaffold, "_new_variates", lambda self, update: {n: torch.zeros_like(t) for n, t in kept(self, update).items()}
     )
     forced = simulate("scaffold", **PLAIN)
     assert torch.equal(fedavg.state.row, forced.state.row)
@@ -116,12 +116,12 @@ def test_option_one_is_the_full_gradient_at_the_received_model(simulate: Simulat
 
 def test_a_correction_is_the_same_in_every_step(simulate: Simulate) -> None:
     """A single client: c = c_k from its first turn on, so that it is central SGD."""
-    one = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", **PLAIN}
-    fedavg, scaffold = simulate("fedavg", **one), simulate("scaffold", **one)
+    single_client = {"data.clients": 1, "train.participation": 1.0, "data.partition.name": "iid", **PLAIN}
+    fedavg, scaffold = simulate("fedavg", **single_client), simulate("scaffold", **single_client)
     torch.testing.assert_close(fedavg.state.row, scaffold.state.row, rtol=1e-5, atol=1e-6)
 
 
-def test_no_layer_is_fedavg_and_all_layers_are_scaffold_bit_for_bit(simulate: Simulate) -> None:
+def test_fedpvr_without_layers_is_fedavg_and_with_all_scaffold(simulate: Simulate) -> None:
     shared = {"train.momentum": 0.9}
     fedavg = simulate("fedavg", **shared, **UNIFORM)
     none = simulate("fedpvr", **shared, **{"method.layers": 0})
@@ -161,19 +161,19 @@ def test_which_layers() -> None:
     assert chosen_layers(with_norms, 2, norms) == list(dynamic_names(with_norms, "last2_layers", norms)) == forward
     with pytest.raises(UsageError, match=r"layers = 3: the net has 2 \(encoder.fc1, head\)"):
         chosen_layers(forward, 3)
-    with pytest.raises(UsageError, match=r"'encoder.fc9\.\*' fits no parameter"):
+    with pytest.raises(UsageError, match=r"'encoder.fc9\.\*' matches no parameter"):
         chosen_layers(forward, ("encoder.fc9.*",))
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [
         ({"train.momentum": 0.9}, r"steps with momentum 0\.9.*variate=mean.*train\.momentum=0"),
         ({"train.optimizer": "adam"}, r"Adam's steps.*variate=mean.*train\.optimizer=sgd"),
     ],
 )
-def test_option_two_needs_plain_sgd(simulate: Simulate, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_option_two_needs_plain_sgd(simulate: Simulate, options: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         simulate("scaffold", play=False, **options, **{"method.variate": "II"})
 
 
@@ -184,13 +184,13 @@ def test_adam_gets_corrected_gradients(simulate: Simulate, method: str) -> None:
     assert torch.isfinite(corrected.state.row).all() and not torch.equal(corrected.state.row, plain.state.row)
 
 
-def test_variates_of_a_shared_encoder_are_of_the_encoder_phase_alone(simulate: Simulate) -> None:
+def test_encoder_variates_come_from_the_encoder_phase(simulate: Simulate) -> None:
     """FedRep's head phase leaves the encoder where it is; what is stale in its gradient must not count."""
-    halves = {"objective": {"name": "scaffold", "variate": "mean"}, "aggregation": "scaffold"}
+    parts = {"objective": {"name": "scaffold", "variate": "mean"}, "aggregation": "scaffold"}
     options = {"method.head_epochs": 2, "train.rounds": 2, "train.weight_decay": 0.0, **PLAIN}
-    mean = simulate("fedrep", **options, **halves)
-    halves["objective"] = {"name": "scaffold", "variate": "II"}
-    two = simulate("fedrep", **options, **halves)
+    mean = simulate("fedrep", **options, **parts)
+    parts["objective"] = {"name": "scaffold", "variate": "II"}
+    two = simulate("fedrep", **options, **parts)
     for a, b in zip(variates(mean)[1], variates(two)[1], strict=True):
         assert all(name.startswith("encoder") for name in a)
         for name in a:
@@ -198,7 +198,7 @@ def test_variates_of_a_shared_encoder_are_of_the_encoder_phase_alone(simulate: S
     assert any(bool(t.any()) for t in variates(mean)[1][mean.participants(2)[0]].values())
 
 
-def test_a_hidden_tensor_is_not_corrected_and_a_hidden_variate_is_refused(simulate: Simulate) -> None:
+def test_masked_tensors_and_variates(simulate: Simulate) -> None:
     hidden = simulate("scaffold", **{"wire.transforms": [{"name": "mask", "roles": ["head"]}]})
     assert variates(hidden)[0] and not any(name.startswith("head") for name in variates(hidden)[0])
     with pytest.raises(UsageError, match=r"scaffold needs statistic\.variate/.* of every client; a mask removes it"):
@@ -209,7 +209,7 @@ def test_a_client_that_takes_no_step_keeps_its_variate(simulate: Simulate) -> No
     uneven = {"data.clients": 3, "data.partition.name": "dirichlet", "data.partition.alpha": 0.3, "data.partition.seed": 3}
     simulation = simulate("scaffold", **uneven, **{"train.participation": 1.0, "train.batch_size": 600, "train.min_batch": 200})
     common, own = variates(simulation)
-    assert [any(bool(c.any()) for c in one.values()) for one in own] == [
+    assert [any(bool(c.any()) for c in variates.values()) for variates in own] == [
         simulation.federation.data.size(k) >= 200 for k in range(3)
     ]
     assert all(bool(c.any()) for c in common.values()) and simulation.progress.record["metrics"]["untrained"] == 2

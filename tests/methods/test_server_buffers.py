@@ -26,9 +26,9 @@ def make(name: str, **options: Any) -> Aggregation:
 
 
 def merge(aggregation: Aggregation, rows: torch.Tensor, memory: Any = None) -> Merged:
-    said = {STEP_WEIGHT: torch.tensor(2.0, dtype=torch.float64)}
-    said |= {statistic("variate", name): torch.ones(SPACE[name].shape, dtype=rows.dtype) for name in PARAMETERS}
-    statistics = [{**said, STEP_WEIGHT: said[STEP_WEIGHT] * (k + 1)} for k in range(len(rows))]
+    variates = {statistic("variate", name): torch.ones(SPACE[name].shape, dtype=rows.dtype) for name in PARAMETERS}
+    steps = torch.tensor(2.0, dtype=torch.float64)
+    statistics = [{STEP_WEIGHT: steps * (k + 1), **variates} for k in range(len(rows))]
     previous = torch.zeros(SPACE.size, dtype=rows.dtype)
     start = aggregation.start(previous) if memory is None else memory
     return aggregation.merge(Uploads(SPACE, rows, previous, [1, 2, 5], statistics, [0, 1, 2], 1, 4), start)
@@ -67,11 +67,11 @@ def test_one_client_alone(name: str) -> None:
         torch.testing.assert_close(SPACE.view(merged.row, tensor), moved * SPACE.view(rows[0], tensor))
 
 
-def test_what_is_reported_does_not_depend_on_the_order_of_the_memory() -> None:
+def test_metrics_do_not_depend_on_the_order_of_the_memory() -> None:
     """A checkpoint gives the tensors back in another order than they were made in."""
     aggregation, rows = make("scaffold"), torch.ones(3, SPACE.size)
     draw = torch.Generator().manual_seed(2)
     memory = {statistic("variate", name): torch.randn(SPACE[name].shape, generator=draw) for name in PARAMETERS}
-    one, other = merge(aggregation, rows, memory), merge(aggregation, rows, dict(reversed(memory.items())))
-    assert one.report == other.report
-    assert all(torch.equal(c, other.memory[name]) for name, c in one.memory.items())
+    first, other = merge(aggregation, rows, memory), merge(aggregation, rows, dict(reversed(memory.items())))
+    assert first.report == other.report
+    assert all(torch.equal(c, other.memory[name]) for name, c in first.memory.items())

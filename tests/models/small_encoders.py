@@ -9,8 +9,8 @@ import torch
 import transformers
 from transformers import AutoModel
 
-from fedpriv.models.encoders import Encoder
-from fedpriv.models.tiny_encoder import tiny_encoder
+from fedpriv.models.text.pretrained import Encoder
+from fedpriv.models.text.tiny import tiny_encoder
 
 TEXTS = (
     "where is my card",

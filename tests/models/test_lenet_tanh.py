@@ -15,7 +15,7 @@ def test_sizes_of_the_card(name: str, parameters: int) -> None:
     assert sum(role.parameters for role in describe(net)) == parameters
 
 
-def test_the_released_lenets_first_dense_layer_is_the_same_at_every_pixel() -> None:
+def test_released_lenet_has_one_dense_layer_for_all_pixels() -> None:
     encoder = build_model("lenet_released", (1, 28, 28), 10, projection=None).encoder
     assert isinstance(encoder, nn.Sequential)
     pixels = torch.randn(2, 6, 4, 4)

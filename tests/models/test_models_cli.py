@@ -22,7 +22,7 @@ def test_json_lists_every_net() -> None:
     assert all(set(row["bytes"]) == set(ROLES) for row in rows.values())
 
 
-def test_table_shows_names_in_full_and_no_projector_column_without_one() -> None:
+def test_table_of_models_shows_full_names() -> None:
     result = CliRunner().invoke(main, ["models", "--projection", "none"], env={"COLUMNS": "80"})
     as_in_a_config = CliRunner().invoke(main, ["models", "--projection", "null"], env={"COLUMNS": "80"})
     assert as_in_a_config.stdout == result.stdout

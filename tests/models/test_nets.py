@@ -9,9 +9,9 @@ from torch.func import functional_call, grad, vmap
 
 from fedpriv.errors import UnknownName, UsageError
 from fedpriv.models import ROLES, Net, build_model, describe, list_models, model_names, model_spec
-from fedpriv.models.narrow_resnet import resnet9_narrow
-from fedpriv.models.stacked import StackedNet, VmappedNet
-from fedpriv.models.stacked_layers import ForwardContext, to_stack
+from fedpriv.models.architectures.narrow_resnet import resnet9_narrow
+from fedpriv.models.batched.layers import ForwardContext, to_stack
+from fedpriv.models.batched.stacked import StackedNet, VmappedNet
 from tests.marks import slow_but
 
 BIG = {"densenet121", "densenet121_imagenet", "resnet18", "resnet18_imagenet", "resnet50", "vgg16", "vgg16_frozen"}
@@ -109,8 +109,8 @@ def test_forward_shapes_and_composition(name: str) -> None:
     again = net.from_features(h)
     for whole, parts in zip(vars(out).values(), vars(again).values(), strict=True):
         assert torch.equal(whole, parts)
-    one = net(x[:1])
-    assert torch.allclose(one.logits, out.logits[:1], atol=1e-5)
+    first = net(x[:1])
+    assert torch.allclose(first.logits, out.logits[:1], atol=1e-5)
 
 
 def test_the_head_sits_on_z_without_activation() -> None:
@@ -320,15 +320,17 @@ def test_projectors_of_self_supervision() -> None:
     from lightly.models.modules.heads import BarlowTwinsProjectionHead, SimCLRProjectionHead
 
     h = torch.rand(6, 256, generator=torch.Generator().manual_seed(0))
-    made = {kind: build_model("mlp2", (4,), 2, 16, projector=kind).projector for kind in ("linear", "simclr", "barlow_twins")}
-    assert all(module(h).shape == (6, 16) for module in made.values())
-    assert sum(p.numel() for p in made["linear"].parameters()) == 257 * 16
+    projectors = {
+        kind: build_model("mlp2", (4,), 2, 16, projector=kind).projector for kind in ("linear", "simclr", "barlow_twins")
+    }
+    assert all(module(h).shape == (6, 16) for module in projectors.values())
+    assert sum(p.numel() for p in projectors["linear"].parameters()) == 257 * 16
     for kind, theirs in (
         ("simclr", SimCLRProjectionHead(256, 256, 16)),
         ("barlow_twins", BarlowTwinsProjectionHead(256, 16, 16)),
     ):
-        theirs.load_state_dict(made[kind].state_dict())  # by the same names
-        assert torch.equal(theirs.train()(h), made[kind].train()(h))
+        theirs.load_state_dict(projectors[kind].state_dict())  # by the same names
+        assert torch.equal(theirs.train()(h), projectors[kind].train()(h))
     assert [type(layer).__name__ for layer in build_model("mlp2", (4,), 2, 16).projector] == ["Linear", "ReLU", "Linear"]
 
 

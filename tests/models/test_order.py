@@ -30,8 +30,8 @@ class Backwards(nn.Module):
         self.fc1 = nn.Linear(64, 12)
 
     def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.head(self.fc2(self.fc1(x.flatten(1)).tanh()).tanh())
-        return found
+        logits: Tensor = self.head(self.fc2(self.fc1(x.flatten(1)).tanh()).tanh())
+        return logits
 
 
 class Encoder(nn.Module):

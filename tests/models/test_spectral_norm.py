@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import fedpriv
-from fedpriv.models.user_net import user_net
+from fedpriv.models.user_net import build_user_net
 from fedpriv.parameters import ParameterSpace
 
 SMALL: dict[str, Any] = {
@@ -61,14 +61,14 @@ def used_in_evaluation(net: Any) -> dict[str, np.ndarray[Any, Any]]:
     ("method", "more"),
     [("fedavg", {}), pytest.param("apfl", {}, marks=pytest.mark.slow), pytest.param("fedopt", {}, marks=pytest.mark.slow)],
 )
-def test_the_merged_weight_is_divided_by_its_largest_singular_value(
+def test_merged_spectral_norm_uses_the_largest_singular_value(
     method: str, more: dict[str, Any], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         run = fedpriv.train(model=Spectral, method=method, **SMALL, **more)
-        net = user_net(run.config.model.name or "", (1, 8, 8), 10, None)
+        net = build_user_net(run.config.model.name or "", (1, 8, 8), 10, None)
     before = dict(net.named_parameters())["encoder.first.parametrizations.weight.original"].detach().clone()
     net.load_state_dict(run.weights(), strict=False)
     after = dict(net.named_parameters())["encoder.first.parametrizations.weight.original"]
@@ -84,7 +84,7 @@ def moved(net: nn.Module) -> tuple[ParameterSpace, Tensor]:
 
 
 def test_any_row_gets_the_singular_vectors_of_its_weights() -> None:
-    net = user_net(f"{__name__}:Spectral", (1, 8, 8), 10, None)
+    net = build_user_net(f"{__name__}:Spectral", (1, 8, 8), 10, None)
     space, row = moved(net)
     others = row.clone()
     space.renew_spectral_norms(row)
@@ -95,8 +95,8 @@ def test_any_row_gets_the_singular_vectors_of_its_weights() -> None:
     assert changed == {name for norm in space.spectral for name in (norm.u, norm.v)} and len(changed) == 6
 
 
-def test_a_weight_of_zeros_has_no_singular_vectors_and_keeps_what_it_had() -> None:
-    net = user_net(f"{__name__}:Spectral", (1, 8, 8), 10, None)
+def test_zero_weight_keeps_its_singular_vectors() -> None:
+    net = build_user_net(f"{__name__}:Spectral", (1, 8, 8), 10, None)
     space = ParameterSpace.of(net)
     row = torch.zeros(space.size)
     space.renew_spectral_norms(row)

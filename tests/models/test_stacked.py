@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune, weight_norm
 
+from fedpriv.models.batched.layers import FORMS, ForwardContext, Layer, NotStackable
+from fedpriv.models.batched.stacked import Form, StackedNet, VmappedNet, check
 from fedpriv.models.net import ROLES, Net
-from fedpriv.models.stacked import Form, StackedNet, VmappedNet, check
-from fedpriv.models.stacked_layers import FORMS, ForwardContext, Layer, NotStackable
 
 
 def with_encoder(*layers: nn.Module, d: int = 16) -> Net:
@@ -58,7 +58,7 @@ class FixedInside(nn.Sequential):
         (lambda: hooked(lambda layer: prune.random_unstructured(layer, "weight", 0.5)), "encoder.1: a hook"),
         (lambda: hooked(lambda layer: layer.register_forward_hook(lambda module, given, out: out.tanh())), "encoder.1: a hook"),
         (lambda: hooked(lambda layer: layer.register_full_backward_hook(lambda module, *_: None)), "encoder.1: a hook"),
-        (lambda: with_encoder(FixedInside(nn.BatchNorm2d(1)), nn.Flatten(), d=64), "encoder.0: a mode of training of its own"),
+        (lambda: with_encoder(FixedInside(nn.BatchNorm2d(1)), nn.Flatten(), d=64), r"encoder.0: its own train\(\) method"),
     ],
 )
 def test_what_its_layers_do_not_tell(build: Callable[[], Net], why: str) -> None:

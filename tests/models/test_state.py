@@ -15,11 +15,11 @@ from small_encoders import encoder
 from torch import Tensor, nn
 from torch.nn.utils import spectral_norm, weight_norm
 
-from fedpriv.models.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.net import Net
+from fedpriv.models.pairs.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.registry import assemble
-from fedpriv.models.state import State, carried, changed_by_data, interact, made_up, perturb
-from fedpriv.models.text import TextEncoder, text_encoder
+from fedpriv.models.state import State, changed_by_data, find_hidden_state, perturb, random_images, samples_interact
+from fedpriv.models.text.transformer import TextEncoder, text_encoder
 from fedpriv.parameters import ParameterSpace
 from tests.models.test_stacked import with_encoder
 
@@ -274,8 +274,8 @@ class Sparse(Linear):
         self.shape = torch.empty(3, device="meta")
 
     def remember(self, h: Tensor) -> Tensor:
-        made: Tensor = (self.m @ h.T).T
-        return made
+        product: Tensor = (self.m @ h.T).T
+        return product
 
 
 class Sizes(Linear):
@@ -362,8 +362,8 @@ class OwnText(TextEncoder):
         self.last = remember
 
     def forward(self, ids: Tensor) -> Tensor:
-        found: Tensor = self.last(super().forward(ids))
-        return found
+        vectors: Tensor = self.last(super().forward(ids))
+        return vectors
 
 
 class Scaled(nn.Module):
@@ -418,16 +418,16 @@ def test_what_no_row_has_is_found_in_nets_of_texts_and_of_pairs(net: Callable[[]
 )
 def test_text_encoders_carry_nothing(kind: str, tune: Any) -> None:
     for net in (of_texts(text_encoder(encoder(kind), tune)), of_pairs(norm(), text_encoder(encoder(kind), tune))):
-        assert found(net) is None and made_up(net) is None and not interact(net, training=False)
+        assert found(net) is None and random_images(net) is None and not samples_interact(net, training=False)
     assert found(of_pairs(FEATURES, FEATURES)) is None
 
 
-def test_samples_of_texts_and_pairs_that_change_each_other_are_found() -> None:
+def test_samples_interact_in_nets_of_texts_and_pairs() -> None:
     centred = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), Centred())
     for mixed in (of_texts(OwnText(Centred())), of_pairs(FEATURES, OwnText(Centred())), of_pairs(centred, FEATURES)):
-        assert interact(mixed) and interact(mixed, training=False)
+        assert samples_interact(mixed) and samples_interact(mixed, training=False)
     normed = of_pairs(norm(), FEATURES)
-    assert interact(normed) and not interact(normed, training=False)
+    assert samples_interact(normed) and not samples_interact(normed, training=False)
     assert changed_by_data(normed.train())[0] == "encoder.image.encoder.2.running_mean"
 
 
@@ -437,14 +437,14 @@ def found(net: Net) -> str | None:
     draws = torch.get_rng_state()
     state, memory = State(net), [parameter.data_ptr() for parameter in net.parameters()]
     modes = [module.training for module in net.modules()]
-    name = carried(net, ParameterSpace.of(net))
+    name = find_hidden_state(net, ParameterSpace.of(net))
     assert not [*state.changed(), *state.replaced()] and modes == [module.training for module in net.modules()]
     assert memory == [parameter.data_ptr() for parameter in net.parameters()]
     assert torch.equal(draws, torch.get_rng_state())
     return name
 
 
-def test_an_expanded_view_of_a_childs_parameter_does_not_hinder_restoring() -> None:
+def test_restore_with_an_expanded_view_of_a_parameter() -> None:
     net = with_encoder(Expanded())
     net(torch.rand(2, *net.input_shape))
     state, before = State(net), [parameter.detach().clone() for parameter in net.parameters()]

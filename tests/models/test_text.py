@@ -13,7 +13,7 @@ from transformers import AutoModel
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import UsageError
 from fedpriv.models.registry import assemble
-from fedpriv.models.text import features, text_encoder
+from fedpriv.models.text.transformer import features, text_encoder
 from fedpriv.parameters import ParameterSpace
 
 KINDS = ["Bert", "Roberta", "DistilBert", "Albert", "Electra", "MPNet", "DebertaV2", "ModernBert", "GPT2", "Llama", "T5"]
@@ -35,14 +35,14 @@ def wider(ids: torch.Tensor, by: int = 7) -> torch.Tensor:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "pooler"])
 def test_more_padding_changes_neither_outputs_nor_gradients(pooling: str) -> None:
     net, ids = text_encoder(encoder(pooling=pooling), "full").eval(), token_ids()
-    found = []
+    results = []
     for shown in (ids, wider(ids)):
         out = net(shown)
         out.square().sum().backward()
-        found.append((out.detach(), [p.grad.clone() for p in net.parameters() if p.grad is not None]))
+        results.append((out.detach(), [p.grad.clone() for p in net.parameters() if p.grad is not None]))
         net.zero_grad()
-    (one, gradients), (other, others) = found
-    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    (alone, gradients), (other, others) = results
+    torch.testing.assert_close(alone, other, rtol=1e-5, atol=1e-6)
     for mine, theirs in zip(gradients, others, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
@@ -62,14 +62,14 @@ def test_pooling_against_a_loop() -> None:
     cls.transformer.load_state_dict(mean.transformer.state_dict())
     for row in ids:
         own = row[row != pad]
-        said = pooler.transformer(input_ids=own[None])
-        states = said.last_hidden_state[0]
+        outputs = pooler.transformer(input_ids=own[None])
+        states = outputs.last_hidden_state[0]
         total = torch.zeros(16)
         for state in states:
             total = total + state
         torch.testing.assert_close(mean(row[None])[0], total / len(own))
         torch.testing.assert_close(cls(row[None])[0], states[0])
-        torch.testing.assert_close(pooler(row[None])[0], said.pooler_output[0])
+        torch.testing.assert_close(pooler(row[None])[0], outputs.pooler_output[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,18 +93,18 @@ def test_sample_by_sample_as_torch_func_takes_it() -> None:
     together = vmap(grad(loss), in_dims=(None, 0))(parameters, ids)
     for place, row in enumerate(ids):
         alone = torch.autograd.grad(net(net.trim(row[None])).square().sum(), list(parameters.values()), allow_unused=True)
-        for name, one in zip(parameters, alone, strict=True):
-            expected = torch.zeros_like(parameters[name]) if one is None else one
+        for name, gradient in zip(parameters, alone, strict=True):
+            expected = torch.zeros_like(parameters[name]) if gradient is None else gradient
             torch.testing.assert_close(together[name][place], expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 128])
 def test_features_come_in_the_order_of_the_texts(chunk: int) -> None:
     net, ids = text_encoder(encoder(), "head"), wider(token_ids())
-    found = features(net, ids, chunk)
-    for row, own in zip(ids, found, strict=True):
+    vectors = features(net, ids, chunk)
+    for row, own in zip(ids, vectors, strict=True):
         torch.testing.assert_close(net(net.trim(row[None]))[0], own)
-    assert not net.training and not found.requires_grad
+    assert not net.training and not vectors.requires_grad
 
 
 def test_lora_starts_as_the_model_and_is_all_that_learns() -> None:

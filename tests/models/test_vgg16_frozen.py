@@ -11,7 +11,7 @@ from torchvision.models import vgg16
 
 from fedpriv.errors import UsageError
 from fedpriv.models import build_model, describe
-from fedpriv.models.vgg16_frozen import convolutions
+from fedpriv.models.architectures.vgg16_frozen import convolutions
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_only_the_top_is_state(classes: int, parameters: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_weights")
-def test_gradients_reach_the_top_and_the_images_and_not_the_convolutions() -> None:
+def test_gradients_skip_the_frozen_convolutions() -> None:
     net = build_model("vgg16_frozen", (3, 32, 32), 10, projection=None)
     images = torch.rand(2, 3, 32, 32, requires_grad=True)
     net(images).logits.sum().backward()

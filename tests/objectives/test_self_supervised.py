@@ -56,8 +56,8 @@ def test_nt_xent_by_the_book_is_lightlys() -> None:
     a, b = (view.requires_grad_() for view in views(9, 5))
     ours, theirs = nt_xent(a, b, 0.07), NTXentLoss(0.07)(a, b)
     assert torch.equal(ours, theirs)
-    for one, other in zip(torch.autograd.grad(ours, (a, b)), torch.autograd.grad(theirs, (a, b)), strict=True):
-        assert torch.equal(one, other)
+    for mine, other in zip(torch.autograd.grad(ours, (a, b)), torch.autograd.grad(theirs, (a, b)), strict=True):
+        assert torch.equal(mine, other)
 
 
 @pytest.mark.parametrize("weight", [0.0, 5e-3, 1.0])
@@ -75,8 +75,8 @@ def test_barlow_by_the_book_is_lightlys(weight: float) -> None:
     a, b = (view.requires_grad_() for view in views(9, 5))
     ours, theirs = cross_correlation_loss(a, b, weight, batch_norm), BarlowTwinsLoss(weight)(a, b)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)  # they sum in another order
-    for one, other in zip(torch.autograd.grad(ours, (a, b)), torch.autograd.grad(theirs, (a, b)), strict=True):
-        assert torch.equal(one, other)
+    for mine, other in zip(torch.autograd.grad(ours, (a, b)), torch.autograd.grad(theirs, (a, b)), strict=True):
+        assert torch.equal(mine, other)
 
 
 def test_the_two_standardisations_differ_by_the_deviation_alone() -> None:
@@ -106,7 +106,7 @@ def test_the_head_is_neither_trained_nor_sent_nor_kept(simulate: Simulate, name:
     simulation.run_round()
     space = fed.resident.space
     learnt = set(space.select({"encoder", "projector"}))
-    assert len(sent) == 6 and all(set(one.schema) == learnt for one in sent)
+    assert len(sent) == 6 and all(set(upload.schema) == learnt for upload in sent)
     for entry in space.entries:
         same = torch.equal(space.view(simulation.state.row, entry.name), space.view(fed.initial, entry.name))
         assert same == (entry.role == "head"), entry.name
@@ -147,11 +147,11 @@ def test_views_are_suggested_two_and_different(simulate: Simulate) -> None:
     assert len(seen) % 2 == 0 and all(not torch.equal(a, b) for a, b in zip(seen[::2], seen[1::2], strict=True))
 
 
-def test_without_augmentation_views_agree_and_there_is_nothing_to_learn_but_spread(simulate: Simulate) -> None:
+def test_simclr_loss_is_lower_without_augmentation(simulate: Simulate) -> None:
     """Views of one image are then the same, so each anchor's other view scores 1: the loss is what the others leave."""
     simulation = simulate("fedavg", **{"objective.name": "simclr", "data.augment": "none", **SSL})
     augmented = simulate("fedavg", **{"objective.name": "simclr", **SSL})
-    plain, other = (one.folder.records()[-1]["metrics"]["train_loss"] for one in (simulation, augmented))
+    plain, other = (run.folder.records()[-1]["metrics"]["train_loss"] for run in (simulation, augmented))
     assert plain < other
 
 

@@ -63,7 +63,7 @@ def test_nothing_spent_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(("noise", "steps"), [(50.0, 1000), (30.0, 3000)])
-def test_at_a_tiny_delta_prv_does_not_fall_below_the_exact_epsilon(noise: float, steps: int) -> None:
+def test_prv_is_not_below_the_exact_epsilon_at_tiny_delta(noise: float, steps: int) -> None:
     """Rounding in its Fourier transforms is as large as such a delta."""
     exact, history = gaussian_epsilon(noise / math.sqrt(steps), 1e-13), [(noise, 1.0, steps)]
     assert exact <= epsilon(history, 1e-13, "prv") == epsilon_rdp(history, 1e-13)
@@ -103,7 +103,7 @@ def test_accounts_compose_over_rounds_and_in_parallel() -> None:
     assert book.epsilon == max(each)
 
 
-def test_a_sample_of_several_clients_is_charged_with_what_all_of_them_spend() -> None:
+def test_shared_sample_is_charged_for_all_its_holders() -> None:
     book = Ledger(PrivacyConfig(level="sample", noise=1.0), {}, [(0,), (0, 1), (2,)])
     for account, steps in (("0", 10), ("1", 7), ("2", 12)):
         book.spend(account, 0.1, steps)
@@ -114,10 +114,10 @@ def test_a_sample_of_several_clients_is_charged_with_what_all_of_them_spend() ->
         book.spend("3", 0.1, 1)
 
 
-def excess(epsilon: float, one: list[tuple[float, float]], other: list[tuple[float, float]], sigma: float) -> float:
+def excess(epsilon: float, first: list[tuple[float, float]], other: list[tuple[float, float]], sigma: float) -> float:
     """What delta must be at least for epsilon, of two mixtures of normal distributions given as (weight, mean)."""
     x = np.linspace(-40, 40, 400_001)
-    p, q = (sum(weight * norm.pdf(x, mean, sigma) for weight, mean in mixture) for mixture in (one, other))
+    p, q = (sum(weight * norm.pdf(x, mean, sigma) for weight, mean in mixture) for mixture in (first, other))
     return float(np.maximum(p - math.exp(epsilon) * q, 0).sum() * (x[1] - x[0]))
 
 
@@ -134,7 +134,7 @@ def test_one_for_a_blank_and_one_for_another(noise: float, rate: float) -> None:
     assert zero_out < replaced < 3 * zero_out
 
 
-def test_replaced_in_every_step_is_the_gaussian_mechanism_with_twice_the_sensitivity() -> None:
+def test_replace_one_epsilon_has_twice_the_sensitivity() -> None:
     exact = gaussian_epsilon(4.0 / math.sqrt(16) / 2, DELTA)
     assert exact <= epsilon_replace_one([(4.0, 1.0, 16)], DELTA) < exact * 1.15
 
@@ -165,25 +165,25 @@ def test_a_statement_says_for_whom_against_whom_and_what_not() -> None:
     for level in ("client", "sample"):
         book = ledger(level)
         book.spend(ALL_CLIENTS if level == "client" else "0", 0.3, 2)
-        said = book.statement(13, 0.3)
-        assert said["epsilon"] == said["epsilon_rdp"] >= said["epsilon_prv"] > 0
-        assert "neighbours" in said["adjacency"] and "independently" in said["holds_if"]
-        assert "zeroed out" in said["adjacency"] and said["epsilon_replace_one"] > said["epsilon"]
-        assert any("number n of samples" in one for one in said["not_covered"]) == (level == "sample")
-        assert len(said["not_covered"]) >= 5 and len(said["epsilon_per_client"]) == 13
-        assert any("training loss" in one for one in said["not_covered"]) and any(
-            "other runs" in one for one in said["not_covered"]
+        statement = book.statement(13, 0.3)
+        assert statement["epsilon"] == statement["epsilon_rdp"] >= statement["epsilon_prv"] > 0
+        assert "neighbours" in statement["adjacency"] and "independently" in statement["holds_if"]
+        assert "zeroed out" in statement["adjacency"] and statement["epsilon_replace_one"] > statement["epsilon"]
+        assert any("number n of samples" in line for line in statement["not_covered"]) == (level == "sample")
+        assert len(statement["not_covered"]) >= 5 and len(statement["epsilon_per_client"]) == 13
+        assert any("training loss" in line for line in statement["not_covered"]) and any(
+            "other runs" in line for line in statement["not_covered"]
         )
-        json.dumps(said)
+        json.dumps(statement)
 
 
-def test_holders_who_are_not_known_are_not_added_up_and_the_statement_says_so() -> None:
+def test_statement_names_unknown_holders() -> None:
     book = ledger()
     book.spend("0", 0.3, 2)
     known, apart = book.statement(13, 0.3), book.statement(13, 0.3, "secrets", apart=True)
     assert "every client that holds it" in known["adjacency"] and "sample of one client" in apart["adjacency"]
-    assert any("the epsilons of its holders add up" in one for one in apart["not_covered"])
-    assert not any("training loss" in one for one in apart["not_covered"])  # clients with secrets do not say theirs
+    assert any("the epsilons of its holders add up" in line for line in apart["not_covered"])
+    assert not any("training loss" in line for line in apart["not_covered"])  # clients with secrets do not say theirs
 
 
 def test_at_a_large_delta_epsilon_is_not_negative() -> None:

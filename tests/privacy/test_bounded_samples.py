@@ -25,15 +25,15 @@ WAYS = (GhostGradients, PerSampleGradients)
 
 def net_of(encoder: nn.Module, width: int, shape: tuple[int, ...] = (1, 8, 8)) -> Net:
     head = nn.Linear(width, 4)
-    made = Net(encoder, nn.Identity(), None, head, input_shape=shape, feature_dim=width, projection_dim=width, classes=4)
-    return made.train()
+    net = Net(encoder, nn.Identity(), None, head, input_shape=shape, feature_dim=width, projection_dim=width, classes=4)
+    return net.train()
 
 
 def sums(net: Net, x: Tensor, y: Tensor, way: Any, clip: float = 0.5) -> tuple[Tensor, Tensor, Tensor]:
     """The sum as a row, losses and norms."""
     parameters = dict(net.named_parameters())
-    found = way(net, parameters, {}, phase(*ROLES, epochs=1), cross_entropy, from_features=False, clip=clip)(x, y, {})
-    return torch.cat([part.flatten() for part in found[0].values()]), found[1], found[2]
+    sums = way(net, parameters, {}, phase(*ROLES, epochs=1), cross_entropy, from_features=False, clip=clip)(x, y, {})
+    return torch.cat([part.flatten() for part in sums[0].values()]), sums[1], sums[2]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -67,7 +67,7 @@ def hidden_from_ghosts() -> Net:
     return net
 
 
-def test_made_up_weights_do_not_make_a_sample_add_more_than_the_bound() -> None:
+def test_adversarial_weights_do_not_exceed_the_clipping_bound() -> None:
     """Per-sample clipping scales the gradient whose norm it took; ghost clipping takes two passes, and rounding parts them."""
     torch.manual_seed(0)
     net, x, y = hidden_from_ghosts(), torch.rand(10, 1, 8, 8), torch.tensor([3, 1, 0, 2, 4, 5, 6, 7, 8, 9])
@@ -123,7 +123,7 @@ class Dropped(nn.Module):
 
 
 @pytest.mark.parametrize("mode", ["circular", "reflect", "replicate"])
-def test_ghost_clipping_refuses_padding_that_opacus_takes_for_zeros(mode: Any) -> None:
+def test_ghost_clipping_refuses_other_padding_than_zeros(mode: Any) -> None:
     net = net_of(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, padding_mode=mode), nn.ReLU(), nn.Flatten()), 256)
     with pytest.raises(UsageError, match=rf"encoder.0 pads by {mode}, and Opacus by zeros\)$"):
         check_layers(net)
@@ -149,7 +149,7 @@ def test_samples_that_meet_in_evaluation_mode_are_refused(build: type[Mixed], cl
         _check_apart(config, [phase(*ROLES, epochs=1)], net_of(build("largest"), 16))
 
 
-def test_ghost_clipping_finds_samples_that_meet_behind_many_layers() -> None:
+def test_ghost_clipping_refuses_interaction_behind_many_layers() -> None:
     """Small weights lose a signal on the way, and large ones let it overflow."""
     torch.manual_seed(0)
     deep = [layer for _ in range(50) for layer in (nn.Linear(64, 64), nn.ReLU())]
@@ -172,7 +172,7 @@ def test_ghost_clipping_refuses_what_it_cannot_check() -> None:
         check_layers(net_of(Vast(), 16))
 
 
-def test_ghost_clipping_refuses_a_tied_weight_that_counts_for_nothing_at_first() -> None:
+def test_ghost_clipping_refuses_a_tied_weight_initially_zero() -> None:
     torch.manual_seed(0)
     with pytest.raises(UsageError, match=r"that of encoder\.linear\.weight differs from that of each sample alone"):
         check_layers(net_of(Gate(), 64))

@@ -100,7 +100,7 @@ def test_the_server_clips_a_canary_and_the_model_shows_it(simulate: Simulate) ->
     assert shown.round(decimals=3).sum() == len(changes) and shown.max() == pytest.approx(1, abs=1e-3)
 
 
-def test_canaries_are_drawn_as_clients_and_the_clients_as_without(simulate: Simulate) -> None:
+def test_canaries_do_not_change_the_sampling_of_clients(simulate: Simulate) -> None:
     run, without = (simulate("fedavg", play=False, **{**CLIENT, "privacy.canaries": n}) for n in (100, 0))
     assert isinstance(run.canaries, ClientCanaries) and without.canaries is None
     counts = [len(list(run.canaries.changes(round))) for round in range(1, 41)]
@@ -155,9 +155,9 @@ def test_scores_survive_a_kill(tmp_path: Path, setting: dict[str, Any]) -> None:
     with pytest.raises(Stopped):
         run.start(halfway, tmp_path, SILENT[0], stop, SILENT[2])
     again = resume(tmp_path / "halfway")
-    found, resumed = (load_tensors(one.folder.canaries_file) for one in (outcome, again))
-    assert torch.equal(found["scores"], resumed["scores"]) and torch.equal(found["used"], resumed["used"])
-    assert found["scores"].std() > 0
+    scores, resumed = (load_tensors(run.folder.canaries_file) for run in (outcome, again))
+    assert torch.equal(scores["scores"], resumed["scores"]) and torch.equal(scores["used"], resumed["used"])
+    assert scores["scores"].std() > 0
     (tmp_path / "halfway" / "canaries.safetensors").write_bytes(b"")
     with pytest.raises(Damaged):
         measured(again.folder, {"epsilon": 1.0, "delta": 1e-5})
@@ -218,9 +218,9 @@ def test_train_prints_what_is_measured(tmp_path: Path) -> None:
     given = flags("fedavg", **CLIENT, **ALL)
     done = CliRunner().invoke(main, ["train", "--json", *given, "--run-dir", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
-    assert found["canaries"]["claim"] == found["privacy"]["epsilon"]
-    names = [bound["name"] for bound in found["canaries"]["bounds"]]
+    answer = json.loads(done.stdout)
+    assert answer["canaries"]["claim"] == answer["privacy"]["epsilon"]
+    names = [bound["name"] for bound in answer["canaries"]["bounds"]]
     assert names == ["one run", "Clopper-Pearson", "f-DP, one run", "Gaussian fit"]
 
 

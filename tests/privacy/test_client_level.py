@@ -31,7 +31,7 @@ def net(width: int = 3) -> tuple[ParameterSpace, Tensor]:
 def uploads(space: ParameterSpace, row: Tensor, count: int, scale: float = 0.3) -> list[Upload]:
     drawn = torch.Generator().manual_seed(count)
     rows = [row + scale * k * torch.randn(row.shape, generator=drawn) for k in range(count)]
-    return [Upload(seal(Payload(space.unpack(one), round=1, client=k))) for k, one in enumerate(rows)]
+    return [Upload(seal(Payload(space.unpack(row), round=1, client=k))) for k, row in enumerate(rows)]
 
 
 def merge(names: tuple[str, ...], space: ParameterSpace, row: Tensor, sent: list[Upload], noise: float) -> Tensor:
@@ -44,8 +44,8 @@ def test_without_noise_it_is_the_sum_of_clipped_changes_over_m() -> None:
     space, row = net()
     sent = uploads(space, row, 5)
     expected = torch.zeros(len(row), dtype=torch.float64)
-    for one in sent:
-        change = space.pack(one.tensors(), torch.empty_like(row)).double() - row.double()
+    for upload in sent:
+        change = space.pack(upload.tensors(), torch.empty_like(row)).double() - row.double()
         expected += change * min(1.0, C / max(float(change.norm()), 1e-12))
     moved = merge(space.names, space, row, sent, noise=0.0).double() - row
     torch.testing.assert_close(moved, expected / M, rtol=0, atol=1e-6)
@@ -60,7 +60,7 @@ def test_a_client_more_moves_the_mean_by_at_most_c_over_m() -> None:
         assert float((whole - without).norm()) <= C / M + 1e-5
 
 
-def test_the_noise_has_the_standard_deviation_z_c_over_m_also_without_participants() -> None:
+def test_client_level_noise_has_standard_deviation_zc_over_m() -> None:
     space, row = net(150)
     for sent in ([], uploads(space, row, 3)):
         noise = (merge(space.names, space, row, sent, 2.0) - merge(space.names, space, row, sent, 0.0)).double()

@@ -13,7 +13,7 @@ from fedpriv.config import PrivacyConfig, load_config
 from fedpriv.data.partition_rules import PartitionIndices, PartitionTask, partitions
 from fedpriv.data.partitions.partition import Partition, make_partition
 from fedpriv.errors import UsageError
-from fedpriv.privacy.accountant import _work, dearest, epsilon, epsilon_rdp, epsilons_rdp, history_of, noise_for
+from fedpriv.privacy.accountant import _cost, epsilon, epsilon_rdp, epsilons_rdp, history_of, largest_epsilon, noise_for
 from fedpriv.privacy.ledger import Ledger
 from fedpriv.simulation.setup import build
 from tests.privacy.test_private_runs import SAMPLE, oracle, run_with_taps
@@ -35,11 +35,11 @@ def deal(name: str, options: dict[str, Any]) -> Partition:
 
 def holders_by_sample(partition: Partition) -> dict[int, list[int]]:
     """Sample -> the clients that hold it, counted one by one."""
-    found: dict[int, list[int]] = defaultdict(list)
+    holders: dict[int, list[int]] = defaultdict(list)
     for client, held in enumerate(partition.train):
         for sample in held.tolist():
-            found[sample].append(client)
-    return found
+            holders[sample].append(client)
+    return holders
 
 
 @pytest.mark.parametrize(("name", "options"), CASES, ids=lambda case: case if isinstance(case, str) else "-reuse" if case else "")
@@ -56,7 +56,8 @@ def test_the_ledger_composes_over_the_holders_of_every_sample(name: str, options
             ledger.spend(str(client), 0.02 * (1 + client % 2), 10 + client)
     spent = {client: [(1.0, 0.02 * (1 + client % 2), 10 + client)] for client in range(CLIENTS)}
     by_sample = {
-        sample: epsilon_rdp([one for client in clients for one in spent[client]], 1e-5) for sample, clients in holders.items()
+        sample: epsilon_rdp([spending for client in clients for spending in spent[client]], 1e-5)
+        for sample, clients in holders.items()
     }
     assert ledger.epsilon == pytest.approx(max(by_sample.values()), rel=1e-12)
     for client, epsilon_ in enumerate(ledger.per_client(CLIENTS)):
@@ -70,20 +71,20 @@ def test_a_whole_run_in_which_clients_share_samples(tmp_path: Path) -> None:
     shared = {"data.partition.name": "class_dir_min1", "data.clients": 3, "train.rounds": 2, "train.participation": 1.0}
     asked = {"privacy.level": "sample", "privacy.target_epsilon": 0.5}
     simulation, uploads = run_with_taps(tmp_path / "run", "fedavg", **asked, **shared)
-    said, data = simulation.statement(), simulation.federation.data
+    statement, data = simulation.statement(), simulation.federation.data
     updates = {client: sum(c == client for _, c in uploads) for _, client in uploads}
     histories = {
-        client: (said["noise"], min(1.0, 20 / data.size(client)), updates[client] * -(-data.size(client) // 20))
+        client: (statement["noise"], min(1.0, 20 / data.size(client)), updates[client] * -(-data.size(client) // 20))
         for client in updates
     }
     sets = {tuple(clients) for clients in holders_by_sample(data.partition).values()}
     assert max(map(len, sets)) > 2
     dearest_ = max(sets, key=lambda clients: epsilon_rdp([histories[client] for client in clients], 1e-5))
-    assert said["epsilon"] == pytest.approx(oracle(*(histories[client] for client in dearest_)), rel=1e-9)
-    assert 0.488 < said["epsilon"] <= 0.5
-    assert said["epsilon"] > 1.2 * max(oracle(history) for history in histories.values()), "one client's alone is far less"
+    assert statement["epsilon"] == pytest.approx(oracle(*(histories[client] for client in dearest_)), rel=1e-9)
+    assert 0.488 < statement["epsilon"] <= 0.5
+    assert statement["epsilon"] > 1.2 * max(oracle(history) for history in histories.values()), "one client's alone is far less"
 
-    too_little = {**asked, "privacy.noise": said["noise"] * 0.98}
+    too_little = {**asked, "privacy.noise": statement["noise"] * 0.98}
     with pytest.raises(UsageError, match="leave the noise out"):
         build(load_config(None, settings("fedavg", **too_little, **shared)))
 
@@ -109,11 +110,11 @@ def test_the_noise_for_an_epsilon_of_several_holders(accountant: Any) -> None:
     noise = noise_for(1.0, 1e-5, plans, accountant)
     spent = [epsilon(history_of(noise, plan), 1e-5, accountant) for plan in plans]
     assert 1.0 - 0.011 <= max(spent) <= 1.0
-    assert spent.index(max(spent)) != plans.index(max(plans, key=_work))
+    assert spent.index(max(spent)) != plans.index(max(plans, key=_cost))
 
 
 def test_no_history_spends_more_than_the_dearest_by_prv() -> None:
     histories = [((3.0, rate, 30),) for rate in np.linspace(0.05, 0.06, 12).tolist()]
-    most, history = dearest(histories, 1e-5, "prv")
+    most, history = largest_epsilon(histories, 1e-5, "prv")
     assert history == histories[-1] and most < epsilons_rdp(histories, 1e-5).max()
-    assert all(epsilon(one, 1e-5, "prv") <= most for one in histories[::3])
+    assert all(epsilon(history, 1e-5, "prv") <= most for history in histories[::3])

@@ -25,9 +25,7 @@ LOOKS: dict[str, Callable[[LocalUpdate], object]] = {
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_method_cannot_put_what_it_looks_at_into_the_model_it_sends(
-    in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_method_cannot_leak_data_into_its_model_under_dp(in_place: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     honest = Method.upload
 
     def upload(method: Method, update: LocalUpdate) -> Payload | None:

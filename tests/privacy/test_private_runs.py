@@ -40,9 +40,12 @@ def test_client_level_spends_a_round_for_everybody(tmp_path: Path) -> None:
     records = outcome.folder.records()[1:]
     assert [r["metrics"]["epsilon"] for r in records] == pytest.approx([oracle((NOISE, 0.3, t)) for t in (1, 2, 3)])
     assert outcome.summary is not None
-    said = outcome.summary["privacy"]
-    assert said["epsilon"] == records[-1]["metrics"]["epsilon"] and said["epsilon_per_client"] == [said["epsilon"]] * 10
-    assert "trusted" in said["holds_if"] and said["epsilon_prv"] <= said["epsilon"]
+    statement = outcome.summary["privacy"]
+    assert (
+        statement["epsilon"] == records[-1]["metrics"]["epsilon"]
+        and statement["epsilon_per_client"] == [statement["epsilon"]] * 10
+    )
+    assert "trusted" in statement["holds_if"] and statement["epsilon_prv"] <= statement["epsilon"]
 
 
 @pytest.mark.slow
@@ -51,13 +54,13 @@ def test_sample_level_spends_what_each_client_trained(tmp_path: Path) -> None:
     seen = run_with_taps(tmp_path / "run", "fedrep", **SAMPLE)
     simulation, uploads = seen
     updates = {client: sum(c == client for _, c in uploads) for _, client in uploads}
-    said = simulation.statement()
+    statement = simulation.statement()
     for client in range(5):
         n = simulation.federation.data.size(client)
         steps = updates.get(client, 0) * 2 * math.ceil(n / 20)
         expected = oracle((NOISE, min(1.0, 20 / n), steps)) if steps else 0.0
-        assert said["epsilon_per_client"][client] == pytest.approx(expected)
-    assert said["epsilon"] == max(said["epsilon_per_client"]) > 0
+        assert statement["epsilon_per_client"][client] == pytest.approx(expected)
+    assert statement["epsilon"] == max(statement["epsilon_per_client"]) > 0
 
 
 def run_with_taps(folder: Path, method: str, **overrides: Any) -> tuple[Any, list[tuple[int, Any]]]:
@@ -98,14 +101,14 @@ def test_the_ledger_survives_a_kill_to_the_bit(tmp_path: Path, method: str, priv
 def test_a_target_is_reached_and_not_passed(tmp_path: Path, method: str, private: dict[str, Any]) -> None:
     outcome = play(tmp_path / "run", method, **private, **{"privacy.target_epsilon": 0.5, "privacy.clip": 0.05})
     assert outcome.summary is not None
-    said = outcome.summary["privacy"]
-    assert 0.488 < said["epsilon"] <= 0.5
+    statement = outcome.summary["privacy"]
+    assert 0.488 < statement["epsilon"] <= 0.5
     stored = load_config(outcome.folder.config_file).privacy
-    assert (stored.noise, stored.target_epsilon) == (said["noise"], 0.5)
+    assert (stored.noise, stored.target_epsilon) == (statement["noise"], 0.5)
     build(load_config(outcome.folder.config_file))  # as a resumed run does
 
 
-def test_uploads_under_client_level_dp_are_clipped_and_weightless(tmp_path: Path) -> None:
+def test_client_level_uploads_are_clipped_and_unweighted(tmp_path: Path) -> None:
     from tests.simulation.small import simulation as prepare
 
     simulation = prepare(tmp_path / "run", "fedavg", **CLIENT, **{"wire.transforms": [{"name": "quantise"}]})
@@ -113,8 +116,8 @@ def test_uploads_under_client_level_dp_are_clipped_and_weightless(tmp_path: Path
     simulation.taps.append(lambda way, sealed: seen.append(sealed) if way == "up" else None)
     simulation.start()
     list(simulation.rounds())
-    assert seen and all(one.transforms == ("clip(0.5)", "quantise(8)") for one in seen)
-    assert all(one.num_examples is None for one in seen)
+    assert seen and all(message.transforms == ("clip(0.5)", "quantise(8)") for message in seen)
+    assert all(message.num_examples is None for message in seen)
 
 
 def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None:
@@ -124,7 +127,7 @@ def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("method", "overrides", "said"),
+    ("method", "overrides", "error"),
     [
         ("mpfedcon", SAMPLE, "class centres"),
         ("mpfedcon", CLIENT, "method mpfedcon has its own; use fedavg"),
@@ -142,8 +145,8 @@ def test_mpfedcon_with_fixed_anchors_and_no_centres_sent(tmp_path: Path) -> None
         ("fedavg", {"privacy.level": "server", "privacy.noise": 1}, "privacy.level"),
     ],
 )
-def test_what_would_have_a_wrong_epsilon_is_refused(method: str, overrides: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+def test_what_would_have_a_wrong_epsilon_is_refused(method: str, overrides: dict[str, Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         build(load_config(None, settings(method, **overrides)))
 
 
@@ -159,7 +162,7 @@ def test_on_the_command_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("clipping", "named"), [("per_sample", False), ("ghost", True)])
-def test_the_statement_says_that_ghost_clipping_needs_the_weights_of_the_protocol(clipping: str, named: bool) -> None:
+def test_statement_has_the_condition_of_ghost_clipping(clipping: str, named: bool) -> None:
     privacy = PrivacyConfig(level="sample", noise=1.0, clipping=clipping)  # type: ignore[arg-type]
-    said = Ledger(privacy, {}, [(0,), (1,)]).statement(2, 1.0)["holds_if"]
-    assert ("malicious server" in said) == named
+    condition = Ledger(privacy, {}, [(0,), (1,)]).statement(2, 1.0)["holds_if"]
+    assert ("malicious server" in condition) == named

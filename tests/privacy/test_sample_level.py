@@ -39,16 +39,16 @@ def sums(
 ) -> dict[str, Tensor]:
     parameters = dict(net.named_parameters())
     gradients = kind(net, parameters, {}, phase(*ROLES, epochs=1), loss, from_features=False, clip=clip)
-    found: dict[str, Tensor] = gradients(x, y, teachers)[0]
-    return found
+    total: dict[str, Tensor] = gradients(x, y, teachers)[0]
+    return total
 
 
 def test_unclipped_it_is_the_gradient_of_the_summed_loss() -> None:
     net, parameters, x, y = batch()
     expected = torch.autograd.grad(F.cross_entropy(net(x).logits, y, reduction="sum"), list(parameters.values()))
-    found = sums(net, 1e9, x, y)
+    total = sums(net, 1e9, x, y)
     for name, gradient in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(total[name], gradient, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("clip", [0.1, 1.0, 2.5])
@@ -62,15 +62,15 @@ def test_clipped_it_is_opacus(clip: float) -> None:
     norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()
     factors = (clip / (norms + 1e-6)).clamp(max=1.0)  # Opacus' DPOptimizer
     wrapped.to_standard_module() if hasattr(wrapped, "to_standard_module") else wrapped.remove_hooks()
-    found = sums(net, clip, x, y)
+    total = sums(net, clip, x, y)
     for name, gradient in zip(names, gradients, strict=True):
-        torch.testing.assert_close(found[name], torch.einsum("i,i...->...", factors, gradient), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(total[name], torch.einsum("i,i...->...", factors, gradient), rtol=1e-3, atol=1e-5)
 
 
 def test_no_sample_has_more_than_the_bound() -> None:
     net, _, x, y = batch()
-    one = sums(net, 0.3, 100 * x[:1], y[:1])
-    assert float(torch.stack([g.square().sum() for g in one.values()]).sum().sqrt()) <= 0.3 * (1 + 1e-5)
+    single = sums(net, 0.3, 100 * x[:1], y[:1])
+    assert float(torch.stack([g.square().sum() for g in single.values()]).sum().sqrt()) <= 0.3 * (1 + 1e-5)
     whole, without = sums(net, 0.3, x, y), sums(net, 0.3, x[1:], y[1:])
     assert float(torch.stack([(whole[n] - without[n]).square().sum() for n in whole]).sum().sqrt()) <= 0.3 * (1 + 1e-4)
 
@@ -102,9 +102,9 @@ def test_ghost_clipping_gives_the_same_sums(clip: float) -> None:
         return F.mse_loss(step.outputs.projection, step.teacher("old").projection) + cross_entropy(step)
 
     before = {name: set(vars(p)) for name, p in parameters.items()}
-    ghost, made = (sums(net, clip, x, y, loss, kind, old=old) for kind in (GhostGradients, PerSampleGradients))
-    assert ghost.keys() == made.keys()
-    for name, gradient in made.items():
+    ghost, per_sample = (sums(net, clip, x, y, loss, kind, old=old) for kind in (GhostGradients, PerSampleGradients))
+    assert ghost.keys() == per_sample.keys()
+    for name, gradient in per_sample.items():
         torch.testing.assert_close(ghost[name], gradient, rtol=1e-3, atol=1e-5)
     assert {name: set(vars(p)) for name, p in parameters.items()} == before  # Opacus' marks are gone
     assert all(p.grad is None for p in parameters.values())
@@ -112,7 +112,7 @@ def test_ghost_clipping_gives_the_same_sums(clip: float) -> None:
     assert all(not gradient.any() for gradient in nothing.values())
 
 
-def test_ghost_clipping_refuses_a_loss_that_looks_at_the_parameters() -> None:
+def test_ghost_clipping_refuses_a_loss_with_parameters() -> None:
     net, _, x, y = batch(2)
     with pytest.raises(UsageError, match="ghost clipping cannot handle"):
         sums(net, 1.0, x, y, lambda step: cross_entropy(step) + step.parameters["head.bias"].square().sum(), GhostGradients)
@@ -141,9 +141,9 @@ def test_a_loss_may_look_at_the_parameters_and_at_teachers() -> None:
         + F.cross_entropy(net(x).logits, y, reduction="sum"),
         list(parameters.values()),
     )
-    found = sums(net, 1e9, x, y, loss, old=out)
+    total = sums(net, 1e9, x, y, loss, old=out)
     for name, gradient in zip(parameters, expected, strict=True):
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(total[name], gradient, rtol=1e-4, atol=1e-5)
 
 
 def turned(tmp_path: Any, method: str = "fedavg", **privacy: Any) -> tuple[Tensor, Tensor, Any]:

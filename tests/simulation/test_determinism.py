@@ -155,7 +155,7 @@ def test_what_is_neither_sent_nor_kept_is_as_it_was_initially(tmp_path: Path, mo
     for again in (False, True):
         run = simulation(tmp_path / str(again), "fedavg")
         monkeypatch.setattr(run.federation.method, "download", partial(head_alone, run.federation.resident.space))
-        monkeypatch.setattr(type(run.federation.method), "sends_parts", True)
+        monkeypatch.setattr(type(run.federation.method), "partial_downloads", True)
         run.start()
         run.run_round()
         if again:  # what another client, or the scoring, may have left

@@ -84,13 +84,13 @@ def test_what_it_says_it_sends_and_keeps_is_what_it_sends_and_keeps(watched: Wat
     for sealed in up:
         assert {name for name in sealed.schema if name in space} == set(kind.shared_names)
         assert all(name in space or name.startswith(STATISTIC) for name in sealed.schema)
-    sends = [part.sends for part in (kind, *kind.halves) if part.sends] if kind.shared else []
+    sends = [part.sends for part in (kind, *kind.parts) if part.sends] if kind.shared else []
     sent = {name for sealed in (*down, *up) for name in sealed.schema if name.startswith(STATISTIC)}
     assert bool(sent) == bool(sends), (sent, sends)
     for sealed in up:  # no private tensor hides in a statistic of another name
         assert not any(name.endswith("/" + own) for name in sealed.schema for own in kind.private_names)
     own = {n for c in simulation.progress.clients for n in simulation.stored(c) or {}} - set(kind.private_names)
-    declared = [part.keeps for part in (kind, *kind.halves) if part.keeps]
+    declared = [part.keeps for part in (kind, *kind.parts) if part.keeps]
     assert bool(own) == bool(declared), (own, declared)
 
 
@@ -128,7 +128,11 @@ def reading(objective: str, aggregation: str) -> bool:
 def plays(objective: str, aggregation: str) -> bool:
     """Whether this pair plays a round: each half with several of the other, all pairs that exchange statistics, and all with a
     net of their own (a predictor), whose model does not compare."""
-    return place(objective, aggregation) == 0 or "predictor" in objectives()[objective].needs or reading(objective, aggregation)
+    return (
+        place(objective, aggregation) == 0
+        or "predictor" in objectives()[objective].required_roles
+        or reading(objective, aggregation)
+    )
 
 
 PAIRS = [

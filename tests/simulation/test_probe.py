@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError
-from fedpriv.evaluation.linear_probe import Protocol, Samples, features, fit, probe, recalibrated, samples
+from fedpriv.evaluation.linear_probe import Protocol, Samples, features, fit, probe, recalibrate, samples
 from fedpriv.evaluation.published_probe import published_probe
 from fedpriv.seeding import generator
 
@@ -92,13 +92,13 @@ def test_the_classifier_is_plain_sgd_with_momentum_and_two_drops() -> None:
 
 @pytest.mark.parametrize(("fraction", "count"), [(1.0, 1438), (0.1, 144), (0.01, 14)])
 def test_fractions_keep_the_classes_in_proportion(fraction: float, count: int) -> None:
-    from fedpriv.evaluation.linear_probe import choice
+    from fedpriv.evaluation.linear_probe import choose_labelled
 
     labels = load_dataset("digits").train_labels.numpy()
-    chosen = choice(labels, fraction).numpy()
+    chosen = choose_labelled(labels, fraction).numpy()
     assert len(chosen) == len(set(chosen.tolist())) == count
     shares = np.bincount(labels[chosen], minlength=10) - fraction * np.bincount(labels)
-    assert np.abs(shares).max() < 1 and np.array_equal(chosen, choice(labels, fraction).numpy())
+    assert np.abs(shares).max() < 1 and np.array_equal(chosen, choose_labelled(labels, fraction).numpy())
 
 
 @pytest.mark.parametrize(("fraction", "message"), [(0.0, "above 0"), (1.5, "at most 1"), (0.002, "leaves no sample of class")])
@@ -113,7 +113,7 @@ def test_recalibration_gives_the_statistics_of_the_images_and_touches_nothing_el
     net = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten())
     net[0].running_mean.fill_(-77.0)
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    norm = recalibrated(net, given, 0)[0]  # type: ignore[index]
+    norm = recalibrate(net, given, 0)[0]  # type: ignore[index]
     assert float(norm.running_mean) == pytest.approx(3 * 499.5 + 5, rel=1e-5)
     # The mean of the batches' variances is a little under that of all.
     assert float(norm.running_var) == pytest.approx(9 * 1000 * 1001 / 12, rel=0.03)

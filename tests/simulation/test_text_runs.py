@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from fedpriv.config import load_config
 from fedpriv.errors import UsageError
-from fedpriv.models.encoders import Encoder
-from fedpriv.models.tiny_encoder import tiny_encoder
+from fedpriv.models.text.pretrained import Encoder
+from fedpriv.models.text.tiny import tiny_encoder
 from fedpriv.seeding import generator
 from fedpriv.simulation.inputs import cached_features
 from fedpriv.simulation.setup import Federation, build
@@ -153,8 +153,8 @@ def test_ghost_clipping_of_a_whole_encoder_is_refused(tmp_path: Path, file: Path
 def test_an_encoder_that_cannot_be_taken_sample_by_sample_is_refused(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedpriv.models.text._takes_whole_masks", lambda transformer, pad: False)
-    with pytest.raises(UsageError, match=r"cannot take tiny sample by sample under masks of its own; use model\.tune = head"):
+    monkeypatch.setattr("fedpriv.models.text.transformer._takes_full_masks", lambda transformer, pad: False)
+    with pytest.raises(UsageError, match=r"cannot take tiny sample by sample, as it has its own masks; use model\.tune = head"):
         play(tmp_path / "run", "fedavg", **texts(file, **SAMPLE))
     assert play(tmp_path / "head", "fedavg", **texts(file, **SAMPLE, **HEAD)).summary is not None
 

@@ -122,7 +122,7 @@ def test_the_rate_rises_in_each_phase_of_training_and_not_in_adaptation(simulate
     for _ in range(2):
         update.train(phase(epochs=1, steps=6), cross_entropy, how)
     assert how.rates == pytest.approx([0.0, 0.05, 0.1, 0.15, 0.2, 0.2] * 2)
-    assert [phase.lr for phase in update.trained] == [0.2, 0.2]
+    assert [phase.lr for phase in update.phase_results] == [0.2, 0.2]
     adapting, how = update_of(simulation, purpose="adapt"), Noting()
     adapting.train(phase(epochs=1, steps=1), cross_entropy, how)
     assert how.rates == [0.2] and not torch.equal(adapting.row, adapting.start)
@@ -203,7 +203,7 @@ def in_float64(simulation: Simulation, client: int) -> ModelLocalUpdate:
     assert download is not None
     received = {name: t.double() if t.is_floating_point() else t for name, t in download.tensors.items()}
     other = initial + 0.05 * torch.randn(len(initial), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    kept = {**fed.method.first_private(client, other), "moon.previous": other, "feddyn.displacement": 0.1 * (initial - other)}
+    kept = {**fed.method.initial_private(client, other), "moon.previous": other, "feddyn.displacement": 0.1 * (initial - other)}
     return ModelLocalUpdate(resident, Split(data.inputs.double(), data.labels), fed.config, 1, client, received, kept, False)
 
 

@@ -22,9 +22,9 @@ from fedpriv.errors import FedprivError, UsageError
 from fedpriv.interfaces import phase
 from fedpriv.methods import methods
 from fedpriv.models import compiled, registry
+from fedpriv.models.batched.layers import NotStackable
+from fedpriv.models.batched.stacked import StackedNet
 from fedpriv.models.registry import Shape, register_model
-from fedpriv.models.stacked import StackedNet
-from fedpriv.models.stacked_layers import NotStackable
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation import setup
 from fedpriv.simulation.executor_choice import choose, client_bytes

@@ -60,7 +60,7 @@ def pairs_folder(path: Path) -> Path:
 @contextmanager
 def narrow_fusion() -> Iterator[None]:
     """A block in which a net of pairs has 40,000 parameters, not a million: each modality 32 features."""
-    names = ("fedpriv.models.fusion.WIDTH", "fedpriv.simulation.inputs.pairs.WIDTH")
+    names = ("fedpriv.models.pairs.fusion.WIDTH", "fedpriv.simulation.inputs.pairs.WIDTH")
     with mock.patch(names[0], 32), mock.patch(names[1], 32):
         yield
 

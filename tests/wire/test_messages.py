@@ -11,7 +11,7 @@ import torch
 
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.noise_source import SeededDraws
+from fedpriv.noise_source import SeededNoise
 from fedpriv.wire import ByteMeter, Payload, TransformContext, seal, transform_and_seal, unseal
 from fedpriv.wire.report import Report
 
@@ -22,7 +22,7 @@ def draft(**facts: object) -> Payload:
 
 
 def context(_: int = 0) -> TransformContext:
-    return TransformContext({}, (), SeededDraws(torch.Generator()))
+    return TransformContext({}, (), SeededNoise(torch.Generator()))
 
 
 def test_sealed_bytes_are_a_safetensors_file_that_anybody_reads() -> None:
@@ -145,7 +145,7 @@ def test_a_pattern_that_masks_nothing_is_an_error() -> None:
     with pytest.raises(UsageError, match=r"'haed\.\*' matches no tensor"):
         transform_and_seal(draft(), build_transforms([{"name": "mask", "names": ["head.*", "haed.*"]}]), context)
     shared = Payload({"encoder.fc.bias": torch.randn(3)}, round=1)
-    layers = TransformContext({}, ("encoder.fc.bias", "head.weight"), SeededDraws(torch.Generator()))
+    layers = TransformContext({}, ("encoder.fc.bias", "head.weight"), SeededNoise(torch.Generator()))
     sealed = transform_and_seal(shared, build_transforms([{"name": "mask", "names": ["head.*"]}]), lambda _: layers)
     assert set(sealed.tensors()) == set(shared.tensors)
 

@@ -27,7 +27,7 @@ def had_earlier_update(evidence: Evidence, round: int, client: int) -> bool:
 def keeps_state(evidence: Evidence) -> bool:
     """Whether clients keep something from one local update to the next, which simulated clients lack."""
     method = evidence.federation.method
-    return bool(method.private_names or method.keeps or any(half.keeps for half in method.halves))
+    return bool(method.private_names or method.keeps or any(half.keeps for half in method.parts))
 
 
 def earlier_updates(evidence: Evidence, message: Message) -> list[Message]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedpriv.data.federated import FederatedData, Split
-from fedpriv.samples import Modality, lacking
+from fedpriv.samples import Modality, missing_modality
 from fedpriv.secure.layout import Layout
 from fedpriv.secure.protocol_checks import as_sent, expected_mean
 from fedpriv.server.clients import Instruction
@@ -43,7 +43,7 @@ class _Shadows:
         chosen = self.of(shadow)
         if self.parts > 1:
             chosen = chosen.at(torch.arange(part, len(chosen.labels), self.parts, device=chosen.labels.device))
-        self.lacks[client] = lacking(chosen.inputs)
+        self.lacks[client] = missing_modality(chosen.inputs)
         return chosen
 
     def lacking(self, client: int) -> Modality | None:

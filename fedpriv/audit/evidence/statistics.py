@@ -25,7 +25,7 @@ from fedpriv.defenses.stage import Stage
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.models.state import changed_by_data, unchanged
-from fedpriv.noise_source import SeededDraws
+from fedpriv.noise_source import SeededNoise
 from fedpriv.seeding import generator
 from fedpriv.wire import STATISTIC, Payload, TransformContext, statistic
 from fedpriv.wire.coding import base_name, is_model
@@ -175,7 +175,7 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
         if isinstance(transform, Mask) or getattr(transform, "stage", None) is Stage.DIGITS:
             continue
         payload = Payload(before, first.round, first.client, num_examples=first.num_examples)
-        context = TransformContext(first.received, agreement.layers, SeededDraws(draw), agreement.linear)
+        context = TransformContext(first.received, agreement.layers, SeededNoise(draw), agreement.linear)
         after = transform(payload, context).tensors
         alters |= {name for name in before if name not in after or not torch.equal(after[name], before[name])}
     of_model = kinds_of_model(evidence.federation.resident.net)

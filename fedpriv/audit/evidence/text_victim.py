@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
 from fedpriv.defenses import build_transforms, sent_names
 from fedpriv.errors import UsageError
-from fedpriv.models.encoders import Encoder
-from fedpriv.models.text import TextEncoder, Tune, text_encoder
-from fedpriv.noise_source import Seed
+from fedpriv.models.text.pretrained import Encoder
+from fedpriv.models.text.transformer import TextEncoder, Tune, text_encoder
+from fedpriv.noise_source import SeededSource
 from fedpriv.seeding import kept_rng
 from fedpriv.wire import Payload, Transform, TransformContext
 
@@ -88,7 +88,7 @@ class TextVictim:
             gradients = torch.autograd.grad(F.cross_entropy(self.net(trim(some)), true), list(learn.values()))
             sent = Payload(dict(zip(learn, gradients, strict=True)), round=1, client=number, kind="gradient")
             for place, transform in enumerate(self.transforms):
-                draw = Seed(seed).draws(number, place, "what one step sends")
+                draw = SeededSource(seed).noise(number, place, "what one step sends")
                 sent = transform(sent, TransformContext({}, tuple(learn), draw, linear))
             hidden = not any(name.startswith("top.") for name in sent.tensors)
             known = {n: w for n, w in weights.items() if threat.top != "unknown" or not (hidden and n.startswith("top."))}

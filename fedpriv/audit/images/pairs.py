@@ -21,7 +21,7 @@ from fedpriv.attacks.gradients.linear import single_sample_input
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.errors import UsageError
-from fedpriv.models.fusion import WIDTH, Fusion
+from fedpriv.models.pairs.fusion import WIDTH, Fusion
 
 _FUSION, _IMAGE = "body.encoder.", "body.encoder.image."
 _BESIDE, _UNKNOWN = "body.encoder.beside.text", "top.beside.text"

@@ -10,7 +10,7 @@ from fedpriv.attacks.inference.empirical_epsilon import CONFIDENCE, epsilon_from
 from fedpriv.attacks.inference.membership import Array, Mask
 from fedpriv.audit.results import Canaries, EpsilonBounds
 from fedpriv.files import load_tensors
-from fedpriv.privacy.accountant import dearest, history_of
+from fedpriv.privacy.accountant import history_of, largest_epsilon
 from fedpriv.simulation.run_setup import plans
 from fedpriv.simulation.setup import Federation
 from fedpriv.storage.run_folder import RunFolder
@@ -44,7 +44,7 @@ def epsilon_bounds(
         if privacy.level != "sample":
             return None
         planned = plans(federation.agreement, federation.data.sizes, federation.data.partition, range(first, final + 1), clients)
-        return dearest((history_of(privacy.noise or 0.0, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
+        return largest_epsilon((history_of(privacy.noise or 0.0, plan) for plan in planned), privacy.delta, privacy.accountant)[0]
 
     return EpsilonBounds(
         lower=max(bound.epsilon for bound in one_run),

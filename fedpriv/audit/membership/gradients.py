@@ -13,7 +13,7 @@ from fedpriv.audit.evidence.shadow_updates import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.membership.other_clients import OwnUpdates, evenly
-from fedpriv.samples import of_tensors, tensors
+from fedpriv.samples import from_tensors, tensors
 
 
 def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
@@ -38,7 +38,7 @@ def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: 
     end = {**start, **stand_in}
     middle = {name: (start[name] + tensor) / 2 for name, tensor in end.items()}
     clip = privacy.clip if privacy.level == "sample" else None
-    candidates, own_data = (LabelledSamples(tensors(data.inputs), data.labels, of_tensors) for data in (pool.data, pool.spare))
+    candidates, own_data = (LabelledSamples(tensors(data.inputs), data.labels, from_tensors) for data in (pool.data, pool.spare))
     scores, control_scores = gradient_regression([observed, control], candidates, own_data, [start, middle, end], clip)
     return scores, control_scores
 

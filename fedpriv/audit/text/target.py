@@ -20,8 +20,8 @@ from fedpriv.data.sources import load_dataset
 from fedpriv.data.tokens import tokenise
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
-from fedpriv.models.encoders import Encoder, find_encoder
-from fedpriv.models.text import Tune, features, text_encoder
+from fedpriv.models.text.pretrained import Encoder, find_encoder
+from fedpriv.models.text.transformer import Tune, features, text_encoder
 from fedpriv.wire import Transform
 
 Observe = Callable[[ThreatModel], Iterator[Observation]]

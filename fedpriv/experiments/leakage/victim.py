@@ -18,7 +18,7 @@ from fedpriv.data.dataset import Dataset
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
 from fedpriv.experiments.leakage.cell import Cell, ImagesSpec, VictimSpec
-from fedpriv.noise_source import Seed
+from fedpriv.noise_source import SeededSource
 from fedpriv.wire import Payload, Transform, TransformContext, transform_and_seal
 from fedpriv.wire.coding import decoded
 
@@ -87,7 +87,7 @@ def carried(
     linear = tuple(name for name, layer in net.named_modules() if isinstance(layer, nn.Linear))
 
     def context(index: int) -> TransformContext:
-        return TransformContext(zeros, tuple(news), Seed(seed[0]).draws(*seed[1:], "leakage", index), linear, report)
+        return TransformContext(zeros, tuple(news), SeededSource(seed[0]).noise(*seed[1:], "leakage", index), linear, report)
 
     payload = Payload(news, round=1, client=seed[1], kind="gradient" if kind == "gradient" else "delta")
     sealed = transform_and_seal(payload, transforms, context)

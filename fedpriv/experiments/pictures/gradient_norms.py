@@ -40,7 +40,7 @@ def gradient_norms(
     received = {} if payload is None else {name: tensor.to(resident.device) for name, tensor in payload.tensors.items()}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in federation.agreement.layers}
     for client in clients:
-        private = method.first_private(client, federation.initial)
+        private = method.initial_private(client, federation.initial)
         space.pack(received, resident.row.copy_(federation.initial))
         data, augment = federation.data.train(client), federation.augment
         update = ModelLocalUpdate(resident, data, federation.config, round, client, received, private, True, augment=augment)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedpriv.client.client import Received
 from fedpriv.client.store import ClientStore
 from fedpriv.errors import FedprivError
-from fedpriv.models.stacked import Form
+from fedpriv.models.batched.stacked import Form
 from fedpriv.server.clients import Instruction
 from fedpriv.simulation.executors.memory import keep_freed_memory
 from fedpriv.simulation.executors.sequential import LocalExecutor, Warn

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedpriv.data.pools import Pool
 from fedpriv.data.tables import decoding
-from fedpriv.models.text import TextEncoder, features
+from fedpriv.models.text.transformer import TextEncoder, features
 from fedpriv.untrusted.cache import cache_folder
 
 CHUNK = 128

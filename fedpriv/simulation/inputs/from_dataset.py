@@ -13,7 +13,7 @@ from fedpriv.errors import UsageError
 from fedpriv.methods.build import objective_of
 from fedpriv.models.net import Net
 from fedpriv.models.registry import Shape, build_model
-from fedpriv.models.user_net import is_own, only_here, user_net
+from fedpriv.models.user_net import build_user_net, is_user_net, unimportable_note
 from fedpriv.simulation.inputs.pairs import PAIR_MODEL, prepare_pairs
 from fedpriv.simulation.inputs.prepared import Prepared, upper
 from fedpriv.simulation.inputs.texts import TEXT_MODEL, prepare_texts
@@ -55,13 +55,13 @@ def _images(config: RunConfig, dataset: Dataset, device: torch.device) -> Prepar
         raise UsageError(f"data.image_only and data.text_only are for image-text pairs, and {dataset.name} holds images alone")
 
     notes: tuple[str, ...] = ()
-    if is_own(model.name):
+    if is_user_net(model.name):
         if model.projection not in (None, type(model)().projection):
             raise UsageError(f"model.projection {model.projection}: model {model.name} is taken as it is; leave it out")
         if model.head_on != "projection":
             raise UsageError(f"model.head_on {model.head_on}: model {model.name} is taken as it is; leave it out")
         config = config.model_copy(update={"model": model.model_copy(update={"projection": None})})
-        notes = () if (note := only_here(model.name)) is None else (note,)
+        notes = () if (note := unimportable_note(model.name)) is None else (note,)
     elif model.roles is not None:
         raise UsageError(f"model.roles is for a net of your own, such as my_nets:Net, and not for {model.name}")
     build = image_net(config, dataset.input_shape, len(dataset.classes))
@@ -97,8 +97,8 @@ def image_net(config: RunConfig, input_shape: Shape, classes: int) -> Callable[[
     model = config.model
 
     def build() -> Net:
-        if is_own(model.name):
-            return user_net(model.name or "", input_shape, classes, model.roles, model.predictor or False)
+        if is_user_net(model.name):
+            return build_user_net(model.name or "", input_shape, classes, model.roles, model.predictor or False)
         return build_model(model.name or "", input_shape, classes, *upper(model))
 
     return build

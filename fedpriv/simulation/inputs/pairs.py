@@ -11,9 +11,9 @@ from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
 from fedpriv.data.pools import Images, Paired, Pool, Ready
 from fedpriv.errors import UsageError
-from fedpriv.models.backbones import Backbone, find_backbone
-from fedpriv.models.fusion import WIDTH, Branch, Fusion
 from fedpriv.models.net import Net
+from fedpriv.models.pairs.fusion import WIDTH, Branch, Fusion
+from fedpriv.models.pairs.image_encoders import Backbone, find_backbone
 from fedpriv.models.registry import Shape, assemble
 from fedpriv.seeding import global_rng
 from fedpriv.simulation.inputs.cached_features import image_features

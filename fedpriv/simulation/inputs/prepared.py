@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from fedpriv.config import ModelConfig, RunConfig
 from fedpriv.data.pools import Pool
-from fedpriv.models.encoders import Encoder
 from fedpriv.models.net import HeadOn, Net
 from fedpriv.models.registry import Projector
+from fedpriv.models.text.pretrained import Encoder
 
 
 @dataclass(frozen=True)

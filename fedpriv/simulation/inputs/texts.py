@@ -17,10 +17,10 @@ from fedpriv.data.tokens import tokenise
 from fedpriv.errors import UsageError
 from fedpriv.methods import find_method
 from fedpriv.methods.build import objective_of
-from fedpriv.models.encoders import Encoder, find_encoder
 from fedpriv.models.net import Net
 from fedpriv.models.registry import assemble
-from fedpriv.models.text import TextEncoder, Tune, text_encoder
+from fedpriv.models.text.pretrained import Encoder, find_encoder
+from fedpriv.models.text.transformer import TextEncoder, Tune, text_encoder
 from fedpriv.seeding import global_rng
 from fedpriv.simulation.inputs.cached_features import text_features
 from fedpriv.simulation.inputs.prepared import Prepared, upper
@@ -137,7 +137,7 @@ def on_frozen_features(config: RunConfig, width: int | None) -> RunConfig:
     suggestions: dict[str, Any] = {"train.lr": FEATURES_LR}
     if find_method(config.method.name).shared == {"encoder"}:
         suggestions["model.adapter"] = width
-    elif "projector" not in objective_of(config).needs:
+    elif "projector" not in objective_of(config).required_roles:
         suggestions["model.projection"] = None
     return filled(config, suggestions)
 

@@ -11,9 +11,9 @@ import torch
 
 from fedpriv.config import RunConfig
 from fedpriv.data.dataset import Dataset
-from fedpriv.models.encoders import Encoder, find_encoder
 from fedpriv.models.net import Net
-from fedpriv.models.tiny_encoder import made_up_texts
+from fedpriv.models.text.pretrained import Encoder, find_encoder
+from fedpriv.models.text.tiny import made_up_texts
 from fedpriv.simulation.inputs.from_dataset import image_net
 from fedpriv.simulation.inputs.pairs import pair_net
 from fedpriv.simulation.inputs.texts import Tokens, longest_of, text_net

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedpriv.models.batched.layers import ForwardContext, to_stack
+from fedpriv.models.batched.stacked import Form
 from fedpriv.models.net import Outputs
-from fedpriv.models.stacked import Form
-from fedpriv.models.stacked_layers import ForwardContext, to_stack
 from fedpriv.parameters import ParameterSpace
 from fedpriv.simulation.vectorized.batched_client import BatchedClient
 from fedpriv.simulation.vectorized.batched_loss import BatchedLoss, NotBatchable

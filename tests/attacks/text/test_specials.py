@@ -12,7 +12,7 @@ from fedpriv.attacks.core.observation import TextFacts
 from fedpriv.attacks.scoring.text_scores import score_text
 from fedpriv.attacks.text.victims import FIRST, LAST, facts, observe_text, sentences, small_bert
 from fedpriv.audit.evidence.text_victim import opening
-from fedpriv.models.encoders import Encoder
+from fedpriv.models.text.pretrained import Encoder
 
 LAYOUTS = {"nowhere": ((), ()), "behind": ((), (LAST,)), "before": ((FIRST,), ()), "both behind": ((), (FIRST, LAST))}
 """As in GPT-2, T5, Gemma and XLNet."""

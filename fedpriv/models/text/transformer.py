@@ -1,4 +1,4 @@
-"""Transformers as text encoders: token ids to one vector per text, with full tuning, LoRA, or frozen."""
+"""Transformers as text encoders, from token ids to one vector for each text: fully trained, trained by LoRA, or frozen."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpriv.errors import UsageError
-from fedpriv.models.encoders import Encoder, Pooling
+from fedpriv.models.text.pretrained import Encoder, Pooling
 from fedpriv.samples import Inputs, in_chunks
 
 if TYPE_CHECKING:
@@ -21,22 +21,22 @@ class TextEncoder(nn.Module):
     """Token ids ``(B, L)`` -> ``(B, d)``.
 
     Args:
-        pad: the id of padding, which is masked in attention.
+        pad: the id of padding, which attention masks.
 
     Attributes:
-        by_sample: whether ``torch.func`` can process it sample by sample.
+        by_sample: whether ``torch.func`` can compute per-sample gradients.
     """
 
     def __init__(self, transformer: PreTrainedModel, pad: int, pooling: Pooling) -> None:
         super().__init__()
         self.transformer = transformer
         self.pad, self.pooling = pad, pooling
-        self.by_sample = _takes_whole_masks(transformer, pad)
+        self.by_sample = _takes_full_masks(transformer, pad)
 
     def forward(self, ids: Tensor) -> Tensor:
         mask = ids.ne(self.pad)
         # transformers branches on the values of a mask (B, L), which torch.func does not allow.
-        outputs = self.transformer(input_ids=ids, attention_mask=_whole(mask) if self.by_sample else mask.long())
+        outputs = self.transformer(input_ids=ids, attention_mask=_full_mask(mask) if self.by_sample else mask.long())
         if self.pooling == "pooler":
             return outputs.pooler_output  # type: ignore[no-any-return]
         hidden: Tensor = outputs.last_hidden_state
@@ -46,43 +46,45 @@ class TextEncoder(nn.Module):
         return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1)
 
     def lengths(self, ids: Tensor) -> Tensor:
-        """Numbers of tokens ``(B,)``."""
+        """The numbers of tokens of texts ``(B,)``."""
         return ids.ne(self.pad).sum(1)
 
     def trim(self, ids: Tensor) -> Tensor:
-        """The texts without columns of padding only."""
+        """The texts without the columns that contain only padding."""
         filled = ids.ne(self.pad).any(0).nonzero()
         return ids[:, : int(filled[-1]) + 1] if len(filled) else ids[:, :1]
 
 
-def _whole(mask: Tensor) -> Tensor:
-    """Mask ``(B, L)`` -> ``(B, 1, L, L)``: each token attends to all that are not padding."""
+def _full_mask(mask: Tensor) -> Tensor:
+    """Mask ``(B, L)`` -> ``(B, 1, L, L)``: each token attends to all tokens except padding."""
     return mask[:, None, None, :].expand(-1, 1, mask.shape[1], -1)
 
 
 @torch.no_grad()
-def _takes_whole_masks(transformer: Any, pad: int) -> bool:
-    """Whether outputs under a whole mask equal those under the usual one, which fails for causal and other special attention."""
+def _takes_full_masks(transformer: Any, pad: int) -> bool:
+    """Whether outputs are the same with the full mask; they are not for causal and other special attention."""
     words = [word for word in range(4) if word != pad][:3]
     ids = torch.tensor([words, [words[0], pad, pad]])
     mask = ids.ne(pad)
     was, _ = transformer.training, transformer.eval()
     try:
-        usual, whole = (
-            transformer(input_ids=ids, attention_mask=one).last_hidden_state[mask] for one in (mask.long(), _whole(mask))
+        expected, actual = (
+            transformer(input_ids=ids, attention_mask=attention).last_hidden_state[mask]
+            for attention in (mask.long(), _full_mask(mask))
         )
     except (RuntimeError, ValueError, IndexError):
         return False
     finally:
         transformer.train(was)
-    return torch.allclose(usual, whole, atol=1e-5)
+    return torch.allclose(expected, actual, atol=1e-5)
 
 
 def text_encoder(encoder: Encoder, tune: Tune, rank: int = 8, alpha: int = 16) -> TextEncoder:
-    """A new text encoder in which only trained parameters require a gradient; the others are common to all clients and not sent.
+    """Build a text encoder in which only trained parameters require a gradient; the others are never sent.
 
     Args:
-        rank, alpha: of LoRA (Hu et al. 2022): a layer W becomes W + (alpha / r) B A, with B initially zero.
+        tune: what is trained: all parameters, LoRA's (Hu et al. 2022), or none (``head``).
+        rank, alpha: LoRA's r and alpha: a layer W becomes W + (alpha / r) B A, with B initially zero.
 
     Raises:
         UsageError: the encoder has no pooler, or peft does not know its attention layers.
@@ -92,7 +94,7 @@ def text_encoder(encoder: Encoder, tune: Tune, rank: int = 8, alpha: int = 16) -
         if getattr(model, "pooler", None) is None:
             raise UsageError(f"{encoder.name} has no pooler; --set model.pooling=mean")
     elif getattr(model, "pooler", None) is not None:
-        model.pooler = None  # it would be sent although it never has a gradient
+        model.pooler = None  # unused, so it would be sent without ever being trained
     if tune == "lora":
         _add_lora(model, encoder.name, rank, alpha)
     else:
@@ -119,7 +121,7 @@ def features(encoder: TextEncoder, ids: Tensor, chunk: int = 128) -> Tensor:
 
     def encode(part: Inputs) -> Tensor:
         assert isinstance(part, Tensor)
-        found: Tensor = encoder(encoder.trim(part.long()))
-        return found
+        vectors: Tensor = encoder(encoder.trim(part.long()))
+        return vectors
 
     return in_chunks(ids, chunk, encode, encoder.lengths(ids))

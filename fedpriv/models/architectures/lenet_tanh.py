@@ -1,4 +1,4 @@
-"""LeNets with tanh and average pooling: LeNet-5 of LeCun et al., and the LeNet of FedDUAL's code."""
+"""LeNets with tanh and average pooling: LeNet-5 (LeCun et al. 1998), and the LeNet of FedDUAL's code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedpriv.models.registry import Shape, register_model
 
 
 def glorot(net: Net) -> None:
-    """Glorot's uniform initialisation (2010) with zero biases, the default of Keras."""
+    """Initialise weights by Glorot's uniform distribution and biases by zero, the default of Keras."""
     for parameter in net.parameters():
         if parameter.ndim > 1:
             nn.init.xavier_uniform_(parameter)
@@ -67,7 +67,7 @@ def lenet_released(input_shape: Shape) -> tuple[nn.Module, int]:
         conv2=nn.Conv2d(6, 6, 5),
         tanh2=nn.Tanh(),
         pool2=nn.AvgPool2d(2),
-        fc1=nn.Conv2d(6, 120, 1),  # Keras' Dense acts on the last axis: the same layer at every pixel
+        fc1=nn.Conv2d(6, 120, 1),  # Keras' Dense acts on the last axis, so it is the same layer at each pixel
         tanh3=nn.Tanh(),
         flatten=nn.Flatten(),
         fc2=nn.Linear(120 * height * width, 84),

@@ -1,7 +1,7 @@
-"""FedDUAL's CIFAR net: VGG16's convolutions with ImageNet weights, which are never trained or sent, and a layer of 64 units.
+"""FedDUAL's net for CIFAR: frozen VGG16 convolutions with ImageNet weights, and a trained layer of 64 units.
 
-The convolutions are not part of the net's state: they are loaded once per process, on first use, and shared by all nets. Trained,
-sent and stored are the layer of 64 units and the head, 33,482 numbers with 10 classes.
+The convolutions are not part of the net's state: they are loaded once per process, on first use, and shared by all nets. Only the
+layer of 64 units and the head are trained, sent and stored: 33,482 numbers with 10 classes.
 """
 
 from __future__ import annotations

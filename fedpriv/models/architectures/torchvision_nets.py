@@ -1,7 +1,7 @@
-"""ResNet, DenseNet and VGG from torchvision, untrained. Inputs whose smaller side is at most 64 get the CIFAR stem, unless
-the net's name says otherwise.
+"""ResNet, DenseNet and VGG from torchvision, untrained.
 
-torchvision is imported when a net is built, not when names are listed.
+Images whose smaller side is at most 64 pixels get the CIFAR stem, unless the net's name says otherwise. torchvision is imported
+when a net is built.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import nn
 from fedpriv.models.registry import Shape, register_model
 
 CIFAR_STEM_UP_TO = 64
-"""In pixels. The ImageNet stems shrink an image fourfold before the first block, too much for small images."""
+"""In pixels. The ImageNet stems reduce the sides fourfold before the first block, too much for small images."""
 
 
 def _is_small(input_shape: Shape) -> bool:
@@ -22,7 +22,7 @@ def _is_small(input_shape: Shape) -> bool:
 
 
 def _stem(original: nn.Conv2d, input_shape: Shape, small: bool, fan: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
-    """The first convolution for this input: torchvision's own if it fits, else one that fits, with the same initialisation."""
+    """The first convolution: torchvision's own if it fits the input, or else another one with the same initialisation."""
     if not small and input_shape[0] == original.in_channels:
         return original
     if small:
@@ -34,7 +34,7 @@ def _stem(original: nn.Conv2d, input_shape: Shape, small: bool, fan: Literal["fa
 
 
 def _out_of_place(module: nn.Module) -> nn.Module:
-    """Turn off in-place activations, as hooks on activations and torch.func need the values."""
+    """Turn off in-place activations, because hooks and torch.func need the values before them."""
     for child in module.modules():
         if isinstance(child, nn.ReLU):
             child.inplace = False
@@ -110,7 +110,7 @@ def _densenet121(input_shape: Shape, small: bool) -> tuple[nn.Module, int]:
     features.conv0 = _stem(features.conv0, input_shape, small, "fan_in")
     if small:
         features.pool0 = nn.Identity()
-    # Reassembled, because torchvision's forward applies the last ReLU in place.
+    # Not torchvision's forward, which applies the last ReLU in place.
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         features=features, relu=nn.ReLU(), avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten()
     )
@@ -125,12 +125,12 @@ def _densenet121(input_shape: Shape, small: bool) -> tuple[nn.Module, int]:
     source="Simonyan and Zisserman 2015; no hidden FC layers up to 64 px",
 )
 def vgg16(input_shape: Shape) -> tuple[nn.Module, int]:
-    """(B, C, H, W) -> (B, 512) for small images, pooled to one pixel; (B, 4096) for others, with both hidden FC layers."""
+    """(B, C, H, W) -> (B, 512) for small images, pooled to one pixel; otherwise (B, 4096), with both hidden FC layers."""
     from torchvision.models import vgg
 
     layers: OrderedDict[str, nn.Module]
     if _is_small(input_shape):
-        # Without torchvision's constructor, which would draw 120 M FC parameters that are not used here.
+        # Not torchvision's constructor, which would also draw 120 M parameters of fully connected layers.
         features, width = vgg.make_layers(vgg.cfgs["D"]), 512
         layers = OrderedDict(features=features, avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
         stale = [layer for layer in features if isinstance(layer, nn.Conv2d)]

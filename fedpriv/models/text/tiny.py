@@ -1,4 +1,4 @@
-"""A random text encoder of two small layers with its own vocabulary, for tests and demonstrations."""
+"""A tiny random BERT of two layers with its own vocabulary, for tests and demonstrations."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
     from transformers import BertConfig, PreTrainedTokenizerBase
 
 WORDS = 2000
-"""Largest size of its vocabulary: the most frequent words of the training texts."""
+"""Largest vocabulary: the most frequent words of the texts."""
 _SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
 
 
 def made_up_texts(words: int) -> list[str]:
-    """Texts with which its vocabulary has so many tokens."""
+    """Texts from which the encoder gets a vocabulary of ``words`` tokens."""
     return [f"word{number}" for number in range(words - len(_SPECIAL))]
 
 
 def tiny_encoder(texts: Sequence[str]) -> tuple[PreTrainedTokenizerBase, BertConfig]:
-    """Its tokenizer, which depends on the texts alone, and the config of its model."""
+    """The tokenizer, whose vocabulary is that of the texts, and the config of the model."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import BertConfig, PreTrainedTokenizerFast
 

@@ -1,5 +1,7 @@
-"""Multilayer perceptrons on the flattened input. The weight and bias gradients of the first layer reveal a single sample exactly
-(dW / db), as the audit's analytic attack shows."""
+"""Multilayer perceptrons on the flattened input.
+
+The gradients of the first layer's weights and biases reveal a single sample exactly (dW / db), as the analytic attack shows.
+"""
 
 from collections import OrderedDict
 from math import prod
@@ -21,11 +23,11 @@ def mlp(input_shape: Shape, widths: tuple[int, ...]) -> tuple[nn.Module, int]:
 
 @register_model("mlp_lineage", input_shape=(1, 28, 28), classes=10, source="FedRep's released FEMNIST net, without its softmax")
 def mlp_lineage(input_shape: Shape) -> tuple[nn.Module, int]:
-    """in -> 512 -> 256 -> 64. The released code applies a softmax before a cross-entropy with softmax; not replicated."""
+    """in -> 512 -> 256 -> 64, without the released code's additional softmax before the cross-entropy."""
     return mlp(input_shape, (512, 256, 64))
 
 
-@register_model("mlp", input_shape=(14,), classes=2, source="the usual net of tables")
+@register_model("mlp", input_shape=(14,), classes=2, source="the default net for tables")
 def table_mlp(input_shape: Shape) -> tuple[nn.Module, int]:
     """in -> 128 -> 64."""
     return mlp(input_shape, (128, 64))

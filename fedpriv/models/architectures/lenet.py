@@ -1,4 +1,4 @@
-"""The sigmoid LeNet, the usual victim of gradient inversion."""
+"""The LeNet with sigmoids, on which gradient inversion is usually shown (Zhu et al., NeurIPS 2019)."""
 
 from collections import OrderedDict
 
@@ -10,8 +10,10 @@ from fedpriv.models.registry import Shape, register_model
 
 
 def _uniform_half(net: Net) -> None:
-    """Draw every weight and bias from U(-0.5, 0.5), as DLG's code does. The attack's success depends on this scale: with the
-    default initialisation, gradients through the sigmoids are too small to match."""
+    """Draw all weights and biases from U(-0.5, 0.5), as DLG's code does.
+
+    The attack needs this scale: with torch's default, gradients through the sigmoids are too small to match.
+    """
     with torch.no_grad():
         for parameter in net.parameters():
             parameter.uniform_(-0.5, 0.5)

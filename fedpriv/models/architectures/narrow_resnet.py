@@ -1,4 +1,4 @@
-"""A ResNet of an eighth of the width: residual blocks and BatchNorm at a cost that is feasible on a CPU."""
+"""A ResNet of an eighth of the usual width, which can be trained on a CPU."""
 
 from collections import OrderedDict
 
@@ -9,7 +9,7 @@ from fedpriv.models.registry import Shape, register_model
 
 
 class _Block(nn.Module):
-    """The basic block of He et al. (2016): where the width changes, the sides are halved."""
+    """The basic block of He et al. (2016); if the width changes, the sides are halved."""
 
     def __init__(self, width_in: int, width: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def resnet9_narrow(input_shape: Shape) -> tuple[nn.Module, int]:
     for number, (width_in, width) in enumerate(((8, 8), (8, 16), (16, 32), (32, 64)), start=1):
         layers[f"layer{number}"] = nn.Sequential(_Block(width_in, width))
     layers |= OrderedDict(avgpool=nn.AdaptiveAvgPool2d(1), flatten=nn.Flatten())
-    nn.Linear(64, 10)  # lightly's head, which also draws: a seed goes on giving the weights that it gave
+    nn.Linear(64, 10)  # lightly draws a head, too; it keeps the initial weights the same for a seed
     if input_shape[0] != 3:
         layers["conv1"] = _convolution(input_shape[0], 8)
     return nn.Sequential(layers), 64

@@ -1,4 +1,4 @@
-"""K nets of the same architecture as one wide net: the single net traced, and each layer in its stacked form."""
+"""K nets of one architecture as one wide net: the single net is traced, and each layer replaced by its stacked form."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.errors import first_line
-from fedpriv.models.net import ROLES, Net, Outputs, copy_of
-from fedpriv.models.stacked_layers import (
+from fedpriv.models.batched.layers import (
     FORMS,
     FUNCTIONS,
     VECTORS,
@@ -27,7 +26,8 @@ from fedpriv.models.stacked_layers import (
     with_bias,
     without_bias,
 )
-from fedpriv.models.state import interact
+from fedpriv.models.net import ROLES, Net, Outputs, copy_of
+from fedpriv.models.state import samples_interact
 from fedpriv.parameters import ParameterSpace
 
 
@@ -37,7 +37,7 @@ class Form(Protocol):
     draws: bool
     """Whether a forward pass in training mode draws random numbers."""
     mixes: frozenset[str]
-    """Roles in which, in training mode, the samples of a batch interact, so that batches must not be padded."""
+    """Roles in which the samples of a batch interact in training mode, so that batches must not be padded."""
 
     def encode(self, ctx: ForwardContext, x: Tensor) -> Tensor:
         """Stacked inputs -> features ``(K, B, d)``."""
@@ -77,24 +77,24 @@ class StackedNet(Form):
 
 
 def _check_layers(net: Net) -> None:
-    """Check that nothing changes what the layers compute, as a hook does that makes a weight from others before each pass.
+    """Check that the layers compute what their types say.
 
     Raises:
-        NotStackable: something does.
+        NotStackable: a module has hooks (such as those of weight_norm) or its own training mode.
     """
     for name, module in net.named_modules():
         if module._forward_pre_hooks or module._forward_hooks or module._backward_pre_hooks or module._backward_hooks:
             raise NotStackable(f"{name}: a hook, as of weight_norm or pruning")
         if type(module).train is not nn.Module.train:
-            raise NotStackable(f"{name}: a mode of training of its own")
+            raise NotStackable(f"{name}: its own train() method")
 
 
 def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], Tensor]:
-    """A role's forward pass over stacked tensors."""
+    """The forward pass of a role over stacked tensors."""
     if type(module) in FORMS:  # a single layer needs no tracing
         return step_of(Layer(role, module))
     try:
-        graph = fx.Tracer().trace(copy_of(module))  # its forward pass may leave proxies or counts in it
+        graph = fx.Tracer().trace(copy_of(module))  # a copy, as tracing may leave proxies in the module
     except Exception as error:  # tracing may raise any exception
         raise NotStackable(f"{role}: its forward pass cannot be traced ({first_line(error)})") from None
     steps: list[tuple[fx.Node, Callable[..., Tensor], tuple[Any, ...]]] = []
@@ -130,7 +130,7 @@ def _traced(role: str, module: nn.Module) -> Callable[[ForwardContext, Tensor], 
 
 
 def _only_pooled(node: fx.Node, module: nn.Module) -> fx.Node | None:
-    """The maximum pooling that is the only use of a convolution's output; ``None`` if there is another."""
+    """The maximum pooling, if it is the only use of a convolution's output, or else ``None``."""
     if len(node.users) != 1 or not isinstance(module.get_submodule(str(node.target)), nn.Conv2d):
         return None
     user = next(iter(node.users))
@@ -139,17 +139,17 @@ def _only_pooled(node: fx.Node, module: nn.Module) -> fx.Node | None:
 
 
 def _pooled(convolution: Layer, pooling: Callable[[ForwardContext, Tensor], Tensor], ctx: ForwardContext, x: Tensor) -> Tensor:
-    """A convolution with pooling before the bias is added: the same result with a quarter of the additions."""
+    """A convolution whose bias is added after the pooling: the same result, with a quarter of the additions."""
     return with_bias(convolution, ctx, pooling(ctx, x))
 
 
 def _function(node: fx.Node) -> Any:
-    """The function that a node calls; of a tensor's method, such as ``x.relu()``, torch's of the same name."""
+    """The function that a node calls; for a method such as ``x.relu()``, torch's function of the same name."""
     return getattr(torch, str(node.target), None) if node.op == "call_method" else node.target
 
 
 def _inputs(node: fx.Node) -> tuple[fx.Node, ...]:
-    """The tensor arguments of a function with a stacked form; empty if it has none for this call."""
+    """The tensor arguments of a call; empty if the call has no stacked form."""
     function = _function(node)
     if function not in FUNCTIONS or node.kwargs.keys() - {"inplace"}:
         return ()
@@ -161,7 +161,7 @@ class VmappedNet(Form):
     """The forward pass of K nets by ``torch.func.vmap``, for nets without a stacked form; hardly faster than one by one."""
 
     def __init__(self, net: Net) -> None:
-        self._net = copy_of(net)  # its mode changes with each pass, and who has the net itself knows nothing of that
+        self._net = copy_of(net)  # a copy, as each pass changes its mode
         modules = list(net.modules())
         self.draws = any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in modules)
         self.mixes = frozenset(ROLES if _mixes(self._net) else ())
@@ -177,18 +177,18 @@ class VmappedNet(Form):
     def _run(self, role: str, ctx: ForwardContext, x: Tensor) -> Tensor:
         module: nn.Module = getattr(self._net, role)
         module.train(role in ctx.training)
-        own = {name.removeprefix(role + "."): tensor for name, tensor in ctx.tensors.items() if name.startswith(role + ".")}
+        state = {name.removeprefix(role + "."): tensor for name, tensor in ctx.tensors.items() if name.startswith(role + ".")}
         # Copies, as vmap does not update running statistics that are not contiguous.
         running = {
-            name: own[name].clone(memory_format=torch.contiguous_format) for name, _ in module.named_buffers() if name in own
+            name: state[name].clone(memory_format=torch.contiguous_format) for name, _ in module.named_buffers() if name in state
         }
-        own |= running
+        state |= running
 
-        def alone(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        def forward_single(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
             y: Tensor = functional_call(module, tensors, (x,))
             return y
 
-        outputs = vmap(alone)(own, x)
+        outputs = vmap(forward_single)(state, x)
         with torch.no_grad():
             for name, tensor in running.items():
                 ctx.tensors[f"{role}.{name}"].copy_(tensor)
@@ -196,58 +196,58 @@ class VmappedNet(Form):
 
 
 def _mixes(net: Net) -> bool:
-    """Whether the samples of a batch interact in training mode; so it is said of a net that cannot be tried."""
+    """Whether the samples of a batch interact in training mode; assumed of a net that fails."""
     if any(isinstance(module, _BatchNorm) for module in net.modules()):
         return True
     try:
-        return interact(net)
+        return samples_interact(net)
     except Exception:  # of the net
         return True
 
 
 def check(form: Form, net: Net) -> None:
-    """Check on two clients, whose nets differ, that each can train, and has the outputs of its net alone.
+    """Check on two different nets that the stacked net can be trained and has the outputs of the single nets.
 
     Raises:
-        NotStackable: one cannot, or has not.
+        NotStackable: it has not.
     """
     try:
-        if interact(net, training=False):  # outputs of frozen models and features would depend on how samples are batched
+        if samples_interact(net, training=False):  # a frozen model's outputs would depend on the batching
             raise NotStackable("the net as a whole: in evaluation mode, samples of a batch change each other's outputs")
         _check_outputs(form, net)
     except NotStackable:
         raise
-    except Exception as error:  # layers raise anything on inputs of other dimensions than their own
+    except Exception as error:  # layers may raise any exception on inputs with more dimensions
         raise NotStackable(f"the net as a whole: {first_line(error)}") from None
 
 
 @torch.no_grad()
 def _check_outputs(form: Form, net: Net) -> None:
-    space, draws = ParameterSpace.of(net), torch.Generator().manual_seed(0)
+    space, generator = ParameterSpace.of(net), torch.Generator().manual_seed(0)
     row = space.row_of(net)
 
-    def drawn(*shape: int) -> Tensor:
-        return torch.rand(shape, generator=draws).to(row)
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(shape, generator=generator).to(row)
 
-    # Not the initial values: they may be zero, and what is wrongly taken for a constant still has them.
-    rows = row * (1 + 0.1 * drawn(2, len(row)))
+    # Not the initial values: they may be zero, and a tensor that is mistaken for a constant has them.
+    rows = row * (1 + 0.1 * uniform(2, len(row)))
     for part in space.parameters():
-        rows[:, part] += 0.02 * drawn(2, part.stop - part.start) - 0.01
-    x = drawn(2, 3, *net.input_shape)
+        rows[:, part] += 0.02 * uniform(2, part.stop - part.start) - 0.01
+    x = uniform(2, 3, *net.input_shape)
     modes = [module.training for module in net.modules()]
     net.eval()
     try:
         for roles in (frozenset(ROLES), frozenset[str]()):
-            tensors = {name: torch.stack([space.view(own, name) for own in rows]) for name in space.names}
+            tensors = {name: torch.stack([space.view(row, name) for row in rows]) for name in space.names}
             leaves = [tensors[entry.name].requires_grad_(bool(roles)) for entry in space.entries if entry.kind != "buffer"]
             ctx = ForwardContext(2, tensors, roles, lambda like, share: torch.ones_like(like).expand(2, *like.shape))
             with torch.set_grad_enabled(bool(roles)):
                 logits = form.from_features(ctx, form.encode(ctx, to_stack(list(x), 3))).logits
                 if roles:
                     torch.autograd.grad(logits.sum(), leaves, allow_unused=True)
-        for own, state, alone in zip(logits, rows, x, strict=True):
-            expected: Outputs = functional_call(net, space.unpack(state), (alone,))
-            if not torch.allclose(own, expected.logits, rtol=1e-3, atol=1e-4):
+        for stacked, state, batch in zip(logits, rows, x, strict=True):
+            expected: Outputs = functional_call(net, space.unpack(state), (batch,))
+            if not torch.allclose(stacked, expected.logits, rtol=1e-3, atol=1e-4):
                 raise NotStackable("the net as a whole: its stacked forward pass differs from its own")
     finally:
         for module, training in zip(net.modules(), modes, strict=True):

@@ -1,4 +1,4 @@
-"""Late fusion of an image and a text: 512 features of each, from its own encoder, concatenated (SimProx sec. IV)."""
+"""Late fusion of images and texts: 512 features from each modality's encoder, concatenated (SimProx, sec. IV)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from torch import Tensor, nn
 from fedpriv.samples import Inputs, Pairs, laid_out
 
 WIDTH = 512
-"""Width of each modality's features."""
+"""Number of features of each modality."""
 DROPOUT = 0.1
 
 
 class Branch(nn.Module):
-    """A modality's encoder, then Linear, ReLU and dropout to ``WIDTH`` features.
+    """The encoder of a modality, followed by Linear, ReLU and dropout to ``WIDTH`` features.
 
     Args:
-        encoder: inputs -> ``(B, d)``; ``nn.Identity()`` where the inputs are features of a frozen encoder.
+        encoder: inputs -> ``(B, d)``; ``nn.Identity()`` if the inputs are features of a frozen encoder.
     """
 
     def __init__(self, encoder: nn.Module, d: int) -> None:
@@ -31,7 +31,7 @@ class Branch(nn.Module):
 
 
 class Fusion(nn.Module):
-    """Pairs -> ``(B, 2 * WIDTH)``; for a missing modality zeros, without using its branch."""
+    """Pairs -> ``(B, 2 * WIDTH)``; the features of a missing modality are zeros."""
 
     def __init__(self, image: Branch, text: Branch) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ class Fusion(nn.Module):
 
     def forward(self, pairs: Inputs) -> Tensor:
         assert isinstance(pairs, Pairs)
-        there = [None if x is None else branch(x) for branch, x in zip((self.image, self.text), pairs, strict=True)]
-        some = next(part for part in there if part is not None)
-        return torch.cat([torch.zeros_like(some) if part is None else part for part in there], 1)
+        features = [None if x is None else branch(x) for branch, x in zip((self.image, self.text), pairs, strict=True)]
+        present = next(part for part in features if part is not None)
+        return torch.cat([torch.zeros_like(present) if part is None else part for part in features], 1)
 
     def trim(self, pairs: Inputs) -> Inputs:
-        """Images in the memory order that is fastest for convolutions, and texts cut to the longest of them."""
+        """Images in the fastest memory order for convolutions, and texts without columns of padding."""
         assert isinstance(pairs, Pairs)
         image, text = pairs
         if image is not None and image.ndim == 4:

@@ -1,4 +1,4 @@
-"""K stacked nets, compiled by ``torch.compile``."""
+"""A stacked net, compiled by ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import torch._functorch.config
 from torch import Tensor
 
 from fedpriv.errors import FedprivError
+from fedpriv.models.batched.layers import ForwardContext
+from fedpriv.models.batched.stacked import Form, StackedNet
 from fedpriv.models.net import Outputs
-from fedpriv.models.stacked import Form, StackedNet
-from fedpriv.models.stacked_layers import ForwardContext
 
 T = TypeVar("T")
 Mode = Literal["default", "reduce-overhead"]
 """Modes of ``torch.compile``. ``reduce-overhead``: CUDA graphs where shapes are static; on a CPU the same as ``default``."""
 BACKEND = "inductor"
 RECOMPILATIONS = 64
-"""Phases, evaluations and batches of many sizes need many."""
+"""Limit on recompilations; phases, evaluations and batches of different sizes need many."""
 
 
 class CompiledNet(Form):
     """A stacked net that is compiled on first use, and again for new shapes and modes.
 
-    Dropout's masks are drawn outside of the compiled code, so that each client has the same draws as alone.
+    Dropout masks are drawn outside of the compiled code, so that each client has the same masks as when it trains alone.
     """
 
     def __init__(self, net: StackedNet, mode: Mode) -> None:
@@ -48,12 +48,12 @@ class CompiledNet(Form):
         return self._run(self._encode, ctx, x).clone()
 
     def from_features(self, ctx: ForwardContext, h: Tensor) -> Outputs:
-        found = self._run(self._rest, ctx, h)
-        prediction = None if found.prediction is None else found.prediction.clone()
-        return Outputs(h, found.projection.clone(), prediction, found.logits.clone())
+        outputs = self._run(self._rest, ctx, h)
+        prediction = None if outputs.prediction is None else outputs.prediction.clone()
+        return Outputs(h, outputs.projection.clone(), prediction, outputs.logits.clone())
 
     def _run(self, compiled: Callable[[ForwardContext, Tensor], T], ctx: ForwardContext, x: Tensor) -> T:
-        """Run compiled code; results are copied, since the next pass of a CUDA graph overwrites them.
+        """Run compiled code. Callers must copy the result, which the next pass of a CUDA graph overwrites.
 
         Raises:
             FedprivError: the net cannot be compiled, for instance because there is no C++ compiler.
@@ -62,10 +62,10 @@ class CompiledNet(Form):
         # Compiled code must not change a tensor that shares its storage with others.
         buffers = {name: ctx.tensors[name].clone() for name in self._buffers if name in ctx.tensors}
         try:
-            found = compiled(replace(ctx, tensors={**ctx.tensors, **buffers}, draw=self._draw), x)
+            result = compiled(replace(ctx, tensors={**ctx.tensors, **buffers}, draw=self._draw), x)
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = " ".join(str(error).strip().splitlines()[:2])
             raise FedprivError(f"torch.compile cannot compile this net here ({reason}); use --compile none") from None
         for name, buffer in buffers.items():
             ctx.tensors[name].copy_(buffer)
-        return found
+        return result

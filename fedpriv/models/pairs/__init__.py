@@ -1,0 +1,1 @@
+"""Image-text pairs: pretrained image encoders, and the fusion of both modalities."""

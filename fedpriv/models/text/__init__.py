@@ -1,0 +1,1 @@
+"""Text encoders: transformers by name, and how they are trained."""
