@@ -41,12 +41,41 @@ _NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
 """Entries of a run's summary that the result leaves out: on its folder, or stored elsewhere in the result."""
 
 
-_MAY_BE_EMPTY = ("leakage", "processor", "data_hash", "continued", "plugins")
-"""Fields that a file leaves out where they are empty."""
+class Stored:
+    """A dataclass that is stored as JSON beside a YAML; a field that has a default is left out of the file where it is empty."""
+
+    SOMETHING_ELSE: ClassVar[str]
+    """What an error says of a file that lacks a field."""
+    TABLES: ClassVar[tuple[str, ...]] = ()
+    """Mappings that are written with a line for each entry."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file; :class:`Damaged` where it is something else."""
+        values, names = load_json(path), _needed(cls)
+        if missing := sorted(name for name, is_needed in names.items() if is_needed and name not in values):
+            raise Damaged(f"{path} {cls.SOMETHING_ELSE} (no {missing[0]!r})")
+        return cls(**{name: values[name] for name in names if name in values})
+
+    def write(self, path: Path) -> None:
+        """Write the file, one line per field, so that diffs are readable."""
+        values = {name: value for name, is_needed in _needed(type(self)).items() if (value := getattr(self, name)) or is_needed}
+        tables = {name: values.pop(name) for name in self.TABLES if name in values}
+        lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
+        for table, columns in tables.items():
+            rows = [f'  "{name}": {json.dumps(column, allow_nan=False)}' for name, column in columns.items()]
+            lines.append(f' "{table}": {{\n' + ",\n".join(rows) + "\n }")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def _needed(kind: Any) -> dict[str, bool]:
+    """The fields of a dataclass, and whether they have no default."""
+    return {each.name: each.default_factory is MISSING for each in fields(kind)}
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredRun(Stored):
     """What is stored of every run that ended, whether with numbers or not; see :class:`Result`."""
 
     label: str
@@ -60,20 +89,9 @@ class Stored:
     continued: list[dict[str, Any]] = field(default_factory=list, kw_only=True)
     plugins: dict[str, str] = field(default_factory=dict, kw_only=True)
 
-    SOMETHING_ELSE: ClassVar[str]
-    """What an error says of a file that lacks a field."""
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a file; :class:`Damaged` where it is something else."""
-        values = load_json(path)
-        if missing := sorted({one.name for one in fields(cls) if one.default_factory is MISSING} - values.keys()):
-            raise Damaged(f"{path} {cls.SOMETHING_ELSE} (no {missing[0]!r})")
-        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
-
 
 @dataclass(frozen=True)
-class Result(Stored):
+class Result(StoredRun):
     """The result of one run.
 
     Attributes:
@@ -97,6 +115,7 @@ class Result(Stored):
     """
 
     SOMETHING_ELSE = "is not a result of an experiment"
+    TABLES = ("curve", "traces")
 
     summary: dict[str, Any]
     curve: dict[str, list[Any]]
@@ -104,19 +123,6 @@ class Result(Stored):
     leakage: dict[str, Any] = field(default_factory=dict)
     processor: str = field(default_factory=str)
     data_hash: str = field(default_factory=str)
-
-    def write(self, path: Path) -> None:
-        """Write as JSON, one line per field, so that diffs are readable."""
-        values = {name: value for name, value in asdict(self).items() if value or name not in _MAY_BE_EMPTY}
-        tables = {name: values.pop(name) for name in ("curve", "traces")}
-        lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
-        for table, columns in tables.items():
-            if columns:
-                rows = [f'  "{name}": {json.dumps(column, allow_nan=False)}' for name, column in columns.items()]
-                lines.append(f' "{table}": {{\n' + ",\n".join(rows) + "\n }")
-        text = "{\n" + ",\n".join(lines) + "\n}\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
 
     def tested(self) -> list[tuple[int, float]]:
         """(round, accuracy) of the evaluations with the method's complete protocol.
@@ -250,7 +256,7 @@ def _portable(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-def made_otherwise(config: RunConfig, stored: Stored) -> str | None:
+def made_otherwise(config: RunConfig, stored: StoredRun) -> str | None:
     """Why what is stored does not count for a config: it is of another one, or was made by other plug-ins or another net of the
     user's own than those at hand; ``None``: it counts."""
     if (other := difference(config, stored.config)) is not None:

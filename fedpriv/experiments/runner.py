@@ -36,7 +36,8 @@ client diverged, now or before; left: not started."""
 Say = Callable[[str], None]
 
 _FEDPRIV = "from fedpriv.cli import main; main()"
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""Environment of a process with one thread."""
 _POLL = 0.2  # seconds between checks of the processes
 
 
@@ -239,7 +240,7 @@ class _Runner:
             file.write_text(plain_yaml.dump(config.chosen()), encoding="utf-8")
             arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]
         # The data folder is passed by the environment, not by the config, so that a run can be resumed with another one.
-        environment = os.environ | _ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
+        environment = os.environ | ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
         environment[CHECKOUT] = str(self.experiment.path.absolute().parent)  # the one whose changes are refused
         if (uri := self.experiment.config(label, seed).tracking.uri) not in (None, "none"):
             # The user's own, by naming this YAML; and its password, which no file holds, goes by environment.

@@ -210,9 +210,18 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _config(path: Path, label: str, values: dict[str, Any]) -> RunConfig:
+def check_label(path: Path, what: str, label: str) -> None:
+    """Check the label of a run or a cell, which names files.
+
+    Raises:
+        UsageError: it has other characters than file names may have.
+    """
     if not re.fullmatch(r"[\w.=+][\w.=+-]*", label):
-        raise UsageError(f"experiment {path}: run {label!r} names a folder; use letters, digits and . _ = + -")
+        raise UsageError(f"experiment {path}: {what} {label!r} names files; use letters, digits and . _ = + -")
+
+
+def _config(path: Path, label: str, values: dict[str, Any]) -> RunConfig:
+    check_label(path, "run", label)
     for key, instead in (("seed", "seeds"), ("run_dir", "--runs-dir")):
         if key in values:
             raise UsageError(f"run {label} of {path}: {key} is set by {instead}")

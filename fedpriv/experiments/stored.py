@@ -12,7 +12,7 @@ from pathlib import Path
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.divergence import Divergence
-from fedpriv.experiments.results import Result, Stored, made_otherwise
+from fedpriv.experiments.results import Result, StoredRun, made_otherwise
 from fedpriv.experiments.spec import Experiment
 
 
@@ -124,7 +124,7 @@ def divergence_of(experiment: Experiment, label: str, seed: int) -> Divergence |
     return None
 
 
-def _is_alike(config: RunConfig, stored: Stored) -> bool:
+def _is_alike(config: RunConfig, stored: StoredRun) -> bool:
     """Whether it is stored of the same run. Comparing configs takes milliseconds, and most differ in the first two keys."""
     alike = (stored.config["method"]["name"], stored.config["train"]["rounds"])
     return alike == (config.method.name, config.train.rounds) and made_otherwise(config, stored) is None

@@ -31,7 +31,7 @@ from fedpriv.experiments import Result, read, report, run, runner
 from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.spec import Experiment
 from tests.audit.sample_findings import _attack, _attempt, findings, rate
-from tests.frontier.test_still_open import texts_read
+from tests.frontier.test_search import unread_texts
 
 SHORT = BASE | {"train": {"rounds": 1, "participation": 0.5}, "eval": {"every": 1, "last": 1}}
 FOUND: dict[str, Any] = {
@@ -110,7 +110,7 @@ def of_images(kind: TargetKind, successes: int | None, n: int) -> ImageTarget:
 
 def test_both_halves_of_a_message_are_shown(tmp_path: Path) -> None:
     """The images and the texts of a client's pairs are two targets in one message."""
-    found = audited(tmp_path, images=(of_images("message", 14, 72),), texts=(texts_read("message"),))
+    found = audited(tmp_path, images=(of_images("message", 14, 72),), texts=(unread_texts("message"),))
     path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
     with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), found)
     assert "| images: 14 of 72; texts: 0 of 8 |" in Path(report(path)["report"]).read_text()

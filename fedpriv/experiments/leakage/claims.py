@@ -67,8 +67,8 @@ def answer(claim: LeakClaim, cells: Cells) -> Answer:
 
 def _not_mounted(claim: LeakClaim, cells: Cells) -> str:
     """A remark on the cells whose attack does not apply; empty where there is none."""
-    found = [label for label in claim.labels if cells[label].inapplicable]
-    return f"{', '.join(found)} could not be mounted" if found else ""
+    labels = [label for label in claim.labels if cells[label].inapplicable]
+    return f"{', '.join(labels)} could not be mounted" if labels else ""
 
 
 def _compared(claim: LeakClaim, cells: Cells) -> Answer:

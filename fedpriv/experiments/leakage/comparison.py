@@ -60,10 +60,11 @@ class LeakageComparison:
         cells, complaints = _stored(experiment)
         costs, more = _costs(experiment)
         protections = [
-            ProtectionRow(name, one.cells, best_attack(one.cells, cells), costs.get(one.run or ""))
-            for name, one in experiment.protections.items()
+            ProtectionRow(name, measure.cells, best_attack(measure.cells, cells), costs.get(measure.run or ""))
+            for name, measure in experiment.file.protections.items()
         ]
-        return cls(experiment, cells, [*complaints, *more], protections, [answer(c, cells) for c in experiment.claims])
+        answers = [answer(claim, cells) for claim in experiment.file.claims]
+        return cls(experiment, cells, [*complaints, *more], protections, answers)
 
     @property
     def missing(self) -> list[str]:
@@ -74,7 +75,7 @@ class LeakageComparison:
         """The comparison as JSON."""
         return {
             "file": str(self.experiment.path),
-            "title": self.experiment.title,
+            "title": self.experiment.file.title,
             "cells": {label: _figures(result) for label, result in self.cells.items()},
             "protections": [
                 {
@@ -86,16 +87,16 @@ class LeakageComparison:
             ],
             "claims": [
                 {
-                    **one.claim.model_dump(mode="json", exclude_none=True),
-                    "best": one.best,
-                    "rate": one.rate and asdict(one.rate),
-                    "difference": one.difference,
-                    "interval": one.interval,
-                    "tested": all(label in self.cells for label in one.claim.labels),
-                    "verdict": one.verdict.word,
-                    "remark": one.verdict.remark,
+                    **result.claim.model_dump(mode="json", exclude_none=True),
+                    "best": result.best,
+                    "rate": result.rate and asdict(result.rate),
+                    "difference": result.difference,
+                    "interval": result.interval,
+                    "tested": all(label in self.cells for label in result.claim.labels),
+                    "verdict": result.verdict.word,
+                    "remark": result.verdict.remark,
                 }
-                for one in self.answers
+                for result in self.answers
             ],
             "begun": True,
             "total": len(self.experiment.cells),
@@ -106,7 +107,7 @@ class LeakageComparison:
 
 def _stored(experiment: Leakage) -> tuple[dict[str, CellResult], list[str]]:
     """The valid results beside the YAML, and a line on each that is not valid."""
-    found, complaints = {}, []
+    results, complaints = {}, []
     for label, cell in experiment.cells.items():
         path = experiment.result_file(label)
         if not path.exists():
@@ -117,18 +118,18 @@ def _stored(experiment: Leakage) -> tuple[dict[str, CellResult], list[str]]:
         except FedprivError as error:
             other = str(error)
         if other is None:
-            found[label] = result
+            results[label] = result
         else:
             complaints.append(f"{label} is left out: {other}")
-    return found, complaints
+    return results, complaints
 
 
 def _costs(experiment: Leakage) -> tuple[Mapping[str, Cost], list[str]]:
     """The cost by run of the cost experiment, over the seeds that it and the undefended run have finished."""
-    if experiment.costs is None:
+    if (names := experiment.file.costs) is None:
         return {}, []
-    results, _, complaints = stored_results(read(experiment.path.parent / experiment.costs.file))
-    undefended = results[experiment.costs.undefended]
+    results, _, complaints = stored_results(read(experiment.path.parent / names.file))
+    undefended = results[names.undefended]
     costs = {}
     for run, of_run in results.items():
         seeds = sorted(of_run.keys() & undefended.keys())
@@ -136,7 +137,7 @@ def _costs(experiment: Leakage) -> tuple[Mapping[str, Cost], list[str]]:
             continue
         accuracy = {seed: metric(of_run[seed], "accuracy") or 0.0 for seed in seeds}
         changes = [accuracy[seed] - (metric(undefended[seed], "accuracy") or 0.0) for seed in seeds]
-        itself = run == experiment.costs.undefended
+        itself = run == names.undefended
         costs[run] = Cost(
             run,
             len(seeds),
