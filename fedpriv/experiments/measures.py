@@ -104,7 +104,7 @@ class Comparison:
         """From the results stored beside the YAML."""
         results, others, complaints = stored_results(experiment)
         diverged = {
-            label: {seed: one for seed, one in of_label.items() if seed not in results[label]}
+            label: {seed: divergence for seed, divergence in of_label.items() if seed not in results[label]}
             for label, of_label in divergences(experiment).items()
         }
         to_target = target_rows(results, experiment.target) if experiment.target else []
@@ -157,9 +157,9 @@ class Comparison:
             "total": len(self.experiment.select()),
             "missing": self.missing,
             "diverged": {
-                f"{label}-s{seed}": {"client": one.client, "round": one.diverged_in}
+                f"{label}-s{seed}": {"client": divergence.client, "round": divergence.diverged_in}
                 for label, of_label in self.diverged.items()
-                for seed, one in of_label.items()
+                for seed, divergence in of_label.items()
             },
             "others": dict(self.others),
             "complaints": list(self.complaints),
@@ -176,7 +176,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
     accuracy = {run.seed: run.summary["accuracy"] for run in runs if run.summary["accuracy"] is not None}
     shares = sorted({share for run in runs for share in run.summary.get("probe", {})}, key=float, reverse=True)
 
-    # Of clients that send a report and no weights, earlier versions counted nothing.
+    # Results of clients that send a report and no weights may lack its bytes.
     counted = [run for run in runs if run.summary["bytes_per_upload"]] or runs
 
     def total(key: str) -> float:
@@ -226,17 +226,17 @@ def target_rows(results: Results, target: str) -> list[TargetRow]:
         seeds = sorted(of_label.keys() & targets.keys())
         if not seeds:
             continue
-        found = {seed: until_as_good(of_label[seed], targets[seed]) for seed in seeds}
-        pairs = [(mine, its) for seed in seeds if (mine := found[seed]) and (its := own[seed])]
+        reached = {seed: until_as_good(of_label[seed], targets[seed]) for seed in seeds}
+        pairs = [(mine, its) for seed in seeds if (mine := reached[seed]) and (its := own[seed])]
         if len(pairs) < len(seeds):
             pairs = []
         counted = all(its[1] for _, its in pairs)
         rows.append(
             TargetRow(
                 label=label,
-                rounds={seed: hit and hit[0] for seed, hit in found.items()},
-                bytes={seed: hit and hit[1] for seed, hit in found.items()},
-                mean_bytes=_mean([hit and hit[1] for hit in found.values()]) if all(found.values()) else None,
+                rounds={seed: hit and hit[0] for seed, hit in reached.items()},
+                bytes={seed: hit and hit[1] for seed, hit in reached.items()},
+                mean_bytes=_mean([hit and hit[1] for hit in reached.values()]) if all(reached.values()) else None,
                 speed_up=_mean([its[0] / mine[0] for mine, its in pairs]),
                 rounds_saved=_mean([1 - mine[0] / its[0] for mine, its in pairs]),
                 bytes_saved=_mean([1 - mine[1] / its[1] for mine, its in pairs]) if counted else None,

@@ -42,7 +42,7 @@ def until_as_good(ours: Result, theirs: Result) -> tuple[int, int] | None:
 
 
 def client_differences(ours: Result, theirs: Result) -> list[float]:
-    """Accuracy in ``ours`` less that in ``theirs``, of each client that was tested in both.
+    """Accuracy in ``ours`` minus that in ``theirs``, of each client that was tested in both.
 
     Empty where the runs differ in their partition, so that they are not the same clients.
     """
@@ -64,8 +64,8 @@ def speed_up(ours: Result, theirs: Result) -> float | None:
     If ``ours`` never does, all its rounds count: the value is then an upper bound. ``None`` where ``theirs`` never does, and
     where ``ours`` is tested at its end only, so that the round in which it did is not known.
     """
-    found = _both(ours, theirs)
-    return found and found[1][0] / found[0][0]
+    both = _both(ours, theirs)
+    return both and both[1][0] / both[0][0]
 
 
 def bytes_saved(ours: Result, theirs: Result) -> float | None:
@@ -73,8 +73,8 @@ def bytes_saved(ours: Result, theirs: Result) -> float | None:
 
     ``None`` also where ``theirs`` sends none.
     """
-    found = _both(ours, theirs)
-    return 1 - found[0][1] / found[1][1] if found and found[1][1] else None
+    both = _both(ours, theirs)
+    return 1 - both[0][1] / both[1][1] if both and both[1][1] else None
 
 
 def _both(ours: Result, theirs: Result) -> tuple[tuple[int, int], tuple[int, int]] | None:

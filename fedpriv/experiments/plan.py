@@ -37,7 +37,7 @@ class Left:
 
     Attributes:
         left: its runs without a result.
-        rounds: how many these still have to train, together; an interrupted run goes on from its last round.
+        rounds: how many these still have to train, together; an interrupted run continues from its last round.
         seconds_a_round: of one core (or GPU), tests included; ``None``: not measured.
         source: what that was measured on, or why it was not.
     """
@@ -81,35 +81,25 @@ def planned(
         elsewhere = {} if data_dir is None else {"data": config.data.model_copy(update={"dir": data_dir})}
         return pilot(config.model_copy(update=elsewhere))
 
-    found = []
+    experiments = []
     for file in yamls(path):
         if describes_cells(file):
-            left = sum(outcome.state == "left" for outcome in run_cells(read_leakage(file), 0, labels))
-            lacking = ["cells"] if left else []
-            found.append(
-                {
-                    "file": str(file),
-                    "left": left,
-                    "rounds": 0,
-                    "hours": None if left else 0.0,
-                    "not_measured": lacking,
-                    "runs": [],
-                }
-            )
-            continue
-        runs = plan(read(file), runs_dir, labels, seeds, measured if measure else None)
-        hours = [one.hours for one in runs if one.hours is not None]
-        found.append(
+            cells = sum(outcome.state == "left" for outcome in run_cells(read_leakage(file), 0, labels))
+            runs = [Left("cells", cells, 0, None, "")] if cells else []
+        else:
+            runs = plan(read(file), runs_dir, labels, seeds, measured if measure else None)
+        hours = [run.hours for run in runs if run.hours is not None]
+        experiments.append(
             {
                 "file": str(file),
-                "left": sum(one.left for one in runs),
-                "rounds": sum(one.rounds for one in runs),
+                "left": sum(run.left for run in runs),
+                "rounds": sum(run.rounds for run in runs),
                 "hours": math.fsum(hours) if hours or not runs else None,
-                "not_measured": [one.label for one in runs if one.hours is None],
-                "runs": [{**asdict(one), "hours": one.hours} for one in runs],
+                "not_measured": [run.label for run in runs if run.hours is None],
+                "runs": [] if describes_cells(file) else [{**asdict(run), "hours": run.hours} for run in runs],
             }
         )
-    return found
+    return experiments
 
 
 def plan(
@@ -119,8 +109,7 @@ def plan(
     seeds: Sequence[int] = (),
     measured: Callable[[RunConfig], float] | None = None,
 ) -> list[Left]:
-    """What is left of an experiment, label by label; labels of which nothing is left are left out. A run that is known to diverge
-    is not left.
+    """What is left of an experiment, by label; without labels of which nothing is left. A run that is known to diverge is not left.
 
     Args:
         runs_dir: the folder whose ``experiments/`` holds the run folders.
@@ -132,9 +121,9 @@ def plan(
     """
     done, _, _ = stored_results(experiment)
     diverged = divergences(experiment)
-    asked, found = experiment.select(labels, seeds), []
+    asked, runs = experiment.select(labels, seeds), []
     for label in experiment.configs:
-        waiting = [seed for one, seed in asked if one == label and seed not in done[label] and seed not in diverged[label]]
+        waiting = [seed for name, seed in asked if name == label and seed not in done[label] and seed not in diverged[label]]
         if not waiting:
             continue
         rounds = sum(experiment.configs[label].train.rounds - _trained(experiment, runs_dir, label, seed) for seed in waiting)
@@ -144,8 +133,8 @@ def plan(
                 cost, source = measured(experiment.config(label, waiting[0])), f"{PILOT_ROUNDS} rounds, now"
             except FedprivError as error:
                 source = f"the pilot failed: {error}"
-        found.append(Left(label, len(waiting), rounds, cost, source))
-    return found
+        runs.append(Left(label, len(waiting), rounds, cost, source))
+    return runs
 
 
 def pilot(config: RunConfig) -> float:
@@ -166,7 +155,7 @@ def pilot(config: RunConfig) -> float:
         ended[record["round"]] = clock()
 
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as folder:
-        start(short, Path(folder), lambda federation, made: None, on_round, lambda text: None)
+        start(short, Path(folder), lambda federation, folder: None, on_round, lambda text: None)
     spent = {number: ended[number] - ended[number - 1] for number in range(2, PILOT_ROUNDS + 1)}
     tested, untested, last = spent[2], spent[3], spent[4]
     rounds, tests = config.train.rounds, _tests(config)

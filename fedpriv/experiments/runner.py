@@ -123,7 +123,7 @@ def run_each(
 
     def conclude(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        if (text := _told(outcome)) is not None:
+        if (text := _message(outcome)) is not None:
             say(text)
 
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as asked, _counting_interrupts(say) as interrupts:
@@ -150,7 +150,7 @@ def run_each(
     return outcomes
 
 
-def _told(outcome: Outcome) -> str | None:
+def _message(outcome: Outcome) -> str | None:
     states = {"collected": "was finished, result stored", "finished": "finished", "interrupted": "interrupted, can be resumed"}
     if outcome.state == "failed":
         return f"{outcome.name}: FAILED: {outcome.error}"
@@ -174,7 +174,7 @@ class _Runner:
     allow_dirty: bool
 
     def begin(self, label: str, seed: int, may_start: bool) -> Outcome | _Job:
-        """Return a run's outcome if it is done or can be collected, else start its process."""
+        """Return a run's outcome if it is done or can be collected, otherwise start its process."""
         config, stored = self.experiment.config(label, seed), self.experiment.result_file(label, seed)
         folder = RunFolder(self.experiment.run_dir(self.runs_dir, label, seed).absolute())
         try:
@@ -185,9 +185,9 @@ class _Runner:
                     raise FedprivError(f"{error}; remove the file, and the result is stored again") from None
                 if made_otherwise(config, result) is None:
                     return self._done(label, seed, result, stored, folder)
-            if (found := elsewhere(self.experiment, label, seed)) is not None:
-                self.say(f"{label}-s{seed}: is {found[1].parent.name}/{found[1].stem}, whose result counts")
-                return self._done(label, seed, *found, folder)
+            if (shared := elsewhere(self.experiment, label, seed)) is not None:
+                self.say(f"{label}-s{seed}: is {shared[1].parent.name}/{shared[1].stem}, whose result counts")
+                return self._done(label, seed, *shared, folder)
             if (known := divergence_of(self.experiment, label, seed)) is not None:
                 return Outcome(label, seed, "diverged", error=str(known))
             if folder.config_file.exists():
@@ -212,16 +212,16 @@ class _Runner:
             stored: the file of the result, which may be another experiment's.
         """
         state: State = "done"
-        found = leakage(folder.path)
-        # A result of an earlier version, which has fewer digits of small numbers, is not written again for these alone.
-        is_new = found and result.leakage not in (found, rounded(found, small=False))
+        figures = leakage(folder.path)
+        # A result that has fewer digits of small numbers is not written again for these alone.
+        is_new = figures and result.leakage not in (figures, rounded(figures, small=False))
         if is_new and difference(self.experiment.config(label, seed), folder.config()) is None:
             if not _is_of(result, folder):
                 self.say(
                     f"{label}-s{seed}: the audit in {_short(folder.path)} is of another run than the stored result; left out"
                 )
             else:
-                replace(Result.load(stored), leakage=found).write(stored)
+                replace(Result.load(stored), leakage=figures).write(stored)
                 state = "collected"
         return Outcome(label, seed, state, result.summary["accuracy"])
 

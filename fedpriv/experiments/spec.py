@@ -261,8 +261,8 @@ def _claim(path: Path, number: int, values: dict[str, Any], configs: Mapping[str
         _check_metric(where, claim, label, configs[label])
     clients = {label: configs[label].data.clients for label in claim.labels if label in configs}
     if claim.metric == "clients_better" and len(set(clients.values())) > 1:
-        told = ", ".join(f"{number} of {label}" for label, number in clients.items())
-        raise UsageError(f"{where}: clients_better needs runs with the same clients, not {told}")
+        numbers = ", ".join(f"{number} of {label}" for label, number in clients.items())
+        raise UsageError(f"{where}: clients_better needs runs with the same clients, not {numbers}")
     return claim
 
 
@@ -272,9 +272,9 @@ def _baselines(where: str, claim: Claim, configs: Mapping[str, RunConfig]) -> tu
     for label in claim.baselines or ():
         if label not in configs:
             raise UnknownName(f"baseline in {where}", label, configs)
-    found = claim.baselines or tuple(label for label in configs if configs[label].method.name != configs[first].method.name)
-    if not found:
+    others = claim.baselines or tuple(label for label in configs if configs[label].method.name != configs[first].method.name)
+    if not others:
         raise UsageError(
             f"{where}: {BEST_BASELINE} needs a run of another method than {first}; or name the runs: baselines: [...]"
         )
-    return found
+    return others

@@ -37,8 +37,8 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
                 results[label][seed] = result
                 continue
             complaints.append(f"{label}-s{seed} is left out: {other}")
-        if (found := elsewhere(experiment, label, seed)) is not None:
-            results[label][seed], path = found
+        if (shared := elsewhere(experiment, label, seed)) is not None:
+            results[label][seed], path = shared
             others[f"{label}-s{seed}"] = f"{path.parent.name}/{path.stem}"
     complaints += _drop_other_data(results)
     for seed in experiment.seeds:
@@ -81,7 +81,7 @@ def _drop_other_data(results: dict[str, dict[int, Result]]) -> list[str]:
 def _unusual(hashes: dict[str, str]) -> str:
     """The labels of those that differ from the most common one, and a verb; empty: none does."""
     usual = Counter(hashes.values()).most_common(1)
-    apart = [label for label, one in hashes.items() if one != usual[0][0]]
+    apart = [label for label, digest in hashes.items() if digest != usual[0][0]]
     return f"{', '.join(apart)} {'has' if len(apart) == 1 else 'have'}" if apart else ""
 
 
@@ -100,11 +100,11 @@ def elsewhere(experiment: Experiment, label: str, seed: int) -> tuple[Result, Pa
 
 def divergences(experiment: Experiment) -> dict[str, dict[int, Divergence]]:
     """The runs of which is stored that a client diverged, by label and seed."""
-    found: dict[str, dict[int, Divergence]] = {label: {} for label in experiment.configs}
+    by_label: dict[str, dict[int, Divergence]] = {label: {} for label in experiment.configs}
     for label, seed in experiment.select():
         if (diverged := divergence_of(experiment, label, seed)) is not None:
-            found[label][seed] = diverged
-    return found
+            by_label[label][seed] = diverged
+    return by_label
 
 
 def divergence_of(experiment: Experiment, label: str, seed: int) -> Divergence | None:
@@ -125,6 +125,6 @@ def divergence_of(experiment: Experiment, label: str, seed: int) -> Divergence |
 
 
 def _is_alike(config: RunConfig, stored: StoredRun) -> bool:
-    """Whether it is stored of the same run. Comparing configs takes milliseconds, and most differ in the first two keys."""
+    """Whether a stored result is of this run. Comparing configs takes milliseconds, and most differ in method or rounds."""
     alike = (stored.config["method"]["name"], stored.config["train"]["rounds"])
     return alike == (config.method.name, config.train.rounds) and made_otherwise(config, stored) is None

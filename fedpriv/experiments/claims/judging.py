@@ -28,13 +28,13 @@ Results = Mapping[str, Mapping[int, Result]]
 """label -> seed -> result; empty for a label without results."""
 
 _UNBOUNDED = ("test_loss_roughness", "upload_bytes")
-"""Metrics that are no shares."""
+"""Metrics that are not shares."""
 _COUNTED = ("upload_bytes",)
 """Metrics that are not random."""
 _RATIOS = ("speed_up",)
 """Metrics whose means and intervals are those of the logarithms: twice as fast and half as fast are as far from no change."""
 _GAINS = {"speed_up": "speed-up", "bytes_saved": "saving"}
-"""What the metrics of ``REACHES`` are called in a remark."""
+"""Names of the metrics of ``REACHES`` in a remark."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def judge(claim: Claim, results: Results, diverged: Mapping[str, Collection[int]
         verdict = Verdict(verdict.word, f"{verdict.remark}; no other method has {claim.metric}")
     elif lacking := [seed for seed in finished if seed not in seeds]:
         why = why_not(claim.metric, *_sides(claim, results, lacking[0], None)) if claim.metric in PAIRED else ""
-        said = f"no {claim.metric} on seed {', '.join(map(str, lacking))}{f': {why}' if why else ''}"
-        verdict = Verdict(verdict.word, f"{verdict.remark}; {said}")
+        missing = f"no {claim.metric} on seed {', '.join(map(str, lacking))}{f': {why}' if why else ''}"
+        verdict = Verdict(verdict.word, f"{verdict.remark}; {missing}")
     if ended := [f"{label} on seed {', '.join(map(str, sorted(s)))}" for label in concerned if (s := diverged.get(label))]:
         verdict = Verdict(verdict.word, f"{verdict.remark}; diverged: {', '.join(ended)}")
     wanted = claim.margin if claim.above is None else claim.above
@@ -149,16 +149,16 @@ def _verdict(
     by_baseline: Mapping[str, Sequence[float]],
     opponent: str | None,
 ) -> Verdict:
-    """The verdict on a claim but for what its values are worth.
+    """The verdict by the rule of :mod:`fedpriv.experiments.claims.rule`.
 
     Args:
-        values: on the metric's scale, to which ``scaled`` brings the claim's bound.
-        by_baseline: those against each run that ``opponent`` was chosen from.
+        values: on the scale on which they are compared; ``scaled`` brings the claim's bound to it.
+        by_baseline: the values against each run that ``opponent`` was chosen from.
     """
     if claim.of and claim.stand_in:
         return Verdict(INCONCLUSIVE, f"{claim.stand_in}: the level is not comparable")
     if claim.metric in _COUNTED and values:
-        held = [_holds(claim, value) for of_one in (by_baseline.values() if opponent else [values]) for value in of_one]
+        held = [_holds(claim, value) for of_run in (by_baseline.values() if opponent else [values]) for value in of_run]
         return Verdict(REPRODUCED if all(held) else NOT_REPRODUCED, "counted")
     if opponent is not None:
         return decide_against_each(by_baseline, opponent, claim.margin)

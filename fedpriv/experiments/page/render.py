@@ -60,7 +60,7 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         _RULE,
     ]
     data, done, waiting = [], [], []
-    for experiment in sorted(map(_read, files), key=lambda one: math.inf if one.section is None else one.section):
+    for experiment in sorted(map(_read, files), key=lambda each: math.inf if each.section is None else each.section):
         if isinstance(experiment, Leakage):
             record, section = _of_cells(experiment, output.parent)
         else:
@@ -112,11 +112,11 @@ def _draw(comparison: Comparison) -> Path | None:
 
 
 def _draw_gains(comparison: Comparison) -> Path | None:
-    if (found := gains(comparison.results)) is None:
+    if (by_client := gains(comparison.results)) is None:
         return None
     file = comparison.experiment.path
     path = file.parent / "results" / f"{file.stem}-gains.png"
-    plots.client_gains(found.of, found.alone, path)
+    plots.client_gains(by_client.of, by_client.alone, path)
     return path
 
 
@@ -135,7 +135,8 @@ def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
     if missing:
         named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
         parts.append(f"**Unfinished**: {total - len(missing)} of {total} runs are done. Missing: {named}.")
-    if ended := [f"{label}-s{seed} ({one})" for label, seeds in comparison.diverged.items() for seed, one in seeds.items()]:
+    diverged = [(label, seed, how) for label, by_seed in comparison.diverged.items() for seed, how in by_seed.items()]
+    if ended := [f"{label}-s{seed} ({how})" for label, seed, how in diverged]:
         parts.append(f"**Without a result**, as a client's loss or weights became infinite or NaN: {', '.join(ended)}.")
     parts += [f"**Attention**: {complaint}." for complaint in comparison.complaints]
     for part in (tables.others, tables.accuracy, tables.probe, tables.cost):

@@ -28,8 +28,8 @@ _TRACES = """Mean over all rounds and seeds (lowest to highest round). Values fo
 
 def others(comparison: Comparison) -> list[str]:
     """Which results are other experiments'."""
-    told = ", ".join(f"{name} ({other})" for name, other in sorted(comparison.others.items()))
-    return [f"Taken from other experiments of this folder, whose runs have the same config: {told}."] if told else []
+    names = ", ".join(f"{name} ({other})" for name, other in sorted(comparison.others.items()))
+    return [f"Taken from other experiments of this folder, whose runs have the same config: {names}."] if names else []
 
 
 def probe(comparison: Comparison) -> list[str]:
