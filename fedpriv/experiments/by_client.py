@@ -30,9 +30,8 @@ class Gains:
 
 def gains(results: Results) -> Gains | None:
     """The gains of all methods over ``local``; ``None`` where the experiment has no results of it, or of nothing else."""
-    local = [
-        label for label, by_seed in results.items() if any(run.config["method"]["name"] == "local" for run in by_seed.values())
-    ]
+    methods = {label: {run.config["method"]["name"] for run in by_seed.values()} for label, by_seed in results.items()}
+    local = [label for label, names in methods.items() if "local" in names]
     if not local:
         return None
     alone, by_label = local[0], dict[str, list[float]]()

@@ -109,7 +109,7 @@ def plan(
     seeds: Sequence[int] = (),
     measured: Callable[[RunConfig], float] | None = None,
 ) -> list[Left]:
-    """What is left of an experiment, by label; without labels of which nothing is left. A run that is known to diverge is not left.
+    """What is left of an experiment, by label, without labels of which nothing is. A run that is known to diverge is not left.
 
     Args:
         runs_dir: the folder whose ``experiments/`` holds the run folders.

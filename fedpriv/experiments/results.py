@@ -263,7 +263,7 @@ def made_otherwise(config: RunConfig, stored: StoredRun) -> str | None:
 
 
 def by_other_code(facts: Mapping[str, Any], config: RunConfig) -> str | None:
-    """A line on plug-ins and user nets of which a run had another version; ``None``: it had none, or they are not installed here."""
+    """A line on plug-ins and user nets of which a run had another version; ``None``: it had none, or they are not at hand."""
     if not facts.get("plugins"):
         return None
     try:

@@ -17,9 +17,9 @@ FILE = Path(__file__).parents[2] / "experiments" / "attacks" / "membership.py"
 def module() -> ModuleType:
     spec = importlib.util.spec_from_file_location("attacks_membership", FILE)
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_without_the_data_it_says_what_is_missing(module: ModuleType, tmp_path: Path) -> None:
