@@ -135,7 +135,7 @@ def leakage(run_dir: Path) -> dict[str, Any]:
 
 
 def _leaks(run: AuditedRun, options: Mapping[str, int | float | None]) -> Leaks:
-    targets = [*map(_of_images, run.images), *map(_of_texts, run.texts)]
+    targets = [*map(_image_samples, run.images), *map(_text_samples, run.texts)]
     singles = [target for target in targets if target.kind != "message"]
     return Leaks(
         answer=run.concluded.words,
@@ -149,7 +149,7 @@ def _leaks(run: AuditedRun, options: Mapping[str, int | float | None]) -> Leaks:
     )
 
 
-def _of_images(target: ImageTarget) -> Samples:
+def _image_samples(target: ImageTarget) -> Samples:
     if (best := images.best(target)) is None:
         return _samples(target, "images")
     rate, figures = best.counted.rate, best.outcome.figures
@@ -160,7 +160,7 @@ def _of_images(target: ImageTarget) -> Samples:
     return replace(samples, copies=copies, closer=closer and Closer(closer.rate.successes, float(closer.limit)))
 
 
-def _of_texts(target: TextTargetResult) -> Samples:
+def _text_samples(target: TextTargetResult) -> Samples:
     best = texts.best(target)
     return _samples(target, "texts", best.outcome, best.figures.exact) if best else _samples(target, "texts")
 
@@ -231,7 +231,7 @@ def _row(result: Result, leaks: Leaks, rounds: Sequence[int]) -> list[str]:
         result.label,
         str(result.seed),
         leaks.answer,
-        *(_of_round([message for message in leaks.messages if message.round == number]) for number in rounds),
+        *(_round_cell([message for message in leaks.messages if message.round == number]) for number in rounds),
         _recovered(leaks.singles),
         f"{best.auc:.2f} ({interval})" if best else "–",
         ", ".join(f"{each.round}: {each.auc:.2f} {each.mark}".strip() for each in leaks.members_by_round) or "–",
@@ -240,7 +240,7 @@ def _row(result: Result, leaks: Leaks, rounds: Sequence[int]) -> list[str]:
     ]
 
 
-def _of_round(messages: Sequence[Samples]) -> str:
+def _round_cell(messages: Sequence[Samples]) -> str:
     """What was recovered from each message of a round; of a client's images and of its texts, whose message is the same."""
     if len({message.what for message in messages}) > 1:
         return "; ".join(f"{message.what}: {_recovered(message)}" for message in messages)

@@ -14,6 +14,8 @@ from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergences, stored_results
 
+_PROTOCOLS = ("worst_tenth", "global_accuracy", "fresh_head", "before_merge", "global_before_merge")
+
 
 @dataclass(frozen=True)
 class MethodRow:
@@ -190,11 +192,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         accuracy=accuracy,
         mean=statistics.fmean(accuracy.values()) if accuracy else None,
         sd=statistics.stdev(accuracy.values()) if len(accuracy) > 1 else None,
-        worst_tenth=_mean([metric(run, "worst_tenth") for run in runs if accuracy]),
-        global_accuracy=_mean([metric(run, "global_accuracy") for run in runs if accuracy]),
-        fresh_head=_mean([metric(run, "fresh_head") for run in runs if accuracy]),
-        before_merge=_mean([metric(run, "before_merge") for run in runs if accuracy]),
-        global_before_merge=_mean([metric(run, "global_before_merge") for run in runs if accuracy]),
+        **{name: _mean([metric(run, name) for run in runs if accuracy]) for name in _PROTOCOLS},
         rounds=runs[0].summary["rounds"],
         averaged_rounds=runs[0].summary["averaged_rounds"],
         tested_at_end=runs[0].tested_at_end,

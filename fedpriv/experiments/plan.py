@@ -23,7 +23,7 @@ from fedpriv.tracking.folder import read_lines
 PILOT_ROUNDS = 4
 """Rounds of a pilot: one to warm up, one with tests, one without, and the last with what is tested once."""
 
-_OF_PILOT = {
+_PILOT_OPTIONS = {
     "train": {"rounds": PILOT_ROUNDS},
     "eval": {"every": 2, "last": 1},
     "tracking": {"uri": "none"},
@@ -127,7 +127,7 @@ def plan(
         if not waiting:
             continue
         rounds = sum(experiment.configs[label].train.rounds - _trained(experiment, runs_dir, label, seed) for seed in waiting)
-        cost, source = _of_results(done[label])
+        cost, source = _measured_cost(done[label])
         if cost is None and rounds and measured is not None:
             try:
                 cost, source = measured(experiment.config(label, waiting[0])), f"{PILOT_ROUNDS} rounds, now"
@@ -140,13 +140,13 @@ def plan(
 def pilot(config: RunConfig) -> float:
     """The mean CPU seconds of a round of a run, from a run of :data:`PILOT_ROUNDS` rounds that is thrown away.
 
-    Rounds with tests are told from those without, and both from the last, after which clients may be fine-tuned once.
+    Rounds with tests, rounds without, and the last one, after which clients may be fine-tuned once, are counted apart.
     Wall-clock seconds where the run is on a GPU, or spread over processes.
 
     Raises:
         FedprivError: the run cannot be started, or failed.
     """
-    short: RunConfig = parse(RunConfig, merge(config.model_copy(update={"run_dir": None}).chosen(), _OF_PILOT), "the pilot")
+    short: RunConfig = parse(RunConfig, merge(config.model_copy(update={"run_dir": None}).chosen(), _PILOT_OPTIONS), "the pilot")
     here_alone = config.device == "cpu" and not config.executor.spread
     clock = time.process_time if here_alone else time.perf_counter
     ended: dict[int, float] = {}
@@ -168,7 +168,7 @@ def _tests(config: RunConfig) -> int:
     return sum(number > rounds - last or number % every == 0 for number in range(1, rounds + 1))
 
 
-def _of_results(results: dict[int, Result]) -> tuple[float | None, str]:
+def _measured_cost(results: dict[int, Result]) -> tuple[float | None, str]:
     """Seconds of a round of runs that are done, and which these are; of this kind of processor, if there are such."""
     here = processor()
     alike = {seed: result for seed, result in results.items() if result.processor == here}

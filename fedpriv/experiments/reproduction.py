@@ -13,7 +13,7 @@ from fedpriv.errors import UsageError
 from fedpriv.experiments.checkout import commit_of
 from fedpriv.experiments.leakage import describes_cells
 from fedpriv.experiments.results import Result, rounded
-from fedpriv.experiments.runner import Outcome, Say, run_each
+from fedpriv.experiments.runner import Outcome, Say, run
 from fedpriv.experiments.spec import Experiment, read, yamls
 from fedpriv.experiments.stored import elsewhere, stored_results
 from fedpriv.server.run_folder import processor
@@ -107,7 +107,7 @@ def reproduce(
     for experiment in experiments.values():
         results = {(result.label, result.seed): result for its, result in stored if its.path == experiment.path}
         apart = replace(experiment, results=place / "results" / experiment.path.absolute().parent.name / experiment.path.stem)
-        for outcome in run_each(apart, list(results), place, workers, data_dir, say):
+        for outcome in run(apart, place, workers, data_dir=data_dir, say=say, runs=list(results)):
             reproduced = _compared(apart, outcome, results[outcome.label, outcome.seed])
             say(str(reproduced))
             reproductions.append(reproduced)

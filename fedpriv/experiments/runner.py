@@ -86,6 +86,7 @@ def run(
     data_dir: Path | None = None,
     say: Say = lambda text: None,
     allow_dirty: bool = False,
+    runs: Sequence[tuple[str, int]] | None = None,
 ) -> list[Outcome]:
     """Finish the runs of an experiment, each in its own process with one torch thread.
 
@@ -98,24 +99,12 @@ def run(
         data_dir: the data folder, if not that of the YAML or ``FEDPRIV_DATA``.
         say: called with progress messages of one line.
         allow_dirty: start runs in a git checkout with changes that are not committed, too.
+        runs: these (label, seed), in place of ``labels`` and ``seeds``.
 
     Raises:
         UsageError: the experiment has no such label or seed, or lies in a checkout with such changes.
     """
-    return run_each(experiment, experiment.select(labels, seeds), runs_dir, workers, data_dir, say, allow_dirty)
-
-
-def run_each(
-    experiment: Experiment,
-    runs: Sequence[tuple[str, int]],
-    runs_dir: Path,
-    workers: int = 1,
-    data_dir: Path | None = None,
-    say: Say = lambda text: None,
-    allow_dirty: bool = False,
-) -> list[Outcome]:
-    """As :func:`run`, of these runs (label, seed)."""
-    waiting = deque(runs)
+    waiting = deque(experiment.select(labels, seeds) if runs is None else runs)
     if workers and not allow_dirty:
         refuse_changes(experiment.path)
     jobs: list[_Job] = []
@@ -216,7 +205,7 @@ class _Runner:
         # A result that has fewer digits of small numbers is not written again for these alone.
         is_new = figures and result.leakage not in (figures, rounded(figures, small=False))
         if is_new and difference(self.experiment.config(label, seed), folder.config()) is None:
-            if not _is_of(result, folder):
+            if not _is_result_of(result, folder):
                 self.say(
                     f"{label}-s{seed}: the audit in {_short(folder.path)} is of another run than the stored result; left out"
                 )
@@ -285,7 +274,7 @@ class _Runner:
         return Outcome(diverged.label, diverged.seed, "diverged", error=str(diverged))
 
 
-def _is_of(result: Result, folder: RunFolder) -> bool:
+def _is_result_of(result: Result, folder: RunFolder) -> bool:
     """Whether a run gave these numbers: another one of the same config may have been made by other code."""
     if not is_finished(folder):
         return False

@@ -57,7 +57,7 @@ def test_rows_run_once_and_the_report_has_what_they_found(table: ModuleType, tmp
 
 
 @pytest.mark.slow
-def test_clients_of_a_run_are_attacked_under_an_honest_and_a_malicious_server(table: ModuleType, tmp_path: Path) -> None:
+def test_clients_are_attacked_by_honest_and_malicious_servers(table: ModuleType, tmp_path: Path) -> None:
     summed = {"attack": "imprint", "options": {"noise": 5.0}, "together": True}
     table.ROWS.clear()
     table.ROWS["fedavg"] = table.clients_row({"method": "fedavg", "train.local_epochs": 1, "seed": 0}, summed, draws=2)
@@ -73,7 +73,7 @@ def test_clients_of_a_run_are_attacked_under_an_honest_and_a_malicious_server(ta
     assert "| fedavg | 1 epoch | imprint, noise 5, on the mean |" in report and "| refuses: rows |" in report
 
 
-def test_the_report_is_made_of_stored_results_of_the_present_config(table: ModuleType, tmp_path: Path) -> None:
+def test_the_report_has_the_results_of_the_present_config(table: ModuleType, tmp_path: Path) -> None:
     path, cell = tmp_path / "results/photographs/dlg.json", {"net": "reference", "size": 32, "batch": 1, "steps": 1}
     stored = {"row": "dlg", "group": "honest", "images": "photographs", "config": table.ROWS["dlg"].config, "batch_norm": "none"}
     stored |= {"cells": [cell | {"n": 8, "recovered": 5, "mse": [1e-3, 1e-16], "refused": [], "cpu_seconds": 1.0}]}
@@ -98,7 +98,7 @@ def test_an_unknown_row_is_refused(table: ModuleType) -> None:
     assert done.exit_code == 2 and "'nothing' is not one of" in done.output
 
 
-def test_the_section_on_running_statistics_says_what_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_statistics_that_are_in_no_message_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FILE.parent))
     section = importlib.import_module("running_statistics")
     about = {"samples": 20, "candidates": 500, "messages": 4, "cpu_seconds": 7.7}

@@ -59,7 +59,7 @@ def test_runs_with_other_clients_have_no_gains(tmp_path: Path) -> None:
     assert clients_better(results["fedavg"][0], results["local"][0]) is None
 
 
-def test_clients_are_grouped_by_the_rounds_since_their_last_update(yaml_file: Path) -> None:
+def test_clients_are_grouped_by_rounds_since_their_last_update(yaml_file: Path) -> None:
     """Of 20 rounds: last local updates in rounds 20, 16, 15 and 5 are 0, 4, 5 and 15 rounds old."""
     assert by_age(stored_results(read(yaml_file))[0]) == {}, "results of earlier versions do not say it"
     with_updates(yaml_file, "fedrep", 0, [20, 16, 15, 5], [0.9, 0.7, 0.6, 0.5])

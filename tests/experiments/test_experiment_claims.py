@@ -185,7 +185,7 @@ def test_the_roughness_of_the_test_loss_by_hand(tmp_path: Path) -> None:
     assert metric(gap, "test_loss_roughness") is None
 
 
-def test_the_noise_that_a_run_found_for_its_epsilon_is_no_difference() -> None:
+def test_noise_found_for_an_epsilon_is_no_difference() -> None:
     dp = {"privacy.level": "client", "privacy.clip": 1.0, "privacy.target_epsilon": 8.0}
     asked, stored = load_config(None, dp), load_config(None, {**dp, "privacy.noise": 1.7})
     assert difference(asked, stored) is None
@@ -194,7 +194,7 @@ def test_the_noise_that_a_run_found_for_its_epsilon_is_no_difference() -> None:
     )
 
 
-def test_what_a_run_of_texts_found_of_its_encoder_is_no_difference() -> None:
+def test_options_of_a_text_encoder_are_no_difference() -> None:
     asked = load_config(None, {"data.name": "banking77", "model.encoder": "minilm", "model.projection": "none"})
     stored = load_config(
         None,

@@ -43,7 +43,7 @@ def test_a_round_costs_what_the_other_seeds_have_measured(file: Path, tmp_path: 
     assert fedrep == plan.Left("fedrep", 3, 60, None, "not measured") and fedrep.hours is None
 
 
-def test_seconds_of_another_processor_or_by_the_wall_are_better_than_none(file: Path, tmp_path: Path) -> None:
+def test_seconds_of_another_processor_are_better_than_none(file: Path, tmp_path: Path) -> None:
     spent(file, 0, None, "an older one", seconds=60.0)
     spent(file, 1, 20.0, "")
     (left,) = plan.plan(read(file), tmp_path, labels=["fedavg"])

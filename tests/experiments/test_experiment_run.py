@@ -193,7 +193,7 @@ def test_what_a_run_reads_off_its_data_is_left_open(tmp_path: Path, monkeypatch:
     assert (difference(experiment.config("fedavg", 0), other) or "").startswith("data.name is /of/another/machine/lines.csv")
 
 
-def test_what_a_net_of_ones_own_or_a_frozen_encoder_decides_is_no_difference(tmp_path: Path) -> None:
+def test_options_that_a_net_decides_are_no_difference(tmp_path: Path) -> None:
     own = read(write_yaml(tmp_path, base={**BASE, "model": {"name": "my_nets:Net"}}, runs=RUNS)).config("fedavg", 0)
     stored = own.model_copy(update={"model": own.model.model_copy(update={"projection": None})})
     assert difference(own, stored) is None
@@ -276,7 +276,7 @@ def test_a_result_has_the_other_models_that_were_tested(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_a_result_counts_whether_or_not_clients_checked_downloads(
+def test_a_result_counts_with_and_without_checked_downloads(
     tmp_path: Path, in_process: Callable[[str], None], check: bool
 ) -> None:
     """Results that were stored when the check was on by default in simulations need not be made again."""

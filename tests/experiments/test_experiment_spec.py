@@ -92,7 +92,7 @@ CLAIM = {"id": "C3", "statement": "s"}
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+def test_an_error_is_one_line(tmp_path: Path, values: dict[str, Any], message: str) -> None:
     path = write_yaml(tmp_path, base=BASE, **values)
     with pytest.raises(UsageError, match=message) as error:
         read(path)

@@ -78,7 +78,7 @@ def test_rises_and_surface_of_a_bowl() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_gradient_norms_are_of_the_received_and_the_trained_model(simulate: Simulate, reduction: str) -> None:
+def test_gradient_norms_of_the_received_and_the_trained_model(simulate: Simulate, reduction: str) -> None:
     simulation = simulate("fedavg", **{"train.rounds": 1})
     fed = simulation.federation
     norms = gradient_norms(fed, simulation.server, [4, 1], 2, reduction)  # type: ignore[arg-type]

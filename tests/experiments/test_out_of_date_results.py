@@ -29,7 +29,7 @@ def on_data(path: Path, of_run: Mapping[str, str]) -> None:
         replace(Result.load(file), data_hash=data).write(file)
 
 
-def test_results_on_samples_that_were_corrected_since_are_left_out(tmp_path: Path) -> None:
+def test_results_on_samples_corrected_since_are_left_out(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, runs={name: RUNS[name] for name in ("fedavg", "fedrep")}, seeds=[0, 1, 2])
     on_data(path, {f"{label}-s{seed}": "old" if seed == 0 else "new" for label in ("fedavg", "fedrep") for seed in range(3)})
     comparison = Comparison.of(read(path))
@@ -40,7 +40,7 @@ def test_results_on_samples_that_were_corrected_since_are_left_out(tmp_path: Pat
     assert all(set(of_label) == {1, 2} for of_label in comparison.results.values())
 
 
-def test_where_two_versions_of_the_samples_have_equally_many_results_none_count(tmp_path: Path) -> None:
+def test_of_two_versions_of_samples_with_equal_results_none_count(tmp_path: Path) -> None:
     path = write_yaml(tmp_path, runs={"fedavg": RUNS["fedavg"]}, seeds=[0, 1, 2, 3])
     on_data(path, {"fedavg-s0": "old", "fedavg-s1": "old", "fedavg-s2": "new", "fedavg-s3": "new"})
     comparison = Comparison.of(read(path))
@@ -56,7 +56,7 @@ def test_results_of_another_config_of_the_data_are_not_compared(tmp_path: Path) 
     assert Comparison.of(read(path)).complaints == ["seed 0: few has other data than the others, so they cannot be compared"]
 
 
-def test_results_of_a_plug_in_that_was_corrected_since_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_a_plug_in_corrected_since_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "_loaded", {})  # no other test has this one
     monkeypatch.setenv(plugins.VARIABLE, "")
     plugin = tmp_path / "corrected_since.py"

@@ -108,7 +108,7 @@ def test_a_speed_up_below_a_value_is_not_refuted_by_a_bound(tmp_path: Path) -> N
     assert str(judgement.verdict) == f"inconclusive ({remark})"
 
 
-def test_of_a_run_that_is_tested_at_its_end_no_one_knows_when_it_got_there(tmp_path: Path) -> None:
+def test_a_run_tested_at_its_end_has_no_speed_up(tmp_path: Path) -> None:
     claim = {"metric": "speed_up", "above": 2, "compare": ["fedavg-ft", "fedavg"]}
     path = saving(tmp_path, claim)
     for seed in (0, 1, 2):

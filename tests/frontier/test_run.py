@@ -104,7 +104,7 @@ def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, templat
         (lambda strength, seed: False, None, []),
     ],
 )
-def test_a_strength_that_fails_in_a_real_run_gives_way_to_the_next(
+def test_a_strength_that_fails_in_a_run_gives_way_to_the_next(
     holds: Callable[[float, int], bool],
     chosen: float | None,
     tried: list[tuple[float, int]],
@@ -178,7 +178,7 @@ def test_a_run_whose_folder_is_gone_is_trained_again(tmp_path: Path) -> None:
     assert not result.exists()
 
 
-def test_a_run_that_kept_other_messages_is_not_taken_for_this_one(tmp_path: Path) -> None:
+def test_a_run_that_kept_other_messages_is_refused(tmp_path: Path) -> None:
     folder, result = RunFolder(tmp_path / "run"), tmp_path / "result.json"
     folder.path.mkdir()
     before, asked = (point({"wire": {"keep_payloads": kept}}, "fedavg", Defence("none"), "test") for kept in ("default", "all"))

@@ -84,7 +84,7 @@ def judge(claim: Claim, results: Results, diverged: Mapping[str, Collection[int]
         interval = unscaled(low), unscaled(high)
     verdict = _verdict(claim, drawn, scaled, by_baseline, opponent)
     if claim.metric in REACHES:
-        verdict = _of_bounds(verdict, claim, [seed for seed in seeds if until_as_good(*sides[seed]) is None])
+        verdict = _limit_to_bounds(verdict, claim, [seed for seed in seeds if until_as_good(*sides[seed]) is None])
     if none_to_beat:
         verdict = Verdict(verdict.word, f"{verdict.remark}; no other method has {claim.metric}")
     elif lacking := [seed for seed in finished if seed not in seeds]:
@@ -180,7 +180,7 @@ def _holds(claim: Claim, value: float) -> bool:
     return value > 0 and value >= claim.margin
 
 
-def _of_bounds(verdict: Verdict, claim: Claim, short: Sequence[int]) -> Verdict:
+def _limit_to_bounds(verdict: Verdict, claim: Claim, short: Sequence[int]) -> Verdict:
     """The verdict where the first run never reaches the other's accuracy on the seeds ``short``.
 
     The values of these are upper bounds: they cannot show that a claim ``above`` holds, or that one ``below`` does not.

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS, Rate
 from fedpriv.audit.formats import at_most
-from fedpriv.experiments.leakage.claims import Answer
-from fedpriv.experiments.leakage.comparison import Cost, LeakageComparison, ProtectionRow
+from fedpriv.experiments.leakage.comparison import Answer, Cost, LeakageComparison, ProtectionRow
 from fedpriv.experiments.leakage.result import CellResult
 from fedpriv.experiments.leakage.spec import Table, VictimSpec
 from fedpriv.experiments.markdown import bullets, table
@@ -97,11 +96,11 @@ def _sentence(row: ProtectionRow, cells: Mapping[str, CellResult]) -> Iterator[s
     tried = [cells[label] for label in row.cells if label in cells and cells[label].mse]
     if not tried or any(rate.successes for result in tried if (rate := result.recovered())):
         return
-    attacks = "; ".join(f"{_attacker(result)} within {_budget(result)} ({_of(result.recovered())})" for result in tried)
+    attacks = "; ".join(f"{_attacker(result)} within {_budget(result)} ({_not_excluded(result.recovered())})" for result in tried)
     yield f"{row.name}: not reconstructed by {attacks}."
 
 
-def _of(rate: Rate | None) -> str:
+def _not_excluded(rate: Rate | None) -> str:
     return "" if rate is None else f"0 of {rate.n}, up to {at_most(rate.high)} not excluded"
 
 

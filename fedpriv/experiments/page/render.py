@@ -62,9 +62,9 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
     data, done, waiting = [], [], []
     for experiment in sorted(map(_read, files), key=lambda each: math.inf if each.section is None else each.section):
         if isinstance(experiment, Leakage):
-            record, section = _of_cells(experiment, output.parent)
+            record, section = _report_cells(experiment, output.parent)
         else:
-            record, section = _of_runs(experiment, output.parent)
+            record, section = _report_runs(experiment, output.parent)
         data.append(record)
         if record["begun"]:
             done += [anchor(record), *section]
@@ -82,7 +82,7 @@ def _read(file: Path) -> Experiment | Leakage:
     return read_leakage(file) if describes_cells(file) else read(file)
 
 
-def _of_runs(experiment: Experiment, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _report_runs(experiment: Experiment, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """An experiment as data, and as a section of a report in ``folder``, or a line where it has not begun."""
     comparison = Comparison.of(experiment)
     drawn = (_draw(comparison), _draw_gains(comparison)) if comparison.begun else (None, None)
@@ -91,7 +91,7 @@ def _of_runs(experiment: Experiment, folder: Path) -> tuple[dict[str, Any], list
     return data, _section(comparison, {name: os.path.relpath(path, folder) for name, path in pictures.items() if path})
 
 
-def _of_cells(experiment: Leakage, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _report_cells(experiment: Leakage, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """A leakage experiment as data, and as a section of a report in ``folder``."""
     leakage = LeakageComparison.of(experiment)
     pictures = draw(leakage.cells, experiment.path.parent / "results", experiment.path.stem)

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from fedpriv.experiments.claims import MIN_SEEDS, Judgement
-from fedpriv.experiments.markdown import table
+from fedpriv.experiments.markdown import by_seed, in_bytes, name_seeds, table
 from fedpriv.experiments.measures import Comparison
-from fedpriv.experiments.page.figures import by_seed, in_bytes, of_seeds
 from fedpriv.experiments.paired import PAIRED
 from fedpriv.experiments.spec import BEST_BASELINE, Claim
 
@@ -39,7 +38,7 @@ def claims(comparison: Comparison) -> list[str]:
     experiment = comparison.experiment
     seeds = sorted({seed for judgement in comparison.judgements for seed in judgement.values})
     rows = [_claim(judgement, seeds) for judgement in comparison.judgements]
-    head = f"claim | the paper, or our own claim | ours | {of_seeds(seeds)} | 95 % interval | verdict"
+    head = f"claim | the paper, or our own claim | ours | {name_seeds(seeds)} | 95 % interval | verdict"
     texts = []
     if any(row.split == "validation" for row in comparison.methods):
         texts.append("Accuracies of clients are those on validation data.")
