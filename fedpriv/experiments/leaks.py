@@ -173,12 +173,12 @@ def _samples(target: ImageTarget | TextTargetResult, what: str, best: Outcome | 
 
 
 def _share_or_unknown(target: Samples) -> tuple[float, bool]:
-    """Of two targets of which nothing was recovered, the one of which that is not known is the worse."""
+    """The order of targets: by the share recovered; where nothing was, a target of which it is not known comes first."""
     return (target.recovered or 0) / target.samples, target.recovered is None
 
 
 def _best_membership(attacks: Sequence[MembershipOutcome]) -> Membership | None:
-    """The attack with the larger area, of the best one and of one whose scores reveal members in the opposite order."""
+    """The attack with the largest area, also if its scores are read in the opposite order."""
     best, turned = members.best(attacks), members.reversed_attack(attacks)
     if best is None:
         return None
@@ -241,7 +241,7 @@ def _row(result: Result, leaks: Leaks, rounds: Sequence[int]) -> list[str]:
 
 
 def _round_cell(messages: Sequence[Samples]) -> str:
-    """What was recovered from each message of a round; of a client's images and of its texts, whose message is the same."""
+    """What was recovered from each message of a round; where a message has images and texts, of either."""
     if len({message.what for message in messages}) > 1:
         return "; ".join(f"{message.what}: {_recovered(message)}" for message in messages)
     return ", ".join(map(_recovered, messages)) or "–"

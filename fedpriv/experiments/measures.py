@@ -63,8 +63,8 @@ class MethodRow:
 class TargetRow:
     """The rounds and bytes of a method to reach the target, by seed; ``None`` where it does not reach it.
 
-    The means are over the seeds that both runs have, and ``None`` unless both reach the target on each: those that do not would
-    need more rounds and bytes than any that do.
+    The means are over the seeds that both runs have; ``None`` unless both reach the target on each of them, as a mean over those
+    that do would be too small.
 
     Attributes:
         mean_bytes: until the target.
@@ -89,7 +89,7 @@ class Comparison:
 
     Attributes:
         diverged: label -> seed -> how a run without a result diverged.
-        others: run -> the run of another experiment whose result it is.
+        others: run -> the run of another experiment that its result is taken from.
     """
 
     experiment: Experiment
@@ -124,7 +124,7 @@ class Comparison:
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to report: a result of its own, valid or not, or all results."""
+        """Whether there is something to report: a result beside its YAML, valid or not, or a result of every run."""
         own = sum(map(len, self.results.values())) - len(self.others)
         return own > 0 or bool(self.complaints) or not self.missing
 

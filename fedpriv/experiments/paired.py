@@ -1,4 +1,4 @@
-"""Metrics of two runs of the same seed: whose clients are better off, and what one saves on the way to the other's accuracy."""
+"""Metrics of two runs with the same seed: whose clients are better off, and what a run saves until the other's accuracy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROUNDED = 1e-6  # results have 6 decimals, so a run may miss a mean of its own 
 
 
 def window(target: Result) -> int:
-    """Over how many rounds accuracy is smoothed on the way to this run's final accuracy.
+    """The number of rounds over which accuracy is smoothed to see when it reaches this run's final accuracy.
 
     :data:`WINDOW`, but no more than the final accuracy is a mean of: a run that rises until its end would never reach it.
     """
@@ -91,13 +91,13 @@ PAIRED: dict[str, Callable[[Result, Result], float | None]] = {
     "speed_up": speed_up,
     "bytes_saved": bytes_saved,
 }
-"""Metrics that a claim computes from both its runs, and compares with a value."""
+"""Metrics of both runs of a claim, which are compared with a value."""
 REACHES = ("speed_up", "bytes_saved")
-"""Those up to an accuracy, which the first run may never reach; the value is then a bound in its favour."""
+"""Metrics until an accuracy is reached. Where the first run never reaches it, the value is an upper bound."""
 
 
 def why_not(metric: str, ours: Result, theirs: Result) -> str:
-    """Why two runs have no such value, in a few words; empty where there is no more to say."""
+    """Why two runs do not have the metric, in a few words; empty: no special reason."""
     if metric in REACHES and ours.tested_at_end:
         return f"{ours.label} is tested after its last rounds only"
     if metric in REACHES and until_as_good(theirs, theirs) is None:

@@ -169,7 +169,7 @@ def _tests(config: RunConfig) -> int:
 
 
 def _measured_cost(results: dict[int, Result]) -> tuple[float | None, str]:
-    """Seconds of a round of runs that are done, and which these are; of this kind of processor, if there are such."""
+    """Mean seconds of a round of the runs that are done, on this kind of processor if there are any, and which runs these are."""
     here = processor()
     alike = {seed: result for seed, result in results.items() if result.processor == here}
     chosen = alike or results
@@ -187,7 +187,7 @@ def _seconds(result: Result) -> float | None:
 
 
 def _trained(experiment: Experiment, runs_dir: Path, label: str, seed: int) -> int:
-    """Rounds that a run without a result has behind it; of a run with another config, none."""
+    """Rounds that a run without a result has trained; 0 if its folder has another config."""
     folder = RunFolder(experiment.run_dir(runs_dir, label, seed))
     if not folder.config_file.exists() or difference(experiment.config(label, seed), folder.config()) is not None:
         return 0

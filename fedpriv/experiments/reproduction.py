@@ -1,4 +1,4 @@
-"""Runs stored results again, and compares every number with the one that is stored."""
+"""Runs stored results again, and compares every number with the stored one."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def reproduce(
 
 
 def _stored(path: Path, labels: Sequence[str], seeds: Sequence[int]) -> list[tuple[Experiment, Result]]:
-    """The stored results of these runs, each of its experiment; of a folder, those of labels and seeds that a YAML has."""
+    """The stored results of these runs with their experiments; labels and seeds that a YAML of a folder lacks are skipped."""
     stored = []
     for file in yamls(path):
         if describes_cells(file):
@@ -165,7 +165,7 @@ def _compared(experiment: Experiment, outcome: Outcome, stored: Result) -> Repro
 
 
 def compared(stored: Result, now: Result) -> tuple[int, list[Difference]]:
-    """How many numbers a stored result has, and those that another result of the same run has not.
+    """The number of numbers in a stored result, and those that differ in another result of the same run.
 
     Numbers that the stored result lacks are not compared. Of those below 0.1 it may have 6 decimals instead of 6 digits.
     """

@@ -195,7 +195,7 @@ class _Runner:
             return Outcome(label, seed, "failed", error=f"{error.filename}: {error.strerror}")
 
     def _done(self, label: str, seed: int, result: Result, stored: Path, folder: RunFolder) -> Outcome:
-        """The outcome of a run with a result, which gets the figures of an audit that was made since.
+        """The outcome of a run that has a result; if it was audited since, the figures are added to the result.
 
         Args:
             stored: the file of the result, which may be another experiment's.
@@ -275,7 +275,7 @@ class _Runner:
 
 
 def _is_result_of(result: Result, folder: RunFolder) -> bool:
-    """Whether a run gave these numbers: another one of the same config may have been made by other code."""
+    """Whether the run in a folder has these numbers: other code may have made another run with the same config."""
     if not is_finished(folder):
         return False
     own, stored = collect(folder, result.label).summary, result.summary

@@ -16,7 +16,7 @@ from fedpriv.experiments.paired import PAIRED
 from fedpriv.methods.build import objective_of, with_options
 
 BEST_BASELINE = "best_baseline"
-"""In a claim: of its ``baselines`` that have the metric, the one with the highest mean."""
+"""In a claim: the run with the highest mean, of its ``baselines`` that have the metric."""
 
 Metric = Literal[
     "accuracy",
@@ -142,7 +142,7 @@ class Experiment:
         return (self.results or self.path.parent / "results" / self.path.stem) / f"{label}-s{seed}.json"
 
     def divergence_file(self, label: str, seed: int) -> Path:
-        """Beside the results: that the run has none, since a client diverged."""
+        """The file in place of a result where a client diverged."""
         return self.result_file(label, seed).with_suffix(".diverged.json")
 
     def select(self, labels: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[tuple[str, int]]:
@@ -267,7 +267,7 @@ def _claim(path: Path, number: int, values: dict[str, Any], configs: Mapping[str
 
 
 def _baselines(where: str, claim: Claim, configs: Mapping[str, RunConfig]) -> tuple[str, ...]:
-    """The runs that the first side is compared with; not its own method with other options, which a paper has for ablations."""
+    """The runs that the first side is compared with: the named ones, or all of other methods."""
     first, *_ = claim.labels
     for label in claim.baselines or ():
         if label not in configs:

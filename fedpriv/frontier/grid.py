@@ -146,7 +146,7 @@ def point(base: Mapping[str, Any], method: str, defence: Defence, where: str) ->
 
 
 def grid(base: Mapping[str, Any], methods: Sequence[str], defences: Sequence[Defence], where: str) -> list[Point]:
-    """Every method with no defence and with each defence; of one with a range, what is left without the part that has it.
+    """Every method without a defence and with each one; of a defence with a range, only the parts without it.
 
     Raises:
         UsageError: see :func:`point`.

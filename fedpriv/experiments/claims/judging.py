@@ -103,7 +103,7 @@ def judge(claim: Claim, results: Results, diverged: Mapping[str, Collection[int]
 
 
 def _baselines(claim: Claim, results: Results) -> list[str]:
-    """The runs from which ``best_baseline`` is chosen, but for those whose results do not have the metric."""
+    """The runs from which ``best_baseline`` is chosen, without those whose results lack the metric."""
     return [
         label
         for label in claim.baselines or ()
@@ -124,7 +124,7 @@ def _value(claim: Claim, sides: Sequence[Result]) -> float:
 
 
 def _most(claim: Claim, sides: Sequence[Result]) -> float:
-    """The largest value that the claim's number could have, whatever the first run were."""
+    """The largest value that the claim's number could have with any first run."""
     if claim.compare is None:
         return math.inf
     other = sides[1]

@@ -69,7 +69,7 @@ def _claim(judgement: Judgement, seeds: Sequence[int]) -> tuple[str, ...]:
 
 
 def _more_digits(judgement: Judgement) -> int:
-    """With how many digits more than usual no number looks like a bound of the claim that it is not equal to."""
+    """The number of extra digits with which no number looks equal to a bound of the claim that it differs from."""
     claim = judgement.claim
     if claim.equals is not None:
         bounds = [claim.equals - claim.within, claim.equals + claim.within]
@@ -90,7 +90,7 @@ def _more_digits(judgement: Judgement) -> int:
 
 
 def _number(claim: Claim, value: float, more: int = 0) -> str:
-    """A number of a claim, in its metric's unit, with ``more`` digits than usual."""
+    """A number of a claim, in its metric's unit, with ``more`` extra digits."""
     if claim.metric == "upload_bytes":
         return in_bytes(value, 3 + more) if value >= 0 else f"-{in_bytes(-value, 3 + more)}"
     if claim.metric == "test_loss_roughness":
