@@ -87,21 +87,21 @@ ROWS = {
 }
 
 
-def ideal(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Canaries of a Gaussian mechanism: scores with variance 1, whose mean is mu for used ones."""
-    found = []
+def draw_ideal(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Bounds from the canaries of a Gaussian mechanism: scores with variance 1, whose mean is mu for canaries that are used."""
+    draws = []
     for seed in range(config["draws"]):
         draw = np.random.default_rng(seed)
         used = draw.random(config["canaries"]) < 0.5
         scores = draw.standard_normal(config["canaries"]) + mu_of(config["epsilon"], DELTA) * used
         bounds = canary_bounds(scores, used, config["epsilon"], DELTA)
-        found.append({"seed": seed, "claim": config["epsilon"], "bounds": {bound.name: bound.epsilon for bound in bounds}})
-    return found
+        draws.append({"seed": seed, "claim": config["epsilon"], "bounds": {bound.name: bound.epsilon for bound in bounds}})
+    return draws
 
 
 @contextmanager
 def tenth_of_the_noise() -> Iterator[None]:
-    """Server and clients add a tenth of the noise that the accountant assumes."""
+    """A block in which server and clients add a tenth of the noise that the accountant assumes."""
     merge, begin = NoisyMean.__call__, ModelLocalUpdate.__init__
 
     def quieter_mean(self: NoisyMean, *arguments: Any) -> Any:
@@ -117,32 +117,33 @@ def tenth_of_the_noise() -> Iterator[None]:
         yield
 
 
-def of_runs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = []
+def measure_runs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Bounds from the canaries of runs, seed by seed."""
+    runs = []
     for seed in range(config["runs"]):
         with TemporaryDirectory() as folder:
             run = fedpriv.train(runs_dir=folder, **config["keys"], seed=seed)
             shown = measured(run.folder, run.summary["privacy"])
             assert shown is not None, "the run has canaries"
-        found.append({"seed": seed, "claim": shown.claim, "bounds": {bound.name: bound.epsilon for bound in shown.bounds}})
-    return found
+        runs.append({"seed": seed, "claim": shown.claim, "bounds": {bound.name: bound.epsilon for bound in shown.bounds}})
+    return runs
 
 
 def run_row(name: str, folder: Path) -> str:
-    """Measure a row and store its result; a line about it."""
+    """Measure a row and store its result; returns a line on it."""
     config, began = ROWS[name], time.process_time()
     if "keys" in config:
-        right = of_runs(config)
+        right = measure_runs(config)
         with tenth_of_the_noise():
-            tenth = of_runs(config)
+            tenth = measure_runs(config)
     else:
-        right, tenth = ideal(config), []
-    found = {
+        right, tenth = draw_ideal(config), []
+    result = {
         "row": name, "config": config, "right": right, "tenth": tenth, "cpu_seconds": round(time.process_time() - began, 2),
         "versions": versions(), "git_commit": git_commit(),
     }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / f"{name}.json", (json.dumps(found, indent=1) + "\n").encode())
+    write_atomically(folder / f"{name}.json", (json.dumps(result, indent=1) + "\n").encode())
     quieter = f", with a tenth of the noise {share(tenth)}" if tenth else ""
     return f"{name}: {share(right)} above the claim{quieter}"
 
@@ -152,44 +153,44 @@ def is_done(path: Path, name: str) -> bool:
     return path.exists() and json.loads(path.read_text(encoding="utf-8"))["config"] == ROWS[name]
 
 
-def exceeded(found: Sequence[Mapping[str, Any]], bound: str | None = None) -> int:
-    """In how many a bound is above the claim: this one, or any."""
-    return sum((max(one["bounds"].values()) if bound is None else one["bounds"][bound]) > one["claim"] for one in found)
+def exceeded(runs: Sequence[Mapping[str, Any]], bound: str | None = None) -> int:
+    """In how many runs a bound is above the claim: this one, or any."""
+    return sum((max(run["bounds"].values()) if bound is None else run["bounds"][bound]) > run["claim"] for run in runs)
 
 
-def share(found: Sequence[Mapping[str, Any]]) -> str:
-    return f"{exceeded(found)} of {len(found)}"
+def share(runs: Sequence[Mapping[str, Any]]) -> str:
+    return f"{exceeded(runs)} of {len(runs)}"
 
 
-def of_claim(one: Mapping[str, Any]) -> list[str]:
+def claim_cells(row: Mapping[str, Any]) -> list[str]:
     """The claimed epsilon, and how many canaries measure it."""
-    return [f"{one['config']['epsilon']:g}", f"{one['config']['canaries']:,}"]
+    return [f"{row['config']['epsilon']:g}", f"{row['config']['canaries']:,}"]
 
 
-def medians(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [f"{statistics.median(one['bounds'][name] for one in found):.2f}" for name in found[0]["bounds"]]
+def medians(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{statistics.median(run['bounds'][name] for run in runs):.2f}" for name in runs[0]["bounds"]]
 
 
-def over(found: Sequence[Mapping[str, Any]]) -> str:
-    """In how many which bound is above the claim."""
-    counts = {name: exceeded(found, name) for name in found[0]["bounds"]}
+def above_the_claim(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The bounds that are above the claim, and in how many runs."""
+    counts = {name: exceeded(runs, name) for name in runs[0]["bounds"]}
     return ", ".join(f"{name} {count}" for name, count in counts.items() if count) or "none"
 
 
 def render(folder: Path) -> str:
     """The report of the stored results whose config is that of a row."""
     paths = {name: folder / f"{name}.json" for name in ROWS}
-    found = [json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if is_done(path, name)]
+    rows = [json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if is_done(path, name)]
     bounds = "one run | Clopper-Pearson | f-DP, one run | Gaussian fit"
     ideals = [
-        [*of_claim(one), *medians(one["right"]), over(one["right"]), len(one["right"])]
-        for one in found
-        if one["row"].startswith("ideal")
+        [*claim_cells(row), *medians(row["right"]), above_the_claim(row["right"]), len(row["right"])]
+        for row in rows
+        if row["row"].startswith("ideal")
     ]
     runs = [
-        [one["config"]["sampling"], *of_claim(one), *medians(one["right"]), over(one["right"]), share(one["tenth"])]
-        for one in found
-        if not one["row"].startswith("ideal")
+        [row["config"]["sampling"], *claim_cells(row), *medians(row["right"]), above_the_claim(row["right"]), share(row["tenth"])]
+        for row in rows
+        if not row["row"].startswith("ideal")
     ]  # fmt: skip
     parts = [
         "# How much of an epsilon canaries show",
@@ -205,11 +206,11 @@ def render(folder: Path) -> str:
         "PRV, at level sample RDP. A run's epsilon is at most 0.01 below its target.",
         table(f"level, sampling | epsilon | canaries | {bounds} | above the claim | a tenth of the noise", runs),
     ]
-    if missing := [name for name in ROWS if name not in {one["row"] for one in found}]:
+    if missing := [name for name in ROWS if name not in {row["row"] for row in rows}]:
         parts.append(f"Rows without a result: {', '.join(missing)}.")
-    commits = sorted({str(one["git_commit"]) for one in found})
-    seconds = sum(one["cpu_seconds"] for one in found)
-    parts.append(f"{len(found)} results, {seconds / 60:.0f} CPU minutes in all. Commits: {', '.join(commits) or '–'}.")
+    commits = sorted({str(row["git_commit"]) for row in rows})
+    seconds = sum(row["cpu_seconds"] for row in rows)
+    parts.append(f"{len(rows)} results, {seconds / 60:.0f} CPU minutes in all. Commits: {', '.join(commits) or '–'}.")
     return "\n\n".join(parts) + "\n"
 
 

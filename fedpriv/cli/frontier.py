@@ -67,6 +67,7 @@ def frontier(
     from fedpriv.audit.run_audit import AuditOptions
     from fedpriv.config import RunConfig, lay_over, parse, parse_assignment, read_yaml
     from fedpriv.frontier.grid import Defence
+    from fedpriv.frontier.result import to_json
     from fedpriv.frontier.run import Plan, frontier
     from fedpriv.frontier.show import answer
     from fedpriv.plugins import load_plugins
@@ -84,14 +85,14 @@ def frontier(
         base,
         where,
         (methods or parse(RunConfig, chosen, where).method.name).replace(",", " ").split(),
-        [Defence.read(one) for text in defenses for one in text.split()],
+        [Defence.read(defence) for text in defenses for defence in text.split()],
         conditions(target, "--target") if target else (),
         AuditOptions(**extent),
         jobs or os.cpu_count() or 1,
         f"fedpriv frontier {shlex.join(sys.argv[2:])}",
     )
     out = console()
-    found = frontier(plan, output, lambda text: out.print(text, soft_wrap=True))
-    out.print(f"\n{answer(found)}\n\nall points: {output / 'frontier.md'}, {output / 'frontier.png'}", soft_wrap=True)
+    result = frontier(plan, output, lambda text: out.print(text, soft_wrap=True))
+    out.print(f"\n{answer(result)}\n\nall points: {output / 'frontier.md'}, {output / 'frontier.png'}", soft_wrap=True)
     out.print(f"all audits: {output / 'report' / 'audit.html'}", soft_wrap=True)
-    return found
+    return to_json(result)

@@ -1,5 +1,4 @@
-"""The results of an experiment client by client: what each gains over training alone, and how accuracy ages after a local
-update."""
+"""Results by client: what each gains over training alone, and its accuracy by the rounds since its last local update."""
 
 from __future__ import annotations
 
@@ -13,16 +12,16 @@ from fedpriv.experiments.paired import client_differences
 from fedpriv.experiments.results import Result
 
 AGES = (0, 5, 10, 20, 40)
-"""Where each group of clients begins, in rounds since their last local update."""
+"""Where each group of clients begins: rounds since their last local update."""
 
 
 @dataclass(frozen=True)
 class Gains:
-    """Accuracy of each client less that of the same client trained alone, of the seeds that both runs have.
+    """The accuracy of each client minus that of the same client trained alone.
 
     Attributes:
         alone: label of the runs in which clients train alone.
-        of: label -> differences in [-1, 1], of all clients and seeds; without runs that have other clients.
+        of: label -> differences in [-1, 1], over all clients and the seeds that both have; without runs that have other clients.
     """
 
     alone: str
@@ -30,36 +29,33 @@ class Gains:
 
 
 def gains(results: Results) -> Gains | None:
-    """The gains of all methods over ``local``; ``None`` where the experiment has no results of it, or of it alone."""
-    of_local = [
-        label for label, of_label in results.items() if any(one.config["method"]["name"] == "local" for one in of_label.values())
-    ]
-    if not of_local:
+    """The gains of all methods over ``local``; ``None`` where the experiment has no results of it, or of nothing else."""
+    methods = {label: {run.config["method"]["name"] for run in by_seed.values()} for label, by_seed in results.items()}
+    local = [label for label, names in methods.items() if "local" in names]
+    if not local:
         return None
-    alone, found = of_local[0], dict[str, list[float]]()
-    for label, of_label in results.items():
-        if label == alone:
-            continue
-        for seed in sorted(of_label.keys() & results[alone].keys()):
-            if differences := client_differences(of_label[seed], results[alone][seed]):
-                found.setdefault(label, []).extend(differences)
-    return Gains(alone, found) if found else None
+    alone, by_label = local[0], dict[str, list[float]]()
+    for label, by_seed in results.items():
+        for seed in sorted(by_seed.keys() & results[alone].keys()) if label != alone else ():
+            if differences := client_differences(by_seed[seed], results[alone][seed]):
+                by_label.setdefault(label, []).extend(differences)
+    return Gains(alone, by_label) if by_label else None
 
 
 def by_age(results: Results) -> dict[str, list[tuple[int, float | None]]]:
     """Label -> for each group of :data:`AGES` the number of clients and their mean accuracy after the last round, of all seeds.
 
-    Clients that never trained are left out, and so are results of earlier versions, which do not say who trained when.
+    Without clients that never trained, and results that do not record who trained when.
     """
-    found = {}
-    for label, of_label in results.items():
+    by_label = {}
+    for label, by_seed in results.items():
         groups: list[list[float]] = [[] for _ in AGES]
-        for run in of_label.values():
+        for run in by_seed.values():
             for age, accuracy in _aged(run):
                 groups[bisect_right(AGES, age) - 1].append(accuracy)
         if any(groups):
-            found[label] = [(len(group), statistics.fmean(group) if group else None) for group in groups]
-    return found
+            by_label[label] = [(len(group), statistics.fmean(group) if group else None) for group in groups]
+    return by_label
 
 
 def _aged(run: Result) -> list[tuple[int, float]]:

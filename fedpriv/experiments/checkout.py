@@ -1,4 +1,4 @@
-"""The checkout that holds an experiment: a result names its commit, which repeats the result only where nothing was changed."""
+"""The git checkout of an experiment: a result names its commit, which reproduces it only where nothing was changed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHOWN = 3
 def refuse_changes(experiment: Path) -> None:
     """Check that the git checkout that holds an experiment's YAML, if one does, is as it was committed, and has the YAML.
 
-    Other files that git does not track are no changes.
+    Untracked files do not count.
 
     Raises:
         UsageError: a tracked file was changed, with the names of the first ones; or git does not track the YAML.
@@ -34,8 +34,8 @@ def refuse_changes(experiment: Path) -> None:
 
 def commit_of(experiment: Path) -> str | None:
     """The commit of the git checkout that holds an experiment's YAML; ``None`` outside one."""
-    found = _git(experiment, "rev-parse", "HEAD")
-    return found[0] if found else None
+    lines = _git(experiment, "rev-parse", "HEAD")
+    return lines[0] if lines else None
 
 
 def _git(experiment: Path, *command: str) -> list[str] | None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.audit.judge import classes, images, members, texts
 from fedpriv.audit.results import (
     AuditedRun,
-    ImageOutcome,
     ImageTarget,
     LabelResult,
     MembershipOutcome,
@@ -22,8 +24,6 @@ from fedpriv.audit.results import (
 )
 from fedpriv.experiments.markdown import table
 from fedpriv.experiments.results import Result, rounded
-
-Found = Mapping[str, Any]
 
 TITLE = "### What the messages leak"
 TEXT = """Found by `fedpriv audit` in the same runs, from the messages that were sent.
@@ -42,103 +42,163 @@ TEXT = """Found by `fedpriv audit` in the same runs, from the messages that were
 * A dash: no attack whose failure would be evidence could be mounted, so it is not known."""
 
 
-def leakage(run_dir: Path) -> dict[str, Any]:
-    """The figures of the audit in a run's folder, as JSON.
+@dataclass(frozen=True)
+class Closer:
+    """How many images were recovered with an error below a stricter ``limit``."""
 
-    Returns:
-        ``answer``; ``messages``: round, samples and ``recovered`` of each message that was attacked (``None``: no attack counts),
-        of texts ``what``, of images also ``copies``, what copies of public images would count for, and where that is as much
-        ``closer``, what was recovered at a stricter threshold; ``singles``: the same of clients with one sample each;
-        ``members``: ``auc``, ``low`` and ``high`` of the best membership attack, ``reversed`` where its scores are read in the
-        opposite order (the area is that of the scores so read); ``members_by_round``: the same in each round; ``classes``:
-        ``exact`` of ``of`` messages, by the last layer's gradient or the class centres (``None``: neither was sent);
-        ``classes_by_shadows``; and the audit's ``options``. Empty where the run was not audited.
+    recovered: int
+    limit: float
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples behind a message, or of simulated clients with one sample each.
+
+    Attributes:
+        client: its number, or which sum.
+        recovered: by the best attack; ``None``: no attack is conclusive.
+        what: ``images`` or ``texts``.
+        copies: for how many images a copy of the nearest public one would count.
+        closer: what was recovered more closely, where the copies are as many.
+    """
+
+    kind: str
+    round: int
+    client: int | str
+    samples: int
+    recovered: int | None
+    attack: str | None
+    what: str = "images"
+    copies: int | None = None
+    closer: Closer | None = None
+
+
+@dataclass(frozen=True)
+class Membership:
+    """The best membership attack: its AUC with an interval for ``of`` attacks at once; ``reversed``: with the scores negated."""
+
+    attack: str
+    auc: float
+    low: float
+    high: float
+    of: int
+    reversed: bool = False
+
+    @property
+    def mark(self) -> str:
+        return "reversed" if self.reversed else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundMembership(Membership):
+    """The best membership attack in a round."""
+
+    round: int
+
+
+@dataclass(frozen=True)
+class Leaks:
+    """The figures of an audit.
+
+    Attributes:
+        singles: those of which most was recovered, of clients with one sample each.
+        classes: ``exact`` of ``of`` messages, by the last layer's gradient or the class centres; ``None``: neither was sent.
+        options: of the audit.
+    """
+
+    answer: str
+    messages: tuple[Samples, ...]
+    singles: Samples | None
+    members: Membership | None
+    members_by_round: tuple[RoundMembership, ...]
+    classes: Mapping[str, int] | None
+    classes_by_shadows: Mapping[str, Any] | None
+    options: Mapping[str, Any]
+
+
+@cache
+def _form() -> TypeAdapter[Leaks]:
+    return TypeAdapter(Leaks)
+
+
+def leakage(run_dir: Path) -> dict[str, Any]:
+    """The figures of the audit in a run's folder, as the JSON of :class:`Leaks`; empty where the run was not audited.
 
     Raises:
-        UsageError: the report in the folder is not what fedpriv writes.
+        Damaged: the report in the folder is not what fedpriv writes.
     """
     if (audited := audit_of(run_dir)) is None:
         return {}
     run, options = audited
-    return {name: rounded(value) for name, value in _figures(run, options).items()}
+    data: dict[str, Any] = rounded(_form().dump_python(_leaks(run, options), mode="json", exclude_defaults=True))
+    return data
 
 
-def _figures(run: AuditedRun, options: Mapping[str, int | float | None]) -> dict[str, Any]:
-    targets = [*map(_of_images, run.images), *map(_of_texts, run.texts)]
-    singles = [one for one in targets if one["kind"] != "message"]
-    return {
-        "answer": run.concluded.words,
-        "messages": [one for one in targets if one["kind"] == "message"],
-        "singles": max(singles, key=_share_or_unknown, default=None),
-        "members": _members(run.membership),
-        "members_by_round": _members_by_round(run.membership),
-        "classes": _classes(run.labels),
-        "classes_by_shadows": _classes_by_shadows(run.shadow_labels),
-        "options": dict(options),
-    }
+def _leaks(run: AuditedRun, options: Mapping[str, int | float | None]) -> Leaks:
+    targets = [*map(_image_samples, run.images), *map(_text_samples, run.texts)]
+    singles = [target for target in targets if target.kind != "message"]
+    return Leaks(
+        answer=run.concluded.words,
+        messages=tuple(target for target in targets if target.kind == "message"),
+        singles=max(singles, key=_share_or_unknown, default=None),
+        members=_best_membership(run.membership),
+        members_by_round=tuple(_by_round(run.membership)),
+        classes=_classes(run.labels),
+        classes_by_shadows=_classes_by_shadows(run.shadow_labels),
+        options=options,
+    )
 
 
-def _of_images(target: ImageTarget) -> dict[str, Any]:
-    """A message, or the clients with one image each, and how many of its images the best attack recovered."""
-    if (most := images.best(target)) is None:
-        return _target(target, None, None)
-    beside = _beside(target, most.outcome) if most.rate.successes else {}
-    return _target(target, most.outcome, most.rate) | beside
+def _image_samples(target: ImageTarget) -> Samples:
+    if (best := images.best(target)) is None:
+        return _samples(target, "images")
+    rate, figures = best.rate, best.outcome.figures
+    samples = _samples(target, "images", best.outcome, rate)
+    if not rate.successes or figures is None:
+        return samples
+    copies, closer = images.beside_guesses(target, figures)
+    return replace(samples, copies=copies, closer=closer and Closer(closer.rate.successes, float(closer.limit)))
 
 
-def _of_texts(target: TextTargetResult) -> dict[str, Any]:
-    """The same of texts."""
-    found = texts.best(target)
-    figures = _target(target, None, None) if found is None else _target(target, found.outcome, found.figures.exact)
-    return {"what": "texts", **figures}
+def _text_samples(target: TextTargetResult) -> Samples:
+    best = texts.best(target)
+    return _samples(target, "texts", best.outcome, best.figures.exact) if best else _samples(target, "texts")
 
 
-def _target(target: ImageTarget | TextTargetResult, best: Outcome | None, hit: Rate | None) -> dict[str, Any]:
-    return {
-        "kind": target.kind,
-        "round": target.round,
-        "client": target.sender.short if target.sender.client is None else target.sender.client,
-        "samples": hit.n if hit else target.samples,  # an attack may have been tried on some of them
-        "recovered": hit and hit.successes,
-        "attack": best and best.attack,
-    }
+def _samples(target: ImageTarget | TextTargetResult, what: str, best: Outcome | None = None, rate: Rate | None = None) -> Samples:
+    """A target with the rate of its best attack, which may have been tried on some of the samples only."""
+    client = target.sender.short if target.sender.client is None else target.sender.client
+    samples, recovered = (target.samples, None) if rate is None else (rate.n, rate.successes)
+    return Samples(target.kind, target.round, client, samples, recovered, best and best.attack, what)
 
 
-def _share_or_unknown(one: Found) -> tuple[float, bool]:
-    """Of two targets of which nothing was recovered, the one of which that is not known is the worse."""
-    return (one["recovered"] or 0) / one["samples"], one["recovered"] is None
+def _share_or_unknown(target: Samples) -> tuple[float, bool]:
+    """The order of targets: by the share recovered; where nothing was, a target of which it is not known comes first."""
+    return (target.recovered or 0) / target.samples, target.recovered is None
 
 
-def _beside(target: ImageTarget, best: ImageOutcome) -> dict[str, Any]:
-    """For how many of the images copies of public ones would count, and which were recovered more closely than any copy."""
-    assert best.figures is not None
-    copies, closer = images.beside_guesses(target, best.figures)
-    if closer is None:
-        return {"copies": copies}
-    return {"copies": copies, "closer": {"recovered": closer.rate.successes, "limit": float(closer.limit)}}
-
-
-def _members(attacks: Sequence[MembershipOutcome]) -> dict[str, Any] | None:
-    """The attack with the larger area, of the best one and of one whose scores reveal members in the opposite order."""
+def _best_membership(attacks: Sequence[MembershipOutcome]) -> Membership | None:
+    """The attack with the largest area, also if its scores are read in the opposite order."""
     best, turned = members.best(attacks), members.reversed_attack(attacks)
     if best is None:
         return None
     if turned is None or best.auc >= 1 - turned.auc:
-        return {"attack": best.outcome.name, "auc": best.auc, **asdict(best.together)}
-    span = {"low": 1 - turned.together.high, "high": 1 - turned.together.low, "of": turned.together.of}
-    return {"attack": turned.outcome.name, "auc": 1 - turned.auc, **span, "reversed": True}
+        return Membership(best.outcome.name, best.auc, **asdict(best.together))
+    span = turned.together
+    return Membership(turned.outcome.name, 1 - turned.auc, 1 - span.high, 1 - span.low, span.of, True)
 
 
-def _members_by_round(attacks: Sequence[MembershipOutcome]) -> list[dict[str, Any]]:
+def _by_round(attacks: Sequence[MembershipOutcome]) -> list[RoundMembership]:
     """The best attack of each round, without the rounds in which none could be mounted."""
-    by_round = {number: _members([one for one in attacks if one.round == number]) for number in {one.round for one in attacks}}
-    return [{"round": number, **best} for number, best in sorted(by_round.items()) if best]
+    rounds = sorted({attack.round for attack in attacks})
+    by_round = {number: _best_membership([attack for attack in attacks if attack.round == number]) for number in rounds}
+    return [RoundMembership(**asdict(best), round=number) for number, best in by_round.items() if best]
 
 
 def _classes(labels: Sequence[LabelResult]) -> dict[str, int] | None:
     if not classes.by_rule(labels):
         return None
-    return {"exact": sum(one.exact for one in labels), "of": len(labels)}
+    return {"exact": sum(result.exact for result in labels), "of": len(labels)}
 
 
 def _classes_by_shadows(shadow: ShadowLabels | None) -> dict[str, Any] | None:
@@ -150,56 +210,48 @@ def _classes_by_shadows(shadow: ShadowLabels | None) -> dict[str, Any] | None:
 
 def section(results: Mapping[str, Mapping[int, Result]]) -> list[str]:
     """A table with a row for each result of an audited run; empty where there is none."""
-    audited = [result for of_label in results.values() for _, result in sorted(of_label.items()) if result.leakage]
+    audited = [
+        (result, _form().validate_python(result.leakage))
+        for of_label in results.values()
+        for _, result in sorted(of_label.items())
+        if result.leakage
+    ]
     if not audited:
         return []
-    rounds = sorted({one["round"] for result in audited for one in result.leakage["messages"]})
-    head = [
-        "method",
-        "seed",
-        "answer",
-        *(f"round {number}" for number in rounds),
-        "one sample each",
-        "members",
-        "by round",
-        "classes by rule",
-        "by shadows",
-    ]
-    return [TITLE, table(" | ".join(head), [_row(result, rounds) for result in audited]), TEXT]
+    rounds = sorted({message.round for _, leaks in audited for message in leaks.messages})
+    columns = ["method", "seed", "answer", *(f"round {number}" for number in rounds), "one sample each", "members", "by round"]
+    columns += ["classes by rule", "by shadows"]
+    return [TITLE, table(" | ".join(columns), [_row(result, leaks, rounds) for result, leaks in audited]), TEXT]
 
 
-def _row(result: Result, rounds: Sequence[int]) -> list[str]:
-    found = result.leakage
-    tells, by_rule, shadows = found["members"], found["classes"], found["classes_by_shadows"]
+def _row(result: Result, leaks: Leaks, rounds: Sequence[int]) -> list[str]:
+    best, by_rule, shadows = leaks.members, leaks.classes, leaks.classes_by_shadows
+    interval = "" if best is None else "; ".join([f"{best.low:.2f} to {best.high:.2f}", *([best.mark] if best.mark else [])])
     return [
         result.label,
         str(result.seed),
-        found["answer"],
-        *(_of_round([one for one in found["messages"] if one["round"] == number]) for number in rounds),
-        _recovered(found["singles"]),
-        f"{tells['auc']:.2f} ({tells['low']:.2f} to {tells['high']:.2f}{_reversed(tells, '; ')})" if tells else "–",
-        ", ".join(f"{one['round']}: {one['auc']:.2f}{_reversed(one)}" for one in found.get("members_by_round") or []) or "–",
+        leaks.answer,
+        *(_round_cell([message for message in leaks.messages if message.round == number]) for number in rounds),
+        _recovered(leaks.singles),
+        f"{best.auc:.2f} ({interval})" if best else "–",
+        ", ".join(f"{each.round}: {each.auc:.2f} {each.mark}".strip() for each in leaks.members_by_round) or "–",
         f"{by_rule['exact']} of {by_rule['of']}" if by_rule else "–",
         f"{round(shadows['exact'] * shadows['clients'])} of {shadows['clients']}" if shadows else "–",
     ]
 
 
-def _reversed(one: Found, before: str = " ") -> str:
-    return f"{before}reversed" if one.get("reversed") else ""
-
-
-def _of_round(messages: Sequence[Found]) -> str:
-    """What was recovered from each message of a round; of a client's images and of its texts, whose message is the same."""
-    if len({one.get("what", "images") for one in messages}) > 1:
-        return "; ".join(f"{one.get('what', 'images')}: {_recovered(one)}" for one in messages)
+def _round_cell(messages: Sequence[Samples]) -> str:
+    """What was recovered from each message of a round; where a message has images and texts, of either."""
+    if len({message.what for message in messages}) > 1:
+        return "; ".join(f"{message.what}: {_recovered(message)}" for message in messages)
     return ", ".join(map(_recovered, messages)) or "–"
 
 
-def _recovered(one: Found | None) -> str:
-    if one is None or one["recovered"] is None:
+def _recovered(samples: Samples | None) -> str:
+    if samples is None or samples.recovered is None:
         return "–"
-    beside = [f"copies {one['copies']}"] if one.get("copies") else []
-    if closer := one.get("closer"):
-        beside.append(f"{closer['recovered']} below {closer['limit']:g}")
-    rate = f"{one['recovered']} of {one['samples']}"
+    beside = [f"copies {samples.copies}"] if samples.copies else []
+    if samples.closer:
+        beside.append(f"{samples.closer.recovered} below {samples.closer.limit:g}")
+    rate = f"{samples.recovered} of {samples.samples}"
     return f"{rate} ({'; '.join(beside)})" if beside else rate

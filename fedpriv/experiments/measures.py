@@ -14,6 +14,8 @@ from fedpriv.experiments.results import Result
 from fedpriv.experiments.spec import Experiment
 from fedpriv.experiments.stored import divergences, stored_results
 
+_PROTOCOLS = ("worst_tenth", "global_accuracy", "fresh_head", "before_merge", "global_before_merge")
+
 
 @dataclass(frozen=True)
 class MethodRow:
@@ -61,8 +63,8 @@ class MethodRow:
 class TargetRow:
     """The rounds and bytes of a method to reach the target, by seed; ``None`` where it does not reach it.
 
-    The means are over the seeds that both runs have, and ``None`` unless both reach the target on each: those that do not would
-    need more rounds and bytes than any that do.
+    The means are over the seeds that both runs have; ``None`` unless both reach the target on each of them, as a mean over those
+    that do would be too small.
 
     Attributes:
         mean_bytes: until the target.
@@ -87,7 +89,7 @@ class Comparison:
 
     Attributes:
         diverged: label -> seed -> how a run without a result diverged.
-        others: run -> the run of another experiment whose result it is.
+        others: run -> the run of another experiment that its result is taken from.
     """
 
     experiment: Experiment
@@ -104,7 +106,7 @@ class Comparison:
         """From the results stored beside the YAML."""
         results, others, complaints = stored_results(experiment)
         diverged = {
-            label: {seed: one for seed, one in of_label.items() if seed not in results[label]}
+            label: {seed: divergence for seed, divergence in of_label.items() if seed not in results[label]}
             for label, of_label in divergences(experiment).items()
         }
         to_target = target_rows(results, experiment.target) if experiment.target else []
@@ -122,7 +124,7 @@ class Comparison:
 
     @property
     def begun(self) -> bool:
-        """Whether there is something to report: a result of its own, valid or not, or all results."""
+        """Whether there is something to report: a result beside its YAML, valid or not, or a result of every run."""
         own = sum(map(len, self.results.values())) - len(self.others)
         return own > 0 or bool(self.complaints) or not self.missing
 
@@ -157,9 +159,9 @@ class Comparison:
             "total": len(self.experiment.select()),
             "missing": self.missing,
             "diverged": {
-                f"{label}-s{seed}": {"client": one.client, "round": one.diverged_in}
+                f"{label}-s{seed}": {"client": divergence.client, "round": divergence.diverged_in}
                 for label, of_label in self.diverged.items()
-                for seed, one in of_label.items()
+                for seed, divergence in of_label.items()
             },
             "others": dict(self.others),
             "complaints": list(self.complaints),
@@ -176,7 +178,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
     accuracy = {run.seed: run.summary["accuracy"] for run in runs if run.summary["accuracy"] is not None}
     shares = sorted({share for run in runs for share in run.summary.get("probe", {})}, key=float, reverse=True)
 
-    # Of clients that send a report and no weights, earlier versions counted nothing.
+    # Results of clients that send a report and no weights may lack its bytes.
     counted = [run for run in runs if run.summary["bytes_per_upload"]] or runs
 
     def total(key: str) -> float:
@@ -190,11 +192,7 @@ def _method_row(label: str, of_label: Mapping[int, Result]) -> MethodRow:
         accuracy=accuracy,
         mean=statistics.fmean(accuracy.values()) if accuracy else None,
         sd=statistics.stdev(accuracy.values()) if len(accuracy) > 1 else None,
-        worst_tenth=_mean([metric(run, "worst_tenth") for run in runs if accuracy]),
-        global_accuracy=_mean([metric(run, "global_accuracy") for run in runs if accuracy]),
-        fresh_head=_mean([metric(run, "fresh_head") for run in runs if accuracy]),
-        before_merge=_mean([metric(run, "before_merge") for run in runs if accuracy]),
-        global_before_merge=_mean([metric(run, "global_before_merge") for run in runs if accuracy]),
+        **{name: _mean([metric(run, name) for run in runs if accuracy]) for name in _PROTOCOLS},
         rounds=runs[0].summary["rounds"],
         averaged_rounds=runs[0].summary["averaged_rounds"],
         tested_at_end=runs[0].tested_at_end,
@@ -226,17 +224,17 @@ def target_rows(results: Results, target: str) -> list[TargetRow]:
         seeds = sorted(of_label.keys() & targets.keys())
         if not seeds:
             continue
-        found = {seed: until_as_good(of_label[seed], targets[seed]) for seed in seeds}
-        pairs = [(mine, its) for seed in seeds if (mine := found[seed]) and (its := own[seed])]
+        reached = {seed: until_as_good(of_label[seed], targets[seed]) for seed in seeds}
+        pairs = [(mine, its) for seed in seeds if (mine := reached[seed]) and (its := own[seed])]
         if len(pairs) < len(seeds):
             pairs = []
         counted = all(its[1] for _, its in pairs)
         rows.append(
             TargetRow(
                 label=label,
-                rounds={seed: hit and hit[0] for seed, hit in found.items()},
-                bytes={seed: hit and hit[1] for seed, hit in found.items()},
-                mean_bytes=_mean([hit and hit[1] for hit in found.values()]) if all(found.values()) else None,
+                rounds={seed: hit and hit[0] for seed, hit in reached.items()},
+                bytes={seed: hit and hit[1] for seed, hit in reached.items()},
+                mean_bytes=_mean([hit and hit[1] for hit in reached.values()]) if all(reached.values()) else None,
                 speed_up=_mean([its[0] / mine[0] for mine, its in pairs]),
                 rounds_saved=_mean([1 - mine[0] / its[0] for mine, its in pairs]),
                 bytes_saved=_mean([1 - mine[1] / its[1] for mine, its in pairs]) if counted else None,

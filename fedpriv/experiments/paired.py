@@ -1,4 +1,4 @@
-"""Metrics of two runs of the same seed: whose clients are better off, and what one saves on the way to the other's accuracy."""
+"""Metrics of two runs with the same seed: whose clients are better off, and what a run saves until the other's accuracy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROUNDED = 1e-6  # results have 6 decimals, so a run may miss a mean of its own 
 
 
 def window(target: Result) -> int:
-    """Over how many rounds accuracy is smoothed on the way to this run's final accuracy.
+    """The number of rounds over which accuracy is smoothed to see when it reaches this run's final accuracy.
 
     :data:`WINDOW`, but no more than the final accuracy is a mean of: a run that rises until its end would never reach it.
     """
@@ -42,7 +42,7 @@ def until_as_good(ours: Result, theirs: Result) -> tuple[int, int] | None:
 
 
 def client_differences(ours: Result, theirs: Result) -> list[float]:
-    """Accuracy in ``ours`` less that in ``theirs``, of each client that was tested in both.
+    """Accuracy in ``ours`` minus that in ``theirs``, of each client that was tested in both.
 
     Empty where the runs differ in their partition, so that they are not the same clients.
     """
@@ -64,8 +64,8 @@ def speed_up(ours: Result, theirs: Result) -> float | None:
     If ``ours`` never does, all its rounds count: the value is then an upper bound. ``None`` where ``theirs`` never does, and
     where ``ours`` is tested at its end only, so that the round in which it did is not known.
     """
-    found = _both(ours, theirs)
-    return found and found[1][0] / found[0][0]
+    both = _both(ours, theirs)
+    return both and both[1][0] / both[0][0]
 
 
 def bytes_saved(ours: Result, theirs: Result) -> float | None:
@@ -73,8 +73,8 @@ def bytes_saved(ours: Result, theirs: Result) -> float | None:
 
     ``None`` also where ``theirs`` sends none.
     """
-    found = _both(ours, theirs)
-    return 1 - found[0][1] / found[1][1] if found and found[1][1] else None
+    both = _both(ours, theirs)
+    return 1 - both[0][1] / both[1][1] if both and both[1][1] else None
 
 
 def _both(ours: Result, theirs: Result) -> tuple[tuple[int, int], tuple[int, int]] | None:
@@ -91,13 +91,13 @@ PAIRED: dict[str, Callable[[Result, Result], float | None]] = {
     "speed_up": speed_up,
     "bytes_saved": bytes_saved,
 }
-"""Metrics that a claim computes from both its runs, and compares with a value."""
+"""Metrics of both runs of a claim, which are compared with a value."""
 REACHES = ("speed_up", "bytes_saved")
-"""Those up to an accuracy, which the first run may never reach; the value is then a bound in its favour."""
+"""Metrics until an accuracy is reached. Where the first run never reaches it, the value is an upper bound."""
 
 
 def why_not(metric: str, ours: Result, theirs: Result) -> str:
-    """Why two runs have no such value, in a few words; empty where there is no more to say."""
+    """Why two runs do not have the metric, in a few words; empty: no special reason."""
     if metric in REACHES and ours.tested_at_end:
         return f"{ours.label} is tested after its last rounds only"
     if metric in REACHES and until_as_good(theirs, theirs) is None:

@@ -24,7 +24,7 @@ from fedpriv.tracking.folder import read_lines
 PILOT_ROUNDS = 4
 """Rounds of a pilot: one to warm up, one with tests, one without, and the last with what is tested once."""
 
-_OF_PILOT = {
+_PILOT_OPTIONS = {
     "train": {"rounds": PILOT_ROUNDS},
     "eval": {"every": 2, "last": 1},
     "tracking": {"uri": "none"},
@@ -38,7 +38,7 @@ class Left:
 
     Attributes:
         left: its runs without a result.
-        rounds: how many these still have to train, together; an interrupted run goes on from its last round.
+        rounds: how many these still have to train, together; an interrupted run continues from its last round.
         seconds_a_round: of one core (or GPU), tests included; ``None``: not measured.
         source: what that was measured on, or why it was not.
     """
@@ -82,35 +82,25 @@ def planned(
         elsewhere = {} if data_dir is None else {"data": config.data.model_copy(update={"dir": data_dir})}
         return pilot(config.model_copy(update=elsewhere))
 
-    found = []
+    experiments = []
     for file in yamls(path):
         if describes_cells(file):
-            left = sum(outcome.state == "left" for outcome in run_cells(read_leakage(file), 0, labels))
-            lacking = ["cells"] if left else []
-            found.append(
-                {
-                    "file": str(file),
-                    "left": left,
-                    "rounds": 0,
-                    "hours": None if left else 0.0,
-                    "not_measured": lacking,
-                    "runs": [],
-                }
-            )
-            continue
-        runs = plan(read(file), runs_dir, labels, seeds, measured if measure else None)
-        hours = [one.hours for one in runs if one.hours is not None]
-        found.append(
+            cells = sum(outcome.state == "left" for outcome in run_cells(read_leakage(file), 0, labels))
+            runs = [Left("cells", cells, 0, None, "")] if cells else []
+        else:
+            runs = plan(read(file), runs_dir, labels, seeds, measured if measure else None)
+        hours = [run.hours for run in runs if run.hours is not None]
+        experiments.append(
             {
                 "file": str(file),
-                "left": sum(one.left for one in runs),
-                "rounds": sum(one.rounds for one in runs),
+                "left": sum(run.left for run in runs),
+                "rounds": sum(run.rounds for run in runs),
                 "hours": math.fsum(hours) if hours or not runs else None,
-                "not_measured": [one.label for one in runs if one.hours is None],
-                "runs": [{**asdict(one), "hours": one.hours} for one in runs],
+                "not_measured": [run.label for run in runs if run.hours is None],
+                "runs": [] if describes_cells(file) else [{**asdict(run), "hours": run.hours} for run in runs],
             }
         )
-    return found
+    return experiments
 
 
 def plan(
@@ -120,8 +110,7 @@ def plan(
     seeds: Sequence[int] = (),
     measured: Callable[[RunConfig], float] | None = None,
 ) -> list[Left]:
-    """What is left of an experiment, label by label; labels of which nothing is left are left out. A run that is known to diverge
-    is not left.
+    """What is left of an experiment, by label, without labels of which nothing is. A run that is known to diverge is not left.
 
     Args:
         runs_dir: the folder whose ``experiments/`` holds the run folders.
@@ -133,32 +122,32 @@ def plan(
     """
     done, _, _ = stored_results(experiment)
     diverged = divergences(experiment)
-    asked, found = experiment.select(labels, seeds), []
+    asked, runs = experiment.select(labels, seeds), []
     for label in experiment.configs:
-        waiting = [seed for one, seed in asked if one == label and seed not in done[label] and seed not in diverged[label]]
+        waiting = [seed for name, seed in asked if name == label and seed not in done[label] and seed not in diverged[label]]
         if not waiting:
             continue
         rounds = sum(experiment.configs[label].train.rounds - _trained(experiment, runs_dir, label, seed) for seed in waiting)
-        cost, source = _of_results(done[label])
+        cost, source = _measured_cost(done[label])
         if cost is None and rounds and measured is not None:
             try:
                 cost, source = measured(experiment.config(label, waiting[0])), f"{PILOT_ROUNDS} rounds, now"
             except FedprivError as error:
                 source = f"the pilot failed: {error}"
-        found.append(Left(label, len(waiting), rounds, cost, source))
-    return found
+        runs.append(Left(label, len(waiting), rounds, cost, source))
+    return runs
 
 
 def pilot(config: RunConfig) -> float:
     """The mean CPU seconds of a round of a run, from a run of :data:`PILOT_ROUNDS` rounds that is thrown away.
 
-    Rounds with tests are told from those without, and both from the last, after which clients may be fine-tuned once.
+    Rounds with tests, rounds without, and the last one, after which clients may be fine-tuned once, are counted apart.
     Wall-clock seconds where the run is on a GPU, or spread over processes.
 
     Raises:
         FedprivError: the run cannot be started, or failed.
     """
-    short: RunConfig = parse(RunConfig, merge(config.model_copy(update={"run_dir": None}).chosen(), _OF_PILOT), "the pilot")
+    short: RunConfig = parse(RunConfig, merge(config.model_copy(update={"run_dir": None}).chosen(), _PILOT_OPTIONS), "the pilot")
     here_alone = config.device == "cpu" and not config.executor.spread
     clock = time.process_time if here_alone else time.perf_counter
     ended: dict[int, float] = {}
@@ -167,7 +156,7 @@ def pilot(config: RunConfig) -> float:
         ended[record["round"]] = clock()
 
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as folder:
-        start(short, Path(folder), lambda federation, made: None, on_round, lambda text: None)
+        start(short, Path(folder), lambda federation, folder: None, on_round, lambda text: None)
     spent = {number: ended[number] - ended[number - 1] for number in range(2, PILOT_ROUNDS + 1)}
     tested, untested, last = spent[2], spent[3], spent[4]
     rounds, tests = config.train.rounds, _tests(config)
@@ -180,8 +169,8 @@ def _tests(config: RunConfig) -> int:
     return sum(number > rounds - last or number % every == 0 for number in range(1, rounds + 1))
 
 
-def _of_results(results: dict[int, Result]) -> tuple[float | None, str]:
-    """Seconds of a round of runs that are done, and which these are; of this kind of processor, if there are such."""
+def _measured_cost(results: dict[int, Result]) -> tuple[float | None, str]:
+    """Mean seconds of a round of the runs that are done, on this kind of processor if there are any, and which runs these are."""
     here = processor()
     alike = {seed: result for seed, result in results.items() if result.processor == here}
     chosen = alike or results
@@ -199,7 +188,7 @@ def _seconds(result: Result) -> float | None:
 
 
 def _trained(experiment: Experiment, runs_dir: Path, label: str, seed: int) -> int:
-    """Rounds that a run without a result has behind it; of a run with another config, none."""
+    """Rounds that a run without a result has trained; 0 if its folder has another config."""
     folder = RunFolder(experiment.run_dir(runs_dir, label, seed))
     if not folder.config_file.exists() or difference(experiment.config(label, seed), folder.config()) is not None:
         return 0

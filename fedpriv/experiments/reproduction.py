@@ -1,4 +1,4 @@
-"""Runs stored results again, and compares every number with the one that is stored."""
+"""Runs stored results again, and compares every number with the stored one."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from fedpriv.errors import UsageError
 from fedpriv.experiments.checkout import commit_of
 from fedpriv.experiments.leakage import describes_cells
 from fedpriv.experiments.results import Result, rounded
-from fedpriv.experiments.runner import Outcome, Say, run_each
+from fedpriv.experiments.runner import Outcome, Say, run
 from fedpriv.experiments.spec import Experiment, read, yamls
 from fedpriv.experiments.stored import elsewhere, stored_results
 from fedpriv.storage.provenance import processor
 
 _SECONDS = ("seconds", "cpu_seconds")
-"""What no run has twice."""
+"""Numbers that differ from run to run."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A number of a stored result that the run gave otherwise this time; ``now`` is ``None`` where it gave none."""
+    """A number of a stored result that is another one in the new run; ``now`` is ``None`` where it has none."""
 
     name: str
     stored: Any
@@ -33,7 +33,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What came of running a stored result again.
+    """The outcome of running a stored result again.
 
     Attributes:
         run: ``<experiment>/<label>-s<seed>``.
@@ -103,22 +103,22 @@ def reproduce(
     experiments = {experiment.path: experiment for experiment, _ in stored}
     commit = commit_of(next(iter(experiments)))
     place = runs_dir / "reproduced" / (commit[:12] if commit else time.strftime("%Y%m%d-%H%M%S"))
-    found: list[Reproduction] = []
+    reproductions: list[Reproduction] = []
     for experiment in experiments.values():
-        results = {(result.label, result.seed): result for one, result in stored if one.path == experiment.path}
+        results = {(result.label, result.seed): result for its, result in stored if its.path == experiment.path}
         apart = replace(experiment, results=place / "results" / experiment.path.absolute().parent.name / experiment.path.stem)
-        for outcome in run_each(apart, list(results), place, workers, data_dir, say):
+        for outcome in run(apart, place, workers, data_dir=data_dir, say=say, runs=list(results)):
             reproduced = _compared(apart, outcome, results[outcome.label, outcome.seed])
             say(str(reproduced))
-            found.append(reproduced)
-        if any(one.state == "interrupted" for one in found):
+            reproductions.append(reproduced)
+        if any(reproduction.state == "interrupted" for reproduction in reproductions):
             break
-    return found
+    return reproductions
 
 
 def _stored(path: Path, labels: Sequence[str], seeds: Sequence[int]) -> list[tuple[Experiment, Result]]:
-    """The stored results of these runs, each of its experiment; of a folder, those of labels and seeds that a YAML has."""
-    found = []
+    """The stored results of these runs with their experiments; labels and seeds that a YAML of a folder lacks are skipped."""
+    stored = []
     for file in yamls(path):
         if describes_cells(file):
             if path.is_file():
@@ -126,7 +126,8 @@ def _stored(path: Path, labels: Sequence[str], seeds: Sequence[int]) -> list[tup
             continue
         experiment = read(file)
         if path.is_dir():
-            here, at = [one for one in labels if one in experiment.configs], [one for one in seeds if one in experiment.seeds]
+            here = [label for label in labels if label in experiment.configs]
+            at = [seed for seed in seeds if seed in experiment.seeds]
             if (labels and not here) or (seeds and not at):
                 continue
         else:
@@ -134,15 +135,15 @@ def _stored(path: Path, labels: Sequence[str], seeds: Sequence[int]) -> list[tup
         results, others, _ = stored_results(experiment)
         runs = [(label, seed) for label, seed in experiment.select(here, at) if seed in results[label]]
         # A run that several experiments share has its result beside one of them.
-        found += [
+        stored += [
             (experiment, results[label][seed]) for label, seed in runs if path.is_file() or f"{label}-s{seed}" not in others
         ]
-    return found
+    return stored
 
 
 def _picked(path: Path, stored: list[tuple[Experiment, Result]], sample: int, say: Say) -> list[tuple[Experiment, Result]]:
     here = processor()
-    of_this_kind = [one for one in stored if one[1].processor == here]
+    of_this_kind = [(experiment, result) for experiment, result in stored if result.processor == here]
     among = of_this_kind or stored
     if sample > len(among):
         raise UsageError(f"{path} has {len(among)} stored results" + (f" that ran on {here}" if of_this_kind else ""))
@@ -164,9 +165,9 @@ def _compared(experiment: Experiment, outcome: Outcome, stored: Result) -> Repro
 
 
 def compared(stored: Result, now: Result) -> tuple[int, list[Difference]]:
-    """How many numbers a stored result has, and those that another result of the same run has not.
+    """The number of numbers in a stored result, and those that differ in another result of the same run.
 
-    Those that results of earlier versions lack are not compared. Of numbers below 0.1 they have 6 decimals, not 6 digits.
+    Numbers that the stored result lacks are not compared. Of those below 0.1 it may have 6 decimals instead of 6 digits.
     """
     before, after = dict(_numbers(stored)), dict(_numbers(now))
     differences = [

@@ -42,12 +42,41 @@ _NOT_COPIED = ("run_id", "run_dir", "payloads", "accuracy_per_client")
 """Entries of a run's summary that the result leaves out: on its folder, or stored elsewhere in the result."""
 
 
-_MAY_BE_EMPTY = ("leakage", "processor", "data_hash", "continued", "plugins")
-"""Fields that a file leaves out where they are empty."""
+class Stored:
+    """A dataclass that is stored as JSON beside a YAML; a field that has a default is left out of the file where it is empty."""
+
+    SOMETHING_ELSE: ClassVar[str]
+    """What an error says of a file that lacks a field."""
+    TABLES: ClassVar[tuple[str, ...]] = ()
+    """Mappings that are written with a line for each entry."""
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a file; :class:`Damaged` where it is something else."""
+        values, names = load_json(path), _needed(cls)
+        if missing := sorted(name for name, is_needed in names.items() if is_needed and name not in values):
+            raise Damaged(f"{path} {cls.SOMETHING_ELSE} (no {missing[0]!r})")
+        return cls(**{name: values[name] for name in names if name in values})
+
+    def write(self, path: Path) -> None:
+        """Write the file, one line per field, so that diffs are readable."""
+        values = {name: value for name, is_needed in _needed(type(self)).items() if (value := getattr(self, name)) or is_needed}
+        tables = {name: values.pop(name) for name in self.TABLES if name in values}
+        lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
+        for table, columns in tables.items():
+            rows = [f'  "{name}": {json.dumps(column, allow_nan=False)}' for name, column in columns.items()]
+            lines.append(f' "{table}": {{\n' + ",\n".join(rows) + "\n }")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+def _needed(kind: Any) -> dict[str, bool]:
+    """The fields of a dataclass, and whether they have no default."""
+    return {each.name: each.default_factory is MISSING for each in fields(kind)}
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredRun(Stored):
     """What is stored of every run that ended, whether with numbers or not; see :class:`Result`."""
 
     label: str
@@ -61,43 +90,33 @@ class Stored:
     continued: list[dict[str, Any]] = field(default_factory=list, kw_only=True)
     plugins: dict[str, str] = field(default_factory=dict, kw_only=True)
 
-    SOMETHING_ELSE: ClassVar[str]
-    """What an error says of a file that lacks a field."""
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a file; :class:`Damaged` where it is something else."""
-        values = load_json(path)
-        if missing := sorted({one.name for one in fields(cls) if one.default_factory is MISSING} - values.keys()):
-            raise Damaged(f"{path} {cls.SOMETHING_ELSE} (no {missing[0]!r})")
-        return cls(**{one.name: values[one.name] for one in fields(cls) if one.name in values})
-
 
 @dataclass(frozen=True)
-class Result(Stored):
+class Result(StoredRun):
     """The result of one run.
 
     Attributes:
         config: the resolved config, without keys on storage and tracking.
         summary: accuracy (mean over clients and over the last ``averaged_rounds`` rounds), ``accuracy_per_client``, the same
             after the last round alone (``accuracy_per_client_at_end``) and the round in which each client trained last
-            (``last_update_per_client``; results of earlier versions have neither), all protocols, bytes (``bytes_round_zero``:
-            the broadcast of the initial model; ``bytes_per_upload``: one client's upload in one round), seconds.
-        curve: columns, one entry per evaluated round; bytes and seconds are totals since the start. Results of earlier versions
-            have no ``test_loss``, the global model's on the server's test set in nats. A run without labels has an entry for
-            every round; where it was probed, ``probe/1``, the accuracy of a linear classifier with all labels, and
-            ``probe_as_is/1``, the same without re-estimated BatchNorm statistics. Where other global models were tested beside
-            the server's, ``global_accuracy_<name>``.
+            (``last_update_per_client``), all protocols, bytes (``bytes_round_zero``: the broadcast of the initial model;
+            ``bytes_per_upload``: one client's upload in one round), seconds.
+        curve: columns, one entry per evaluated round; bytes and seconds are totals since the start; ``test_loss`` is the global
+            model's on the server's test set in nats. A run without labels has an entry for every round; where it was probed,
+            ``probe/1``, the accuracy of a linear classifier with all labels, and ``probe_as_is/1``, the same without re-estimated
+            BatchNorm statistics. Where other global models were tested beside the server's, ``global_accuracy_<name>``.
         traces: numbers reported by merges and clients (``simprox/tv``): columns, one entry per round, ``None`` where missing.
         leakage: what an audit of the run found (:func:`fedpriv.experiments.leaks.leakage`); empty where it was not audited.
-        processor: on which kind it ran; empty in results of earlier versions.
-        data_hash: of samples and labels; empty in results of earlier versions.
-        continued: from which round on another commit, other versions, another processor or other plug-ins went on with the run.
-        plugins: SHA-256 (hex) of the files of plug-ins and of a net of the user's own, by module; empty where there are none, and
-            in results of earlier versions.
+        processor: on which kind it ran; empty: not recorded.
+        data_hash: of samples and labels; empty: not recorded.
+        continued: from which round on another commit, other versions, another processor or other plug-ins continued the run.
+        plugins: SHA-256 (hex) of the files of plug-ins and of a user net, by module.
+
+    Results that were stored early lack some of the summary and of the columns.
     """
 
     SOMETHING_ELSE = "is not a result of an experiment"
+    TABLES = ("curve", "traces")
 
     summary: dict[str, Any]
     curve: dict[str, list[Any]]
@@ -105,19 +124,6 @@ class Result(Stored):
     leakage: dict[str, Any] = field(default_factory=dict)
     processor: str = field(default_factory=str)
     data_hash: str = field(default_factory=str)
-
-    def write(self, path: Path) -> None:
-        """Write as JSON, one line per field, so that diffs are readable."""
-        values = {name: value for name, value in asdict(self).items() if value or name not in _MAY_BE_EMPTY}
-        tables = {name: values.pop(name) for name in ("curve", "traces")}
-        lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in values.items()]
-        for table, columns in tables.items():
-            if columns:
-                rows = [f'  "{name}": {json.dumps(column, allow_nan=False)}' for name, column in columns.items()]
-                lines.append(f' "{table}": {{\n' + ",\n".join(rows) + "\n }")
-        text = "{\n" + ",\n".join(lines) + "\n}\n"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, text.encode())
 
     def tested(self) -> list[tuple[int, float]]:
         """(round, accuracy) of the evaluations with the method's complete protocol.
@@ -134,7 +140,7 @@ class Result(Stored):
 
     @property
     def core_seconds(self) -> float | None:
-        """CPU seconds of the run; wall-clock seconds where an earlier version did not count the former."""
+        """CPU seconds of the run; wall-clock seconds where the former were not counted."""
         spent = self.summary.get("cpu_seconds") or self.summary.get("seconds")
         return None if spent is None else float(spent)
 
@@ -184,7 +190,7 @@ def collect(folder: RunFolder, label: str) -> Result:
 
 
 def made_as(folder: RunFolder, label: str) -> dict[str, Any]:
-    """What the result of a run says of it besides its numbers: the config, and on what data and by what it was computed."""
+    """A run's config, data, code and machine, as its result has them."""
     config, facts = folder.config(), folder.facts
     return {
         "label": label,
@@ -231,8 +237,7 @@ def rounded(value: Any, small: bool = True) -> Any:
     """Floats rounded to 6 decimals; ``None`` for those that are not finite, which JSON cannot represent.
 
     Args:
-        small: round those below 0.1 to 6 significant digits, so that a delta of 1e-7 does not become 0. Results of earlier
-            versions have 6 decimals of them, too.
+        small: round those below 0.1 to 6 significant digits, so that a delta of 1e-7 does not become 0.
     """
     if isinstance(value, float):
         if not math.isfinite(value):
@@ -251,17 +256,15 @@ def _portable(config: RunConfig) -> dict[str, Any]:
     return values
 
 
-def made_otherwise(config: RunConfig, stored: Stored) -> str | None:
-    """Why what is stored does not count for a config: it is of another one, or was made by other plug-ins or another net of the
-    user's own than those at hand; ``None``: it counts."""
+def made_otherwise(config: RunConfig, stored: StoredRun) -> str | None:
+    """Why a stored result is not that of a config: it has another config, plug-ins or user net; ``None``: it is."""
     if (other := difference(config, stored.config)) is not None:
         return other
     return by_other_code({"plugins": stored.plugins, "continued": stored.continued}, config)
 
 
 def by_other_code(facts: Mapping[str, Any], config: RunConfig) -> str | None:
-    """A line on plug-ins, or modules of a net of the user's own, of which a run had another version; ``None``: it had none, or
-    they are not at hand, as where a report is made of results from elsewhere."""
+    """A line on plug-ins and user nets of which a run had another version; ``None``: it had none, or they are not at hand."""
     if not facts.get("plugins"):
         return None
     try:
@@ -276,7 +279,7 @@ FOUND_BY_THE_RUN = (
     *("model.encoder", "model.pooling", "model.tune", "model.adapter", "model.backbone", "data.max_tokens"),
     "privacy.noise",
 )
-"""Options that a run fills in, where the config leaves them open: from its text encoder, and the noise for ``target_epsilon``."""
+"""Options that a run sets where the config leaves them open: from its text encoder, and the noise for ``target_epsilon``."""
 
 
 def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str | None:
@@ -288,39 +291,39 @@ def difference(asked: RunConfig, stored: Mapping[str, Any] | RunConfig) -> str |
         stored: a run folder's config, or the ``config`` of a :class:`Result`.
     """
     try:
-        found = stored if isinstance(stored, RunConfig) else parse(RunConfig, dict(stored), "stored config")
-        there = _resolved(found, None)
+        config = stored if isinstance(stored, RunConfig) else parse(RunConfig, dict(stored), "stored config")
+        there = _resolved(config, None)
     except UsageError as error:
         return f"its config is of another version ({error})"
-    # Of data of one's own the usual net is known only once they are opened; there any will do.
-    usual = found.model.name and (usual_model(asked.data.name) or found.model.name)
-    here = _resolved(_with_what_is_in_the_data(asked, found), usual)
+    # The default net of user data is known only once they are opened; any will do.
+    usual = config.model.name and (usual_model(asked.data.name) or config.model.name)
+    here = _resolved(_with_found_options(asked, config), usual)
     for key in sorted(here.keys() | there.keys()):
         is_open = here.get(key) is None
-        found_by_the_run = is_open and (key in FOUND_BY_THE_RUN or (key == "train.participation" and _has_usual_share(found)))
+        found_by_the_run = is_open and (key in FOUND_BY_THE_RUN or (key == "train.participation" and _has_default_share(config)))
         if here.get(key) != there.get(key) and not found_by_the_run:
             return f"{key} is {there.get(key)} there, {here.get(key)} in the YAML"
     return None
 
 
-def _with_what_is_in_the_data(asked: RunConfig, found: RunConfig) -> RunConfig:
-    """The requested config with what a run that found this reads off data, net and encoder, where the config leaves it open."""
-    data = asked.data.model_copy(update={"name": _name_there(asked.data.name, found.data.name)})
-    taken: dict[str, Any] = {}
-    if found.data.partition.name in (GIVEN, BY_COLUMN):
-        taken |= {"data.partition.name": GIVEN, "data.clients": found.data.clients}
-    if is_user_net(found.model.name):
-        taken["model.projection"] = None
-    config = filled(asked.model_copy(update={"data": data}), taken)
-    return on_frozen_features(config, found.model.adapter) if found.model.tune == "head" else config
+def _with_found_options(asked: RunConfig, stored: RunConfig) -> RunConfig:
+    """The requested config with the options that a run takes from data, net and encoder, where the config leaves them open."""
+    data = asked.data.model_copy(update={"name": _name_there(asked.data.name, stored.data.name)})
+    options: dict[str, Any] = {}
+    if stored.data.partition.name in (GIVEN, BY_COLUMN):
+        options |= {"data.partition.name": GIVEN, "data.clients": stored.data.clients}
+    if is_user_net(stored.model.name):
+        options["model.projection"] = None
+    config = filled(asked.model_copy(update={"data": data}), options)
+    return on_frozen_features(config, stored.model.adapter) if stored.model.tune == "head" else config
 
 
-def _has_usual_share(found: RunConfig) -> bool:
-    """Whether a stored share of the clients may be that of a run that was given none: of ten, among those that hold data."""
-    clients, partition = found.data.clients, found.data.partition
+def _has_default_share(stored: RunConfig) -> bool:
+    """Whether a stored share of the clients may be the default one: ten clients, of those that hold data."""
+    clients, partition = stored.data.clients, stored.data.partition
     some_may_be_empty = partition.min_samples == 0 and "min_samples" in partitions()[partition.name].uses
     holders = range(1, clients + 1) if some_may_be_empty else (clients,)
-    return found.train.participation in set(map(usual_share, holders))
+    return stored.train.participation in set(map(usual_share, holders))
 
 
 def _name_there(asked: str, stored: str) -> str:

@@ -37,7 +37,8 @@ client diverged, now or before; left: not started."""
 Say = Callable[[str], None]
 
 _FEDPRIV = "from fedpriv.cli import main; main()"
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+"""Environment of a process with one thread."""
 _POLL = 0.2  # seconds between checks of the processes
 
 
@@ -86,6 +87,7 @@ def run(
     data_dir: Path | None = None,
     say: Say = lambda text: None,
     allow_dirty: bool = False,
+    runs: Sequence[tuple[str, int]] | None = None,
 ) -> list[Outcome]:
     """Finish the runs of an experiment, each in its own process with one torch thread.
 
@@ -98,24 +100,12 @@ def run(
         data_dir: the data folder, if not that of the YAML or ``FEDPRIV_DATA``.
         say: called with progress messages of one line.
         allow_dirty: start runs in a git checkout with changes that are not committed, too.
+        runs: these (label, seed), in place of ``labels`` and ``seeds``.
 
     Raises:
         UsageError: the experiment has no such label or seed, or lies in a checkout with such changes.
     """
-    return run_each(experiment, experiment.select(labels, seeds), runs_dir, workers, data_dir, say, allow_dirty)
-
-
-def run_each(
-    experiment: Experiment,
-    runs: Sequence[tuple[str, int]],
-    runs_dir: Path,
-    workers: int = 1,
-    data_dir: Path | None = None,
-    say: Say = lambda text: None,
-    allow_dirty: bool = False,
-) -> list[Outcome]:
-    """As :func:`run`, of these runs (label, seed)."""
-    waiting = deque(runs)
+    waiting = deque(experiment.select(labels, seeds) if runs is None else runs)
     if workers and not allow_dirty:
         refuse_changes(experiment.path)
     jobs: list[_Job] = []
@@ -123,7 +113,7 @@ def run_each(
 
     def conclude(outcome: Outcome) -> None:
         outcomes.append(outcome)
-        if (text := _told(outcome)) is not None:
+        if (text := _message(outcome)) is not None:
             say(text)
 
     with tempfile.TemporaryDirectory(prefix="fedpriv-") as asked, _counting_interrupts(say) as interrupts:
@@ -150,7 +140,7 @@ def run_each(
     return outcomes
 
 
-def _told(outcome: Outcome) -> str | None:
+def _message(outcome: Outcome) -> str | None:
     states = {"collected": "was finished, result stored", "finished": "finished", "interrupted": "interrupted, can be resumed"}
     if outcome.state == "failed":
         return f"{outcome.name}: FAILED: {outcome.error}"
@@ -174,7 +164,7 @@ class _Runner:
     allow_dirty: bool
 
     def begin(self, label: str, seed: int, may_start: bool) -> Outcome | _Job:
-        """Return a run's outcome if it is done or can be collected, else start its process."""
+        """Return a run's outcome if it is done or can be collected, otherwise start its process."""
         config, stored = self.experiment.config(label, seed), self.experiment.result_file(label, seed)
         folder = RunFolder(self.experiment.run_dir(self.runs_dir, label, seed).absolute())
         try:
@@ -185,9 +175,9 @@ class _Runner:
                     raise FedprivError(f"{error}; remove the file, and the result is stored again") from None
                 if made_otherwise(config, result) is None:
                     return self._done(label, seed, result, stored, folder)
-            if (found := elsewhere(self.experiment, label, seed)) is not None:
-                self.say(f"{label}-s{seed}: is {found[1].parent.name}/{found[1].stem}, whose result counts")
-                return self._done(label, seed, *found, folder)
+            if (shared := elsewhere(self.experiment, label, seed)) is not None:
+                self.say(f"{label}-s{seed}: is {shared[1].parent.name}/{shared[1].stem}, whose result counts")
+                return self._done(label, seed, *shared, folder)
             if (known := divergence_of(self.experiment, label, seed)) is not None:
                 return Outcome(label, seed, "diverged", error=str(known))
             if folder.config_file.exists():
@@ -206,22 +196,22 @@ class _Runner:
             return Outcome(label, seed, "failed", error=f"{error.filename}: {error.strerror}")
 
     def _done(self, label: str, seed: int, result: Result, stored: Path, folder: RunFolder) -> Outcome:
-        """The outcome of a run with a result, which gets the figures of an audit that was made since.
+        """The outcome of a run that has a result; if it was audited since, the figures are added to the result.
 
         Args:
             stored: the file of the result, which may be another experiment's.
         """
         state: State = "done"
-        found = leakage(folder.path)
-        # A result of an earlier version, which has fewer digits of small numbers, is not written again for these alone.
-        is_new = found and result.leakage not in (found, rounded(found, small=False))
+        figures = leakage(folder.path)
+        # A result that has fewer digits of small numbers is not written again for these alone.
+        is_new = figures and result.leakage not in (figures, rounded(figures, small=False))
         if is_new and difference(self.experiment.config(label, seed), folder.config()) is None:
-            if not _is_of(result, folder):
+            if not _is_result_of(result, folder):
                 self.say(
                     f"{label}-s{seed}: the audit in {_short(folder.path)} is of another run than the stored result; left out"
                 )
             else:
-                replace(Result.load(stored), leakage=found).write(stored)
+                replace(Result.load(stored), leakage=figures).write(stored)
                 state = "collected"
         return Outcome(label, seed, state, result.summary["accuracy"])
 
@@ -240,7 +230,7 @@ class _Runner:
             file.write_text(plain_yaml.dump(config.chosen()), encoding="utf-8")
             arguments = ["train", "--config", str(file), "--run-dir", str(folder.path)]
         # The data folder is passed by the environment, not by the config, so that a run can be resumed with another one.
-        environment = os.environ | _ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
+        environment = os.environ | ONE_THREAD | ({"FEDPRIV_DATA": str(self.data_dir.absolute())} if self.data_dir else {})
         environment[CHECKOUT] = str(self.experiment.path.absolute().parent)  # the one whose changes are refused
         if (uri := self.experiment.config(label, seed).tracking.uri) not in (None, "none"):
             # The user's own, by naming this YAML; and its password, which no file holds, goes by environment.
@@ -285,8 +275,8 @@ class _Runner:
         return Outcome(diverged.label, diverged.seed, "diverged", error=str(diverged))
 
 
-def _is_of(result: Result, folder: RunFolder) -> bool:
-    """Whether a run gave these numbers: another one of the same config may have been made by other code."""
+def _is_result_of(result: Result, folder: RunFolder) -> bool:
+    """Whether the run in a folder has these numbers: other code may have made another run with the same config."""
     if not is_finished(folder):
         return False
     own, stored = collect(folder, result.label).summary, result.summary

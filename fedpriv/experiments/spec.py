@@ -16,7 +16,7 @@ from fedpriv.experiments.paired import PAIRED
 from fedpriv.methods.build import objective_of, with_options
 
 BEST_BASELINE = "best_baseline"
-"""In a claim: of its ``baselines`` that have the metric, the one with the highest mean."""
+"""In a claim: the run with the highest mean, of its ``baselines`` that have the metric."""
 
 Metric = Literal[
     "accuracy",
@@ -142,7 +142,7 @@ class Experiment:
         return (self.results or self.path.parent / "results" / self.path.stem) / f"{label}-s{seed}.json"
 
     def divergence_file(self, label: str, seed: int) -> Path:
-        """Beside the results: that the run has none, since a client diverged."""
+        """The file in place of a result where a client diverged."""
         return self.result_file(label, seed).with_suffix(".diverged.json")
 
     def select(self, labels: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[tuple[str, int]]:
@@ -210,9 +210,18 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _config(path: Path, label: str, values: dict[str, Any]) -> RunConfig:
+def check_label(path: Path, what: str, label: str) -> None:
+    """Check the label of a run or a cell, which names files.
+
+    Raises:
+        UsageError: it has other characters than file names may have.
+    """
     if not re.fullmatch(r"[\w.=+][\w.=+-]*", label):
-        raise UsageError(f"experiment {path}: run {label!r} names a folder; use letters, digits and . _ = + -")
+        raise UsageError(f"experiment {path}: {what} {label!r} names files; use letters, digits and . _ = + -")
+
+
+def _config(path: Path, label: str, values: dict[str, Any]) -> RunConfig:
+    check_label(path, "run", label)
     for key, instead in (("seed", "seeds"), ("run_dir", "--runs-dir")):
         if key in values:
             raise UsageError(f"run {label} of {path}: {key} is set by {instead}")
@@ -252,20 +261,20 @@ def _claim(path: Path, number: int, values: dict[str, Any], configs: Mapping[str
         _check_metric(where, claim, label, configs[label])
     clients = {label: configs[label].data.clients for label in claim.labels if label in configs}
     if claim.metric == "clients_better" and len(set(clients.values())) > 1:
-        told = ", ".join(f"{number} of {label}" for label, number in clients.items())
-        raise UsageError(f"{where}: clients_better needs runs with the same clients, not {told}")
+        numbers = ", ".join(f"{number} of {label}" for label, number in clients.items())
+        raise UsageError(f"{where}: clients_better needs runs with the same clients, not {numbers}")
     return claim
 
 
 def _baselines(where: str, claim: Claim, configs: Mapping[str, RunConfig]) -> tuple[str, ...]:
-    """The runs that the first side is compared with; not its own method with other options, which a paper has for ablations."""
+    """The runs that the first side is compared with: the named ones, or all of other methods."""
     first, *_ = claim.labels
     for label in claim.baselines or ():
         if label not in configs:
             raise UnknownName(f"baseline in {where}", label, configs)
-    found = claim.baselines or tuple(label for label in configs if configs[label].method.name != configs[first].method.name)
-    if not found:
+    others = claim.baselines or tuple(label for label in configs if configs[label].method.name != configs[first].method.name)
+    if not others:
         raise UsageError(
             f"{where}: {BEST_BASELINE} needs a run of another method than {first}; or name the runs: baselines: [...]"
         )
-    return found
+    return others

@@ -12,7 +12,7 @@ from pathlib import Path
 from fedpriv.config import RunConfig
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.divergence import Divergence
-from fedpriv.experiments.results import Result, Stored, made_otherwise
+from fedpriv.experiments.results import Result, StoredRun, made_otherwise
 from fedpriv.experiments.spec import Experiment
 
 
@@ -37,8 +37,8 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
                 results[label][seed] = result
                 continue
             complaints.append(f"{label}-s{seed} is left out: {other}")
-        if (found := elsewhere(experiment, label, seed)) is not None:
-            results[label][seed], path = found
+        if (shared := elsewhere(experiment, label, seed)) is not None:
+            results[label][seed], path = shared
             others[f"{label}-s{seed}"] = f"{path.parent.name}/{path.stem}"
     complaints += _drop_other_data(results)
     for seed in experiment.seeds:
@@ -51,7 +51,7 @@ def stored_results(experiment: Experiment) -> tuple[dict[str, dict[int, Result]]
 
 
 def _drop_other_data(results: dict[str, dict[int, Result]]) -> list[str]:
-    """Leave out results on other samples than most with the same config of the data, as after a correction of a file.
+    """Leave out results whose samples differ from those of most results with the same data config, as after a corrected file.
 
     Where two versions of the samples have equally many results, all are left out, as either may be the right one.
 
@@ -79,9 +79,9 @@ def _drop_other_data(results: dict[str, dict[int, Result]]) -> list[str]:
 
 
 def _unusual(hashes: dict[str, str]) -> str:
-    """The labels of those that differ from the most common one, and a verb; empty: none does."""
+    """``fedrep has``: the labels whose hash is not the most common one, with a verb; empty: there are none."""
     usual = Counter(hashes.values()).most_common(1)
-    apart = [label for label, one in hashes.items() if one != usual[0][0]]
+    apart = [label for label, digest in hashes.items() if digest != usual[0][0]]
     return f"{', '.join(apart)} {'has' if len(apart) == 1 else 'have'}" if apart else ""
 
 
@@ -99,16 +99,16 @@ def elsewhere(experiment: Experiment, label: str, seed: int) -> tuple[Result, Pa
 
 
 def divergences(experiment: Experiment) -> dict[str, dict[int, Divergence]]:
-    """The runs of which is stored that a client diverged, by label and seed."""
-    found: dict[str, dict[int, Divergence]] = {label: {} for label in experiment.configs}
+    """The runs that a client's divergence ended, by label and seed, as far as it is stored."""
+    by_label: dict[str, dict[int, Divergence]] = {label: {} for label in experiment.configs}
     for label, seed in experiment.select():
         if (diverged := divergence_of(experiment, label, seed)) is not None:
-            found[label][seed] = diverged
-    return found
+            by_label[label][seed] = diverged
+    return by_label
 
 
 def divergence_of(experiment: Experiment, label: str, seed: int) -> Divergence | None:
-    """How the run of this label and seed, or the same run in another experiment of the folder, diverged; ``None``: not known.
+    """How a run, or the same run in another experiment of the folder, diverged; ``None``: nothing is stored.
 
     Raises:
         Damaged: a file beside the YAML says it, and cannot be read.
@@ -124,7 +124,7 @@ def divergence_of(experiment: Experiment, label: str, seed: int) -> Divergence |
     return None
 
 
-def _is_alike(config: RunConfig, stored: Stored) -> bool:
-    """Whether it is stored of the same run. Comparing configs takes milliseconds, and most differ in the first two keys."""
+def _is_alike(config: RunConfig, stored: StoredRun) -> bool:
+    """Whether a stored result is of this run. Comparing configs takes milliseconds, and most differ in method or rounds."""
     alike = (stored.config["method"]["name"], stored.config["train"]["rounds"])
     return alike == (config.method.name, config.train.rounds) and made_otherwise(config, stored) is None

@@ -1,17 +1,35 @@
-"""The decision among audited runs: which are beaten by none, and which is the most accurate that meets a target."""
+"""The decision among audited runs: which ones no other beats, and which is the most accurate that meets a target."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
 
-from fedpriv.audit.conditions import Condition
+from pydantic import BeforeValidator, PlainSerializer
+
+from fedpriv.attacks.scoring.scores import Rate
+from fedpriv.audit.conditions import Condition, conditions
 from fedpriv.audit.judge import members
 from fedpriv.audit.judge.measures import MEASURES, OpenRate, known_recovered, most_open, most_recovered
 from fedpriv.audit.results import AuditedRun
+from fedpriv.errors import UsageError
 from fedpriv.experiments.claims import mean_interval
+
+
+def _read_condition(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        (condition,) = conditions(value)
+    except UsageError as error:
+        raise ValueError(str(error)) from error
+    return condition
+
+
+StoredCondition = Annotated[Condition, BeforeValidator(_read_condition), PlainSerializer(str)]
+"""A condition, in JSON as it is typed: ``recovered<=0.05``."""
 
 
 @dataclass(frozen=True)
@@ -19,16 +37,18 @@ class Trade:
     """An audited run: what it costs, and what it leaks.
 
     Attributes:
-        accuracy: mean over the clients, in [0, 1]; ``interval``: 95 % of it over the clients (Student's t, clipped to [0, 1]).
-        recovered: the largest share of samples that an attack recovered, from a message or in the easiest case; ``None``: it is
-            not known, as none was and not all could be mounted. ``recovered_interval``: 95 % (Wilson).
-        leakage: every measure of :mod:`fedpriv.audit.judge.measures`.
-        bytes: sent in both directions, in the whole run.
-        unmet: the conditions of the target that do not hold of it, or of which it is not known.
-        recovered_open: the largest upper end of the intervals (95 %) of all attacks that count, not only of the one that
-            recovered most; ``recovered_open_by``: the rate it is of (:func:`fedpriv.audit.judge.measures.most_open`).
-        membership_open: the same of membership attacks, an AUC (:func:`fedpriv.audit.judge.members.largest_open`).
+        label: names the method with its defence.
+        accuracy: mean over the clients, in [0, 1]; ``accuracy_interval``: 95 % of it over the clients (Student's t).
+        at_chance: whether the model is no better than guessing.
+        recovered: the largest rate of samples that an attack recovered, from a message or in the easiest case; ``None``: not
+            known, as nothing was recovered and not every attack could be mounted.
+        most_open: of all conclusive attacks, the rate whose interval reaches highest; ``None`` where ``recovered`` is.
+        leakage: every measure of :mod:`fedpriv.audit.judge.measures`; ``None``: not known, or infinite.
+        membership_open: the largest upper end of the intervals of membership attacks, an AUC; ``None``: none was run.
         membership_not_tried: why membership attacks were not tried, by attack.
+        bytes: sent in both directions, in the whole run.
+        answer: the audit's answer in a few words.
+        unmet: the conditions of the target that it does not meet, or of which this is not known.
     """
 
     label: str
@@ -36,22 +56,20 @@ class Trade:
     defence: str
     seed: int
     accuracy: float | None
-    interval: tuple[float, float] | None
+    accuracy_interval: tuple[float, float] | None
     at_chance: bool
-    recovered: float | None
-    recovered_interval: tuple[float, float] | None
+    recovered: Rate | None
+    most_open: OpenRate | None
     leakage: Mapping[str, float | None]
     bytes: int
-    words: str
-    unmet: tuple[str, ...]
-    recovered_open: float | None = None
-    recovered_open_by: Mapping[str, Any] | None = None
+    answer: str
+    unmet: tuple[StoredCondition, ...]
     membership_open: float | None = None
     membership_not_tried: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
-        """Whether it holds the target, with a model that is better than guessing; without a target, only the latter."""
+        """Whether it meets the target with a model that is better than guessing; without a target, only the latter."""
         return not self.unmet and not self.at_chance and self.accuracy is not None
 
 
@@ -63,60 +81,55 @@ def trade(
     Args:
         accuracies: of its clients.
     """
+    is_known = known_recovered(run) is not None
     leakage = {name: measure.value(run) for name, measure in MEASURES.items()}
-    recovered, rate, widest = known_recovered(run), most_recovered(run), most_open(run)
     assert run.cost.bytes_down is not None, "a run counts its bytes"
     return Trade(
         label, method, defence, run.seed,
         accuracy=run.cost.accuracy,
-        interval=clipped(mean_interval(accuracies)) if len(accuracies) > 1 else None,
+        accuracy_interval=_as_shares(mean_interval(accuracies)) if len(accuracies) > 1 else None,
         at_chance=run.cost.at_chance,
-        recovered=recovered,
-        recovered_interval=None if rate is None or recovered is None else (rate.low, rate.high),
+        recovered=most_recovered(run) if is_known else None,
+        most_open=most_open(run) if is_known else None,
         leakage={name: None if value is None or math.isinf(value) else value for name, value in leakage.items()},
         bytes=run.cost.bytes_up + run.cost.bytes_down,
-        words=run.concluded.words,
-        unmet=tuple(str(one) for one in target if not one.holds(run)),
-        recovered_open=None if widest is None or recovered is None else widest.rate.high,
-        recovered_open_by=None if widest is None else _rate(widest),
+        answer=run.concluded.words,
+        unmet=tuple(condition for condition in target if not condition.holds(run)),
         membership_open=members.largest_open(run.membership),
         membership_not_tried=members.not_run(run.membership),
     )  # fmt: skip
 
 
-def _rate(one: OpenRate) -> dict[str, Any]:
-    return {"attacker": one.attack, "kind": one.kind, "successes": one.rate.successes, "n": one.rate.n}
-
-
-def clipped(interval: Sequence[float]) -> tuple[float, float]:
-    """An interval of a share without what lies outside 0 to 1, where Student's t may reach."""
+def _as_shares(interval: tuple[float, float]) -> tuple[float, float]:
+    """An interval of a share without what lies outside 0 to 1, which Student's t may reach."""
     low, high = (min(1.0, max(0.0, end)) for end in interval)
     return low, high
 
 
 def pareto_optimal(trades: Sequence[Trade]) -> list[Trade]:
-    """Those of which no other is at least as accurate, as tight and as small, and better in one. Without those at chance."""
-    known = [one for one in trades if one.accuracy is not None and one.recovered is not None and not one.at_chance]
-    return [one for one in known if not any(_beats(other, one) for other in known)]
+    """The trades that no other beats: none is as accurate, as tight and as small, and better in one. Without those at chance."""
+    known = [trade for trade in trades if trade.accuracy is not None and trade.recovered is not None and not trade.at_chance]
+    return [trade for trade in known if not any(_beats(other, trade) for other in known)]
 
 
 def most_accurate(trades: Sequence[Trade]) -> Trade | None:
-    """Of those that hold the target, the most accurate; among equals, that with the fewest bytes. ``None``: none holds."""
-    return max((one for one in trades if one.holds), key=_merit, default=None)
+    """Of the trades that meet the target, the most accurate; among equals, the one with the fewest bytes. ``None``: none does."""
+    return max((trade for trade in trades if trade.holds), key=_merit, default=None)
 
 
 def nearest(trades: Sequence[Trade]) -> Trade | None:
-    """Of those better than guessing, that which misses the fewest conditions; among equals, the most accurate."""
-    useful = [one for one in trades if one.accuracy is not None and not one.at_chance]
-    return max(useful, key=lambda one: (-len(one.unmet), *_merit(one)), default=None)
+    """Of those better than guessing, the one that misses the fewest conditions; among equals, the most accurate."""
+    useful = [trade for trade in trades if trade.accuracy is not None and not trade.at_chance]
+    return max(useful, key=lambda trade: (-len(trade.unmet), *_merit(trade)), default=None)
 
 
-def _merit(one: Trade) -> tuple[float, float]:
-    return (one.accuracy or 0.0, -float(one.bytes))
+def _merit(trade: Trade) -> tuple[float, float]:
+    return (trade.accuracy or 0.0, -float(trade.bytes))
 
 
-def _beats(one: Trade, other: Trade) -> bool:
-    def of(trade: Trade) -> tuple[float, float, float]:
-        return (trade.accuracy or 0.0, -(trade.recovered or 0.0), -float(trade.bytes))
+def _beats(first: Trade, other: Trade) -> bool:
+    def merits(trade: Trade) -> tuple[float, float, float]:
+        return (trade.accuracy or 0.0, -trade.recovered.share if trade.recovered else 0.0, -float(trade.bytes))
 
-    return one is not other and of(one) != of(other) and all(a >= b for a, b in zip(of(one), of(other), strict=True))
+    mine, its = merits(first), merits(other)
+    return first is not other and mine != its and all(a >= b for a, b in zip(mine, its, strict=True))

@@ -22,12 +22,12 @@ _NUMBER = r"-?[0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?"
 _RANGE = re.compile(rf"({_NUMBER})\.\.({_NUMBER})")
 _RANGED = re.compile(r"(\w+)=[^=]*$")
 FALLING = ("fraction", "norm", "target_epsilon")
-"""Options of which a greater value is a weaker defence. The clip of dp-sample is none: its noise grows with it."""
+"""Options of which a greater value is a weaker defence. The clip of dp-sample is not one: its noise grows with the clip."""
 WHOLE = ("last", "bits")
 """Options that are whole numbers, few enough to try each."""
 ANY_EXECUTOR = {"name": "auto", "group_size": None, "compile": "none"}
-"""Options of an executor that suits every defence: the one that a run recorded may train groups, and per-sample gradients are
-computed client by client."""
+"""Options of an executor that suits every defence: a recorded one may train clients in batches, for which there are no per-sample
+gradients."""
 _PRIVACY = {"dp-client": "client", "dp-sample": "sample"}
 
 
@@ -47,20 +47,20 @@ class Defence:
         """Read a defence.
 
         Raises:
-            UsageError: its range is none, it has several, or it is of what an attacker on messages does not meet.
+            UsageError: its range is not one of positive numbers, it has several, or no attack on messages depends on the option.
         """
-        found = list(_RANGE.finditer(text))
-        if not found:
+        ranges = list(_RANGE.finditer(text))
+        if not ranges:
             return cls(text)
-        if len(found) > 1:
+        if len(ranges) > 1:
             raise UsageError(f"--defenses {text}: one range at a time is searched")
         try:
-            low, high = (float(bound) for bound in found[0].groups())
+            low, high = (float(bound) for bound in ranges[0].groups())
         except ValueError:
             low = high = 0.0
         if not 0 < low < high:
             raise UsageError(f"--defenses {text}: a range is LEAST..GREATEST, both above 0, such as variance=1e-7..1e-2")
-        ranged = _RANGED.search(text[: found[0].start()])
+        ranged = _RANGED.search(text[: ranges[0].start()])
         option = ranged[1] if ranged else ""
         if option in WHOLE:
             raise UsageError(f"--defenses {text}: {option} is a whole number; list the values, such as {option}=2 and {option}=4")
@@ -72,11 +72,11 @@ class Defence:
         return cls(text, (high, low) if option in FALLING else (low, high))
 
     def at(self, strength: float) -> Defence:
-        """The same with a strength in place of the range."""
+        """The defence with a strength in place of the range."""
         return Defence(_RANGE.sub(f"{strength:.3g}", self.text))
 
     def without(self) -> Defence:
-        """What is left of it without the part that has the range."""
+        """The defence without the part that has the range."""
         return Defence("+".join(part for part in _parts(self.text) if not _RANGE.search(part)) or NONE)
 
     def apply(self, values: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ class Defence:
         """
         for part in _parts(self.text):
             name, _, options = part.partition(":")
-            given = dict(parse_assignment(one, f"--defenses {name}:", "variance=0.01") for one in options.split(",") if one)
+            given = dict(parse_assignment(text, f"--defenses {name}:", "variance=0.01") for text in options.split(",") if text)
             if name in _PRIVACY:
                 _add_privacy(values, {**given, "level": _PRIVACY[name]}, name)
                 for key, value in ANY_EXECUTOR.items() if name == "dp-sample" else ():
@@ -112,7 +112,7 @@ def _add_privacy(values: dict[str, Any], options: Mapping[str, Any], name: str) 
 
 
 def _parts(text: str) -> list[str]:
-    """The parts between ``+``; that of an exponent, as in ``1e+3``, is none."""
+    """The parts between ``+``, which may also stand in an exponent, as in ``1e+3``."""
     return re.split(r"(?<![0-9]e)\+", text)
 
 
@@ -126,7 +126,7 @@ class Point:
 
     @property
     def label(self) -> str:
-        """Names its files."""
+        """The name of its files."""
         return re.sub(r"[^\w.=+-]+", "-", f"{self.method}-{self.defence}")
 
 
@@ -146,10 +146,10 @@ def point(base: Mapping[str, Any], method: str, defence: Defence, where: str) ->
 
 
 def grid(base: Mapping[str, Any], methods: Sequence[str], defences: Sequence[Defence], where: str) -> list[Point]:
-    """Every method with every defence that has no range, and with what is below those that have one; ``none`` is always there.
+    """Every method without a defence and with each one; of a defence with a range, only the parts without it.
 
     Raises:
         UsageError: see :func:`point`.
     """
-    fixed = [Defence(NONE), *(one.without() if one.range else one for one in defences)]
-    return [point(base, method, one, where) for method in methods for one in dict.fromkeys(fixed)]
+    fixed = [Defence(NONE), *(defence.without() if defence.range else defence for defence in defences)]
+    return [point(base, method, defence, where) for method in methods for defence in dict.fromkeys(fixed)]

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpriv.audit import formats
-from fedpriv.audit.conditions import Condition, conditions
+from fedpriv.audit.conditions import Condition
+from fedpriv.frontier.decision import Trade
+from fedpriv.frontier.result import Frontier
 from fedpriv.frontier.show import meets_in_a_word
 from fedpriv.plots import PALETTE, save
 
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Found = Mapping[str, Any]
 _LINE, _GAP, _HEAD = 0.18, 0.14, 1.25
 """Heights, in inches: of a line of text, between rows, of what is above them."""
 _METHOD, _DEFENCE, _FIRST = 0.1, 1.1, 3.2
@@ -81,97 +82,97 @@ class Panel:
         return "" if self.bound is None else f"{self.bound.compare.replace('<=', '≤')} {self.tick(self.bound.bound)}"
 
 
-def draw(found: Found, path: Path) -> None:
-    """Draw all points.
-
-    Args:
-        found: what ``frontier.json`` has.
-        path: the PNG to write.
-    """
-    rows = ordered(found)
+def draw(frontier: Frontier, path: Path) -> None:
+    """Draw all points into a PNG; without points, none is written."""
+    rows = ordered(frontier)
     if not rows:
         return
-    panels = _panels(rows, conditions(",".join(found["target"]), "--target") if found["target"] else [])
+    panels = _panels(rows, frontier.target)
     right = panels[-1].left + _PANEL
-    width = right + _SENT + _WORD * (2 if found["target"] else 1) + 0.15
-    notes = textwrap.wrap(" ".join(_notes(found)), round(14.4 * width))
-    heights = [_LINE * len(_defence(one, found["seed"])) + _GAP for one in rows]
+    width = right + _SENT + _WORD * (2 if frontier.target else 1) + 0.15
+    notes = textwrap.wrap(" ".join(_notes(frontier)), round(14.4 * width))
+    heights = [_LINE * len(_defence(row, frontier.seed)) + _GAP for row in rows]
     bottom = 0.55 + 0.19 * len(notes)
     end = _HEAD + sum(heights)
     whole = end + bottom
-    methods = list(dict.fromkeys(one["method"] for one in rows))
+    methods = list(dict.fromkeys(row.method for row in rows))
 
-    def figure(made: Figure) -> None:
-        made.set_layout_engine("none")
-        axes = made.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(whole, 0))  # inches, from the top left
+    def draw_on(figure: Figure) -> None:
+        figure.set_layout_engine("none")
+        axes = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(whole, 0))  # inches, from the top left
         axes.set_axis_off()
         axes.text(_METHOD, 0.27, _title(panels), fontsize=13, fontweight="bold", va="center")
-        _headings(axes, panels, right, bool(found["target"]))
+        _headings(axes, panels, right, bool(frontier.target))
         for panel in panels:
             _axis(axes, panel, _HEAD, end)
-        for one, top, height in zip(rows, accumulate(heights, initial=_HEAD), heights, strict=False):
-            if one["label"] == (found["chosen"] or found["nearest"]):
+        for row, top, height in zip(rows, accumulate(heights, initial=_HEAD), heights, strict=False):
+            if row.label == (frontier.chosen or frontier.nearest):
                 axes.fill_between([0.04, width - 0.04], top, top + height, color=_BAND, linewidth=0, zorder=0)
-            _row(axes, one, top + height / 2, panels, PALETTE[methods.index(one["method"]) % len(PALETTE)], found)
+            _row(axes, row, top + height / 2, panels, PALETTE[methods.index(row.method) % len(PALETTE)], frontier)
         for number, text in enumerate(notes):
             axes.text(_METHOD, end + 0.55 + 0.19 * number, text, fontsize=9, color=_GREY, va="center")
 
-    save(figure, path, (width, whole))
+    save(draw_on, path, (width, whole))
 
 
-def ordered(found: Found) -> list[Found]:
+def ordered(frontier: Frontier) -> list[Trade]:
     """The points of the grid's seed, the most accurate first, each followed by its runs on fresh seeds."""
-    trades = found["trades"]
-    grid = sorted((one for one in trades if one["seed"] == found["seed"]), key=lambda one: -(one["accuracy"] or 0.0))
-    fresh = [one for one in trades if one["seed"] != found["seed"]]
-    return [row for one in grid for row in (one, *(again for again in fresh if again["label"] == one["label"]))]
+    grid = sorted((trade for trade in frontier.trades if trade.seed == frontier.seed), key=lambda trade: -(trade.accuracy or 0.0))
+    fresh = [trade for trade in frontier.trades if trade.seed != frontier.seed]
+    return [row for trade in grid for row in (trade, *(again for again in fresh if again.label == trade.label))]
 
 
-def only_by_bytes(one: Found, trades: Sequence[Found]) -> bool:
-    """Whether another point of the seed is at least as accurate and as tight, so that what is left is that less is sent."""
-    others = [other for other in trades if other["seed"] == one["seed"] and other["label"] != one["label"]]
+def only_by_bytes(trade: Trade, trades: Sequence[Trade]) -> bool:
+    """Whether a Pareto-optimal point is better than another one of its seed in nothing but the bytes that it sends."""
+    assert trade.accuracy is not None and trade.recovered is not None, "it is Pareto-optimal"
     return any(
-        other["accuracy"] >= one["accuracy"] and other["recovered"] <= one["recovered"]
-        for other in others
-        if None not in (other["accuracy"], other["recovered"]) and not other["at_chance"]
+        other.accuracy >= trade.accuracy and other.recovered.share <= trade.recovered.share
+        for other in trades
+        if (other.seed == trade.seed and other.label != trade.label and not other.at_chance)
+        and (other.accuracy is not None and other.recovered is not None)
     )
 
 
-def _panels(rows: Sequence[Found], target: Sequence[Condition]) -> list[Panel]:
+def _panels(rows: Sequence[Trade], target: Sequence[Condition]) -> list[Panel]:
     """Accuracy, recovered, membership where it was attacked, and what else the target is about."""
-    members = any(_value(one, "membership_auc") is not None for one in rows)
-    names = dict.fromkeys(["accuracy", "recovered", *(["membership_auc"] if members else []), *(one.measure for one in target)])
-    made = list[Panel]()
+    members = ["membership_auc"] if any(_value(row, "membership_auc") is not None for row in rows) else []
+    names = dict.fromkeys(["accuracy", "recovered", *members, *(condition.measure for condition in target)])
+    panels = list[Panel]()
     for number, name in enumerate(names):
         left = _FIRST + (_NUMBER + _PANEL) * number + _NUMBER
-        bound = min((one for one in target if one.measure == name), key=lambda one: one.bound, default=None)
+        bound = min((each for each in target if each.measure == name), key=lambda each: each.bound, default=None)
         low, high, ticks = _range(name, rows, bound)
-        made.append(Panel(name, low, high, ticks, left, bound))
-    return made
+        panels.append(Panel(name, low, high, ticks, left, bound))
+    return panels
 
 
-def _range(name: str, rows: Sequence[Found], bound: Condition | None) -> tuple[float, float, Sequence[float]]:
+def _range(name: str, rows: Sequence[Trade], bound: Condition | None) -> tuple[float, float, Sequence[float]]:
     if name in _SHARES:
         return 0.0, 1.0, (0, 0.5, 1)
-    values = [value for one in rows if (value := _value(one, name)) is not None]
+    values = [value for row in rows if (value := _value(row, name)) is not None]
     if name == "membership_auc":
         return (0.4, 1.0, (0.5, 0.75, 1)) if min(values, default=0.5) >= 0.4 else (0.0, 1.0, (0, 0.5, 1))
-    high = 1.15 * max((one for one in (*values, bound.bound if bound else 0.0) if math.isfinite(one)), default=0.0) or 1.0
+    largest = max(value for value in (*values, bound.bound if bound else 0.0, 0.0) if math.isfinite(value))
+    high = 1.15 * largest or 1.0
     return 0.0, high, (0,)
 
 
-def _value(one: Found, measure: str) -> float | None:
-    found = one[measure] if measure in ("accuracy", "recovered") else one["leakage"].get(measure)
-    return None if found is None else float(found)
+def _value(trade: Trade, measure: str) -> float | None:
+    if measure == "accuracy":
+        return trade.accuracy
+    if measure == "recovered":
+        return trade.recovered and trade.recovered.share
+    return trade.leakage.get(measure)
 
 
-def _spans(one: Found, measure: str) -> Iterator[tuple[float, float, float]]:
+def _spans(trade: Trade, measure: str) -> Iterator[tuple[float, float, float]]:
     """Lines beside a mark: from, to, and their width."""
-    value = _value(one, measure)
-    interval = {"accuracy": one["interval"], "recovered": one["recovered_interval"]}.get(measure)
-    if interval:
-        yield (*interval, 2.8)
-    widest = {"recovered": one.get("recovered_open"), "membership_auc": one.get("membership_open")}.get(measure)
+    value = _value(trade, measure)
+    if measure == "accuracy" and trade.accuracy_interval:
+        yield (*trade.accuracy_interval, 2.8)
+    if measure == "recovered" and trade.recovered:
+        yield trade.recovered.low, trade.recovered.high, 2.8
+    widest = {"recovered": trade.most_open and trade.most_open.rate.high, "membership_auc": trade.membership_open}.get(measure)
     if widest is not None and value is not None:
         yield value, widest, 1.0
 
@@ -205,17 +206,17 @@ def _axis(axes: Axes, panel: Panel, top: float, end: float) -> None:
         axes.text(at, top - 0.06, panel.limit(), fontsize=9, ha="center", va="bottom")
 
 
-def _row(axes: Axes, one: Found, y: float, panels: Sequence[Panel], colour: str, found: Found) -> None:
-    alpha = 0.4 if one["at_chance"] else 1.0
-    again = one["seed"] != found["seed"]
+def _row(axes: Axes, trade: Trade, y: float, panels: Sequence[Panel], colour: str, frontier: Frontier) -> None:
+    alpha = 0.4 if trade.at_chance else 1.0
+    again = trade.seed != frontier.seed
     if not again:
-        axes.text(_METHOD, y, one["method"], fontsize=10, color=colour, fontweight="bold", va="center")
-    text = "\n".join(_defence(one, found["seed"]))
+        axes.text(_METHOD, y, trade.method, fontsize=10, color=colour, fontweight="bold", va="center")
+    text = "\n".join(_defence(trade, frontier.seed))
     axes.text(_DEFENCE, y, text, fontsize=10, va="center", linespacing=1.15, color=_GREY if again else "black")
     for panel in panels:
-        value = _value(one, panel.measure)
+        value = _value(trade, panel.measure)
         axes.text(panel.left - 0.12, y, panel.written(value), fontsize=10, ha="right", va="center")
-        for low, high, width in _spans(one, panel.measure):
+        for low, high, width in _spans(trade, panel.measure):
             line = axes.plot([panel(low), panel(high)], [y, y], color=colour, linewidth=width, alpha=0.6 * alpha, zorder=3)
             line[0].set_solid_capstyle("butt")
         if value is not None:
@@ -225,23 +226,23 @@ def _row(axes: Axes, one: Found, y: float, panels: Sequence[Panel], colour: str,
                 alpha=alpha, zorder=4,
             )  # fmt: skip
     right = panels[-1].left + _PANEL
-    axes.text(right + _SENT - 0.02, y, formats.size(one["bytes"]), fontsize=10, ha="right", va="center")
-    if one["pareto_optimal"] and not again:
-        word = "by bytes" if only_by_bytes(one, found["trades"]) else "yes"
+    axes.text(right + _SENT - 0.02, y, formats.size(trade.bytes), fontsize=10, ha="right", va="center")
+    if trade.label in frontier.pareto_optimal and not again:
+        word = "by bytes" if only_by_bytes(trade, frontier.trades) else "yes"
         axes.text(right + _SENT + _WORD / 2, y, word, fontsize=10, ha="center", va="center")
-    if found["target"]:
-        word = meets_in_a_word(found, one)
+    if frontier.target:
+        word = meets_in_a_word(frontier, trade)
         weight = "bold" if word == "chosen" else "normal"
         axes.text(right + _SENT + 1.5 * _WORD, y, word, fontsize=10, ha="center", va="center", fontweight=weight)
 
 
-def _defence(one: Found, seed: int) -> list[str]:
+def _defence(trade: Trade, seed: int) -> list[str]:
     """The lines that name a row's defence; a part of several begins a line where it does not fit in."""
-    if one["seed"] != seed:
-        return [f"the same, fresh seed {one['seed']}"]
-    if one["defence"] == "none":
+    if trade.seed != seed:
+        return [f"the same, fresh seed {trade.seed}"]
+    if trade.defence == "none":
         return ["no defence"]
-    parts = str(one["defence"]).replace("+", "\n+ ").split("\n")
+    parts = trade.defence.replace("+", "\n+ ").split("\n")
     if sum(map(len, parts)) <= _LETTERS:
         return [" ".join(parts)]
     return [line for part in parts for line in textwrap.wrap(part, _LETTERS)]
@@ -253,21 +254,17 @@ def _title(panels: Sequence[Panel]) -> str:
     return "Accuracy against leakage" + (f"; target: {target}" if target else "")
 
 
-def _notes(found: Found) -> list[str]:
+def _notes(frontier: Frontier) -> Iterator[str]:
     """What the marks and the words mean, as sentences."""
-    said = ["Recovered: the largest share of samples that an attack recovered."]
-    said.append("Thick lines: 95 % intervals, of accuracy over the clients of one run.")
-    if any("recovered_open" in one for one in found["trades"]):
-        said.append("Thin lines: the most that the intervals of all attacks that count, on however few samples, leave open.")
-    if found["target"]:
-        best = "the most accurate that meets it, also on a fresh seed" if found["chosen"] else "what comes nearest; none meets it"
-        said.append(f"Shaded: within the target; hollow marks are outside. Highlighted: {best}.")
-    if found["target"] and any(meets_in_a_word(found, one) == "not known" for one in found["trades"]):
-        said.append("Not known: the bounds hold of what was found, but more may leak.")
-    said.append(
-        "Pareto-optimal: no other of the seed is at least as good in accuracy, recovered and bytes sent, and better in one;"
-    )
-    said.append("“by bytes”: another is at least as good in accuracy and recovered, but sends more.")
-    if any(one["at_chance"] for one in found["trades"]):
-        said.append("Faint: no better than guessing.")
-    return said
+    yield "Recovered: the largest share of samples that an attack recovered."
+    yield "Thick lines: 95 % intervals, of accuracy over the clients of one run."
+    yield "Thin lines: the most that the intervals of all attacks that count, on however few samples, leave open."
+    if frontier.target:
+        best = "the most accurate that meets it, also on a fresh seed" if frontier.chosen else "what comes nearest; none meets it"
+        yield f"Shaded: within the target; hollow marks are outside. Highlighted: {best}."
+        if any(meets_in_a_word(frontier, trade) == "not known" for trade in frontier.trades):
+            yield "Not known: the bounds hold of what was found, but more may leak."
+    yield "Pareto-optimal: no other of the seed is at least as good in accuracy, recovered and bytes sent, and better in one;"
+    yield "“by bytes”: another is at least as good in accuracy and recovered, but sends more."
+    if any(trade.at_chance for trade in frontier.trades):
+        yield "Faint: no better than guessing."

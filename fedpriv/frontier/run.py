@@ -11,6 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from fedpriv.audit import report
 from fedpriv.audit.conditions import Condition
 from fedpriv.audit.results import AuditedRun
@@ -20,11 +22,12 @@ from fedpriv.defenses import build_transforms
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
-from fedpriv.files import check_place, write_atomically
+from fedpriv.files import Damaged, check_place, load_json, save_json, write_atomically
 from fedpriv.frontier.decision import Trade, most_accurate, nearest, pareto_optimal, trade
 from fedpriv.frontier.grid import Defence, Point, grid, point
 from fedpriv.frontier.picture import draw
-from fedpriv.frontier.search import BY_REPLAY, Replayed, Strength, measured, search
+from fedpriv.frontier.result import Confirmation, DefenceSearch, Frontier, to_json
+from fedpriv.frontier.search import BY_REPLAY, Replayed, Search, measured, search
 from fedpriv.frontier.show import markdown
 from fedpriv.methods.build import with_options
 from fedpriv.seeding import with_threads
@@ -33,9 +36,9 @@ from fedpriv.tracking import parent_run, sync
 
 Say = Callable[[str], None]
 FRESH = 1000
-"""Added to the seed of a search for the run that confirms it."""
+"""Added to the seed of the grid for a run that confirms a point."""
 MOST_CONFIRMED = 3
-"""Points that are tried in turn, each on a seed of its own, if the one before did not hold there."""
+"""Points that are tried in turn, each on a seed of its own, where the one before did not hold there."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ class Plan:
     Attributes:
         base: values of a config (``fedpriv train --config``).
         where: what they are, for errors.
-        target: conditions that a point has to hold; empty: none is chosen.
+        target: conditions that a point has to meet; empty: none is chosen.
         jobs: processes at a time, each with one torch thread.
     """
 
@@ -60,42 +63,47 @@ class Plan:
 
     @property
     def seed(self) -> int:
-        """Of the grid and the search."""
+        """The seed of the grid and of the search."""
         return int(self.base.get("seed") or 0)
 
     def points(self) -> list[Point]:
-        """Those that need no search.
+        """The points that need no search.
 
         Raises:
             UsageError: a config cannot be right, also at an end of a range; no messages would be kept; or there is nothing to
                 search for, or no way to.
         """
-        found = grid(self.base, self.methods, self.defences, self.where)
+        points = grid(self.base, self.methods, self.defences, self.where)
         ends = [
-            point(self.base, method, defence.at(end), self.where)
+            self.point(method, defence.at(end))
             for method in self.methods
             for defence in self.defences
             for end in defence.range or ()
         ]
-        for one in (*found, *ends):
-            build_transforms(with_options(one.config).wire.transforms)  # refuses names and options before anything is trained
-            if one.config.wire.keep_payloads == "none":
+        for each in (*points, *ends):
+            build_transforms(with_options(each.config).wire.transforms)  # refuses names and options before anything is trained
+            if each.config.wire.keep_payloads == "none":
                 raise UsageError(f"{self.where}: wire.keep_payloads is none, so there would be nothing to attack")
-        if lower := [one for one in self.target if one.compare in (">", ">=")]:
+        measures = {condition.measure for condition in self.target}
+        if lower := [condition for condition in self.target if condition.compare in (">", ">=")]:
             raise UsageError(f"--target {lower[0]}: a target bounds what may leak from above, such as {lower[0].measure}<=0.05")
-        if not self.audit.membership_shadows and any(one.measure == "membership_auc" for one in self.target):
+        if not self.audit.membership_shadows and "membership_auc" in measures:
             raise UsageError("--target membership_auc needs --membership-shadows, an even number of at least 4")
-        if ends and not any(one.measure in BY_REPLAY for one in self.target):
+        if ends and measures.isdisjoint(BY_REPLAY):
             known = " or ".join(BY_REPLAY)
             raise UsageError(f"--defenses with a range needs a --target on {known}, such as recovered<=0.05, to search for")
-        if summed := next((one for one in ends if one.config.wire.secure_aggregation), None):
+        if summed := next((end for end in ends if end.config.wire.secure_aggregation), None):
             why = "a search replays single uploads, and with secure aggregation the server has their sum alone"
             raise UsageError(f"--defenses with a range: {why}; list the values, such as {summed.defence}")
-        return found
+        return points
+
+    def point(self, method: str, defence: Defence) -> Point:
+        """The config of a method with a defence."""
+        return point(self.base, method, defence, self.where)
 
 
 @dataclass(frozen=True)
-class _Grid(Experiment):
+class _Runs(Experiment):
     """Points as runs, all in one folder."""
 
     def run_dir(self, runs_dir: Path, label: str, seed: int) -> Path:
@@ -105,10 +113,10 @@ class _Grid(Experiment):
         return self.path.parent / "results" / f"{label}-s{seed}.json"
 
 
-def frontier(plan: Plan, folder: Path, say: Say) -> dict[str, Any]:
+def frontier(plan: Plan, folder: Path, say: Say) -> Frontier:
     """Train and audit what is not done yet, and write ``frontier.json``, ``.md``, ``.png`` and the audits' page into a folder.
 
-    Called again, it goes on where it was broken off: runs are resumed, audits of finished runs are read.
+    Called again, it continues where it was interrupted: runs are resumed, audits of finished runs are read.
 
     Raises:
         UsageError: a config cannot be right.
@@ -119,32 +127,37 @@ def frontier(plan: Plan, folder: Path, say: Say) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     # One thread, as in every audit: findings could depend on their number.
     with with_threads(1), parent_run(folder, points[0].config.tracking, f"frontier {folder.absolute().name}") as parent:
-        made = _Frontier(plan, folder, say)
-        made.play(points, plan.seed)
-        strengths = made.strengths()
-        chosen, confirmed = made.decide()
-        trades = list(made.trades.values())
-        best = {one.label for one in pareto_optimal([one for one in trades if one.seed == plan.seed])}
-        found = {
-            "command": plan.command,
-            "seconds": round(time.monotonic() - began, 1),
-            "target": [str(one) for one in plan.target],
-            "seed": plan.seed,
-            "own": _own(points[0].config),
-            "trades": [_listed(one, plan.target, one.label in best) for one in trades],
-            "not_run": made.failed,
-            "strengths": strengths,
-            "chosen": None if chosen is None else chosen.label,
-            "confirmed": confirmed,
-            "nearest": None if chosen is not None or (near := nearest(_of_seed(trades, plan.seed))) is None else near.label,
-        }
-        _write(found, made.audits(), folder, plan.command)
-        parent(_numbers(found), folder)
-    return found
+        trials = _Trials(plan, folder, say)
+        trials.play(points, plan.seed)
+        searches = trials.searches()
+        chosen, confirmations = trials.decide()
+        near = None if chosen is not None else nearest(trials.of_grid())
+        result = Frontier(
+            command=plan.command,
+            seconds=round(time.monotonic() - began, 1),
+            target=tuple(plan.target),
+            seed=plan.seed,
+            config_defences=tuple(_defence_names(points[0].config)),
+            trades=tuple(trials.trades.values()),
+            not_run=trials.failed,
+            searches=tuple(searches),
+            pareto_optimal=tuple(best.label for best in pareto_optimal(trials.of_grid())),
+            chosen=chosen.label if chosen else None,
+            confirmations=tuple(confirmations),
+            nearest=near.label if near else None,
+        )
+        _write(result, trials.audits(), folder, plan.command)
+        parent(_metrics(result), folder)
+    return result
 
 
-class _Frontier:
-    """The state of one call."""
+class _Trials:
+    """The points that one call trains and audits.
+
+    Attributes:
+        trades: by label and seed.
+        failed: why a run could not be trained and audited, by name.
+    """
 
     def __init__(self, plan: Plan, folder: Path, say: Say) -> None:
         self.plan, self.folder, self.say = plan, folder, say
@@ -154,37 +167,41 @@ class _Frontier:
         self._stronger = dict[str, Sequence[Point]]()
         self._data: tuple[Path, Any] | None = None
 
+    def of_grid(self) -> list[Trade]:
+        """The trades on the seed of the grid."""
+        return [trade for trade in self.trades.values() if trade.seed == self.plan.seed]
+
     def play(self, points: Sequence[Point], seed: int) -> None:
         """Train and audit points with a seed."""
-        configs = {one.label: one.config for one in points}
-        self._points |= {one.label: one for one in points}
-        runs = _Grid(self.folder / "frontier.yaml", "frontier", None, configs, (seed,), None, (), (), ())
-        for one in points:
-            _goes_on(one, RunFolder(self.run_dir(one.label, seed)), runs.result_file(one.label, seed))
+        self._points |= {each.label: each for each in points}
+        configs = {each.label: each.config for each in points}
+        runs = _Runs(self.folder / "frontier.yaml", "frontier", None, configs, (seed,), None, (), (), ())
+        for each in points:
+            _check_earlier(each, RunFolder(self.run_dir(each.label, seed)), runs.result_file(each.label, seed))
         for outcome in run_all(runs, self.folder / "runs", self.plan.jobs, say=self.say, allow_dirty=True):
             if outcome.state in ("interrupted", "left"):
                 raise KeyboardInterrupt
             if outcome.state in ("failed", "diverged"):
                 self.failed[outcome.name] = str(outcome.error)
-        done = [one for one in points if f"{one.label}-s{seed}" not in self.failed]
-        self._audit([self.run_dir(one.label, seed) for one in done])
-        for one in done:
-            if (audited := self._kept(run_dir := self.run_dir(one.label, seed))) is not None:
+        done = [each for each in points if f"{each.label}-s{seed}" not in self.failed]
+        self._audit([self.run_dir(each.label, seed) for each in done])
+        for each in done:
+            if (audited := self._kept(run_dir := self.run_dir(each.label, seed))) is not None:
                 accuracies = (RunFolder.open(run_dir).summary() or {}).get("accuracy_per_client") or []
                 known = [value for value in accuracies if value is not None]
                 (run,) = audited.audit.runs
-                self._of_the_same_data(run_dir)
-                self.trades[one.label, seed] = trade(one.label, one.method, one.defence, run, known, self.plan.target)
+                self._check_data(run_dir)
+                self.trades[each.label, seed] = trade(each.label, each.method, each.defence, run, known, self.plan.target)
 
-    def _of_the_same_data(self, run_dir: Path) -> None:
+    def _check_data(self, run_dir: Path) -> None:
         """Compare a run's data with those of the runs before.
 
         Raises:
             FedprivError: they are others, so that the runs cannot be compared.
         """
-        found = RunFolder.open(run_dir).facts.get("data_hash")
-        first, before = self._data = self._data or (run_dir, found)
-        if found != before:
+        data_hash = RunFolder.open(run_dir).facts.get("data_hash")
+        first, before = self._data = self._data or (run_dir, data_hash)
+        if data_hash != before:
             raise FedprivError(
                 f"{run_dir} was trained on other data than {first}: choose another --output for the data as they are"
             )
@@ -193,29 +210,29 @@ class _Frontier:
         return self.folder / "runs" / f"{label}-s{seed}"
 
     def audits(self) -> list[Audited]:
-        """Of all that were made."""
-        found = [self._kept(self.run_dir(label, seed)) for label, seed in self.trades]
-        return [one for one in found if one is not None]
+        """The audits of all trades."""
+        kept = [self._kept(self.run_dir(label, seed)) for label, seed in self.trades]
+        return [audited for audited in kept if audited is not None]
 
     def _kept(self, run_dir: Path) -> Audited | None:
         """The audit of a run, if this version made it of just that run, with the options of this plan."""
-        if (found := report.kept(run_dir)) is None:
+        if (audited := report.kept(run_dir)) is None:
             return None
-        said, run_id = found.audit, RunFolder.open(run_dir).facts.get("run_id")
-        about = (said.options, said.fedpriv, [run.run_id for run in said.runs])
-        return found if about == (asdict(self.plan.audit), version("fedpriv"), [run_id]) else None
+        audit, run_id = audited.audit, RunFolder.open(run_dir).facts.get("run_id")
+        made_by = (audit.options, audit.fedpriv, [run.run_id for run in audit.runs])
+        return audited if made_by == (asdict(self.plan.audit), version("fedpriv"), [run_id]) else None
 
     def _audit(self, run_dirs: Sequence[Path]) -> None:
-        """Audit those that have none yet; a few at a time, so that little is lost where this is broken off."""
-        left = [one for one in run_dirs if self._kept(one) is None]
+        """Audit the runs that have no audit yet; a few at a time, so that little is lost by an interruption."""
+        left = [run_dir for run_dir in run_dirs if self._kept(run_dir) is None]
         for start in range(0, len(left), self.plan.jobs):
             some = left[start : start + self.plan.jobs]
             try:
                 both = report.audit(some, self.plan.audit, self.plan.command, self.plan.jobs, self.say)
             except FedprivError as error:
-                if len(some) > 1:  # of which one may be the reason
-                    for one in some:
-                        self._audit([one])
+                if len(some) > 1:  # a single run may be the reason
+                    for run_dir in some:
+                        self._audit([run_dir])
                 else:
                     self.failed[some[0].name] = f"not audited: {error}"
                 continue
@@ -227,101 +244,97 @@ class _Frontier:
                 except FedprivError as error:
                     self.say(f"{run_dir.name}: the audit is not in MLflow: {error}")
 
-    def strengths(self) -> list[dict[str, Any]]:
-        """Search the ranges, method by method, and play the points that were found."""
-        found = []
+    def searches(self) -> list[DefenceSearch]:
+        """Search the ranges, method by method, and play the strengths that held."""
+        searches = []
         for method in self.plan.methods:
             for defence in self.plan.defences:
-                if defence.range is None:
+                if defence.range is None or (result := self._search(method, defence, defence.range)) is None:
                     continue
-                strength = self._search(method, defence, defence.range)
-                if strength is None:
-                    continue
-                found.append({"method": method, "defence": defence.text, **asdict(strength)})
-                self._climb([self._point(method, defence.at(one)) for one in strength.held])
-        return found
+                searches.append(DefenceSearch(method, defence.text, result))
+                self._climb([self.plan.point(method, defence.at(strength)) for strength in result.held])
+        return searches
 
     def _climb(self, points: Sequence[Point]) -> None:
-        """Play strengths that held in a search, the weakest first, up to one that holds the whole target in a run of its own.
+        """Play strengths that held in a search, the weakest first, up to one that meets the whole target in a real run.
 
         More noise does not help a model that is at chance level already.
         """
-        for number, one in enumerate(points, start=1):
-            self.play([one], self.plan.seed)
-            self._stronger[one.label] = points[number:]
-            made = self.trades.get((one.label, self.plan.seed))
-            if made is not None and (made.holds or made.at_chance):
+        for number, each in enumerate(points, start=1):
+            self.play([each], self.plan.seed)
+            self._stronger[each.label] = points[number:]
+            result = self.trades.get((each.label, self.plan.seed))
+            if result is not None and (result.holds or result.at_chance):
                 return
 
-    def _search(self, method: str, defence: Defence, bounds: tuple[float, float]) -> Strength | None:
+    def _search(self, method: str, defence: Defence, bounds: tuple[float, float]) -> Search | None:
         """By replay of the run without the part that has the range; ``None``: that run failed, or cannot have the defence."""
-        base = self._point(method, defence.without())
+        base = self.plan.point(method, defence.without())
         if (base.label, self.plan.seed) not in self.trades:
             return None
-        path = self.folder / "searches" / f"{self._point(method, defence.at(bounds[1])).label}.json"
-        about = {
+        path = self.folder / "searches" / f"{self.plan.point(method, defence.at(bounds[1])).label}.json"
+        inputs = {
             "bounds": list(bounds),
-            "target": [str(one) for one in self.plan.target],
+            "target": [str(condition) for condition in self.plan.target],
             "options": asdict(self.plan.audit),
             "config": [base.config.fingerprint(), self.plan.seed],
             "fedpriv": version("fedpriv"),
         }
+        form = TypeAdapter(Search)
         try:
-            before = json.loads(path.read_text(encoding="utf-8"))
-            if before.pop("about") == about:
-                return Strength(**before)
-        except (OSError, ValueError, KeyError, TypeError):
+            before = load_json(path)
+            if before.get("inputs") == inputs:
+                return form.validate_python(before.get("search"))
+        except (Damaged, ValueError):  # or there was no search yet
             pass
         run_dir = self.run_dir(base.label, self.plan.seed)
         stored = RunFolder.open(run_dir).config()
 
         def at(strength: float) -> AuditedRun:
-            config = self._point(method, defence.at(strength)).config
+            config = self.plan.point(method, defence.at(strength)).config
             replayed = Replayed(run_dir, stored.model_copy(update={"wire": config.wire, "privacy": config.privacy}))
-            return measured(replayed, self.plan.audit, [one.measure for one in self.plan.target], lambda text: None)
+            return measured(replayed, self.plan.audit, [condition.measure for condition in self.plan.target], lambda text: None)
 
         name = f"{method}, {defence.text}"
         try:
-            found = search(at, bounds, self.plan.target, lambda text: self.say(f"{name}: {text}"))
+            result = search(at, bounds, self.plan.target, lambda text: self.say(f"{name}: {text}"))
         except UsageError as error:
             self.failed[name] = str(error)
             return None
         path.parent.mkdir(exist_ok=True)
-        write_atomically(path, json.dumps({"about": about, **asdict(found)}).encode())
-        return found
+        save_json(path, {"inputs": inputs, "search": form.dump_python(result, mode="json")})
+        return result
 
-    def _point(self, method: str, defence: Defence) -> Point:
-        return point(self.plan.base, method, defence, self.plan.where)
-
-    def decide(self) -> tuple[Trade | None, list[dict[str, Any]]]:
-        """The most accurate point that holds the target, also on a fresh seed; and what became of each that was tried there.
+    def decide(self) -> tuple[Trade | None, list[Confirmation]]:
+        """The most accurate point that meets the target, also on a fresh seed, and every point that was tried there.
 
         Where a strength that was searched fails there, the next stronger one that held in the search takes its place.
         """
-        tried: list[dict[str, Any]] = []
+        tried = list[Confirmation]()
         if not self.plan.target:
             return None, tried
-        while len(tried) < MOST_CONFIRMED and (best := most_accurate(self._left(tried))) is not None:
+        while len(tried) < MOST_CONFIRMED and (best := most_accurate(self._not_in(tried))) is not None:
             fresh = self.plan.seed + FRESH + len(tried)
             self.say(f"{best.label} holds the target; the same with seed {fresh}")
-            one = self._points[best.label]
-            self.play([replace(one, config=_afresh(one.config, fresh))], fresh)
+            chosen = self._points[best.label]
+            self.play([replace(chosen, config=_with_fresh_seed(chosen.config, fresh))], fresh)
             again = self.trades.get((best.label, fresh))
-            accuracy = None if again is None else again.accuracy
-            tried.append({"label": best.label, "seed": fresh, "holds": again is not None and again.holds, "accuracy": accuracy})
-            if again is not None and again.holds:
+            tried.append(Confirmation(best.label, fresh, again is not None and again.holds))
+            if tried[-1].holds:
                 return best, tried
             self._climb(self._stronger.get(best.label, ()))
         return None, tried
 
-    def _left(self, tried: Sequence[Mapping[str, Any]]) -> list[Trade]:
+    def _not_in(self, tried: Sequence[Confirmation]) -> list[Trade]:
         """The points of the grid that were not tried on a fresh seed."""
-        failed = {one["label"] for one in tried}
-        return [one for one in _of_seed(list(self.trades.values()), self.plan.seed) if one.label not in failed]
+        labels = {confirmation.label for confirmation in tried}
+        return [trade for trade in self.of_grid() if trade.label not in labels]
 
 
-def _goes_on(asked: Point, folder: RunFolder, result: Path) -> None:
-    """See to it that what an earlier call left of a run is of use: a run whose folder is gone is trained again.
+def _check_earlier(asked: Point, folder: RunFolder, result: Path) -> None:
+    """Check what an earlier call left of a run, and remove what is of no use.
+
+    That is a result whose run is gone, and an audit of another form than this version writes: the run is audited anew.
 
     Raises:
         UsageError: the run kept other messages than are asked for now.
@@ -334,47 +347,42 @@ def _goes_on(asked: Point, folder: RunFolder, result: Path) -> None:
         raise UsageError(
             f"{folder.path} was trained with wire.keep_payloads {kept}, not {wanted}: choose another --output, or remove it"
         )
+    if report.kept(folder.path) is None:
+        (folder.path / "audit" / "audit.json").unlink(missing_ok=True)
 
 
-def _own(config: RunConfig) -> list[str]:
-    """The names of the defences of a config."""
+def _defence_names(config: RunConfig) -> list[str]:
+    """The names of a config's defences."""
     summed = ["secure-aggregation"] if config.wire.secure_aggregation else []
     private = [] if config.privacy.level == "none" else [f"dp-{config.privacy.level}"]
-    return [*(str(one["name"]) for one in config.wire.transforms), *summed, *private]
+    return [*(str(transform["name"]) for transform in config.wire.transforms), *summed, *private]
 
 
-def _afresh(config: RunConfig, seed: int) -> RunConfig:
-    """The config with another seed, also for who holds which samples; what a run found for its samples is found anew."""
+def _with_fresh_seed(config: RunConfig, seed: int) -> RunConfig:
+    """The config with another seed, also for the partition; noise that was computed for a target epsilon is computed anew."""
     partition = config.data.partition.model_copy(update={"seed": None})
     privacy = config.privacy if config.privacy.target_epsilon is None else config.privacy.model_copy(update={"noise": None})
     data = config.data.model_copy(update={"partition": partition})
     return config.model_copy(update={"seed": seed, "data": data, "privacy": privacy})
 
 
-def _listed(one: Trade, target: Sequence[Condition], is_best: bool) -> dict[str, Any]:
-    """A trade as ``frontier.json`` has it."""
-    return asdict(one) | {"holds": one.holds if target else None, "pareto_optimal": is_best}
+def _metrics(result: Frontier) -> dict[str, float]:
+    """Numbers of the chosen point for MLflow; nothing without one."""
+    chosen = result.trade(result.chosen) if result.chosen else None
+    if chosen is None:
+        return {}
+    values = {"accuracy": chosen.accuracy, "recovered": chosen.recovered and chosen.recovered.share, "bytes": chosen.bytes}
+    return {f"chosen/{name}": float(value) for name, value in values.items() if value is not None}
 
 
-def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    """What MLflow shows of the chosen point; nothing without one."""
-    one = next((one for one in found["trades"] if one["label"] == found["chosen"]), None)
-    names = ("accuracy", "recovered", "bytes")
-    return {} if one is None else {f"chosen/{name}": float(one[name]) for name in names if one[name] is not None}
-
-
-def _of_seed(trades: Sequence[Trade], seed: int) -> list[Trade]:
-    return [one for one in trades if one.seed == seed]
-
-
-def _write(found: Mapping[str, Any], audits: Sequence[Audited], folder: Path, command: str) -> None:
-    if not found["trades"]:
-        reasons = "; ".join(f"{name}: {why}" for name, why in found["not_run"].items())
+def _write(result: Frontier, audits: Sequence[Audited], folder: Path, command: str) -> None:
+    if not result.trades:
+        reasons = "; ".join(f"{name}: {why}" for name, why in result.not_run.items())
         raise FedprivError(f"no point could be trained and audited: {reasons}")
     try:
-        write_atomically(folder / "frontier.json", (json.dumps(found, indent=1, allow_nan=False) + os.linesep).encode())
-        write_atomically(folder / "frontier.md", markdown(found).encode())
+        write_atomically(folder / "frontier.json", (json.dumps(to_json(result), indent=1, allow_nan=False) + os.linesep).encode())
+        write_atomically(folder / "frontier.md", markdown(result).encode())
     except OSError as error:
         raise FedprivError(f"cannot write the frontier in {folder}: {error.strerror}") from None
-    draw(found, folder / "frontier.png")
+    draw(result, folder / "frontier.png")
     report.write(report.side_by_side(audits, command), folder / "report")

@@ -1,7 +1,7 @@
-"""The weakest strength of a defence that holds a target, from a run's downloads alone: no model is trained.
+"""Searches the weakest strength of a defence that meets a target, without training a model.
 
-The run's own clients play their local updates again, from the downloads that it kept, under the defence; attacks try what they
-send. Membership, accuracy and epsilon are measured by real runs afterwards.
+The run's clients repeat their local updates, from the downloads that the run kept, under the defence; what they send is attacked.
+Membership, accuracy and epsilon are measured by real runs afterwards.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fedpriv.wire import Sealed
 
 Say = Callable[[str], None]
 BY_REPLAY = ("recovered", "labels")
-"""Measures that a replay can take."""
+"""Measures that a replay gives."""
 STEPS = 5
-"""Halvings of the range, of its logarithm."""
+"""How often the range is halved, on a logarithmic scale."""
 
 
 class Replayed(Evidence):
@@ -53,18 +53,18 @@ class Replayed(Evidence):
         self.config = self.federation.config  # with the noise that was found for an epsilon, which attackers know
 
     def message(self, round: int, client: int) -> Message:
-        """As the client would have sent it from the download that the run kept.
+        """The message that the client would have sent after the download that the run kept.
 
         Raises:
             FedprivError: its training diverged.
         """
-        (found,) = self._update(self.federation, round, client)
-        if found is None:
+        (result,) = self._update(self.federation, round, client)
+        if result is None:
             raise FedprivError(f"the local update of client {client} in round {round} diverged under this defence")
-        return self.simulated(round, client, found.sealed, self._download(round).tensors(), found.sealed.num_examples)
+        return self.simulated(round, client, result.sealed, self._download(round).tensors(), result.sealed.num_examples)
 
     def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
-        """As of a run, but of the replayed local update, which draws other views than that of the run."""
+        """The views that the replayed local update made of the images, which are not those of the run."""
         repeated, recorder = recorded(self.federation)
         if recorder is None:
             return None
@@ -82,25 +82,25 @@ class Replayed(Evidence):
 
 
 @dataclass(frozen=True)
-class Strength:
-    """The result of a search.
+class Search:
+    """What a search tried.
 
     Attributes:
-        held: the values that were seen to hold, the weakest first; empty: not even the strongest does.
-        tried: (strength, each measure) in the order of the search.
+        held: the strengths that met the target, the weakest first; empty: not even the strongest did.
+        tried: (strength, its measures by name) in the order of the search.
     """
 
-    held: Sequence[float]
-    tried: Sequence[tuple[float, Mapping[str, float | None]]]
+    held: tuple[float, ...]
+    tried: tuple[tuple[float, Mapping[str, float | None]], ...]
 
 
 def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str], say: Say) -> AuditedRun:
-    """The run with what conditions on :data:`BY_REPLAY` look at.
+    """Attack what a replay sends, as far as the measures of :data:`BY_REPLAY` depend on it.
 
     Args:
-        wanted: the measures; without ``labels`` no simulated clients are trained for it.
+        wanted: the measures; without ``labels`` no shadow clients are simulated.
     """
-    not_run: dict[Part, Reason] = {}  # the audit of the real run says it
+    not_run: dict[Part, Reason] = {}  # reported by the audit of the real run
     images = on_images(evidence, options, not_run, say) if "image" in evidence.modalities else []
     texts = on_texts(evidence, options, not_run, say) if "text" in evidence.modalities else []
     labels = [infer_labels(evidence, round, client) for round, client in evidence.messages()[: options.messages]]
@@ -121,44 +121,42 @@ def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str],
         seed=config.seed,
         cost=Cost(bytes_up=0),
         statistics=listed(evidence),
-        images=tuple(one.described(None) for one in images),
+        images=tuple(attempts.described(None) for attempts in images),
         texts=tuple(texts),
         labels=tuple(label_findings(labels).labels),
         shadow_labels=shadow,
     )
 
 
-def search(
-    measure: Callable[[float], AuditedRun], bounds: tuple[float, float], target: Sequence[Condition], say: Say
-) -> Strength:
-    """Bisect for the weakest value at which every condition that a replay can measure holds.
+def search(measure: Callable[[float], AuditedRun], bounds: tuple[float, float], target: Sequence[Condition], say: Say) -> Search:
+    """Bisect for the weakest strength that meets every condition on :data:`BY_REPLAY`.
 
     Args:
-        measure: a value -> what a replay under it shows.
-        bounds: the weakest value and the strongest.
+        measure: strength -> the run with what a replay shows.
+        bounds: the weakest and the strongest strength.
 
     Raises:
         UsageError: the run cannot have the defence.
     """
-    wanted = [one for one in target if one.measure in BY_REPLAY]
+    wanted = [condition for condition in target if condition.measure in BY_REPLAY]
     tried, held = list[tuple[float, Mapping[str, float | None]]](), list[float]()
 
     def holds(strength: float) -> bool:
         try:
             run = measure(strength)
-        except UsageError:  # no result, and not one of this strength alone
+        except UsageError:  # the run cannot have this defence at any strength
             raise
         except FedprivError as error:  # such as a local update that diverges under it
-            tried.append((strength, {one.measure: None for one in wanted}))
+            tried.append((strength, {condition.measure: None for condition in wanted}))
             say(f"strength {strength:.3g}: does not hold, as it is not known: {error}")
             return False
-        values = {one.measure: one.value(run) for one in wanted}
+        values = {condition.measure: condition.value(run) for condition in wanted}
         tried.append((strength, values))
-        good = all(one.holds(run) for one in wanted)
+        good = all(condition.holds(run) for condition in wanted)
         if good:
             held.insert(0, strength)
-        said = ", ".join(f"{name} {'not known' if value is None else f'{value:.3g}'}" for name, value in values.items())
-        say(f"strength {strength:.3g}: {said}: {'holds' if good else 'does not hold'}")
+        measures = ", ".join(f"{name} {'not known' if value is None else f'{value:.3g}'}" for name, value in values.items())
+        say(f"strength {strength:.3g}: {measures}: {'holds' if good else 'does not hold'}")
         return good
 
     weak, strong = bounds
@@ -166,4 +164,4 @@ def search(
         for _ in range(STEPS):
             middle = float(f"{math.sqrt(weak * strong):.3g}")
             weak, strong = (weak, middle) if holds(middle) else (middle, strong)
-    return Strength(held, tried)
+    return Search(tuple(held), tuple(tried))

@@ -46,9 +46,9 @@ def test_rows_run_once_and_the_report_has_what_they_found(table: ModuleType, tmp
     small, large = json.loads((tmp_path / "results/digits/spear-64.json").read_text())["cells"]
     assert small["recovered"] == small["n"] == 4
     assert large["recovered"] == 0 and large["n"] == 140 and len(large["refused"]) == 2
-    one = json.loads((tmp_path / "results/photographs/dlg.json").read_text())
-    assert one["config"]["options"] == {"steps": 2, "restarts": 0} and one["cells"][0]["recovered"] == 0
-    assert one["batch_norm"] == "none" and one["cpu_seconds"] > 0
+    row = json.loads((tmp_path / "results/photographs/dlg.json").read_text())
+    assert row["config"]["options"] == {"steps": 2, "restarts": 0} and row["cells"][0]["recovered"] == 0
+    assert row["batch_norm"] == "none" and row["cpu_seconds"] > 0
     report = (tmp_path / "REPORT.md").read_text()
     assert "4 of 4 (51–100 %)" in report and "0 of 1 (0–79 %)" in report and "arXiv:2405.15586" in report
     assert run(table, tmp_path) == ""
@@ -57,7 +57,7 @@ def test_rows_run_once_and_the_report_has_what_they_found(table: ModuleType, tmp
 
 
 @pytest.mark.slow
-def test_clients_of_a_run_are_attacked_under_an_honest_and_a_malicious_server(table: ModuleType, tmp_path: Path) -> None:
+def test_clients_are_attacked_by_honest_and_malicious_servers(table: ModuleType, tmp_path: Path) -> None:
     summed = {"attack": "imprint", "options": {"noise": 5.0}, "together": True}
     table.ROWS.clear()
     table.ROWS["fedavg"] = table.clients_row({"method": "fedavg", "train.local_epochs": 1, "seed": 0}, summed, draws=2)
@@ -65,23 +65,25 @@ def test_clients_of_a_run_are_attacked_under_an_honest_and_a_malicious_server(ta
     honest, altered, noisy = json.loads((tmp_path / "results/digits/fedavg.json").read_text())["cells"]
     assert len(honest["attacks"]) == 3 and len(altered["attacks"]) == 6 and len(noisy["attacks"]) == 2
     assert noisy["n"] == 2 * honest["n"] and altered["recovered"] / altered["n"] > 2 * honest["recovered"] / honest["n"]
-    assert {one["refused"] for one in altered["attacks"]} == {"rows"} and {one["refused"] for one in noisy["attacks"]} == {None}
+    assert {attack["refused"] for attack in altered["attacks"]} == {"rows"} and {
+        attack["refused"] for attack in noisy["attacks"]
+    } == {None}
     assert noisy["recovered"] < altered["recovered"] / 4
     report = (tmp_path / "REPORT.md").read_text()
     assert "| fedavg | 1 epoch | imprint, noise 5, on the mean |" in report and "| refuses: rows |" in report
 
 
-def test_the_report_is_made_of_stored_results_of_the_present_config(table: ModuleType, tmp_path: Path) -> None:
+def test_the_report_has_the_results_of_the_present_config(table: ModuleType, tmp_path: Path) -> None:
     path, cell = tmp_path / "results/photographs/dlg.json", {"net": "reference", "size": 32, "batch": 1, "steps": 1}
-    made = {"row": "dlg", "group": "honest", "images": "photographs", "config": table.ROWS["dlg"].config, "batch_norm": "none"}
-    made |= {"cells": [cell | {"n": 8, "recovered": 5, "mse": [1e-3, 1e-16], "refused": [], "cpu_seconds": 1.0}]}
-    made |= {"cpu_seconds": 1.0, "git_commit": "abc"}
+    stored = {"row": "dlg", "group": "honest", "images": "photographs", "config": table.ROWS["dlg"].config, "batch_norm": "none"}
+    stored |= {"cells": [cell | {"n": 8, "recovered": 5, "mse": [1e-3, 1e-16], "refused": [], "cpu_seconds": 1.0}]}
+    stored |= {"cpu_seconds": 1.0, "git_commit": "abc"}
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(made))
+    path.write_text(json.dumps(stored))
     run(table, tmp_path, "--report")
     report = (tmp_path / "REPORT.md").read_text()
     assert "5 of 8 (31–86 %)" in report and "best over 100" in report and "Commits: abc" in report
-    path.write_text(json.dumps(made | {"config": {}}))
+    path.write_text(json.dumps(stored | {"config": {}}))
     run(table, tmp_path, "--report")
     assert "5 of 8" not in (tmp_path / "REPORT.md").read_text()
 
@@ -96,13 +98,13 @@ def test_an_unknown_row_is_refused(table: ModuleType) -> None:
     assert done.exit_code == 2 and "'nothing' is not one of" in done.output
 
 
-def test_the_section_on_running_statistics_says_what_is_in_no_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_statistics_that_are_in_no_message_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(FILE.parent))
     section = importlib.import_module("running_statistics")
     about = {"samples": 20, "candidates": 500, "messages": 4, "cpu_seconds": 7.7}
-    found = {"refused": [], "auc": 0.9994, "named": 0.9875, "colour_error": 0.0062, "colour_baseline": 0.0213}
+    figures = {"refused": [], "auc": 0.9994, "named": 0.9875, "colour_error": 0.0062, "colour_baseline": 0.0213}
     rows = [
-        {"setting": "one step", **about, **found},
+        {"setting": "one step", **about, **figures},
         {"setting": "FedBN", **about, "refused": ["no running statistics of BatchNorm were sent"]},
     ]
     text = section.render(rows)

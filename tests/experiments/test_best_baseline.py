@@ -66,8 +66,8 @@ def test_the_best_baseline_is_a_run_that_has_the_metric(tmp_path: Path) -> None:
         for label in ("fedavg", "mpfedcon"):
             write_result(path, label, seed, {20: 0.9})
     judgement = first_claim(path)
-    told = "inconclusive (0 seeds; no other method has global_accuracy)"
-    assert (judgement.opponent, judgement.mean, str(judgement.verdict)) == (None, None, told)
+    verdict = "inconclusive (0 seeds; no other method has global_accuracy)"
+    assert (judgement.opponent, judgement.mean, str(judgement.verdict)) == (None, None, verdict)
 
 
 def test_a_claim_against_the_best_holds_against_each(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_an_ablation_is_no_opponent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claim", "told"),
+    ("claim", "message"),
     [
         ({**AGAINST_BEST, "baselines": ["b3"]}, "unknown baseline in claim C of .* 'b3'"),
         ({**AGAINST_BEST, "baselines": ["a", "b1"]}, "baselines are the runs that the first side is compared with"),
@@ -128,8 +128,8 @@ def test_an_ablation_is_no_opponent(tmp_path: Path) -> None:
         ({"compare": ["a", "b1"], "baselines": ["b2"]}, "baselines are the runs that the first side is compared with"),
     ],
 )
-def test_baselines_that_cannot_be(tmp_path: Path, claim: dict[str, object], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
+def test_baselines_that_cannot_be(tmp_path: Path, claim: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         read(write_yaml(tmp_path, runs=THREE, claims=[{"id": "C", "statement": "s", **claim}]))
 
 
@@ -147,7 +147,7 @@ def test_several_that_are_ahead_show_what_none_shows_alone() -> None:
     others = {str(number): tie for number in range(12)}
     assert decide_against_each(others | {"0": far}, "0").word == "inconclusive"
     assert decide_against_each(others | {str(number): ahead for number in range(6)}, "0").word == "inconclusive"
-    found = decide_against_each({str(number): far for number in range(12)}, "0")
-    assert str(found) == "not reproduced (3 seeds, wrong sign on every seed)"
-    found = decide_against_each(others | {str(number): far for number in range(5)}, "0")
-    assert found.word == "not reproduced"
+    verdict = decide_against_each({str(number): far for number in range(12)}, "0")
+    assert str(verdict) == "not reproduced (3 seeds, wrong sign on every seed)"
+    verdict = decide_against_each(others | {str(number): far for number in range(5)}, "0")
+    assert verdict.word == "not reproduced"

@@ -35,10 +35,10 @@ def run(table: ModuleType, folder: Path, *options: str) -> str:
 def test_rows_run_once_and_the_report_has_what_they_found(table: ModuleType, tmp_path: Path) -> None:
     assert "1 of 1" in run(table, tmp_path)
     assert run(table, tmp_path) == ""
-    found = json.loads((tmp_path / "results" / "run.json").read_text())
-    assert found["right"][0]["bounds"]["one run"] < found["right"][0]["claim"] < found["tenth"][0]["bounds"]["one run"]
+    row = json.loads((tmp_path / "results" / "run.json").read_text())
+    assert row["right"][0]["bounds"]["one run"] < row["right"][0]["claim"] < row["tenth"][0]["bounds"]["one run"]
     shown = json.loads((tmp_path / "results" / "ideal.json").read_text())["right"]
-    assert 2.5 < sorted(one["bounds"]["Gaussian fit"] for one in shown)[2] < 4
+    assert 2.5 < sorted(run["bounds"]["Gaussian fit"] for run in shown)[2] < 4
     report = (tmp_path / "REPORT.md").read_text()
     assert "| sample, all samples, 2 steps | 2 | 500 |" in report and "| 1 of 1 |" in report
     table.ROWS["ideal"] = table.ideal_row(4, 1000, 6)

@@ -50,7 +50,7 @@ def test_a_changed_file_is_named_and_nothing_is_started(checkout: Path, started:
     done = CliRunner().invoke(main, ["experiment", "run", str(checkout), "--runs-dir", str(runs)])
     assert done.exit_code == 2 and "not committed: code.py" in done.stderr and "--allow-dirty" in done.stderr
     assert not runs.exists() and not checkout.with_name("started").exists()
-    assert [one.state for one in run(read(checkout), runs, workers=0)] == ["left", "left"]  # collects, and starts nothing
+    assert [outcome.state for outcome in run(read(checkout), runs, workers=0)] == ["left", "left"]  # collects, and starts nothing
 
     CliRunner().invoke(main, ["experiment", "run", str(checkout), "--runs-dir", str(runs), "--allow-dirty"])
     assert checkout.with_name("started").exists()
@@ -83,14 +83,14 @@ def head(folder: Path) -> str:
 
 @pytest.mark.usefixtures("elsewhere")
 def test_a_run_names_the_commit_that_was_checked(checkout: Path, started: Callable[[str], None]) -> None:
-    said, runs = checkout.with_name("said"), checkout.parent.parent / "runs"
-    started(f"from fedpriv.storage.provenance import git_commit; open({str(said)!r}, 'w').write(str(git_commit()))")
+    printed, runs = checkout.with_name("printed"), checkout.parent.parent / "runs"
+    started(f"from fedpriv.storage.provenance import git_commit; open({str(printed)!r}, 'w').write(str(git_commit()))")
     run(read(checkout), runs, seeds=[0])
-    assert said.read_text() == head(checkout.parent)
+    assert printed.read_text() == head(checkout.parent)
 
     (checkout.parent.parent / "code.py").write_text("lr = 2\n")
     run(read(checkout), runs, seeds=[1], allow_dirty=True)
-    assert said.read_text() == f"{head(checkout.parent)}-dirty"
+    assert printed.read_text() == f"{head(checkout.parent)}-dirty"
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_cell_names_the_commit_that_was_checked(checkout: Path) -> None:
     cells = read_leakage(write_cells(checkout.parent, cells={"a": cell}))
     git(checkout.parent, "add", "-A")
     git(checkout.parent, "commit", "-qm", "cells")
-    assert [one.state for one in run_cells(cells)] == ["finished"]
+    assert [outcome.state for outcome in run_cells(cells)] == ["finished"]
     assert CellResult.load(cells.result_file("a")).git_commit == head(checkout.parent)
 
 
@@ -109,7 +109,7 @@ def test_leakage_cells_likewise(checkout: Path) -> None:
     checkout.write_text(checkout.read_text() + "\n")
     with pytest.raises(UsageError, match=r"not committed: paper/tiny\.yaml;"):
         run_cells(cells)
-    assert [one.state for one in run_cells(cells, workers=0)] == ["left"]
+    assert [outcome.state for outcome in run_cells(cells, workers=0)] == ["left"]
 
 
 def test_an_experiment_that_no_commit_has_is_refused(checkout: Path) -> None:

@@ -18,4 +18,4 @@ def test_no_committed_result_is_left_out(file: Path) -> None:
     if describes_cells(file):
         pytest.skip("cells are told by their own report")
     results, _, complaints = stored_results(read(file))
-    assert any(results.values()) and not [one for one in complaints if "is left out" in one]
+    assert any(results.values()) and not [complaint for complaint in complaints if "is left out" in complaint]

@@ -34,7 +34,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.raises(ClientDiverged):
         play(read(file), folder / "runs", "wild")
     write_result(file, "calm", 0, {2: 0.5, 3: 0.5})
-    assert [one.state for one in run(read(file), folder / "runs", workers=0)] == ["done", "diverged"]
+    assert [outcome.state for outcome in run(read(file), folder / "runs", workers=0)] == ["done", "diverged"]
     return file
 
 
@@ -52,7 +52,7 @@ def test_what_is_stored_says_who_when_and_by_what(played: Path) -> None:
 def test_it_is_not_tried_again_and_not_left(played: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_FEDPRIV", "raise SystemExit('fedpriv: it did start')")
     outcomes = run(read(played), tmp_path)
-    assert [one.state for one in outcomes] == ["done", "diverged"] and "diverged in round 1" in (outcomes[1].error or "")
+    assert [outcome.state for outcome in outcomes] == ["done", "diverged"] and "diverged in round 1" in (outcomes[1].error or "")
     assert plan.plan(read(played), tmp_path) == []
     done = CliRunner().invoke(main, ["experiment", "run", str(played), "--runs-dir", str(tmp_path)])
     assert done.exit_code == 0 and "2 runs: 1 done before, 1 diverged" in done.stdout
@@ -64,7 +64,9 @@ def test_it_is_not_tried_again_and_not_left(played: Path, tmp_path: Path, monkey
     for file in (read(played).result_file("calm", 0), read(played).divergence_file("wild", 0)):
         (changed.parent / "results" / "tiny").mkdir(parents=True, exist_ok=True)
         (changed.parent / "results" / "tiny" / file.name).write_bytes(file.read_bytes())
-    assert [one.state for one in run(read(changed), tmp_path, labels=["wild"])] == ["failed"], "another config is another run"
+    assert [outcome.state for outcome in run(read(changed), tmp_path, labels=["wild"])] == ["failed"], (
+        "another config is another run"
+    )
 
 
 def test_the_same_run_in_another_experiment_counts(played: Path, tmp_path: Path) -> None:

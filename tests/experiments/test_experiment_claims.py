@@ -77,10 +77,10 @@ def test_share_of_clients_better_off(tmp_path: Path) -> None:
 def test_a_margin_for_which_there_is_no_room_is_not_tested(tmp_path: Path) -> None:
     claim: dict[str, object] = {"compare": ["mpfedcon", "local"], "margin": 0.05}
     full = {"local": [0.97, 0.96, 0.96], "mpfedcon": [0.9, 0.9, 0.9]}
-    told = "cannot be tested: at most 4 % could be gained"
-    assert str(judged(tmp_path / "full", claim, full).verdict) == f"inconclusive ({told})"
+    verdict = "cannot be tested: at most 4 % could be gained"
+    assert str(judged(tmp_path / "full", claim, full).verdict) == f"inconclusive ({verdict})"
     stood_in = judged(tmp_path / "other data", {**claim, "stand_in": "X for Y"}, full)
-    assert str(stood_in.verdict) == f"inconclusive ({told}; X for Y)"
+    assert str(stood_in.verdict) == f"inconclusive ({verdict}; X for Y)"
     room = {**full, "local": [0.97, 0.96, 0.94]}
     assert judged(tmp_path / "room", claim, room).verdict.word == "not reproduced"
     best: dict[str, object] = {"compare": ["mpfedcon", "local"]}  # without a margin, any lead would do
@@ -185,18 +185,18 @@ def test_the_roughness_of_the_test_loss_by_hand(tmp_path: Path) -> None:
     assert metric(gap, "test_loss_roughness") is None
 
 
-def test_the_noise_that_a_run_found_for_its_epsilon_is_no_difference() -> None:
+def test_noise_found_for_an_epsilon_is_no_difference() -> None:
     dp = {"privacy.level": "client", "privacy.clip": 1.0, "privacy.target_epsilon": 8.0}
-    asked, found = load_config(None, dp), load_config(None, {**dp, "privacy.noise": 1.7})
-    assert difference(asked, found) is None
+    asked, stored = load_config(None, dp), load_config(None, {**dp, "privacy.noise": 1.7})
+    assert difference(asked, stored) is None
     assert "privacy.noise is 1.7 there, 2.0 in the YAML" in str(
-        difference(load_config(None, {**dp, "privacy.noise": 2.0}), found)
+        difference(load_config(None, {**dp, "privacy.noise": 2.0}), stored)
     )
 
 
-def test_what_a_run_of_texts_found_of_its_encoder_is_no_difference() -> None:
+def test_options_of_a_text_encoder_are_no_difference() -> None:
     asked = load_config(None, {"data.name": "banking77", "model.encoder": "minilm", "model.projection": "none"})
-    found = load_config(
+    stored = load_config(
         None,
         {
             "data.name": "banking77",
@@ -212,6 +212,6 @@ def test_what_a_run_of_texts_found_of_its_encoder_is_no_difference() -> None:
             "model.projection": "none",
         },
     )
-    assert difference(asked, found) is None
-    other = found.model_copy(update={"model": found.model.model_copy(update={"encoder": "tiny"})})
+    assert difference(asked, stored) is None
+    other = stored.model_copy(update={"model": stored.model.model_copy(update={"encoder": "tiny"})})
     assert "model.encoder is tiny there, minilm in the YAML" in str(difference(asked, other))

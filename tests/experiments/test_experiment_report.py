@@ -89,8 +89,8 @@ def test_smoothing_is_over_rounds(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_markdown(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(yaml_file.parent.parent)
-    said = report(Path("paper"))
-    assert said["report"] == "paper/REPORT.md"
+    data = report(Path("paper"))
+    assert data["report"] == "paper/REPORT.md"
     text = Path("paper/REPORT.md").read_text()
     assert "| fedavg | 35.00 | 7.07 | 40.00, 30.00 | 20.00 | – | – | – | – | 0, 1 |" in text
     assert "| 80.00 | – | 70.00 | 20.00 | 0, 1 |" in text, "fedrep's heads and its models were tested in all ways on one seed"
@@ -116,9 +116,9 @@ def test_what_merges_reported_is_kept_by_round_and_summed_up(yaml_file: Path) ->
         assert Result.load(file).traces == traces
     assert Result.load(experiment.result_file("fedavg", 0)).traces == {}, "a result from before there were any"
     report(yaml_file)
-    said = (yaml_file.parent / "results" / "tiny.md").read_text()
-    assert "| reported | fedrep |" in said and "| simprox/tv | 0.7 (0.1 to 1.3) |" in said
-    assert "encoder.fc1" not in said
+    text = (yaml_file.parent / "results" / "tiny.md").read_text()
+    assert "| reported | fedrep |" in text and "| simprox/tv | 0.7 (0.1 to 1.3) |" in text
+    assert "encoder.fc1" not in text
 
 
 def test_the_records_numbers_of_merges_become_traces() -> None:
@@ -163,11 +163,11 @@ def test_before_any_result(tmp_path: Path) -> None:
     path = write_yaml(
         tmp_path / "paper", runs=RUNS, claims=[{"id": "C", "statement": "s", "compare": ["fedrep", "best_baseline"]}]
     )
-    said = report(path)
+    data = report(path)
     text = (tmp_path / "paper/results/tiny.md").read_text()
-    assert said["experiments"][0]["plot"] is None
+    assert data["experiments"][0]["plot"] is None
     assert "## Not run yet" in text and "3 runs, 1 claim" in text and "verdict" not in text
-    assert said["experiments"][0]["claims"][0]["verdict"].startswith("inconclusive")
+    assert data["experiments"][0]["claims"][0]["verdict"].startswith("inconclusive")
 
 
 @pytest.mark.slow
@@ -233,12 +233,12 @@ def test_a_run_in_two_experiments_has_one_result(tmp_path: Path) -> None:
     assert comparison.results["baseline"][0].label == "baseline" and comparison.methods[0].accuracy == pytest.approx({0: 0.4})
     assert comparison.missing == ["baseline-s1", "fedrep-s1"]
     assert Comparison.of(read(longer)).others == {}, "another number of rounds"
-    told = "Taken from other experiments of this folder, whose runs have the same config: baseline-s0 (first/fedavg-s0)."
-    assert told in Path(report(second)["report"]).read_text()
-    said: list[str] = []
-    done = run(read(second), tmp_path / "runs", workers=0, say=said.append)
-    assert [one.state for one in done if one.label == "baseline"] == ["done", "left"]
-    assert said == ["baseline-s0: is first/fedavg-s0, whose result counts"]
+    sentence = "Taken from other experiments of this folder, whose runs have the same config: baseline-s0 (first/fedavg-s0)."
+    assert sentence in Path(report(second)["report"]).read_text()
+    lines: list[str] = []
+    done = run(read(second), tmp_path / "runs", workers=0, say=lines.append)
+    assert [outcome.state for outcome in done if outcome.label == "baseline"] == ["done", "left"]
+    assert lines == ["baseline-s0: is first/fedavg-s0, whose result counts"]
 
     write_result(second, "baseline", 0, REP)
     assert Comparison.of(read(second)).others == {}, "its own result counts first"

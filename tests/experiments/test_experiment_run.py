@@ -59,12 +59,12 @@ def test_collects_resumes_and_reports(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         play(experiment, runs_dir, "fedrep", 0, stop_after_round_1)
 
-    said: list[str] = []
-    first = run(experiment, runs_dir, workers=0, say=said.append)
+    lines: list[str] = []
+    first = run(experiment, runs_dir, workers=0, say=lines.append)
     assert [outcome.state for outcome in first] == ["collected", "left"]
-    second = run(experiment, runs_dir, workers=2, say=said.append)  # a real process, which takes its seconds to import torch
+    second = run(experiment, runs_dir, workers=2, say=lines.append)  # a real process, which takes its seconds to import torch
     assert [outcome.state for outcome in second] == ["done", "finished"]
-    assert any(line.startswith("fedrep-s0: resumed after round 1, log ") for line in said)
+    assert any(line.startswith("fedrep-s0: resumed after round 1, log ") for line in lines)
 
     folder = RunFolder(experiment.run_dir(runs_dir, "fedrep", 0))
     result, summary, records = Result.load(experiment.result_file("fedrep", 0)), folder.summary(), folder.records()
@@ -169,8 +169,8 @@ def test_a_result_of_another_net_is_not_that_of_the_usual_one(tmp_path: Path) ->
     )
     config = Result.load(stored).config
     for base, other in (({**BASE, "model": {"name": "lenet5"}}, None), ({**BASE, "model": {}}, "model.name is lenet5 there, ")):
-        found = difference(read(write_yaml(tmp_path, base=base, runs=RUNS)).config("fedavg", 0), config)
-        assert found == other if other is None else (found or "").startswith(other)
+        change = difference(read(write_yaml(tmp_path, base=base, runs=RUNS)).config("fedavg", 0), config)
+        assert change == other if other is None else (change or "").startswith(other)
 
 
 @pytest.mark.slow
@@ -184,16 +184,16 @@ def test_what_a_run_reads_off_its_data_is_left_open(tmp_path: Path, monkeypatch:
     experiment = read(write_yaml(tmp_path, base=base, runs={"fedavg": RUNS["fedavg"]}))
     (outcome,) = run(experiment, tmp_path / "runs")
     assert outcome.state == "finished", outcome.error
-    found = RunFolder.open(experiment.run_dir(tmp_path / "runs", "fedavg", 0)).config()
-    assert found.data.clients == 3 and found.data.name == str(tmp_path / "rows.csv")
-    assert [one.state for one in run(experiment, tmp_path / "runs")] == ["done"]
-    moved = found.model_copy(update={"data": found.data.model_copy(update={"name": "/of/another/machine/rows.csv"})})
+    stored = RunFolder.open(experiment.run_dir(tmp_path / "runs", "fedavg", 0)).config()
+    assert stored.data.clients == 3 and stored.data.name == str(tmp_path / "rows.csv")
+    assert [outcome.state for outcome in run(experiment, tmp_path / "runs")] == ["done"]
+    moved = stored.model_copy(update={"data": stored.data.model_copy(update={"name": "/of/another/machine/rows.csv"})})
     assert difference(experiment.config("fedavg", 0), moved) is None
-    other = found.model_copy(update={"data": found.data.model_copy(update={"name": "/of/another/machine/lines.csv"})})
+    other = stored.model_copy(update={"data": stored.data.model_copy(update={"name": "/of/another/machine/lines.csv"})})
     assert (difference(experiment.config("fedavg", 0), other) or "").startswith("data.name is /of/another/machine/lines.csv")
 
 
-def test_what_a_net_of_ones_own_or_a_frozen_encoder_decides_is_no_difference(tmp_path: Path) -> None:
+def test_options_that_a_net_decides_are_no_difference(tmp_path: Path) -> None:
     own = read(write_yaml(tmp_path, base={**BASE, "model": {"name": "my_nets:Net"}}, runs=RUNS)).config("fedavg", 0)
     stored = own.model_copy(update={"model": own.model.model_copy(update={"projection": None})})
     assert difference(own, stored) is None
@@ -228,22 +228,22 @@ def test_a_share_that_was_left_open_is_the_usual_one(
     base = {"data": {"name": "digits", **data}, "method": {"name": "fedavg"}, **halves}
     asked = read(write_yaml(tmp_path, base=base, runs={"one": {}})).config("one", 0)
     config = resolve(with_options(asked), usual_model(asked.data.name), suggestions(asked.data.name))
-    found = config.model_copy(update={"train": config.train.model_copy(update={"participation": stored})})
-    assert (difference(asked, found) is None) == same
+    older = config.model_copy(update={"train": config.train.model_copy(update={"participation": stored})})
+    assert (difference(asked, older) is None) == same
 
 
 @pytest.mark.slow
 def test_an_audit_of_another_run_is_not_stored_with_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = read(write_yaml(tmp_path, base=TINY, runs=RUNS))
     play(experiment, tmp_path / "runs", "fedavg", 0)
-    file, said = experiment.result_file("fedavg", 0), list[str]()
+    file, lines = experiment.result_file("fedavg", 0), list[str]()
     run(experiment, tmp_path / "runs", workers=0)
     monkeypatch.setattr(runner, "leakage", lambda folder: {"answer": "Nothing was found"})
     whole = Result.load(file)
     replace(whole, summary=whole.summary | {"accuracy_per_client": [1.0] * 4}).write(file)
     before = file.read_bytes()
-    assert run(experiment, tmp_path / "runs", workers=0, labels=["fedavg"], say=said.append)[0].state == "done"
-    assert file.read_bytes() == before and any("is of another run than the stored result; left out" in line for line in said)
+    assert run(experiment, tmp_path / "runs", workers=0, labels=["fedavg"], say=lines.append)[0].state == "done"
+    assert file.read_bytes() == before and any("is of another run than the stored result; left out" in line for line in lines)
     whole.write(file)
     assert run(experiment, tmp_path / "runs", workers=0, labels=["fedavg"])[0].state == "collected"
     assert Result.load(file).leakage == {"answer": "Nothing was found"}
@@ -276,15 +276,15 @@ def test_a_result_has_the_other_models_that_were_tested(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("check", [True, False])
-def test_a_result_counts_whether_or_not_clients_checked_downloads(
+def test_a_result_counts_with_and_without_checked_downloads(
     tmp_path: Path, in_process: Callable[[str], None], check: bool
 ) -> None:
     """Results that were stored when the check was on by default in simulations need not be made again."""
     stored = write_result(write_yaml(tmp_path, runs=RUNS), "fedavg", 0, {19: 0.5, 20: 0.5})
     assert "check_downloads" not in stored.read_text()
-    found = json.loads(stored.read_text())
-    found["config"]["wire"]["check_downloads"] = check
-    stored.write_text(json.dumps(found))
+    values = json.loads(stored.read_text())
+    values["config"]["wire"]["check_downloads"] = check
+    stored.write_text(json.dumps(values))
     in_process("raise SystemExit('fedpriv: it did start')")
     outcomes = run(read(write_yaml(tmp_path, runs=RUNS)), tmp_path / "runs", labels=["fedavg"])
     assert [outcome.state for outcome in outcomes] == ["done"]

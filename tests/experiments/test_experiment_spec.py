@@ -43,7 +43,7 @@ CLAIM = {"id": "C3", "statement": "s"}
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({}, "no 'runs'"),
         ({"runs": {}}, "runs"),
@@ -54,7 +54,7 @@ CLAIM = {"id": "C3", "statement": "s"}
         ({"runs": {"slow": {"method": {"name": "fedrep", "epochs": 3}}}}, "run slow of .* method fedrep"),
         ({"runs": {"odd": {"method": "fedarg"}}}, "run odd of .* did you mean 'fedavg'"),
         ({"runs": {"fixed": {"method": "fedavg", "seed": 3}}}, "run fixed of .* seed is set by seeds"),
-        ({"runs": {"a/b": {"method": "fedavg"}}}, "'a/b' names a folder"),
+        ({"runs": {"a/b": {"method": "fedavg"}}}, "'a/b' names files"),
         ({"runs": {"a": "fedavg"}}, r"runs\.a = 'fedavg'"),
         ({"runs": FEDAVG, "seeds": []}, "seeds"),
         ({"runs": FEDAVG, "seeds": [1, 1]}, "twice"),
@@ -92,9 +92,9 @@ CLAIM = {"id": "C3", "statement": "s"}
         ),
     ],
 )
-def test_what_is_wrong_is_told_in_one_line(tmp_path: Path, values: dict[str, Any], told: str) -> None:
+def test_an_error_is_one_line(tmp_path: Path, values: dict[str, Any], message: str) -> None:
     path = write_yaml(tmp_path, base=BASE, **values)
-    with pytest.raises(UsageError, match=told) as error:
+    with pytest.raises(UsageError, match=message) as error:
         read(path)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400
 

@@ -69,26 +69,26 @@ def test_rises_and_surface_of_a_bowl() -> None:
     def bowl(row: Tensor) -> float:
         return 7 + float((row - middle).square().sum())
 
-    found = rises(bowl, middle, pairs, [0.5, 1.0])
-    assert [rise.radius for rise in found] == [0.5, 1.0]
-    assert found[1].per_pair == pytest.approx((2.5, 1.0)) and found[1].mean == pytest.approx(1.75)
-    assert found[1].maximum == pytest.approx(4.0) and found[0].mean == pytest.approx(1.75 / 4)
+    risen = rises(bowl, middle, pairs, [0.5, 1.0])
+    assert [rise.radius for rise in risen] == [0.5, 1.0]
+    assert risen[1].per_pair == pytest.approx((2.5, 1.0)) and risen[1].mean == pytest.approx(1.75)
+    assert risen[1].maximum == pytest.approx(4.0) and risen[0].mean == pytest.approx(1.75 / 4)
     table = surface(bowl, middle, pairs[0], [-1, 0, 1])
     assert [value for line in table for value in line] == pytest.approx([12, 11, 12, 8, 7, 8, 12, 11, 12])
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_gradient_norms_are_of_the_received_and_the_trained_model(simulate: Simulate, reduction: str) -> None:
+def test_gradient_norms_of_the_received_and_the_trained_model(simulate: Simulate, reduction: str) -> None:
     simulation = simulate("fedavg", **{"train.rounds": 1})
     fed = simulation.federation
-    found = gradient_norms(fed, simulation.state, [4, 1], 2, reduction)  # type: ignore[arg-type]
-    assert tuple(found) == fed.agreement.layers and all(len(norm.before) == len(norm.after) == 2 for norm in found.values())
+    norms = gradient_norms(fed, simulation.state, [4, 1], 2, reduction)  # type: ignore[arg-type]
+    assert tuple(norms) == fed.agreement.layers and all(len(norm.before) == len(norm.after) == 2 for norm in norms.values())
     fed.resident.row.copy_(simulation.state.row)
     update = ModelLocalUpdate(fed.resident, fed.data.train(1), fed.config, 2, 1, {}, {}, True)
     for trained in (False, True):
         if trained:
             fed.method.local_update(update)
         gradient = update.gradient(reduction)
-        for name, norm in found.items():
+        for name, norm in norms.items():
             value = float(fed.resident.space.view(gradient, name).norm())
             assert math.isclose((norm.after if trained else norm.before)[1], value, rel_tol=1e-5)

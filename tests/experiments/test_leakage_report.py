@@ -61,10 +61,10 @@ def yaml_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_verdicts(yaml_file: Path) -> None:
-    answers = {one.claim.id: one for one in LeakageComparison.of(read_leakage(yaml_file)).answers}
+def test_verdicts_on_cells(yaml_file: Path) -> None:
+    answers = {answer.claim.id: answer for answer in LeakageComparison.of(read_leakage(yaml_file)).answers}
     # Wilson, 95 %: 0 of 4 is [0, 0.490], 4 of 4 is [0.510, 1].
-    words = {name: one.verdict.word for name, one in answers.items()}
+    words = {name: answer.verdict.word for name, answer in answers.items()}
     assert words == {
         "weak": "reproduced",
         "all": "not reproduced",
@@ -82,13 +82,13 @@ def test_verdicts(yaml_file: Path) -> None:
 
 def test_a_claim_of_a_cell_that_was_not_run_is_inconclusive(yaml_file: Path) -> None:
     read_leakage(yaml_file).result_file("strong").unlink()
-    answers = {one.claim.id: str(one.verdict) for one in LeakageComparison.of(read_leakage(yaml_file)).answers}
+    answers = {answer.claim.id: str(answer.verdict) for answer in LeakageComparison.of(read_leakage(yaml_file)).answers}
     assert answers["all"] == answers["works"] == "inconclusive (strong not run)"
 
 
 def test_attacks_that_could_not_be_mounted_are_named(yaml_file: Path) -> None:
     write_cell(yaml_file, "strong", [], inapplicable="it needs the head")
-    answers = {one.claim.id: str(one.verdict) for one in LeakageComparison.of(read_leakage(yaml_file)).answers}
+    answers = {answer.claim.id: str(answer.verdict) for answer in LeakageComparison.of(read_leakage(yaml_file)).answers}
     assert answers["all"] == "inconclusive (strong could not be mounted)", "0 of 4, so up to 49 %"
     assert answers["works"] == "inconclusive (strong could not be mounted)" and answers["weak"] == "reproduced"
     assert answers["few"] == "inconclusive (no attack could be mounted)"
@@ -113,10 +113,10 @@ def test_costs_are_paired(yaml_file: Path) -> None:
 
 
 @pytest.mark.slow
-def test_markdown(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_section_of_a_leakage_experiment(yaml_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(yaml_file.parent.parent)
-    said = report(Path("paper"))
-    text = Path(said["report"]).read_text()
+    data = report(Path("paper"))
+    text = Path(data["report"]).read_text()
     assert text.index("## Tiny") < text.index("## Leaks")  # the cost runs and the cells, one report
     assert "| one | **0 of 4** [0%, 49%], MSE 2.6 | **4 of 4** [51%, 100%], MSE 0.00025 |\n| two |  | not run |" in text
     assert "| a mask | **4 of 4** [51%, 100%] by head-free | fedper | 67.0 % (2 seeds) | -3.0 [-15.7, +9.7] |" in text
@@ -140,15 +140,15 @@ def test_a_cell_of_another_experiment_does_not_count(yaml_file: Path) -> None:
     assert comparison.complaints == ["strong is left out: victim.masked is 0 there, 1 in the YAML"]
 
 
-def test_before_any_cell(tmp_path: Path) -> None:
+def test_a_report_before_any_cell_is_run(tmp_path: Path) -> None:
     path = write_cells(tmp_path, cells={"a": {"attacker": {"name": "dlg"}}}, claims=[{**CLAIMS[0], "cells": ["a"]}])
-    said = report(path)
-    assert said["experiments"][0]["plot"] == [] and "0 of 1 cells" in (tmp_path / "results/leak.md").read_text()
-    assert said["experiments"][0]["claims"][0]["verdict"] == "inconclusive"
+    data = report(path)
+    assert data["experiments"][0]["plot"] == [] and "0 of 1 cells" in (tmp_path / "results/leak.md").read_text()
+    assert data["experiments"][0]["claims"][0]["verdict"] == "inconclusive"
 
 
 @pytest.mark.slow
-def test_command(yaml_file: Path) -> None:
+def test_the_report_as_json(yaml_file: Path) -> None:
     done = CliRunner().invoke(main, ["experiment", "report", str(yaml_file), "--json"])
     assert done.exit_code == 0, done.output
     (section,) = json.loads(done.stdout.splitlines()[-1])["experiments"]

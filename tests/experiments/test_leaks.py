@@ -31,10 +31,10 @@ from fedpriv.experiments import Result, read, report, run, runner
 from fedpriv.experiments.leaks import leakage
 from fedpriv.experiments.spec import Experiment
 from tests.audit.sample_findings import _attack, _attempt, findings, rate
-from tests.frontier.test_still_open import texts_read
+from tests.frontier.test_search import unread_texts
 
 SHORT = BASE | {"train": {"rounds": 1, "participation": 0.5}, "eval": {"every": 1, "last": 1}}
-FOUND: dict[str, Any] = {
+FIGURES: dict[str, Any] = {
     "answer": "Members were identified",
     "messages": [
         {"kind": "message", "round": 1, "client": 0, "samples": 72, "recovered": 13, "attack": "analytic"},
@@ -52,21 +52,21 @@ FOUND: dict[str, Any] = {
 }
 
 
-def with_audit(path: Path, found: dict[str, Any]) -> None:
-    replace(Result.load(path), leakage=found).write(path)
+def with_audit(path: Path, figures: dict[str, Any]) -> None:
+    replace(Result.load(path), leakage=figures).write(path)
 
 
 def test_the_report_has_a_row_for_each_audited_run(tmp_path: Path) -> None:
     path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0, 1, 2])
     results = [write_result(path, "fedavg", seed, {10: 0.5, 20: 0.7}) for seed in (0, 1, 2)]
-    found = report(path)
-    assert found["experiments"][0]["leakage"] == {} and "leak" not in Path(found["report"]).read_text()
-    with_audit(results[0], FOUND)
+    data = report(path)
+    assert data["experiments"][0]["leakage"] == {} and "leak" not in Path(data["report"]).read_text()
+    with_audit(results[0], FIGURES)
     nothing = {"members": None, "members_by_round": [], "classes": None, "classes_by_shadows": None, "singles": None}
-    with_audit(results[2], FOUND | nothing | {"answer": "Leakage not known", "messages": FOUND["messages"][1:]})
-    found = report(path)
-    assert found["experiments"][0]["leakage"]["fedavg-s0"] == FOUND
-    text = Path(found["report"]).read_text()
+    with_audit(results[2], FIGURES | nothing | {"answer": "Leakage not known", "messages": FIGURES["messages"][1:]})
+    data = report(path)
+    assert data["experiments"][0]["leakage"]["fedavg-s0"] == FIGURES
+    text = Path(data["report"]).read_text()
     assert (
         "| method | seed | answer | round 1 | round 20 | one sample each | members | by round | classes by rule | by shadows |"
         in text
@@ -92,11 +92,11 @@ def test_a_run_without_an_audit_has_nothing(tmp_path: Path) -> None:
     assert leakage(tmp_path) == {}
 
 
-def audited(tmp_path: Path, **found: Any) -> dict[str, Any]:
-    """The figures of a run of which an audit found this and nothing else."""
+def audited(tmp_path: Path, **findings_of_run: Any) -> dict[str, Any]:
+    """The figures of a run with these findings and no others."""
     run = AuditedRun(
         name="run", run_id="run", method="fedavg", title="", dataset="digits", model="mlp", modalities=("image",), seed=0,
-        cost=Cost(bytes_up=1), answer=Answer("a", 0, "a sentence"), **found,
+        cost=Cost(bytes_up=1), answer=Answer("a", 0, "a sentence"), **findings_of_run,
     )  # fmt: skip
     with_report(tmp_path, json.dumps(to_json(replace(findings(), runs=(run,)))))
     return leakage(tmp_path)
@@ -108,11 +108,11 @@ def of_images(kind: TargetKind, successes: int | None, n: int) -> ImageTarget:
     return replace(_attack("target", kind, n, tried, None), baselines={})
 
 
-def test_both_halves_of_a_message_are_shown(tmp_path: Path) -> None:
+def test_images_and_texts_of_a_message_are_shown(tmp_path: Path) -> None:
     """The images and the texts of a client's pairs are two targets in one message."""
-    found = audited(tmp_path, images=(of_images("message", 14, 72),), texts=(texts_read("message"),))
+    figures = audited(tmp_path, images=(of_images("message", 14, 72),), texts=(unread_texts("message"),))
     path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
-    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), found)
+    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), figures)
     assert "| images: 14 of 72; texts: 0 of 8 |" in Path(report(path)["report"]).read_text()
     two = (of_images("message", 14, 72), replace(of_images("message", 3, 72), sender=Sender(1)))
     (tmp_path / "two").mkdir()
@@ -122,10 +122,10 @@ def test_both_halves_of_a_message_are_shown(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("update", [1, -1])
 @pytest.mark.parametrize(("first", "other", "shown"), [(0, None, None), (0, 1, 1), (None, 1, 1), (0, 0, 0)])
-def test_of_single_samples_what_is_not_known_is_worse_than_nothing(
+def test_of_single_samples_unknown_is_worse_than_nothing(
     tmp_path: Path, first: int | None, other: int | None, shown: int | None, update: int
 ) -> None:
-    targets = tuple(of_images("single image", one, 10) for one in (first, other))[::update]
+    targets = tuple(of_images("single image", successes, 10) for successes in (first, other))[::update]
     assert audited(tmp_path, images=targets)["singles"]["recovered"] == shown
 
 
@@ -138,18 +138,18 @@ def separated(round: int, attack: str, auc: float, low: float, high: float) -> M
 
 
 def test_a_membership_attack_that_is_read_in_reverse_counts(tmp_path: Path) -> None:
-    """Members surely have lower scores: an AUC of 0.15 tells as much as one of 0.85."""
+    """Members surely have lower scores: an AUC of 0.15 reveals as much as one of 0.85."""
     spans = {"LiRA": (0.51, 0.45, 0.57), "row distance": (0.15, 0.05, 0.3)}
     membership = tuple(separated(1, attack, *span) for attack, span in spans.items())
-    found = audited(tmp_path, membership=membership)
-    assert found["members"] == {"attack": "row distance", "auc": 0.85, "low": 0.7, "high": 0.95, "of": 2, "reversed": True}
+    figures = audited(tmp_path, membership=membership)
+    assert figures["members"] == {"attack": "row distance", "auc": 0.85, "low": 0.7, "high": 0.95, "of": 2, "reversed": True}
     path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
-    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), found)
+    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), figures)
     assert "| 0.85 (0.70 to 0.95; reversed) | 1: 0.85 reversed |" in Path(report(path)["report"]).read_text()
 
 
 @pytest.mark.parametrize("report", ['{"runs": [', '{"runs": {"attacks": 1}}', '{"runs": [{"run_id": "run", "attacks": []}]}'])
-def test_a_report_that_is_none_is_named_and_the_others_are_collected(report: str, tmp_path: Path) -> None:
+def test_a_damaged_audit_is_named_and_others_are_collected(report: str, tmp_path: Path) -> None:
     experiment = read(write_yaml(tmp_path / "paper", base=SHORT, runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0, 1]))
     for seed in (0, 1):
         play(experiment, tmp_path / "runs", "fedavg", seed)
@@ -163,39 +163,41 @@ def test_a_report_that_is_none_is_named_and_the_others_are_collected(report: str
 def test_more_digits_of_small_numbers_are_no_new_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}})
     file = write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7})
-    with_audit(file, {"answer": "a", "options": {"delta": 0.0, "share": 0.012346}})  # as earlier versions stored it
+    with_audit(file, {"answer": "a", "options": {"delta": 0.0, "share": 0.012346}})  # with 6 decimals
     before = file.read_bytes()
     monkeypatch.setattr(runner, "leakage", lambda folder: {"answer": "a", "options": {"delta": 1e-7, "share": 0.0123457}})
-    assert [one.state for one in run(read(path), tmp_path / "runs", workers=0)] == ["done"] and file.read_bytes() == before
+    assert [outcome.state for outcome in run(read(path), tmp_path / "runs", workers=0)] == [
+        "done"
+    ] and file.read_bytes() == before
 
 
 def test_of_an_attack_on_some_of_the_samples_those_count(tmp_path: Path) -> None:
     target = _attack("target", "single image", 72, [_attempt("dlg", (5, 5, 5), 6, 0.1)], None)
-    found = audited(tmp_path, images=(target,))["singles"]
-    assert (found["recovered"], found["samples"], found["attack"]) == (5, 6, "dlg")
+    singles = audited(tmp_path, images=(target,))["singles"]
+    assert (singles["recovered"], singles["samples"], singles["attack"]) == (5, 6, "dlg")
 
 
 def test_the_best_membership_attack_of_each_round_is_stored(tmp_path: Path) -> None:
     tried = ((9, "LiRA", 0.6), (1, "LiRA", 0.7), (1, "loss threshold", 0.8))
-    made = [separated(number, attack, auc, auc - 0.1, auc + 0.1) for number, attack, auc in tried]
+    outcomes = [separated(number, attack, auc, auc - 0.1, auc + 0.1) for number, attack, auc in tried]
     refused = replace(separated(5, "LiRA", 0.5, 0.4, 0.6), points=None, together=None)
-    found = audited(tmp_path, membership=(*made, refused))
-    assert [(one["round"], one["attack"], one["auc"]) for one in found["members_by_round"]] == [
+    figures = audited(tmp_path, membership=(*outcomes, refused))
+    assert [(best["round"], best["attack"], best["auc"]) for best in figures["members_by_round"]] == [
         (1, "loss threshold", 0.8),
         (9, "LiRA", 0.6),
     ]
-    assert found["members"]["auc"] == 0.8
+    assert figures["members"]["auc"] == 0.8
 
 
-def test_beside_what_was_recovered_stands_what_copies_would_count_for(tmp_path: Path) -> None:
+def test_copies_of_public_images_stand_beside_the_recovered(tmp_path: Path) -> None:
     def looked_at(round: int, copies: int) -> ImageTarget:
         success = {"0.01": rate(copies, 600), "0.001": rate(0, 600), "0.0001": rate(0, 600)}
         target = _attack("target", "message", 600, [_attempt("analytic", (13, 4, 2), 600, 0.1)], None)
         return replace(target, round=round, baselines={"nearest public": Baseline(0.02, success)})
 
-    found = audited(tmp_path, images=(looked_at(1, 101), looked_at(2, 12)))
+    figures = audited(tmp_path, images=(looked_at(1, 101), looked_at(2, 12)))
     path = write_yaml(tmp_path / "paper", runs={"fedavg": {"method": {"name": "fedavg"}}}, seeds=[0])
-    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), found)
+    with_audit(write_result(path, "fedavg", 0, {10: 0.5, 20: 0.7}), figures)
     text = Path(report(path)["report"]).read_text()
     assert "| 13 of 600 (copies 101; 4 below 0.001) | 13 of 600 (copies 12) |" in text
 
@@ -212,25 +214,27 @@ def test_an_audit_after_the_run_is_stored_with_its_result(tmp_path: Path) -> Non
     )
     experiment = read(path)
     play(experiment, runs_dir, "fedavg")
-    assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["collected"]
+    assert [outcome.state for outcome in run(experiment, runs_dir, workers=0)] == ["collected"]
     assert stored(experiment) == {} and "leakage" not in experiment.result_file("fedavg", 0).read_text()
 
     folder = experiment.run_dir(runs_dir, "fedavg", 0)
     fedpriv.audit(folder, messages=1, label_shadows=0, membership_shadows=0, singles=1)
-    assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["collected"]
-    assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["done"]
+    assert [outcome.state for outcome in run(experiment, runs_dir, workers=0)] == ["collected"]
+    assert [outcome.state for outcome in run(experiment, runs_dir, workers=0)] == ["done"]
 
-    (made,) = from_json(json.loads((folder / "audit" / "audit.json").read_text())).runs
-    found = stored(experiment)
-    assert found["answer"] == made.concluded.words
-    (message,) = found["messages"]
-    assert (message["round"], message["samples"]) == (1, next(one.samples for one in made.images if one.kind == "message"))
-    best = best_of(made, "single image")
+    (audit,) = from_json(json.loads((folder / "audit" / "audit.json").read_text())).runs
+    figures = stored(experiment)
+    assert figures["answer"] == audit.concluded.words
+    (message,) = figures["messages"]
+    sent = next(target for target in audit.images if target.kind == "message")
+    assert (message["round"], message["samples"]) == (1, sent.samples)
+    best = best_of(audit, "single image")
     assert best is not None
-    assert found["singles"]["recovered"] == best.rate.successes == best.rate.n == found["singles"]["samples"]
-    assert found["members"] is None and found["classes_by_shadows"] is None
-    assert found["classes"] == {"exact": sum(one.exact for one in made.labels), "of": len(made.labels)}
+    singles = figures["singles"]
+    assert singles["recovered"] == best.rate.successes == best.rate.n == singles["samples"]
+    assert figures["members"] is None and figures["classes_by_shadows"] is None
+    assert figures["classes"] == {"exact": sum(result.exact for result in audit.labels), "of": len(audit.labels)}
 
     experiment.result_file("fedavg", 0).unlink()
-    assert [one.state for one in run(experiment, runs_dir, workers=0)] == ["collected"]
-    assert stored(experiment) == found
+    assert [outcome.state for outcome in run(experiment, runs_dir, workers=0)] == ["collected"]
+    assert stored(experiment) == figures

@@ -17,9 +17,9 @@ FILE = Path(__file__).parents[2] / "experiments" / "attacks" / "membership.py"
 def module() -> ModuleType:
     spec = importlib.util.spec_from_file_location("attacks_membership", FILE)
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def test_without_the_data_it_says_what_is_missing(module: ModuleType, tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_without_the_data_it_says_what_is_missing(module: ModuleType, tmp_path: 
         module.measure(str(tmp_path))
 
 
-def test_a_row_shows_the_best_before_and_what_the_regression_found(module: ModuleType) -> None:
+def test_a_row_has_the_best_attack_before_and_the_regression(module: ModuleType) -> None:
     figures = {"auc": 0.9512, "low": 0.9, "high": 1.0, "tpr": 0.431}
     rows = [
         {"setting": "ten", "before": {"attack": "LiRA", "auc": 0.683}, "regression": {"gradient regression": figures}},

@@ -104,19 +104,19 @@ def test_a_speed_up_below_a_value_is_not_refuted_by_a_bound(tmp_path: Path) -> N
         write_result(path, "fedrep", seed, {10: 0.3, 15: 0.3, 20: 0.3})
     judgement = first_claim(path)
     assert judgement.mean == pytest.approx(0.75)
-    told = "3 seeds, above the bound on every seed; on 3 seeds fedrep never reaches it; its speed-up is at most the value shown"
-    assert str(judgement.verdict) == f"inconclusive ({told})"
+    remark = "3 seeds, above the bound on every seed; on 3 seeds fedrep never reaches it; its speed-up is at most the value shown"
+    assert str(judgement.verdict) == f"inconclusive ({remark})"
 
 
-def test_of_a_run_that_is_tested_at_its_end_no_one_knows_when_it_got_there(tmp_path: Path) -> None:
+def test_a_run_tested_at_its_end_has_no_speed_up(tmp_path: Path) -> None:
     claim = {"metric": "speed_up", "above": 2, "compare": ["fedavg-ft", "fedavg"]}
     path = saving(tmp_path, claim)
     for seed in (0, 1, 2):
         write_result(path, "fedavg", seed, {10: 0.3, 15: 0.5, 20: 0.5})
         write_result(path, "fedavg-ft", seed, {10: 0.3, 15: 0.3, 20: 0.9})
     judgement = first_claim(path)
-    told = "no speed_up on seed 0, 1, 2: fedavg-ft is tested after its last rounds only"
-    assert (judgement.mean, str(judgement.verdict)) == (None, f"inconclusive (0 seeds; {told})")
+    remark = "no speed_up on seed 0, 1, 2: fedavg-ft is tested after its last rounds only"
+    assert (judgement.mean, str(judgement.verdict)) == (None, f"inconclusive (0 seeds; {remark})")
 
 
 def test_nothing_is_saved_where_nothing_is_sent(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_clients_with_other_data_are_other_clients(tmp_path: Path) -> None:
         write_result(path, "mpfedcon", seed, {20: 0.6}, per_client=[0.6] * 4, partition="another")
     runs = [Result.load(read(path).result_file(label, 0)) for label in ("mpfedcon", "local")]
     assert clients_better(*runs) is None
-    told = "no clients_better on seed 0, 1, 2: the clients of mpfedcon and local have other data"
-    assert str(first_claim(path).verdict) == f"inconclusive (0 seeds; {told})"
+    remark = "no clients_better on seed 0, 1, 2: the clients of mpfedcon and local have other data"
+    assert str(first_claim(path).verdict) == f"inconclusive (0 seeds; {remark})"
     assert "gains over training alone" not in Path(report(path)["report"]).read_text()
 
 

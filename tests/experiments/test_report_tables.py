@@ -30,8 +30,8 @@ def row(table: str, label: str) -> str:
 
 
 def test_missing_seeds_have_a_dash_and_no_one_wins_without_them(tmp_path: Path) -> None:
-    found = {"fedavg": dict.fromkeys(range(3), 0.5), "local": dict.fromkeys(range(3), 0.4), "fedrep": {0: 0.5, 2: 0.51}}
-    _, table, *texts = accuracy_table(tmp_path, found)
+    accuracies = {"fedavg": dict.fromkeys(range(3), 0.5), "local": dict.fromkeys(range(3), 0.4), "fedrep": {0: 0.5, 2: 0.51}}
+    _, table, *texts = accuracy_table(tmp_path, accuracies)
     assert "| test accuracy | sd over seeds | seeds 0, 1, 2 |" in table
     assert row(table, "fedavg").startswith("| fedavg | **50.00** | 0.00 | 50.00, 50.00, 50.00 |")
     assert row(table, "fedrep").startswith("| fedrep | 50.50 | 0.71 | 50.00, –, 51.00 |")
@@ -103,9 +103,9 @@ def test_no_number_is_rounded_onto_the_bound_that_it_misses(
     tmp_path: Path, claim: dict[str, Any], ours: Sequence[float], shown: str, interval: str
 ) -> None:
     judged(tmp_path, claim, {"local": [0.5] * 3, "fedrep": ours})
-    told = row(verdicts.claims(Comparison.of(read(tmp_path / "tiny.yaml")))[1], "C")
-    assert f"| **{shown}** " in told and f"| {interval} |" in told
-    assert f"| {shown}, {shown}, {shown} |" in told
+    cells = row(verdicts.claims(Comparison.of(read(tmp_path / "tiny.yaml")))[1], "C")
+    assert f"| **{shown}** " in cells and f"| {interval} |" in cells
+    assert f"| {shown}, {shown}, {shown} |" in cells
 
 
 def test_a_speed_up_is_told_in_the_order_of_its_runs(tmp_path: Path) -> None:
@@ -122,5 +122,5 @@ def test_bytes_that_were_not_counted_are_not_part_of_the_mean(tmp_path: Path) ->
     path = write_yaml(tmp_path, runs={"local": FIVE["local"]}, seeds=[0, 1])
     for seed, size in ((0, 0), (1, 400)):
         write_result(path, "local", seed, {19: 0.5, 20: 0.5}, round_bytes=size)
-    (found,) = Comparison.of(read(path)).methods
-    assert (found.bytes_per_upload, found.bytes_per_round, found.bytes_up) == (100, 400, 4000)
+    (method,) = Comparison.of(read(path)).methods
+    assert (method.bytes_per_upload, method.bytes_per_round, method.bytes_up) == (100, 400, 4000)

@@ -53,9 +53,9 @@ def test_the_same_numbers_are_the_same_whatever_they_took(paper: Path) -> None:
     ran_again(paper, "fedavg", summary={**result.summary, "seconds": 77.0}, curve={**result.curve, "seconds": [7.0] * 4})
     done = reproduce(paper, "--only", "fedavg", "--seed", "0", "--json")
     assert done.exit_code == 0, done.output
-    (found,) = json.loads(done.stdout.splitlines()[-1])["results"]
+    (reproduction,) = json.loads(done.stdout.splitlines()[-1])["results"]
     # The hash of the partition, 17 numbers of the summary, 4 rounds of 7 columns.
-    assert (found["run"], found["state"], found["numbers"]) == ("tiny/fedavg-s0", "same", 1 + 17 + 28)
+    assert (reproduction["run"], reproduction["state"], reproduction["numbers"]) == ("tiny/fedavg-s0", "same", 1 + 17 + 28)
     assert "all 46 numbers are the stored ones" in done.stderr
     assert stored.read_bytes() == before
 
@@ -83,7 +83,11 @@ def test_numbers_of_earlier_versions_have_fewer_names_and_digits(paper: Path) ->
     old = replace(new, data_hash="", traces={"simprox/tv": [1.2e-5, 0.012346]})
     assert compared(old, new) == (48, [])
     assert compared(old, replace(new, data_hash="d", traces={"simprox/tv": [1.4e-5, 0.0123456]}))[1][0].now == 1.4e-5
-    assert [one.name for one in compared(new, old)[1]] == ["data_hash", "traces.simprox/tv[0]", "traces.simprox/tv[1]"]
+    assert [difference.name for difference in compared(new, old)[1]] == [
+        "data_hash",
+        "traces.simprox/tv[0]",
+        "traces.simprox/tv[1]",
+    ]
     (lost,) = compared(new, replace(new, summary={k: v for k, v in new.summary.items() if k != "bytes_up"}))[1]
     assert (lost.name, lost.stored, lost.now) == ("summary.bytes_up", 5000 * 2, None)
 
@@ -105,12 +109,12 @@ def test_a_sample_is_of_this_kind_of_processor(paper: Path) -> None:
 def test_of_a_folder_all_experiments_are_meant(paper: Path) -> None:
     write_cells(paper.parent, cells={"dlg": {}})
     other = write_yaml(paper.parent, "other", runs={"local": FIVE["local"]}, seeds=[3])
-    said: list[str] = []
+    lines: list[str] = []
     for label in RUNS:
         ran_again(paper, label)
     runs = paper.parent.parent / "runs"
-    assert [one.state for one in run_again(paper.parent, runs, say=said.append)] == ["same", "same"]
-    assert [one.run for one in run_again(paper.parent, runs, labels=["fedrep", "local"])] == ["tiny/fedrep-s0"]
+    assert [result.state for result in run_again(paper.parent, runs, say=lines.append)] == ["same", "same"]
+    assert [result.run for result in run_again(paper.parent, runs, labels=["fedrep", "local"])] == ["tiny/fedrep-s0"]
     with pytest.raises(UsageError, match="has no stored result of these runs"):
         run_again(other, runs)
     with pytest.raises(UsageError, match="describes cells, not runs"):
@@ -124,11 +128,11 @@ def test_a_real_run_gives_the_stored_bits(tmp_path: Path) -> None:
     run(read(path), tmp_path / "runs", workers=2)
     stored = read(path).result_file("fedrep", 0)
     before = stored.read_bytes()
-    found = run_again(path, tmp_path / "runs", workers=2)
-    assert sorted((one.run, one.state) for one in found) == [("tiny/fedavg-s0", "same"), ("tiny/fedrep-s0", "same")]
+    results = run_again(path, tmp_path / "runs", workers=2)
+    assert sorted((result.run, result.state) for result in results) == [("tiny/fedavg-s0", "same"), ("tiny/fedrep-s0", "same")]
     assert stored.read_bytes() == before
 
     result = Result.load(stored)
     change(stored, summary={**result.summary, "accuracy": result.summary["accuracy"] + 1e-6})
     (other,) = run_again(path, tmp_path / "runs", labels=["fedrep"])
-    assert other.state == "differs" and [one.name for one in other.differences] == ["summary.accuracy"]
+    assert other.state == "differs" and [difference.name for difference in other.differences] == ["summary.accuracy"]

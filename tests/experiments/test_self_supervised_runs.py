@@ -70,7 +70,7 @@ def probed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for label in runs:
         play(experiment, folder / "runs", label)
     outcomes = run(experiment, folder / "runs")
-    assert [one.state for one in outcomes] == ["collected", "collected"], [one.error for one in outcomes]
+    assert [outcome.state for outcome in outcomes] == ["collected", "collected"], [outcome.error for outcome in outcomes]
     return file, folder / "runs"
 
 
@@ -90,12 +90,12 @@ def test_the_result_has_losses_and_probes(probed: tuple[Path, Path]) -> None:
 
 
 def test_the_report_says_what_there_is(probed: tuple[Path, Path], tmp_path: Path) -> None:
-    said = report(probed[0], tmp_path / "report.md")
+    data = report(probed[0], tmp_path / "report.md")
     text = (tmp_path / "report.md").read_text()
     assert "### Linear probe" in text and "10 % of the labels" in text and "### Accuracy" not in text
     assert "No accuracy: barlow (self-supervised, and not probed)." in text
     assert "nan" not in text and "None" not in text and "linear probe" in text
-    assert said["experiments"][0]["plot"] is None
+    assert data["experiments"][0]["plot"] is None
     rows = {row.label: row for row in Comparison.of(read(probed[0])).methods}
     assert rows["simclr"].mean is None and set(rows["simclr"].probe) == {"1", "0.1"} and rows["barlow"].probe == {}
 
@@ -104,11 +104,11 @@ def test_supervised_and_self_supervised_runs_stand_side_by_side(tmp_path: Path) 
     file = write_yaml(tmp_path, runs={"fedavg": {"method": "fedavg"}, "ssl": SSL})
     write_result(file, "fedavg", 0, {5: 0.5, 10: 0.6, 15: 0.7, 20: 0.8})
     stored = write_result(file, "ssl", 0, {5: 0.5, 20: 0.5})
-    made = Result.load(stored)
-    made.summary.update(accuracy=None, accuracy_per_client=[])
-    made.summary["protocols"] = dict.fromkeys(made.summary["protocols"])
-    made.curve["accuracy"] = [None, None]
-    made.write(stored)
+    result = Result.load(stored)
+    result.summary.update(accuracy=None, accuracy_per_client=[])
+    result.summary["protocols"] = dict.fromkeys(result.summary["protocols"])
+    result.curve["accuracy"] = [None, None]
+    result.write(stored)
     report(file, tmp_path / "report.md")
     text = (tmp_path / "report.md").read_text()
     assert "| fedavg | **75.00** |" in text and "No accuracy: ssl" in text

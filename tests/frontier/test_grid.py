@@ -1,4 +1,4 @@
-"""How defences are read, and which configs a grid has."""
+"""How defences are parsed, and the configs of a grid."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ BASE: dict[str, Any] = {"data": {"name": "digits"}, "method": {"name": "mpfedcon
 
 
 def test_a_defence_is_what_train_takes() -> None:
-    found = point(BASE, "mpfedcon", Defence.read("mask:last=1+gaussian:variance=1e-4"), "here").config
-    assert found.wire.transforms == ({"name": "mask", "last": 1}, {"name": "gaussian", "variance": 1e-4})
+    config = point(BASE, "mpfedcon", Defence.read("mask:last=1+gaussian:variance=1e-4"), "here").config
+    assert config.wire.transforms == ({"name": "mask", "last": 1}, {"name": "gaussian", "variance": 1e-4})
     private = point(BASE, "mpfedcon", Defence.read("dp-sample:noise=1.5,clip=2"), "here").config.privacy
     assert (private.level, private.noise, private.clip) == ("sample", 1.5, 2.0)
     assert point(BASE, "fedavg", Defence.read("secure-aggregation"), "here").config.wire.secure_aggregation
@@ -35,17 +35,17 @@ def test_a_second_level_of_privacy_is_refused(own: dict[str, Any], text: str) ->
         point({**BASE, "privacy": own}, "mpfedcon", Defence.read(text), "here")
 
 
-def test_per_sample_gradients_are_not_asked_of_the_executor_that_a_run_recorded() -> None:
+def test_dp_sample_is_not_trained_by_a_recorded_executor() -> None:
     recorded = {**BASE, "executor": {"name": "vectorized", "group_size": 5, "workers": 2}}
-    found = point(recorded, "mpfedcon", Defence.read("dp-sample:noise=1.5"), "here").config.executor
-    assert (found.name, found.group_size, found.workers) == ("auto", None, 2)
+    executor = point(recorded, "mpfedcon", Defence.read("dp-sample:noise=1.5"), "here").config.executor
+    assert (executor.name, executor.group_size, executor.workers) == ("auto", None, 2)
     assert point(recorded, "mpfedcon", Defence.read("mask:last=1"), "here").config.executor.name == "vectorized"
 
 
 def test_transforms_of_the_base_stay_and_the_base_is_not_changed() -> None:
     base = {**BASE, "wire": {"transforms": [{"name": "clip", "norm": 1.0}]}}
-    found = point(base, "mpfedcon", Defence.read("gaussian:variance=1e+3"), "here").config
-    assert [one["name"] for one in found.wire.transforms] == ["clip", "gaussian"]
+    config = point(base, "mpfedcon", Defence.read("gaussian:variance=1e+3"), "here").config
+    assert [transform["name"] for transform in config.wire.transforms] == ["clip", "gaussian"]
     assert len(base["wire"]["transforms"]) == 1
 
 
@@ -54,10 +54,11 @@ def test_another_method_leaves_the_options_of_the_first() -> None:
     assert "mu" not in point(BASE, "fedavg", Defence("none"), "here").config.method.model_dump()
 
 
-def test_a_grid_has_the_undefended_and_what_is_below_a_range() -> None:
-    defences = [Defence.read(one) for one in ("mask:last=1", "mask:last=2+gaussian:variance=1e-7..1e-2")]
-    found = [(one.method, one.defence) for one in grid(BASE, ["mpfedcon", "fedavg"], defences, "here")]
-    assert found == [(method, defence) for method in ("mpfedcon", "fedavg") for defence in ("none", "mask:last=1", "mask:last=2")]
+def test_a_grid_has_no_defence_and_what_is_left_without_a_range() -> None:
+    defences = [Defence.read(text) for text in ("mask:last=1", "mask:last=2+gaussian:variance=1e-7..1e-2")]
+    points = [(each.method, each.defence) for each in grid(BASE, ["mpfedcon", "fedavg"], defences, "here")]
+    expected = ("none", "mask:last=1", "mask:last=2")
+    assert points == [(method, defence) for method in ("mpfedcon", "fedavg") for defence in expected]
 
 
 def test_labels_name_files() -> None:
@@ -66,10 +67,10 @@ def test_labels_name_files() -> None:
 
 
 def test_a_range_becomes_a_strength() -> None:
-    found = Defence.read("mask:last=1+gaussian:variance=1e-7..1e-2")
-    assert found.range == (1e-7, 1e-2)
-    assert found.at(3.1623e-5) == Defence("mask:last=1+gaussian:variance=3.16e-05")
-    assert found.without() == Defence("mask:last=1")
+    defence = Defence.read("mask:last=1+gaussian:variance=1e-7..1e-2")
+    assert defence.range == (1e-7, 1e-2)
+    assert defence.at(3.1623e-5) == Defence("mask:last=1+gaussian:variance=3.16e-05")
+    assert defence.without() == Defence("mask:last=1")
     assert Defence.read("gaussian:variance=1e-7..1e-2").without() == Defence("none")
 
 
@@ -106,5 +107,5 @@ def test_an_unknown_option_is_named() -> None:
     ],
 )
 def test_a_range_may_stand_anywhere(text: str, bounds: tuple[float, float], rest: str, at: str) -> None:
-    found = Defence.read(text)
-    assert (found.range, found.without().text, found.at(1e-3).text) == (bounds, rest, at)
+    defence = Defence.read(text)
+    assert (defence.range, defence.without().text, defence.at(1e-3).text) == (bounds, rest, at)

@@ -1,4 +1,4 @@
-"""``fedpriv frontier`` on small runs: trained, searched, decided, confirmed, and gone on with."""
+"""``fedpriv frontier`` on small runs: trained, searched, decided, confirmed, and continued."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ from fedpriv.experiments.runner import Outcome
 from fedpriv.experiments.runner import run as run_all
 from fedpriv.experiments.spec import Experiment
 from fedpriv.frontier.grid import Defence, Point, point
-from fedpriv.frontier.run import Plan, _Frontier, _goes_on
-from fedpriv.frontier.search import Strength
+from fedpriv.frontier.result import from_json
+from fedpriv.frontier.run import Plan, _check_earlier, _Trials
+from fedpriv.frontier.search import Search
 from fedpriv.simulation.run import start
 from fedpriv.storage.run_folder import RunFolder
 from tests.audit.conftest import controls_once, hardly_any_steps, one_iteration
 from tests.audit.sample_findings import findings
-from tests.frontier.test_decision import a_trade
-from tests.simulation.small import SILENT
+from tests.frontier.made_trades import make_trade
+from tests.simulation.small import FEW_STEPS, SILENT, play
 from tests.tracking.conftest import template
 
 __all__ = ["controls_once", "hardly_any_steps", "one_iteration", "template"]
@@ -74,23 +75,23 @@ def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, templat
     asked += ("--target", "recovered<=0.5", "--output", tmp_path / "out", "--json")
     result = fedpriv(*asked)
     assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout.splitlines()[-1])
-    (strength,) = found["strengths"]
-    assert 1e-12 < min(strength["held"]) <= 1e-3, "analytic reads images at the least noise, and none at the greatest"
-    assert len(strength["tried"]) == 3
-    by_defence = {(one["defence"], one["seed"]): one for one in found["trades"]}
-    assert not by_defence["none", 0]["holds"] and by_defence["none", 0]["recovered"] == 1
-    tried = {one["label"] for one in found["confirmed"]}
-    assert found["chosen"] is None or found["chosen"] in tried
-    assert not found["not_run"]
+    data = json.loads(result.stdout.splitlines()[-1])
+    frontier = from_json(data)
+    (searched,) = frontier.searches
+    assert 1e-12 < min(searched.search.held) <= 1e-3, "analytic recovers images at the least noise, and none at the greatest"
+    assert len(searched.search.tried) == 3
+    undefended = frontier.trade("fedavg-none")
+    assert undefended is not None and not undefended.holds
+    assert undefended.recovered is not None and undefended.recovered.share == 1
+    assert frontier.chosen is None or frontier.chosen in {confirmation.label for confirmation in frontier.confirmations}
+    assert not frontier.not_run
     for name in ("frontier.json", "frontier.md", "frontier.png", "report/audit.html", "parent.json"):
         assert (tmp_path / "out" / name).exists()
     assert len(trained) >= 2
     trained.clear()
     again = fedpriv(*asked)
     assert not trained and "shadow models" not in again.stderr, "all of it is done"
-    told = json.loads(again.stdout.splitlines()[-1])
-    assert {**told, "seconds": 0} == {**found, "seconds": 0}
+    assert json.loads(again.stdout.splitlines()[-1]) | {"seconds": 0} == data | {"seconds": 0}
     _hang_below_one_run(tmp_path / "out")
 
 
@@ -103,7 +104,7 @@ def test_a_frontier_is_searched_confirmed_and_read_again(tmp_path: Path, templat
         (lambda strength, seed: False, None, []),
     ],
 )
-def test_a_strength_that_fails_in_a_real_run_gives_way_to_the_next_that_held_in_the_search(
+def test_a_strength_that_fails_in_a_run_gives_way_to_the_next(
     holds: Callable[[float, int], bool],
     chosen: float | None,
     tried: list[tuple[float, int]],
@@ -113,44 +114,41 @@ def test_a_strength_that_fails_in_a_real_run_gives_way_to_the_next_that_held_in_
     text = "gaussian:variance=1e-5..1e-2"
     target = conditions("recovered<=0.05,membership_auc<=0.6", "--target")
     plan = Plan({}, "test", ["fedavg"], [Defence.read(text)], target, AuditOptions(), 1, "test")
-    made = _Frontier(plan, tmp_path, lambda text: None)
+    trials = _Trials(plan, tmp_path, lambda text: None)
 
     def played(points: Sequence[Point], seed: int) -> None:
-        made._points |= {one.label: one for one in points}
-        for one in points:
-            strength = float(one.defence.rpartition("=")[2])
-            unmet = () if holds(strength, seed) else ("membership_auc<=0.6",)
-            found = a_trade(one.label, 0.9 - strength, 0.0, 1, unmet=unmet)
-            made.trades[one.label, seed] = replace(found, seed=seed)
+        trials._points |= {each.label: each for each in points}
+        for each in points:
+            strength = float(each.defence.rpartition("=")[2])
+            unmet = "" if holds(strength, seed) else "membership_auc<=0.6"
+            trials.trades[each.label, seed] = make_trade(each.label, 0.9 - strength, unmet=unmet, seed=seed)
 
-    monkeypatch.setattr(made, "play", played)
-    monkeypatch.setattr(made, "_search", lambda method, defence, bounds: Strength([1e-5, 1e-4, 1e-3, 1e-2], []))
-    made.strengths()
-    best, confirmed = made.decide()
-    labels = [f"fedavg-gaussian-variance={strength:.3g}" for strength, _ in tried]
-    assert [(one["label"], one["seed"]) for one in confirmed] == list(zip(labels, [seed for _, seed in tried], strict=True))
+    monkeypatch.setattr(trials, "play", played)
+    monkeypatch.setattr(trials, "_search", lambda method, defence, bounds: Search((1e-5, 1e-4, 1e-3, 1e-2), ()))
+    trials.searches()
+    best, confirmations = trials.decide()
+    expected = [(f"fedavg-gaussian-variance={strength:.3g}", seed) for strength, seed in tried]
+    assert [(confirmation.label, confirmation.seed) for confirmation in confirmations] == expected
     assert (best and best.label) == (chosen and f"fedavg-gaussian-variance={chosen:.3g}")
 
 
-def test_a_search_ends_at_a_model_that_is_at_chance_as_more_noise_does_not_help_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_search_ends_at_a_model_that_is_at_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = conditions("recovered<=0.05", "--target")
     plan = Plan({}, "test", ["fedavg"], [Defence.read("gaussian:variance=1e-5..1e-2")], target, AuditOptions(), 1, "test")
-    made, played = _Frontier(plan, tmp_path, lambda text: None), list[str]()
+    trials, played = _Trials(plan, tmp_path, lambda text: None), list[str]()
 
     def play(points: Sequence[Point], seed: int) -> None:
-        for one in points:
-            played.append(one.label)
-            made.trades[one.label, seed] = a_trade(one.label, 0.1, 0.0, 1, at_chance=True)
+        for each in points:
+            played.append(each.label)
+            trials.trades[each.label, seed] = make_trade(each.label, 0.1, at_chance=True)
 
-    monkeypatch.setattr(made, "play", play)
-    monkeypatch.setattr(made, "_search", lambda method, defence, bounds: Strength([1e-5, 1e-4, 1e-3, 1e-2], []))
-    made.strengths()
+    monkeypatch.setattr(trials, "play", play)
+    monkeypatch.setattr(trials, "_search", lambda method, defence, bounds: Search((1e-5, 1e-4, 1e-3, 1e-2), ()))
+    trials.searches()
     assert played == ["fedavg-gaussian-variance=1e-05"]
 
 
-def test_a_range_of_a_defence_that_the_run_cannot_have_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_of_a_defence_that_cannot_be_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not said that no strength of it holds the target."""
 
     def refused(run_dir: Path, config: RunConfig) -> None:
@@ -161,74 +159,93 @@ def test_a_range_of_a_defence_that_the_run_cannot_have_is_not_run(tmp_path: Path
     monkeypatch.setattr("fedpriv.frontier.run.RunFolder", SimpleNamespace(open=lambda run_dir: stored))
     defences = [Defence.read("dp-sample:target_epsilon=1..8")]
     plan = Plan({}, "test", ["fedavg"], defences, conditions("recovered<=0.05"), AuditOptions(), 1, "test")
-    made = _Frontier(plan, tmp_path, lambda text: None)
-    made.trades["fedavg-none", 0] = a_trade("fedavg-none", 0.9, 1.0, 1)
-    assert made.strengths() == []
-    assert made.failed == {
+    trials = _Trials(plan, tmp_path, lambda text: None)
+    trials.trades["fedavg-none", 0] = make_trade("fedavg-none", recovered=1.0)
+    assert trials.searches() == []
+    assert trials.failed == {
         "fedavg, dp-sample:target_epsilon=1..8": "privacy.level sample: BatchNorm mixes the samples of a batch"
     }
 
 
-def _alone(folder: Path, **base: Any) -> _Frontier:
-    return _Frontier(Plan(base, "test", ["fedavg"], [], [], AuditOptions(), 1, "test"), folder, lambda text: None)
+def _without_target(folder: Path) -> _Trials:
+    return _Trials(Plan({}, "test", ["fedavg"], [], [], AuditOptions(), 1, "test"), folder, lambda text: None)
 
 
 def test_a_run_whose_folder_is_gone_is_trained_again(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     result.write_text("{}")
-    _goes_on(point({}, "fedavg", Defence("none"), "test"), RunFolder(tmp_path / "run"), result)
+    _check_earlier(point({}, "fedavg", Defence("none"), "test"), RunFolder(tmp_path / "run"), result)
     assert not result.exists()
 
 
-def test_a_run_that_kept_other_messages_is_not_taken_for_this_one(tmp_path: Path) -> None:
+def test_a_run_that_kept_other_messages_is_refused(tmp_path: Path) -> None:
     folder, result = RunFolder(tmp_path / "run"), tmp_path / "result.json"
     folder.path.mkdir()
     before, asked = (point({"wire": {"keep_payloads": kept}}, "fedavg", Defence("none"), "test") for kept in ("default", "all"))
     folder.config_file.write_text(before.config.to_yaml())
     result.write_text("{}")
-    _goes_on(before, folder, result)
+    _check_earlier(before, folder, result)
     with pytest.raises(UsageError, match=r"was trained with wire\.keep_payloads default, not all"):
-        _goes_on(asked, folder, result)
+        _check_earlier(asked, folder, result)
     assert result.exists()
 
 
 @pytest.mark.parametrize(("version", "run_id", "counts"), [(VERSION, "a", True), ("0.0.1", "a", False), (VERSION, "b", False)])
-def test_an_audit_counts_that_this_version_made_of_that_run(version: str, run_id: str, counts: bool, tmp_path: Path) -> None:
+def test_an_audit_counts_if_this_version_made_it_of_that_run(version: str, run_id: str, counts: bool, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     (folder.path / "audit").mkdir(parents=True)
     folder.config_file.write_text("")
     (folder.path / "run.json").write_text('{"run_id": "a"}')
     run = replace(findings().runs[0], run_id=run_id)
-    made = replace(findings(), options=asdict(AuditOptions()), fedpriv=version, runs=(run,))
-    (folder.path / "audit" / "audit.json").write_text(json.dumps(to_json(made)))
-    assert (_alone(tmp_path)._kept(folder.path) is not None) == counts
+    audit = replace(findings(), options=asdict(AuditOptions()), fedpriv=version, runs=(run,))
+    (folder.path / "audit" / "audit.json").write_text(json.dumps(to_json(audit)))
+    assert (_without_target(tmp_path)._kept(folder.path) is not None) == counts
+
+
+def test_a_run_with_an_audit_of_an_older_form_is_audited_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials = _without_target(tmp_path)
+    run_dir = play(trials.run_dir("fedavg-none", 0), "fedavg", **FEW_STEPS, **{"train.rounds": 1}).folder.path
+    older = to_json(findings()) | {"format": 1}
+    (run_dir / "audit").mkdir()
+    (run_dir / "audit" / "audit.json").write_text(json.dumps(older))
+    undefended = point({}, "fedavg", Defence("none"), "test")
+    stored = replace(undefended, config=RunFolder.open(run_dir).config_as_data())
+    monkeypatch.setattr("fedpriv.frontier.run.sync", lambda run_dir: None)
+
+    def audit(run_dirs: Sequence[Path], *options: Any) -> Audited:
+        run = replace(findings().runs[2], run_id=RunFolder.open(run_dirs[0]).facts["run_id"])
+        return Audited(replace(findings(), options=asdict(AuditOptions()), fedpriv=VERSION, runs=(run,)), {})
+
+    monkeypatch.setattr("fedpriv.frontier.run.report.audit", audit)
+    trials.play([stored], 0)
+    assert not trials.failed and trials.trades.keys() == {("fedavg-none", 0)}
 
 
 def test_runs_of_other_data_are_not_compared(tmp_path: Path) -> None:
-    made, folders = _alone(tmp_path), [tmp_path / name for name in "abc"]
+    trials, folders = _without_target(tmp_path), [tmp_path / name for name in "abc"]
     for folder, data in zip(folders, "xxy", strict=True):
         folder.mkdir()
         (folder / "config.yaml").write_text("")
         (folder / "run.json").write_text(json.dumps({"data_hash": data}))
-    made._of_the_same_data(folders[0])
-    made._of_the_same_data(folders[1])
+    trials._check_data(folders[0])
+    trials._check_data(folders[1])
     with pytest.raises(FedprivError, match="other data"):
-        made._of_the_same_data(folders[2])
+        trials._check_data(folders[2])
 
 
-def test_as_many_runs_are_audited_at_a_time_as_there_are_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_runs_are_audited_at_a_time_as_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     audited, written = list[tuple[list[str], int]](), list[Path]()
 
     def audit(some: Sequence[Path], options: AuditOptions, command: str, workers: int, say: Callable[[str], object]) -> Audited:
-        audited.append(([one.name for one in some], workers))
+        audited.append(([run_dir.name for run_dir in some], workers))
         return Audited(replace(findings(), runs=findings().runs[: len(some)]), {})
 
     monkeypatch.setattr("fedpriv.frontier.run.report.audit", audit)
-    monkeypatch.setattr("fedpriv.frontier.run.report.write", lambda found, folder: written.append(folder))
+    monkeypatch.setattr("fedpriv.frontier.run.report.write", lambda audited, folder: written.append(folder))
     monkeypatch.setattr("fedpriv.frontier.run.sync", lambda run_dir: None)
     plan = Plan({}, "test", ["fedavg"], [], [], AuditOptions(), 2, "test")
     runs = [tmp_path / name for name in "abc"]
-    _Frontier(plan, tmp_path, lambda text: None)._audit(runs)
+    _Trials(plan, tmp_path, lambda text: None)._audit(runs)
     assert audited == [(["a", "b"], 2), (["c"], 2)]
     assert written == [run / "audit" for run in runs], "each has its own, should this be broken off"
 
@@ -267,7 +284,7 @@ def _hang_below_one_run(out: Path) -> None:
         (("--set", "wire.secure_aggregation=true", "--defenses", "mask:last=1+gaussian:variance=1e-7..1e-3", *RECOVERED), "sum"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_written(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
+def test_bad_options_are_refused_before_anything_is_written(arguments: tuple[str, ...], words: str, tmp_path: Path) -> None:
     result = fedpriv("frontier", *assigned(), *arguments, "--output", tmp_path / "out")
     assert result.exit_code == 2, result.output
     assert words in result.output.replace("\n", " ")

@@ -28,13 +28,13 @@ Results = Mapping[str, Mapping[int, Result]]
 """label -> seed -> result; empty for a label without results."""
 
 _UNBOUNDED = ("test_loss_roughness", "upload_bytes")
-"""Metrics that are no shares."""
+"""Metrics that are not shares."""
 _COUNTED = ("upload_bytes",)
 """Metrics that are not random."""
 _RATIOS = ("speed_up",)
 """Metrics whose means and intervals are those of the logarithms: twice as fast and half as fast are as far from no change."""
 _GAINS = {"speed_up": "speed-up", "bytes_saved": "saving"}
-"""What the metrics of ``REACHES`` are called in a remark."""
+"""Names of the metrics of ``REACHES`` in a remark."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +84,13 @@ def judge(claim: Claim, results: Results, diverged: Mapping[str, Collection[int]
         interval = unscaled(low), unscaled(high)
     verdict = _verdict(claim, drawn, scaled, by_baseline, opponent)
     if claim.metric in REACHES:
-        verdict = _of_bounds(verdict, claim, [seed for seed in seeds if until_as_good(*sides[seed]) is None])
+        verdict = _limit_to_bounds(verdict, claim, [seed for seed in seeds if until_as_good(*sides[seed]) is None])
     if none_to_beat:
         verdict = Verdict(verdict.word, f"{verdict.remark}; no other method has {claim.metric}")
     elif lacking := [seed for seed in finished if seed not in seeds]:
         why = why_not(claim.metric, *_sides(claim, results, lacking[0], None)) if claim.metric in PAIRED else ""
-        said = f"no {claim.metric} on seed {', '.join(map(str, lacking))}{f': {why}' if why else ''}"
-        verdict = Verdict(verdict.word, f"{verdict.remark}; {said}")
+        missing = f"no {claim.metric} on seed {', '.join(map(str, lacking))}{f': {why}' if why else ''}"
+        verdict = Verdict(verdict.word, f"{verdict.remark}; {missing}")
     if ended := [f"{label} on seed {', '.join(map(str, sorted(s)))}" for label in concerned if (s := diverged.get(label))]:
         verdict = Verdict(verdict.word, f"{verdict.remark}; diverged: {', '.join(ended)}")
     wanted = claim.margin if claim.above is None else claim.above
@@ -103,7 +103,7 @@ def judge(claim: Claim, results: Results, diverged: Mapping[str, Collection[int]
 
 
 def _baselines(claim: Claim, results: Results) -> list[str]:
-    """The runs from which ``best_baseline`` is chosen, but for those whose results do not have the metric."""
+    """The runs from which ``best_baseline`` is chosen, without those whose results lack the metric."""
     return [
         label
         for label in claim.baselines or ()
@@ -124,7 +124,7 @@ def _value(claim: Claim, sides: Sequence[Result]) -> float:
 
 
 def _most(claim: Claim, sides: Sequence[Result]) -> float:
-    """The largest value that the claim's number could have, whatever the first run were."""
+    """The largest value that the claim's number could have with any first run."""
     if claim.compare is None:
         return math.inf
     other = sides[1]
@@ -149,16 +149,16 @@ def _verdict(
     by_baseline: Mapping[str, Sequence[float]],
     opponent: str | None,
 ) -> Verdict:
-    """The verdict on a claim but for what its values are worth.
+    """The verdict by the rule of :mod:`fedpriv.experiments.claims.rule`.
 
     Args:
-        values: on the metric's scale, to which ``scaled`` brings the claim's bound.
-        by_baseline: those against each run that ``opponent`` was chosen from.
+        values: on the scale on which they are compared; ``scaled`` brings the claim's bound to it.
+        by_baseline: the values against each run that ``opponent`` was chosen from.
     """
     if claim.of and claim.stand_in:
         return Verdict(INCONCLUSIVE, f"{claim.stand_in}: the level is not comparable")
     if claim.metric in _COUNTED and values:
-        held = [_holds(claim, value) for of_one in (by_baseline.values() if opponent else [values]) for value in of_one]
+        held = [_holds(claim, value) for of_run in (by_baseline.values() if opponent else [values]) for value in of_run]
         return Verdict(REPRODUCED if all(held) else NOT_REPRODUCED, "counted")
     if opponent is not None:
         return decide_against_each(by_baseline, opponent, claim.margin)
@@ -180,7 +180,7 @@ def _holds(claim: Claim, value: float) -> bool:
     return value > 0 and value >= claim.margin
 
 
-def _of_bounds(verdict: Verdict, claim: Claim, short: Sequence[int]) -> Verdict:
+def _limit_to_bounds(verdict: Verdict, claim: Claim, short: Sequence[int]) -> Verdict:
     """The verdict where the first run never reaches the other's accuracy on the seeds ``short``.
 
     The values of these are upper bounds: they cannot show that a claim ``above`` holds, or that one ``below`` does not.

@@ -38,5 +38,5 @@ def metric(result: Result, name: str, fraction: float = 1.0) -> float | None:
     if name == "upload_bytes":
         return float(summary["bytes_per_upload"])
     protocol = {"accuracy": "last_rounds_client_mean", "global_accuracy": "global_test"}.get(name, name)
-    value = summary["protocols"].get(protocol)  # results of earlier versions have no `fresh_head`
+    value = summary["protocols"].get(protocol)  # not every result has `fresh_head`
     return None if value is None else float(value)

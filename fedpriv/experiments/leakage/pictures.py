@@ -19,17 +19,17 @@ _GREY = "#9a9a9a"
 
 def draw(cells: Mapping[str, CellResult], folder: Path, stem: str) -> dict[str, Path]:
     """Write the pictures of the cells with images; returns description -> file."""
-    made = {label: result for label, result in cells.items() if result.mse}
-    if not made:
+    with_images = {label: result for label, result in cells.items() if result.mse}
+    if not with_images:
         return {}
-    found = {
+    files = {
         "share of images recovered, and the errors of all images, cell by cell": folder / f"{stem}.png",
         "the attackers' own losses": folder / f"{stem}-losses.png",
     }
-    errors, losses = found.values()
-    _draw_errors(made, errors)
-    _draw_losses(made, losses)
-    return found
+    errors, losses = files.values()
+    _draw_errors(with_images, errors)
+    _draw_losses(with_images, losses)
+    return files
 
 
 def _draw_errors(cells: Mapping[str, CellResult], path: Path) -> None:

@@ -7,11 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from fedpriv.attacks.scoring.scores import RECOVERED, THRESHOLDS, Rate
 from fedpriv.audit.formats import at_most
-from fedpriv.experiments.leakage.cell import VictimSpec
-from fedpriv.experiments.leakage.claims import Answer
-from fedpriv.experiments.leakage.comparison import Cost, LeakageComparison, ProtectionRow
+from fedpriv.experiments.leakage.comparison import Answer, Cost, LeakageComparison, ProtectionRow
 from fedpriv.experiments.leakage.result import CellResult
-from fedpriv.experiments.leakage.spec import Table
+from fedpriv.experiments.leakage.spec import Table, VictimSpec
 from fedpriv.experiments.markdown import bullets, table
 
 _RULE = f"""An image counts as *recovered* if the mean squared error of its pixels is below {RECOVERED:g} and below that of a
@@ -30,34 +28,33 @@ def section(comparison: LeakageComparison, pictures: Sequence[tuple[str, str]]) 
     Args:
         pictures: (what it shows, link) of each picture.
     """
-    experiment, missing = comparison.experiment, comparison.missing
-    parts = [f"## {experiment.title}"]
+    file, missing, total = comparison.experiment.file, comparison.missing, len(comparison.experiment.cells)
+    parts = [f"## {file.title}"]
     if missing:
-        done = len(experiment.cells) - len(missing)
-        parts.append(f"**Unfinished**: {done} of {len(experiment.cells)} cells are done. Missing: {', '.join(missing)}.")
+        parts.append(f"**Unfinished**: {total - len(missing)} of {total} cells are done. Missing: {', '.join(missing)}.")
     parts += [f"**Attention**: {complaint}." for complaint in comparison.complaints]
     parts.append(_RULE)
-    for one in experiment.tables:
-        parts += [f"### {one.title}", _grid(one, comparison.cells)]
+    for grid in file.tables:
+        parts += [f"### {grid.title}", _grid(grid, comparison.cells)]
     if comparison.protections:
         parts += ["### What would protect, and at what cost", _protections(comparison), _COSTS]
         parts.append(bullets(sentence for row in comparison.protections for sentence in _sentence(row, comparison.cells)))
-    if experiment.recommendation:
-        parts += ["### What we would do", bullets(experiment.recommendation)]
+    if file.recommendation:
+        parts += ["### What we would do", bullets(file.recommendation)]
     parts += [f"![{what}]({link})" for what, link in pictures]
     if comparison.answers:
-        rows = [_claim(one, comparison.cells) for one in comparison.answers]
+        rows = [_claim(answer, comparison.cells) for answer in comparison.answers]
         parts += ["### What the paper says", table("claim | the paper, or our own claim | ours | verdict", rows)]
-    if experiment.notes:
-        parts += ["### What differs from the paper", bullets(experiment.notes)]
+    if file.notes:
+        parts += ["### What differs from the paper", bullets(file.notes)]
     if comparison.cells:
         parts += ["### Every cell", _every(comparison.cells), _provenance(list(comparison.cells.values()))]
     return parts
 
 
-def _grid(one: Table, cells: Mapping[str, CellResult]) -> str:
-    columns = list(dict.fromkeys(column for row in one.rows.values() for column in row))
-    rows = [(name, *(_short(cells, row.get(column)) for column in columns)) for name, row in one.rows.items()]
+def _grid(grid: Table, cells: Mapping[str, CellResult]) -> str:
+    columns = list(dict.fromkeys(column for row in grid.rows.values() for column in row))
+    rows = [(name, *(_short(cells, row.get(column)) for column in columns)) for name, row in grid.rows.items()]
     return table(" | ".join(["", *columns]), rows)
 
 
@@ -70,7 +67,7 @@ def _short(cells: Mapping[str, CellResult], label: str | None) -> str:
     if result.inapplicable:
         return "cannot be mounted"
     rate, labels = result.recovered(), result.labels()
-    parts = [f"**{rate.successes} of {rate.n}** {_interval(rate)}, MSE {result.median_mse:.2g}"] if rate else []
+    parts = [f"{_share(rate)}, MSE {result.median_mse:.2g}"] if rate else []
     return ", ".join(parts + ([f"labels {labels.successes} of {labels.n}"] if labels else []))
 
 
@@ -80,7 +77,7 @@ def _protections(comparison: LeakageComparison) -> str:
         best = "–"
         if row.best:
             label, rate = row.best
-            best = f"**{rate.successes} of {rate.n}** {_interval(rate)} by {_attacker(comparison.cells[label])}"
+            best = f"{_share(rate)} by {_attacker(comparison.cells[label])}"
         rows.append((row.name, best, *_cost(row.cost)))
     return table("protection | images recovered, best attack | run | accuracy | change, points", rows)
 
@@ -99,11 +96,11 @@ def _sentence(row: ProtectionRow, cells: Mapping[str, CellResult]) -> Iterator[s
     tried = [cells[label] for label in row.cells if label in cells and cells[label].mse]
     if not tried or any(rate.successes for result in tried if (rate := result.recovered())):
         return
-    attacks = "; ".join(f"{_attacker(result)} within {_budget(result)} ({_of(result.recovered())})" for result in tried)
+    attacks = "; ".join(f"{_attacker(result)} within {_budget(result)} ({_not_excluded(result.recovered())})" for result in tried)
     yield f"{row.name}: not reconstructed by {attacks}."
 
 
-def _of(rate: Rate | None) -> str:
+def _not_excluded(rate: Rate | None) -> str:
     return "" if rate is None else f"0 of {rate.n}, up to {at_most(rate.high)} not excluded"
 
 
@@ -117,16 +114,15 @@ def _attacker(result: CellResult) -> str:
     return attacker.name + knows
 
 
-def _claim(one: Answer, cells: Mapping[str, CellResult]) -> tuple[str, str, str, str]:
+def _claim(answer: Answer, cells: Mapping[str, CellResult]) -> tuple[str, str, str, str]:
     ours = "–"
-    if one.best and one.rate:
-        recovered = f"**{one.rate.successes} of {one.rate.n}** {_interval(one.rate)} recovered"
-        ours = f"{recovered} by {_attacker(cells[one.best])} ({one.best})"
-    elif one.difference is not None and one.interval and one.claim.compare:
-        low, high = one.interval
-        first, other = one.claim.compare
-        ours = f"**{one.difference:+.2g}** [{low:+.2g}, {high:+.2g}] capped error, {first} − {other}"
-    return one.claim.id, " ".join(one.claim.statement.split()), ours, str(one.verdict)
+    if answer.best and answer.rate:
+        ours = f"{_share(answer.rate)} recovered by {_attacker(cells[answer.best])} ({answer.best})"
+    elif answer.difference is not None and answer.interval and answer.claim.compare:
+        low, high = answer.interval
+        first, other = answer.claim.compare
+        ours = f"**{answer.difference:+.2g}** [{low:+.2g}, {high:+.2g}] capped error, {first} − {other}"
+    return answer.claim.id, " ".join(answer.claim.statement.split()), ours, str(answer.verdict)
 
 
 def _every(cells: Mapping[str, CellResult]) -> str:
@@ -163,7 +159,6 @@ def _victim(victim: VictimSpec) -> str:
     text = f"{victim.masked} of {victim.layers} linear masked" if victim.masked else f"{victim.layers} linear, nothing masked"
     text += f", and {victim.convolutions} of 3 convolutions" if victim.convolutions else ""
     text += "" if victim.bias else ", no bias"
-    text += "" if victim.activation == "sigmoid" else f", {victim.activation}"
     text += f", {victim.steps} steps of lr {victim.lr:g}" if victim.steps > 1 else ""
     return text + (f", {victim.batch} images" if victim.batch > 1 else "")
 
@@ -179,8 +174,8 @@ def _snr(result: CellResult) -> str:
     return f"{min(ratios):.0f} to {max(ratios):.0f}" if ratios else "–"
 
 
-def _interval(rate: Rate) -> str:
-    return f"[{rate.low:.0%}, {rate.high:.0%}]"
+def _share(rate: Rate) -> str:
+    return f"**{rate.successes} of {rate.n}** [{rate.low:.0%}, {rate.high:.0%}]"
 
 
 def _provenance(results: Sequence[CellResult]) -> str:

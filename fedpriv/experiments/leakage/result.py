@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, wilson
 from fedpriv.config import parse
 from fedpriv.errors import UsageError
-from fedpriv.experiments.leakage.cell import Cell
-from fedpriv.files import Damaged, load_json, write_atomically
+from fedpriv.experiments.leakage.spec import Cell
+from fedpriv.experiments.results import Stored
 
 
 @dataclass(frozen=True)
-class CellResult:
+class CellResult(Stored):
     """
     Attributes:
         cell: as requested, with defaults filled in.
@@ -31,6 +29,8 @@ class CellResult:
         cpu_seconds: of the attack on all messages.
     """
 
+    SOMETHING_ELSE = "is not a result of a cell"
+
     label: str
     cell: dict[str, Any]
     inapplicable: str | None
@@ -42,7 +42,7 @@ class CellResult:
     loss: list[float | None]
     steps: list[int]
     curve: dict[str, list[Any]]
-    reported: dict[str, float]
+    reported: dict[str, float | None]
     cpu_seconds: float
     versions: dict[str, str]
     git_commit: str | None
@@ -76,19 +76,14 @@ class CellResult:
     def cpu_per_image(self) -> float:
         return self.cpu_seconds / self.n
 
-    def write(self, path: Path) -> None:
-        """Write as JSON, one line per field, so that diffs are readable."""
-        lines = [f' "{name}": {json.dumps(value, allow_nan=False)}' for name, value in asdict(self).items()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
-
-    @classmethod
-    def load(cls, path: Path) -> CellResult:
-        """Read what :meth:`write` wrote; :class:`Damaged` where the file is something else."""
-        values = load_json(path)
-        if missing := sorted({field.name for field in fields(cls)} - values.keys()):
-            raise Damaged(f"{path} is not a result of a cell (no {missing[0]!r})")
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+    def summary(self) -> str:
+        """A line on what was recovered."""
+        if self.inapplicable:
+            return f"not mounted: {self.inapplicable}"
+        rate, labels = self.recovered(), self.labels()
+        parts = [f"{rate.successes} of {rate.n} images recovered"] if rate else []
+        parts += [f"{labels.successes} of {labels.n} labels"] if labels else []
+        return f"{', '.join(parts)}, {self.cpu_seconds:.0f} CPU s"
 
 
 def difference(asked: Cell, stored: CellResult) -> str | None:

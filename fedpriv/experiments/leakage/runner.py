@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Literal
 
 from fedpriv.errors import FedprivError
 from fedpriv.experiments.checkout import refuse_changes
-from fedpriv.experiments.leakage.cell import Cell
 from fedpriv.experiments.leakage.result import CellResult, difference
-from fedpriv.experiments.leakage.spec import Leakage
+from fedpriv.experiments.leakage.spec import Cell, Leakage
+from fedpriv.experiments.runner import ONE_THREAD
 from fedpriv.plugins import load_inherited
 from fedpriv.processes import die_with_parent
 from fedpriv.storage.provenance import CHECKOUT
@@ -61,15 +61,12 @@ def run_cells(
     """
     if workers and not allow_dirty:
         refuse_changes(experiment.path)
-    outcomes, waiting = [], []
-    for label in experiment.select(labels):
-        if _is_done(experiment, label):
-            outcomes.append(CellOutcome(label, "done"))
-        else:
-            waiting.append(label)
+    selected = experiment.select(labels)
+    done = [label for label in selected if _is_done(experiment, label)]
+    outcomes, waiting = [CellOutcome(label, "done") for label in done], [label for label in selected if label not in done]
     if not workers:
         return [*outcomes, *(CellOutcome(label, "left") for label in waiting)]
-    given = _dealt({label: experiment.cells[label] for label in waiting}, data_dir)
+    tasks = _tasks(experiment, waiting, data_dir)
     # A process per cell, so that its CPU seconds are its own and its memory is freed.
     with ProcessPoolExecutor(
         workers,
@@ -78,9 +75,7 @@ def run_cells(
         initargs=(os.getpid(), experiment.path.absolute().parent),
         max_tasks_per_child=1,
     ) as pool:
-        begun = {
-            pool.submit(_run_cell, label, *of_cell, experiment.result_file(label)): label for label, of_cell in given.items()
-        }
+        begun = {pool.submit(_run_cell, *task): task[0] for task in tasks}
         try:
             for future in as_completed(begun):
                 label = begun[future]
@@ -101,13 +96,17 @@ def _is_done(experiment: Leakage, label: str) -> bool:
     return path.exists() and difference(experiment.cells[label], CellResult.load(path)) is None
 
 
-def _dealt(cells: Mapping[str, Cell], data_dir: Path | None) -> dict[str, tuple[Cell, CellImages]]:
-    """Each cell with its images; every data set is read once, not by every process."""
+def _tasks(experiment: Leakage, labels: Sequence[str], data_dir: Path | None) -> list[tuple[str, Cell, CellImages, Path]]:
+    """What :func:`_run_cell` takes, by cell; every data set is read once, not by every process."""
     from fedpriv.data.sources import load_dataset
-    from fedpriv.experiments.leakage.victim import deal
+    from fedpriv.experiments.leakage.victim import pick_images
 
-    datasets = {name: load_dataset(name, data_dir) for name in {cell.images.dataset for cell in cells.values()}}
-    return {label: (cell, deal(datasets[cell.images.dataset], cell.images)) for label, cell in cells.items()}
+    images = {label: experiment.cells[label].images for label in labels}
+    datasets = {name: load_dataset(name, data_dir) for name in {spec.dataset for spec in images.values()}}
+    return [
+        (label, experiment.cells[label], pick_images(datasets[spec.dataset], spec), experiment.result_file(label))
+        for label, spec in images.items()
+    ]
 
 
 def _begin(parent: int, checkout: Path) -> None:
@@ -115,21 +114,15 @@ def _begin(parent: int, checkout: Path) -> None:
     import torch
 
     os.environ[CHECKOUT] = str(checkout)  # the one whose changes are refused
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = "1"
+    os.environ.update(ONE_THREAD)
     torch.set_num_threads(1)
     load_inherited()
 
 
-def _run_cell(label: str, cell: Cell, dealt: CellImages, path: Path) -> str:
+def _run_cell(label: str, cell: Cell, images: CellImages, path: Path) -> str:
     """In a cell's process: run it, store the result, and return a line on it."""
     from fedpriv.experiments.leakage.attack import attack_cell
 
-    result = attack_cell(label, cell, dealt)
+    result = attack_cell(label, cell, images)
     result.write(path)
-    if result.inapplicable:
-        return f"not mounted: {result.inapplicable}"
-    rate, labels = result.recovered(), result.labels()
-    parts = [f"{rate.successes} of {rate.n} images recovered"] if rate else []
-    parts += [f"{labels.successes} of {labels.n} labels"] if labels else []
-    return f"{', '.join(parts)}, {result.cpu_seconds:.0f} CPU s"
+    return result.summary()

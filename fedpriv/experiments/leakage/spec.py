@@ -1,27 +1,111 @@
-"""A leakage experiment's YAML: cells that share a base, tables of cells, and claims about them."""
+"""A leakage experiment's YAML: cells that share a base, tables of cells, and claims about them.
+
+A cell is a victim on images, the defences of its message, and the attack on it.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from fedpriv.attacks.attack import ImageAttack, image_attacks
+from fedpriv.attacks.core.observation import ThreatModel
+from fedpriv.attacks.core.options import defaults_of
 from fedpriv.config import parse, read_yaml
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UnknownName, UsageError
-from fedpriv.experiments.leakage.cell import Cell
-from fedpriv.experiments.spec import merge, read
+from fedpriv.experiments.spec import check_label, merge, read
 
-Row = Mapping[str, str]
-"""Column -> label of a cell."""
+LABEL_RULE = "idlg-label"
+"""The attacker that only infers the label; those of ``fedpriv attacks`` reconstruct images."""
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ImagesSpec(_Section):
+    """Test images of a data set: the first ``n`` in an order drawn by the seed, so that a larger ``n`` adds to a smaller one."""
+
+    dataset: str = "cifar10"
+    n: PositiveInt = 50
+    seed: NonNegativeInt = 0
+
+
+class VictimSpec(_Section):
+    """The LeNet of DLG, parameters U(-0.5, 0.5), trained by a client on ``batch`` images: ``steps`` full-batch steps of SGD.
+
+    The message of one step is the gradient, that of several the change of the weights.
+    """
+
+    layers: Literal[1, 2, 3] = Field(1, description="linear layers at the end")
+    masked: NonNegativeInt = Field(0, description="number of them, from the last, that are not sent")
+    convolutions: Literal[0, 1] = Field(0, description="number of the three convolutions, from the last, that are not sent")
+    bias: bool = Field(True, description="whether the linear layers that are sent have a bias")
+    steps: PositiveInt = 1
+    lr: PositiveFloat = Field(0.1, description="learning rate of the local steps; without effect for one step")
+    batch: PositiveInt = Field(1, description="images of the client, all in every step")
+    seed: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _hides_what_is_there(self) -> Self:
+        if self.masked > self.layers:
+            raise ValueError(f"{self.masked} masked of {self.layers} linear layers; at most all of them")
+        if self.convolutions and self.masked < self.layers:
+            raise ValueError("convolutions can be hidden only with all linear layers: masked must equal layers")
+        return self
+
+
+class AttackerSpec(_Section):
+    """An attack of ``fedpriv attacks`` (or the label rule), its options, and what it knows besides the message."""
+
+    name: str
+    options: dict[str, Any] = {}
+    top: Literal["unknown", "initial", "current"] = "unknown"
+    seed: NonNegativeInt = 0
+
+    @property
+    def threat(self) -> ThreatModel:
+        return ThreatModel(top=self.top)
+
+    def attack(self, where: str) -> ImageAttack | None:
+        """The attack with its options; ``None`` for the label rule.
+
+        Raises:
+            UsageError: there is no such attack, or it has no such option.
+        """
+        if self.name == LABEL_RULE:
+            if self.options:
+                raise UsageError(f"{where}: {self.name} has no options")
+            return None
+        known = image_attacks()
+        if self.name not in known:
+            raise UnknownName(f"attacker in {where}", self.name, [*known, LABEL_RULE])
+        for option in self.options:
+            if option not in (names := defaults_of(known[self.name])):
+                raise UnknownName(f"option of {self.name} in {where}", option, names)
+        return known[self.name](**self.options)
+
+
+class Cell(_Section):
+    """The victim and the attacker. ``defence``: transforms of the upload, as in ``wire.transforms`` of a run's config."""
+
+    images: ImagesSpec = ImagesSpec()
+    victim: VictimSpec = VictimSpec()
+    defence: tuple[dict[str, Any], ...] = ()
+    attacker: AttackerSpec
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.images.n % self.victim.batch:
+            raise ValueError(f"{self.images.n} images cannot be dealt in batches of {self.victim.batch}")
+        if self.attacker.name == LABEL_RULE and self.victim.batch > 1:
+            raise ValueError(f"{LABEL_RULE} infers the label of one image, but the victim's batch is {self.victim.batch}")
+        return self
 
 
 class Table(_Section):
@@ -61,6 +145,7 @@ class LeakClaim(_Section):
 
     @property
     def labels(self) -> tuple[str, ...]:
+        """The cells that the claim names."""
         return self.compare or self.cells
 
     @model_validator(mode="after")
@@ -86,18 +171,20 @@ class _File(_Section):
 
 @dataclass(frozen=True)
 class Leakage:
-    """A leakage experiment, from a YAML with ``cells``; see ``experiments/README.md``."""
+    """A leakage experiment: a YAML with ``cells``; see ``experiments/README.md``.
+
+    Attributes:
+        file: what it says besides its cells.
+    """
 
     path: Path
-    title: str
-    section: int | None
     cells: Mapping[str, Cell]
-    tables: tuple[Table, ...]
-    costs: Costs | None
-    protections: Mapping[str, Protection]
-    claims: tuple[LeakClaim, ...]
-    recommendation: tuple[str, ...]
-    notes: tuple[str, ...]
+    file: _File
+
+    @property
+    def section(self) -> int | None:
+        """Its place in the folder's report."""
+        return self.file.section
 
     def result_file(self, label: str) -> Path:
         """The committed result: ``results/<stem>/<label>.json`` beside the YAML."""
@@ -131,7 +218,7 @@ def read_leakage(path: Path) -> Leakage:
         if key not in values:
             raise UsageError(f"experiment {path}: no {key!r}; it needs title and cells (label: what differs from base)")
     file = parse(_File, values, f"experiment {path}")
-    cells = {label: _cell(path, label, merge(file.base, own)) for label, own in file.cells.items()}
+    cells = {label: _cell(path, label, merge(file.base, changes)) for label, changes in file.cells.items()}
     named = [
         *((f"table {table.title!r}", label) for table in file.tables for row in table.rows.values() for label in row.values()),
         *((f"protection {name!r}", label) for name, protection in file.protections.items() for label in protection.cells),
@@ -140,38 +227,28 @@ def read_leakage(path: Path) -> Leakage:
     for where, label in named:
         if label not in cells:
             raise UnknownName(f"cell in {where} of {path}", label, cells)
-    _check_costs(path, file)
-    fields = ("title", "section", "tables", "costs", "protections", "claims", "recommendation", "notes")
-    return Leakage(path, cells=cells, **{name: getattr(file, name) for name in fields})
-
-
-def _check_costs(path: Path, file: _File) -> None:
-    """Check that the runs named by protections exist."""
-    named = {name: protection.run for name, protection in file.protections.items() if protection.run}
-    if file.costs is None:
-        if named:
-            raise UsageError(f"experiment {path}: protections name runs, but there is no costs: {{file: ..., undefended: ...}}")
-        return
-    runs = read(path.parent / file.costs.file).configs
-    for where, run in {"costs.undefended": file.costs.undefended, **{f"protection {k!r}": v for k, v in named.items()}}.items():
-        if run not in runs:
-            raise UnknownName(f"run in {where} of {path}", run, runs)
+    runs = {f"protection {name!r}": protection.run for name, protection in file.protections.items() if protection.run}
+    if file.costs is not None:
+        known = read(path.parent / file.costs.file).configs
+        for where, run in {"costs.undefended": file.costs.undefended, **runs}.items():
+            if run not in known:
+                raise UnknownName(f"run in {where} of {path}", run, known)
+    elif runs:
+        raise UsageError(f"experiment {path}: protections name runs, but there is no costs: {{file: ..., undefended: ...}}")
+    return Leakage(path, cells, file)
 
 
 def _cell(path: Path, label: str, values: dict[str, Any]) -> Cell:
-    from fedpriv.experiments.leakage.attack import build_attack
-
-    if not re.fullmatch(r"[\w.=+][\w.=+-]*", label):
-        raise UsageError(f"experiment {path}: cell {label!r} names a file; use letters, digits and . _ = + -")
+    check_label(path, "cell", label)
     where = f"cell {label} of {path}"
     if "attacker" not in values:
         raise UsageError(f"{where}: no attacker; such as attacker: {{name: head-free}}")
-    cell = parse(Cell, values, where)
+    cell: Cell = parse(Cell, values, where)
     if any(transform.get("name") == "mask" for transform in cell.defence):
         raise UsageError(f"{where}: set masked layers in the victim: victim: {{layers: 2, masked: 1}}")
     try:
         build_transforms(cell.defence)
     except UsageError as error:
         raise UsageError(f"{where}: {error}".replace("wire.transforms", "defence")) from None
-    build_attack(cell.attacker, where)
+    cell.attacker.attack(where)
     return cell

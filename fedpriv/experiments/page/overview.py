@@ -29,7 +29,10 @@ def overview(records: Sequence[Record]) -> list[str]:
     Args:
         records: the experiments in the order of their sections; ``begun``: has a section.
     """
-    experiments = [(_linked(one, one["title"]), f"{one['total'] - len(one['missing'])} of {one['total']}") for one in records]
+    experiments = [
+        (_linked(record, record["title"]), f"{record['total'] - len(record['missing'])} of {record['total']}")
+        for record in records
+    ]
     parts = ["## At a glance", table("experiment | done", experiments)]
     claims = [(claim, record) for record in records if record["begun"] for claim in record["claims"] if _counts(claim)]
     if not claims:

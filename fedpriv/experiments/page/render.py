@@ -60,11 +60,11 @@ def report(path: Path, output: Path | None = None) -> dict[str, Any]:
         _RULE,
     ]
     data, done, waiting = [], [], []
-    for experiment in sorted(map(_read, files), key=lambda one: math.inf if one.section is None else one.section):
+    for experiment in sorted(map(_read, files), key=lambda each: math.inf if each.section is None else each.section):
         if isinstance(experiment, Leakage):
-            record, section = _of_cells(experiment, output.parent)
+            record, section = _report_cells(experiment, output.parent)
         else:
-            record, section = _of_runs(experiment, output.parent)
+            record, section = _report_runs(experiment, output.parent)
         data.append(record)
         if record["begun"]:
             done += [anchor(record), *section]
@@ -82,7 +82,7 @@ def _read(file: Path) -> Experiment | Leakage:
     return read_leakage(file) if describes_cells(file) else read(file)
 
 
-def _of_runs(experiment: Experiment, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _report_runs(experiment: Experiment, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """An experiment as data, and as a section of a report in ``folder``, or a line where it has not begun."""
     comparison = Comparison.of(experiment)
     drawn = (_draw(comparison), _draw_gains(comparison)) if comparison.begun else (None, None)
@@ -91,7 +91,7 @@ def _of_runs(experiment: Experiment, folder: Path) -> tuple[dict[str, Any], list
     return data, _section(comparison, {name: os.path.relpath(path, folder) for name, path in pictures.items() if path})
 
 
-def _of_cells(experiment: Leakage, folder: Path) -> tuple[dict[str, Any], list[str]]:
+def _report_cells(experiment: Leakage, folder: Path) -> tuple[dict[str, Any], list[str]]:
     """A leakage experiment as data, and as a section of a report in ``folder``."""
     leakage = LeakageComparison.of(experiment)
     pictures = draw(leakage.cells, experiment.path.parent / "results", experiment.path.stem)
@@ -112,11 +112,11 @@ def _draw(comparison: Comparison) -> Path | None:
 
 
 def _draw_gains(comparison: Comparison) -> Path | None:
-    if (found := gains(comparison.results)) is None:
+    if (by_client := gains(comparison.results)) is None:
         return None
     file = comparison.experiment.path
     path = file.parent / "results" / f"{file.stem}-gains.png"
-    plots.client_gains(found.of, found.alone, path)
+    plots.client_gains(by_client.of, by_client.alone, path)
     return path
 
 
@@ -135,7 +135,8 @@ def _section(comparison: Comparison, pictures: Mapping[str, str]) -> list[str]:
     if missing:
         named = ", ".join(missing[:_NAMED]) + (f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else "")
         parts.append(f"**Unfinished**: {total - len(missing)} of {total} runs are done. Missing: {named}.")
-    if ended := [f"{label}-s{seed} ({one})" for label, seeds in comparison.diverged.items() for seed, one in seeds.items()]:
+    diverged = [(label, seed, how) for label, by_seed in comparison.diverged.items() for seed, how in by_seed.items()]
+    if ended := [f"{label}-s{seed} ({how})" for label, seed, how in diverged]:
         parts.append(f"**Without a result**, as a client's loss or weights became infinite or NaN: {', '.join(ended)}.")
     parts += [f"**Attention**: {complaint}." for complaint in comparison.complaints]
     for part in (tables.others, tables.accuracy, tables.probe, tables.cost):

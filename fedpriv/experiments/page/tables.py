@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from fedpriv.experiments.by_client import AGES, by_age
-from fedpriv.experiments.markdown import table
+from fedpriv.experiments.markdown import by_seed, in_bytes, name_seeds, percent, table
 from fedpriv.experiments.measures import Comparison, MethodRow
-from fedpriv.experiments.page.figures import by_seed, in_bytes, of_seeds, percent
 from fedpriv.experiments.paired import window
 
 _TARGET = """Target: {levels}. Reached: the first evaluated round at which the mean over the evaluations of the last {window}
@@ -28,8 +27,8 @@ _TRACES = """Mean over all rounds and seeds (lowest to highest round). Values fo
 
 def others(comparison: Comparison) -> list[str]:
     """Which results are other experiments'."""
-    told = ", ".join(f"{name} ({other})" for name, other in sorted(comparison.others.items()))
-    return [f"Taken from other experiments of this folder, whose runs have the same config: {told}."] if told else []
+    names = ", ".join(f"{name} ({other})" for name, other in sorted(comparison.others.items()))
+    return [f"Taken from other experiments of this folder, whose runs have the same config: {names}."] if names else []
 
 
 def probe(comparison: Comparison) -> list[str]:
@@ -45,7 +44,7 @@ def probe(comparison: Comparison) -> list[str]:
         return by_seed({seed: percent(value) for seed, value in row.probe.get(share, {}).items()}, seeds[share])
 
     cells = [(row.label, *(cell(row, share) for share in shares)) for row in rows]
-    head = " | ".join(["method", *(f"{100 * float(share):g} % of the labels, {of_seeds(seeds[share])}" for share in shares)])
+    head = " | ".join(["method", *(f"{100 * float(share):g} % of the labels, {name_seeds(seeds[share])}" for share in shares)])
     text = "Percent. Accuracy on all test images of a linear classifier on the frozen encoder after the last round."
     return ["### Linear probe", table(head, cells), text, *none]
 
@@ -106,7 +105,7 @@ def accuracy(comparison: Comparison) -> list[str]:
             "server's test set; means over the clients and the same rounds."
         )
     measured = f"{next(iter(splits))} accuracy" if len(splits) == 1 else "accuracy"
-    columns = ["method", measured, "sd over seeds", of_seeds(seeds), "worst tenth", *(["fresh heads"] if fresh else [])]
+    columns = ["method", measured, "sd over seeds", name_seeds(seeds), "worst tenth", *(["fresh heads"] if fresh else [])]
     columns += [
         "global model, server's test set",
         *(["models sent, own test data", "models sent, server's test set"] if before else []),
@@ -163,7 +162,7 @@ def to_target(comparison: Comparison) -> list[str]:
     levels = ", ".join(f"{percent(targets[seed].summary['accuracy'])} (seed {seed})" for seed in seeds)
     smoothed = max(window(run) for run in targets.values())
     over = f"{smoothed} rounds" if smoothed > 1 else "round"
-    head = f"method | rounds, {of_seeds(seeds)} | speed-up in rounds | rounds saved | bytes until then | bytes saved"
+    head = f"method | rounds, {name_seeds(seeds)} | speed-up in rounds | rounds saved | bytes until then | bytes saved"
     heading = f"### Until the final accuracy of {comparison.experiment.target} is reached"
     return [heading, table(head, cells), _TARGET.format(levels=levels, window=over)]
 

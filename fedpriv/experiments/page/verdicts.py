@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from fedpriv.experiments.claims import MIN_SEEDS, Judgement
-from fedpriv.experiments.markdown import table
+from fedpriv.experiments.markdown import by_seed, in_bytes, name_seeds, table
 from fedpriv.experiments.measures import Comparison
-from fedpriv.experiments.page.figures import by_seed, in_bytes, of_seeds
 from fedpriv.experiments.paired import PAIRED
 from fedpriv.experiments.spec import BEST_BASELINE, Claim
 
@@ -39,7 +38,7 @@ def claims(comparison: Comparison) -> list[str]:
     experiment = comparison.experiment
     seeds = sorted({seed for judgement in comparison.judgements for seed in judgement.values})
     rows = [_claim(judgement, seeds) for judgement in comparison.judgements]
-    head = f"claim | the paper, or our own claim | ours | {of_seeds(seeds)} | 95 % interval | verdict"
+    head = f"claim | the paper, or our own claim | ours | {name_seeds(seeds)} | 95 % interval | verdict"
     texts = []
     if any(row.split == "validation" for row in comparison.methods):
         texts.append("Accuracies of clients are those on validation data.")
@@ -70,7 +69,7 @@ def _claim(judgement: Judgement, seeds: Sequence[int]) -> tuple[str, ...]:
 
 
 def _more_digits(judgement: Judgement) -> int:
-    """With how many digits more than usual no number looks like a bound of the claim that it is not equal to."""
+    """The number of extra digits with which no number looks equal to a bound of the claim that it differs from."""
     claim = judgement.claim
     if claim.equals is not None:
         bounds = [claim.equals - claim.within, claim.equals + claim.within]
@@ -91,7 +90,7 @@ def _more_digits(judgement: Judgement) -> int:
 
 
 def _number(claim: Claim, value: float, more: int = 0) -> str:
-    """A number of a claim, in its metric's unit, with ``more`` digits than usual."""
+    """A number of a claim, in its metric's unit, with ``more`` extra digits."""
     if claim.metric == "upload_bytes":
         return in_bytes(value, 3 + more) if value >= 0 else f"-{in_bytes(-value, 3 + more)}"
     if claim.metric == "test_loss_roughness":

@@ -38,7 +38,7 @@ def gradient_norms(
     method, resident, space = federation.method, federation.resident, federation.resident.space
     payload = method.download(server, round)
     received = {} if payload is None else {name: tensor.to(resident.device) for name, tensor in payload.tensors.items()}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in federation.agreement.layers}
+    norms: dict[str, list[tuple[float, float]]] = {name: [] for name in federation.agreement.layers}
     for client in clients:
         private = method.initial_private(client, federation.initial)
         space.pack(received, resident.row.copy_(federation.initial))
@@ -47,9 +47,9 @@ def gradient_norms(
         before = update.gradient(reduction).clone()
         method.local_update(update)
         after = update.gradient(reduction)
-        for name, values in found.items():
+        for name, values in norms.items():
             values.append((_norm(space.view(before, name)), _norm(space.view(after, name))))
-    return {name: GradientNorm(*zip(*values, strict=True)) for name, values in found.items()}
+    return {name: GradientNorm(*zip(*values, strict=True)) for name, values in norms.items()}
 
 
 def _norm(values: Tensor) -> float:

@@ -97,18 +97,18 @@ class Rise:
 def rises(loss: Loss, row: Tensor, pairs: Sequence[tuple[Tensor, Tensor]], radii: Sequence[float], angles: int = 8) -> list[Rise]:
     """The loss at ``angles`` points of circles in the plane of each pair of directions, minus the loss at the centre."""
     middle = loss(row)
-    found = []
+    risen = []
     for radius in radii:
         table = [
             [
-                loss(row + radius * (math.cos(update) * across + math.sin(update) * up)) - middle
-                for update in (2 * math.pi * i / angles for i in range(angles))
+                loss(row + radius * (math.cos(angle) * across + math.sin(angle) * up)) - middle
+                for angle in (2 * math.pi * i / angles for i in range(angles))
             ]
             for across, up in pairs
         ]
         per_pair = tuple(sum(values) / angles for values in table)
-        found.append(Rise(radius, sum(per_pair) / len(per_pair), max(max(values) for values in table), per_pair))
-    return found
+        risen.append(Rise(radius, sum(per_pair) / len(per_pair), max(max(values) for values in table), per_pair))
+    return risen
 
 
 def top_eigenvalue(
