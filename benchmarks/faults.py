@@ -263,11 +263,11 @@ def compared(folder: Path) -> dict[str, Any]:
 def attacked(folder: Path) -> dict[str, Any]:
     """What an attacker gets of the first kept message, and what its success is measured by."""
     from fedpriv.attacks.core.observation import ThreatModel
-    from fedpriv.audit.evidence.messages import Evidence
+    from fedpriv.audit.record.run import RunRecord
 
-    evidence = Evidence(folder)
+    evidence = RunRecord(folder)
     message = evidence.message(*evidence.messages()[0])
-    seen, truth = evidence.attacker.observation(message, ThreatModel()), evidence.truth(message.client)
+    seen, truth = evidence.observation(message, ThreatModel()), evidence.truth(message.client)
     tensors = {**seen.shared, **{f"weights {name}": one for name, one in seen.weights.items()}, "images": truth.images}
     return {name: digest(tensor) for name, tensor in {**tensors, "labels": truth.labels}.items()} | {"schedule": seen.schedule}
 

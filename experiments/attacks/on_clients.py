@@ -19,8 +19,8 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.lab.attempts import attempt
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import RECOVERED
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
+from fedpriv.audit.record.run import RunRecord
 
 RUN: Mapping[str, Any] = {"data.name": "digits", "train.rounds": 1, "eval.last": 1, "tracking.uri": "none"}
 """All else is as in the quick start, unless the config says otherwise. The messages of three clients are kept."""
@@ -35,14 +35,14 @@ def on_clients(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         run = fedpriv.train(run_dir=Path(folder) / "run", **RUN, **config["run"])
-        evidence = Evidence(run.path)
+        evidence = RunRecord(run.path)
         honest = Answers.to_honest(evidence)
         copies = [int((one.guesses()["nearest public"] < RECOVERED).sum()) for one in honest.targets]
         return [_cell(evidence, honest, copies, one, config["draws"]) for one in config["attacks"]]
 
 
 def _cell(
-    evidence: Evidence, honest: Answers, copies: Sequence[int], config: Mapping[str, Any], draws: Sequence[int]
+    evidence: RunRecord, honest: Answers, copies: Sequence[int], config: Mapping[str, Any], draws: Sequence[int]
 ) -> dict[str, Any]:
     """An attack on all answers; for ``copies`` of each client's images a copy of the nearest public image would count."""
     attack, began = image_attack(config["attack"])(**config["options"]), time.process_time()
@@ -90,12 +90,12 @@ class Answers:
     draw: int = 0
 
     @classmethod
-    def to_honest(cls, evidence: Evidence) -> Answers:
+    def to_honest(cls, evidence: RunRecord) -> Answers:
         found = [target.message(evidence, *which) for which in evidence.messages()]
         return cls(found, [None] * len(found), ThreatModel())
 
     @classmethod
-    def to_altered(cls, evidence: Evidence, attack: ImageAttack, draw: int) -> Answers:
+    def to_altered(cls, evidence: RunRecord, attack: ImageAttack, draw: int) -> Answers:
         found = [target.altered(evidence, *which, attack, draw) for which in evidence.messages()]
         refusals = [None if played.refusal is None else _pattern(played.refusal) for _, played in found]
         return cls([seen for seen, _ in found], refusals, ThreatModel(download="altered", public=True), draw)

@@ -27,10 +27,6 @@ from fedpriv.attacks.lab.kept import Control
 from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING, concluded
-from fedpriv.audit.evidence.alteration import declared
-from fedpriv.audit.evidence.control_differences import in_training, made_up, trains_otherwise
-from fedpriv.audit.evidence.statistics import MEANINGS, UNKNOWN, kinds, listed_in, named
-from fedpriv.audit.evidence.traffic import IN_TRANSIT, has_batch_norm, of_net
 from fedpriv.audit.images.pictures import grid
 from fedpriv.audit.images.reconstructions import on_target
 from fedpriv.audit.images.target import Target, granted
@@ -39,6 +35,10 @@ from fedpriv.audit.membership.label_leaks import Labels, findings_of
 from fedpriv.audit.page.change import changes
 from fedpriv.audit.progress import Progress, check_budget
 from fedpriv.audit.public import Report
+from fedpriv.audit.record.alteration import declared
+from fedpriv.audit.record.control_differences import in_training, made_up, trains_otherwise
+from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, kinds, listed_in, named
+from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, of_net
 from fedpriv.audit.results import Audit, AuditedRun, Cost, Part, Sender, TensorInfo, Wire, distinct
 from fedpriv.audit.run_audit import Audited
 from fedpriv.defenses import build_transforms

@@ -16,10 +16,6 @@ from pydantic import Base64Bytes, TypeAdapter
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit import duration
 from fedpriv.audit.answer import concluded
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import NotSimulated
-from fedpriv.audit.evidence.statistics import RUNNING, exposed, listed
-from fedpriv.audit.evidence.sums import HeldBack, evidence_of
 from fedpriv.audit.facts import epsilon, facts
 from fedpriv.audit.finished import UNFINISHED, Finished
 from fedpriv.audit.images.center_leaks import inverted_centers
@@ -30,6 +26,10 @@ from fedpriv.audit.judge import images, texts
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, spent
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import NotSimulated
+from fedpriv.audit.record.statistics import RUNNING, exposed, listed
+from fedpriv.audit.record.sums import HeldBack, record_of
 from fedpriv.audit.results import (
     Audit,
     AuditedRun,
@@ -101,7 +101,7 @@ class Audited:
     pictures: Mapping[str, bytes]
 
 
-def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
+def check(run_dir: Path) -> tuple[RunRecord, dict[str, Any]]:
     """The messages to audit and the run's summary; reads no data yet.
 
     Raises:
@@ -110,10 +110,10 @@ def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
     folder = RunFolder.open(run_dir)
     if (summary := folder.summary()) is None:  # asked first: a run that was killed in its first round has kept no payloads yet
         raise UsageError(f"{run_dir} is not finished; {folder.how_to_resume} finishes it")
-    return evidence_of(run_dir), summary
+    return record_of(run_dir), summary
 
 
-def _kind(evidence: Evidence, options: AuditOptions, workers: int) -> str:
+def _kind(evidence: RunRecord, options: AuditOptions, workers: int) -> str:
     """What an audit's duration depends on, about."""
     config = evidence.config.model_dump(mode="json", exclude={"seed": True, "run_dir": True, "tracking": True})
     return json.dumps([config, asdict(options), workers], sort_keys=True)
@@ -166,7 +166,7 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
     return concluded(run), found.pictures
 
 
-def _attacked(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Found:
+def _attacked(run: AuditedRun, evidence: RunRecord, options: AuditOptions, progress: Progress, workers: int) -> _Found:
     """What all attacks find. Two processes share them: what is behind the messages, and who and which classes."""
     if evidence.federation.resident.device.type != "cpu":
         workers = 1  # what an accelerator holds does not survive a fork
@@ -192,7 +192,7 @@ def _attacked(run: AuditedRun, evidence: Evidence, options: AuditOptions, progre
     )
 
 
-def _of_samples(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Found:
+def _of_samples(run: AuditedRun, evidence: RunRecord, options: AuditOptions, progress: Progress, workers: int) -> _Found:
     """Reconstruction of images and texts."""
     progress.again("samples")
     name, pictures, not_run = evidence.folder.path.name, dict[str, bytes](), dict[Part, Reason]()
@@ -212,7 +212,7 @@ def _of_samples(run: AuditedRun, evidence: Evidence, options: AuditOptions, prog
     return _Found(run, pictures, progress.times, progress.moments)
 
 
-def _finished_of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress) -> _Found:
+def _finished_of_clients(run: AuditedRun, evidence: RunRecord, options: AuditOptions, progress: Progress) -> _Found:
     """:func:`_of_clients`, read where an audit that was broken off has finished it."""
     if progress.finished is None or options.budget is not None:  # a budget may cut them
         return _of_clients(run, evidence, options, progress)
@@ -220,7 +220,7 @@ def _finished_of_clients(run: AuditedRun, evidence: Evidence, options: AuditOpti
     return progress.finished.part(*what, form=TypeAdapter(_Found), compute=lambda: _of_clients(run, evidence, options, progress))
 
 
-def _of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress) -> _Found:
+def _of_clients(run: AuditedRun, evidence: RunRecord, options: AuditOptions, progress: Progress) -> _Found:
     """What a client holds: its classes, class centres, and whether given samples are among its own."""
     progress.again("clients")
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
@@ -271,7 +271,7 @@ def _of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, prog
 
 
 def _centers(
-    evidence: Evidence, not_run: dict[Part, Reason], pictures: dict[str, bytes], progress: Progress
+    evidence: RunRecord, not_run: dict[Part, Reason], pictures: dict[str, bytes], progress: Progress
 ) -> list[CenterOutcome]:
     """Images from the class centres of the first and of the last kept round; ``pictures`` gets some of each."""
     found, rounds = list[CenterOutcome](), evidence.store.rounds()
@@ -304,7 +304,7 @@ def _beside_uploads(run: AuditedRun, run_dir: Path, options: AuditOptions, progr
     return replace(run, comparison=compared(run, _attacked(run, behind, options, progress, 1).run))
 
 
-def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[int, int]]:
+def _chosen(evidence: RunRecord, messages: int, holding: Modality) -> list[tuple[int, int]]:
     """(round, client) of the messages to attack: of evenly spaced kept rounds, the first kept client with such samples.
 
     For pairs, clients with both images and texts are preferred, so that both are attacked for the same client.
@@ -314,13 +314,13 @@ def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[
     return [(round, min(clients, key=lambda one: data.lacking(one) is not None)) for round, clients in holders.items() if clients]
 
 
-def _rounds(evidence: Evidence, number: int) -> list[int]:
+def _rounds(evidence: RunRecord, number: int) -> list[int]:
     """So many evenly spaced kept rounds, or all; the first, and of several the last, are among them."""
     kept = evidence.store.rounds()
     return sorted({kept[i * (len(kept) - 1) // max(1, number - 1)] for i in range(number)})
 
 
-def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _easiest(evidence: RunRecord, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The chosen messages whose client's samples are simulated one by one, of the first and the last round; for pairs, of those
     with both images and texts.
 
@@ -335,7 +335,7 @@ def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> list[tuple[in
 
 
 def on_images(
-    evidence: Evidence, options: AuditOptions, not_run: dict[Part, Reason], say: Say, workers: int = 1
+    evidence: RunRecord, options: AuditOptions, not_run: dict[Part, Reason], say: Say, workers: int = 1
 ) -> list[Attacked]:
     """Attack some messages of clients with images, and the easiest case; ``not_run`` gets the reason where it cannot be."""
     chosen, found = _chosen(evidence, options.messages, "image"), list[Attacked]()
@@ -362,7 +362,7 @@ def on_images(
     return found
 
 
-def on_texts(evidence: Evidence, options: AuditOptions, not_run: dict[Part, Reason], say: Say) -> list[TextTargetResult]:
+def on_texts(evidence: RunRecord, options: AuditOptions, not_run: dict[Part, Reason], say: Say) -> list[TextTargetResult]:
     """As :func:`on_images`, for texts."""
     chosen, found = _chosen(evidence, options.messages, "text"), list[TextTargetResult]()
     if not chosen:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedpriv.attacks.attack import TextAttack
     from fedpriv.attacks.core.status import Status
     from fedpriv.attacks.lab.trial import Attacker
-    from fedpriv.audit.evidence.malicious import Replay
+    from fedpriv.audit.record.malicious import Replay
     from fedpriv.audit.results import PartialLeakage, TextFigures, TextScoreMeans
     from fedpriv.audit.text.attempts import TextAttempt
     from fedpriv.audit.text.target import TextTarget
@@ -115,12 +115,12 @@ def _altered(
     attack: TextAttack, honest: TextTarget, run_name: str, seed: int, chosen: Mapping[str, Any]
 ) -> tuple[TextTarget, Replay]:
     """What a client of the run sends after an altered download."""
-    from fedpriv.audit.evidence.malicious import replay
-    from fedpriv.audit.evidence.sums import evidence_of
+    from fedpriv.audit.record.malicious import replay
+    from fedpriv.audit.record.sums import record_of
     from fedpriv.audit.text import target as text_target
     from fedpriv.tracking import find_run
 
-    evidence = evidence_of(find_run(run_name, chosen["runs_dir"]))
+    evidence = record_of(find_run(run_name, chosen["runs_dir"]))
     if honest.beside:
         raise UsageError(
             f"{attack.name} is for nets on texts alone; that of {run_name} also takes {honest.beside} with each text"
@@ -149,10 +149,10 @@ def _target(
     if images is not None:
         raise UsageError(f"{name} is an attack on texts; --images is for attacks on images")
     if run_name is not None:
-        from fedpriv.audit.evidence.sums import evidence_of
+        from fedpriv.audit.record.sums import record_of
         from fedpriv.tracking import find_run
 
-        evidence = evidence_of(find_run(run_name, runs_dir))
+        evidence = record_of(find_run(run_name, runs_dir))
         return text_target.message(evidence, *evidence.messages(round_, client)[0])
     count, size = USUAL.get(name, OTHERS)
     steps = text_target.Steps(

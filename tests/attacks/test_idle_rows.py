@@ -18,7 +18,7 @@ from fedpriv.attacks.text.rank import longest
 from fedpriv.attacks.text.rows import unexplained
 from fedpriv.attacks.text.tokens import find_tokens
 from fedpriv.attacks.text.victims import PAD, SMALL
-from fedpriv.audit.evidence.local_steps import idle_of
+from fedpriv.audit.record.local_steps import idle_of
 from fedpriv.config import TrainConfig
 from fedpriv.interfaces import phase
 from tests.attacks.text_client import TEXT, message, trained, whole

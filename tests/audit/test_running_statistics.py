@@ -15,16 +15,16 @@ from fedpriv.attacks.core.observation import Passes, ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.scoring.operating_points import area
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.evidence import statistics
-from fedpriv.audit.evidence.attacker_view import cut
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
 from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import membership
 from fedpriv.audit.membership.member_scores import running_statistics
 from fedpriv.audit.page import change
 from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.record import statistics
+from fedpriv.audit.record.attacker_view import cut
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
 from fedpriv.audit.results import MeanColour, Sender
 from fedpriv.audit.sentences import verdict
 from fedpriv.methods import methods
@@ -45,17 +45,17 @@ NORMED: dict[str, Any] = {
 }
 
 
-def evidence(folder: Path, method: str = "fedavg", **overrides: Any) -> Evidence:
+def evidence(folder: Path, method: str = "fedavg", **overrides: Any) -> RunRecord:
     play(folder, method, **{**NORMED, **overrides})
-    return Evidence(folder)
+    return RunRecord(folder)
 
 
 @pytest.fixture(scope="module")
-def undefended(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+def undefended(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     return evidence(tmp_path_factory.mktemp("runs") / "run")
 
 
-def test_they_are_listed_with_their_bytes(undefended: Evidence) -> None:
+def test_they_are_listed_with_their_bytes(undefended: RunRecord) -> None:
     (row,) = statistics.listed(undefended)
     assert (row.what, row.tensors, row.bytes, row.known) == (RUNNING, 4, 4 * 2 * (16 + 24), True)
     assert "membership" in row.attacked and statistics.exposed(undefended) == ()
@@ -87,7 +87,7 @@ def test_noise_and_clipping_alter_them_as_well(tmp_path: Path) -> None:
     assert isinstance(refused, Reason) and "clipped" in refused.text
 
 
-def test_a_defence_of_the_weights_alone_leaves_them_as_they_are(undefended: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defence_of_the_weights_alone_leaves_them_as_they_are(undefended: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_weights(payload: Any, context: Any) -> Any:
         some = {name: tensor + 1 if name.endswith("weight") else tensor for name, tensor in payload.tensors.items()}
         return payload.with_tensors(some, "of weights")
@@ -113,7 +113,7 @@ def test_how_many_batches_they_are_of(tmp_path: Path, overrides: dict[str, Any],
     assert found.attacker.observation(found.message(round, client), ThreatModel()).passes == passes
 
 
-def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: Evidence) -> None:
+def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: RunRecord) -> None:
     found = mean_colours(undefended)
     assert not isinstance(found, Reason) and [(one.round, one.sender.client) for one in found] == undefended.messages()
     ((read,), (true,)), mean = (found[0].found, found[0].true), float(undefended.truth(undefended.messages()[0][1]).images.mean())
@@ -121,7 +121,7 @@ def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: Evidenc
     assert median(one.error for one in found) < 0.05  # the border, which is padded, is darker
 
 
-def test_members_behind_a_message_of_a_run(undefended: Evidence) -> None:
+def test_members_behind_a_message_of_a_run(undefended: RunRecord) -> None:
     """And none behind that of another client with samples of its own."""
     (round, client), (_, other), *_ = undefended.messages()
     pool, message = candidates(undefended.federation, round, client), undefended.message(round, client)
@@ -132,7 +132,7 @@ def test_members_behind_a_message_of_a_run(undefended: Evidence) -> None:
 
 
 @pytest.mark.slow
-def test_the_audit_has_their_row_with_both_controls(undefended: Evidence) -> None:
+def test_the_audit_has_their_row_with_both_controls(undefended: RunRecord) -> None:
     found = membership(undefended, 1, undefended.whole_clients(1)[:2], 4)
     assert found.attacks["running statistics"].auc.low > 0.8 and found.failed_controls == []
     assert "running statistics" in found.controls and found.positive["running statistics"].passed

@@ -15,14 +15,14 @@ from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.lab.trial import Attacker
-from fedpriv.audit.evidence import statistics
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import single_images
-from fedpriv.audit.evidence.sums import Sums
 from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import on_single_images
 from fedpriv.audit.judge.images import best_of
 from fedpriv.audit.membership.label_leaks import findings_of, labels_of
+from fedpriv.audit.record import statistics
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import single_samples
+from fedpriv.audit.record.sums import Sums
 from fedpriv.audit.results import from_json
 from fedpriv.errors import UsageError
 from tests.audit.test_report import fedpriv
@@ -33,12 +33,12 @@ NOISE = {"wire.transforms": [{"name": "gaussian", "variance": 1e-2}]}
 OF_HEAD = {"aggregation.name": "mean-shift", "aggregation.server_object": "lossgrad_sum"}
 
 
-def evidence(folder: Path, method: str, **overrides: Any) -> Evidence:
+def evidence(folder: Path, method: str, **overrides: Any) -> RunRecord:
     play(folder, method, **overrides)
-    return Evidence(folder)
+    return RunRecord(folder)
 
 
-def gradient_of_the_truth(found: Evidence, round: int, client: int) -> dict[str, Tensor]:
+def gradient_of_the_truth(found: RunRecord, round: int, client: int) -> dict[str, Tensor]:
     """Of the mean cross-entropy at the weights that the client was sent, by the attacker's names; here from the data."""
     federation, truth, message = found.federation, found.truth(client), found.message(round, client)
     federation.resident.row.copy_(federation.resident.space.pack(message.received, federation.initial.clone()))
@@ -94,7 +94,7 @@ def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pyt
     """A client with one image: the noisy model gives nothing away, the variate beside it gives the image and its label."""
     found = evidence(tmp_path / "run", "scaffold", **NOISE, **{"train.rounds": 1})
     round, client = found.messages()[0]
-    (one, *_), truth = single_images(found, round, client, 2), found.truth(client)
+    (one, *_), truth = single_samples(found, round, client, 2), found.truth(client)
     attack = image_attack("analytic")()
     missed = attack.run([found.attacker.observation(one, ThreatModel())]).images[0] - truth.images[0]
     seen = statistics.as_gradient(found, one, "variate", ThreatModel())

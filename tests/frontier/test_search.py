@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.run_audit import AuditOptions
 from fedpriv.frontier.search import Replayed, measured
 from fedpriv.models import build_model
@@ -21,7 +21,7 @@ from tests.frontier.test_still_open import texts_read
 from tests.simulation.small import FEW_STEPS, config, play
 
 
-def evidence_on_texts(*statistics: str) -> Evidence:
+def evidence_on_texts(*statistics: str) -> RunRecord:
     """Of a run on texts with one message, of which statistics were sent besides the model."""
     schema = {f"statistic.{name}": ("F32", (2,)) for name in statistics}
     store = SimpleNamespace(upload=lambda round, client: SimpleNamespace(schema=schema))
@@ -33,7 +33,7 @@ def evidence_on_texts(*statistics: str) -> Evidence:
     found = SimpleNamespace(
         modalities=("text",), messages=lambda: [(1, 0)], store=store, federation=federation, folder=folder, config=about
     )
-    return cast(Evidence, found)
+    return cast(RunRecord, found)
 
 
 @pytest.mark.parametrize(("statistics", "holds"), [((), True), (("classes",), True), (("mystery",), False)])

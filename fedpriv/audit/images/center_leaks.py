@@ -23,9 +23,10 @@ from fedpriv.attacks.image.centers import (
     read_centers,
 )
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, beyond, counts, mse, under, wilson
-from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.images.figures import by_threshold
 from fedpriv.audit.images.target import public_images
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import CenterOutcome, CountedRate
 
 HEAD = "head"
@@ -33,7 +34,7 @@ TOGETHER = 256
 """Number of images that are embedded, or compared, at once."""
 
 
-def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[CenterOutcome, dict[str, Tensor]] | None:
+def inverted_centers(evidence: RunRecord, round: int, client: int) -> tuple[CenterOutcome, dict[str, Tensor]] | None:
     """The most likely images whose embeddings are the client's class centres, compared with its images.
 
     The body is that which the client uploaded; the projector has the weights of round 0's broadcast, as the client's own was
@@ -92,12 +93,12 @@ def _merit(made: Inverted, recovered: Mapping[float, Rate], limit: float | None)
     return (0 if limit is None else recovered[limit].successes, recovered[RECOVERED].successes)
 
 
-def _as_uploaded(evidence: Evidence, message: Message) -> Observation:
+def _as_uploaded(evidence: RunRecord, message: Message) -> Observation:
     """The observation with the buffers that the client uploaded, such as running means, in place of those that it got.
 
     Centres are computed in evaluation mode at the end of a local update.
     """
-    seen, names = evidence.attacker.observation(message, ThreatModel(top="initial")), evidence.attacker.victim(message).names
+    seen, names = evidence.observation(message, ThreatModel(top="initial")), evidence.attacker.victim(message).names
     buffers = {names[name]: tensor for name, tensor in message.uploaded.items() if names.get(name, "") in seen.weights}
     return replace(seen, weights={**seen.weights, **{name: t for name, t in buffers.items() if name not in seen.shared}})
 

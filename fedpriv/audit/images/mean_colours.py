@@ -8,18 +8,18 @@ from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.running_statistics import mean_colour
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import MeanColour
 
 
-def mean_colours(evidence: Evidence) -> tuple[MeanColour, ...] | Reason:
+def mean_colours(evidence: RunRecord) -> tuple[MeanColour, ...] | Reason:
     """What :func:`fedpriv.attacks.inference.running_statistics.mean_colour` finds in the kept messages, or why in none of them.
 
     Errors are mean absolute differences over the channels, of colours in [0, 1]; the baseline's are those of the data set's mean.
     """
     read, refusal = list[MeanColour](), ""
     for round, client in evidence.messages():
-        seen = evidence.attacker.observation(evidence.message(round, client), ThreatModel())
+        seen = evidence.observation(evidence.message(round, client), ThreatModel())
         try:
             found = mean_colour(seen).float()
         except Inapplicable as error:

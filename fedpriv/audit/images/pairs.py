@@ -19,7 +19,8 @@ from fedpriv.attacks.core.observation import Observation, SplitNet
 from fedpriv.attacks.gradients.analytic import leaky_layers
 from fedpriv.attacks.gradients.linear import fed_by_one
 from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.errors import UsageError
 from fedpriv.models.fusion import WIDTH, Fusion
 
@@ -51,7 +52,7 @@ class BesideText(nn.Module):
         return torch.cat([features, self.text.expand(len(features), -1)], 1)
 
 
-def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observation:
+def of_images(evidence: RunRecord, message: Message, seen: Observation) -> Observation:
     """The observation for a net on images ``(B, C, H, W)`` alone; unchanged for a run on images.
 
     Raises:
@@ -111,7 +112,7 @@ def begun(seen: Observation, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
     return {name: tensor for name, tensor in named.items() if name in own} | text
 
 
-def beside_texts(evidence: Evidence, message: Message, seen: Observation) -> str | None:
+def beside_texts(evidence: RunRecord, message: Message, seen: Observation) -> str | None:
     """A sentence on the texts paired with a message's images, and what the attacker knows of them; ``None`` if there are none."""
     if "text" not in evidence.modalities:
         return None
@@ -126,7 +127,7 @@ def beside_texts(evidence: Evidence, message: Message, seen: Observation) -> str
     return "Each image is paired with a text, whose features follow from the first layer above both branches, weight over bias."
 
 
-def _text_features(evidence: Evidence, message: Message, seen: Observation) -> Tensor | str:
+def _text_features(evidence: RunRecord, message: Message, seen: Observation) -> Tensor | str:
     """The text's features ``(1, W)``, or why they are not known."""
     if evidence.federation.data.lacking(message.client) == "text":
         return torch.zeros(1, WIDTH)

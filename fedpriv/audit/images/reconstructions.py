@@ -12,15 +12,15 @@ from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.lab.attempts import ImageAttempt, suited
 from fedpriv.attacks.lab.trial import Attacker
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import shared_out, single_images
-from fedpriv.audit.evidence.views import recorded
 from fedpriv.audit.images import figures
 from fedpriv.audit.images.attempts import SINGLES, all_found, attempt_on, until_decided
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
 from fedpriv.audit.judge.images import beyond_guesses
 from fedpriv.audit.progress import Say
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import shared_out, single_samples
+from fedpriv.audit.record.views import recorded
 from fedpriv.audit.results import ControlResult, ImageOutcome, ImageTarget, Sender, TargetKind
 
 
@@ -91,7 +91,7 @@ class Attacked:
         return bare.only([_outcome(one, bare.baselines_by_count) for one in self.attempts])
 
 
-def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
+def on_message(evidence: RunRecord, round: int, client: int, seed: int, say: Say) -> Attacked:
     """Attack a client's message, as :func:`on_target`."""
     target = message(evidence, round, client)
     steps = _steps(target)
@@ -106,10 +106,10 @@ def on_target(target: Target, round: int, sender: Sender, seed: int, say: Say) -
     return Attacked(target, "message", round, sender, attempts)
 
 
-def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say: Say, most: int, workers: int = 1) -> Attacked:
+def on_single_images(evidence: RunRecord, round: int, client: int, seed: int, say: Say, most: int, workers: int = 1) -> Attacked:
     """Attack the messages of simulated clients that hold one image each (:func:`fedpriv.audit.images.attempts.until_decided`)."""
     federation, recorder = recorded(evidence.federation)
-    messages = single_images(evidence, round, client, SINGLES, federation)
+    messages = single_samples(evidence, round, client, SINGLES, federation)
     alone = shared_out(evidence, client, SINGLES)
     n, truth = len(messages), {owner: evidence.truth(owner) for owner, _ in alone}
     title = f"clients with one image each, {n} in round {round}"

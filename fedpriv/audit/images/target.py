@@ -22,11 +22,12 @@ from fedpriv.attacks.lab.same_net import on_same_net
 from fedpriv.attacks.lab.trial import Attacker, Mounted, NotTried, Trial, unlike, with_same_net
 from fedpriv.attacks.scoring.baselines import baselines
 from fedpriv.attacks.scoring.scores import beyond, counts, mse, under
-from fedpriv.audit.evidence.malicious import Replay, replay
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, named, steps_behind
 from fedpriv.audit.fitting import unfit
 from fedpriv.audit.images.pairs import begun, beside_texts, knows_texts, of_images
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.malicious import Replay, replay
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.statistics import as_gradient, gradient_like, named, steps_behind
 from fedpriv.data.sources import load_dataset
 from fedpriv.errors import UsageError, first_line
 
@@ -163,7 +164,7 @@ def photographs(folder: Path, count: int, masked: int, seed: int) -> Target:
     return _one_step(f"{len(images)} images of {folder}, one step each", images, labels, 10, masked, seed)
 
 
-def message(evidence: Evidence, round: int, client: int) -> Target:
+def message(evidence: RunRecord, round: int, client: int) -> Target:
     """A client's real upload in a round of a run.
 
     Raises:
@@ -179,8 +180,8 @@ def message(evidence: Evidence, round: int, client: int) -> Target:
     return of_messages(evidence, title, [evidence.message(round, client)], truth.images, truth.labels, views)
 
 
-def altered(evidence: Evidence, round: int, client: int, attack: ImageAttack, seed: int) -> tuple[Target, Replay]:
-    """What a client answers to the download of a round, altered by an attack (:func:`fedpriv.audit.evidence.malicious.replay`).
+def altered(evidence: RunRecord, round: int, client: int, attack: ImageAttack, seed: int) -> tuple[Target, Replay]:
+    """What a client answers to the download of a round, altered by an attack (:func:`fedpriv.audit.record.malicious.replay`).
 
     Raises:
         UsageError, FedprivError: see :func:`message` and the replay.
@@ -194,7 +195,7 @@ def altered(evidence: Evidence, round: int, client: int, attack: ImageAttack, se
 
 
 def of_messages(
-    evidence: Evidence,
+    evidence: RunRecord,
     title: str,
     found: Sequence[Message],
     images: Tensor,
@@ -213,7 +214,7 @@ def of_messages(
     def target(of: Seen, masked: int) -> Target:
         return _of_seen(evidence, title, found, images, labels, masked, views, of)
 
-    whole = evidence.attacker.observation(found[0], ThreatModel())
+    whole = evidence.observation(found[0], ThreatModel())
     masked, statistics = _hidden(of_images(evidence, found[0], whole)), {}
     for what in gradient_like(found[0]):
         own = _on_images(evidence, of_statistic(evidence, found[0], what))
@@ -247,7 +248,7 @@ class Seen:
         return self.steps is not None and self.steps.steps > 1
 
 
-def of_statistic(evidence: Evidence, first: Message, what: str) -> Seen:
+def of_statistic(evidence: RunRecord, first: Message, what: str) -> Seen:
     """A statistic of messages like the first that is a gradient."""
     return Seen(
         lambda message, threat: as_gradient(evidence, message, what, threat),
@@ -256,7 +257,7 @@ def of_statistic(evidence: Evidence, first: Message, what: str) -> Seen:
     )
 
 
-def _on_images(evidence: Evidence, of: Seen) -> Seen:
+def _on_images(evidence: RunRecord, of: Seen) -> Seen:
     """The same for the net on images alone, where a run is of pairs (:mod:`fedpriv.audit.images.pairs`)."""
     if "text" not in evidence.modalities:
         return of
@@ -272,7 +273,7 @@ def _on_images(evidence: Evidence, of: Seen) -> Seen:
 
 
 def _of_seen(
-    evidence: Evidence, title: str, found: Sequence[Message], images: Tensor, labels: Tensor, masked: int, views: Tensor | None,
+    evidence: RunRecord, title: str, found: Sequence[Message], images: Tensor, labels: Tensor, masked: int, views: Tensor | None,
     of: Seen,
 ) -> Target:  # fmt: skip
     """The model's change, or a statistic, of messages that stand for the same number of the images each."""

@@ -8,16 +8,17 @@ from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.gradients.per_sample import Labelled
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.membership.other_clients import OwnUpdates, evenly
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowResult
 from fedpriv.data.federated import Split
 from fedpriv.samples import of_tensors, tensors
 
 
-def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
+def by_gradients(evidence: RunRecord, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
     """The scores of the candidates ``(n,)`` from a message, and as a control from what the server's own update would have sent.
 
     Where layers are hidden, those that the server trained in its own update stand in for them.
@@ -43,7 +44,7 @@ def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: 
 
 
 def over_rounds(
-    evidence: Evidence, client: int, pool: Candidates, last: tuple[Array, Array], own_updates: OwnUpdates
+    evidence: RunRecord, client: int, pool: Candidates, last: tuple[Array, Array], own_updates: OwnUpdates
 ) -> tuple[Array, Array]:
     """As :func:`by_gradients`, from the client's messages of all kept rounds: the sums of the scores by round, or ``last``
     if no other was kept.

@@ -15,11 +15,12 @@ from fedpriv.attacks.inference.shadow import fit_shadows, score_shadows
 from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.guessing import most_common_share
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.evidence.earlier_updates import had_earlier_update, keeps_state, plain_change
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
-from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
 from fedpriv.audit.judge.classes import rate_of_rules
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.earlier_updates import had_earlier_update, keeps_state, plain_change
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowUpdates
+from fedpriv.audit.record.statistics import as_gradient, gradient_like
 from fedpriv.audit.results import Interval, LabelResult, LabelRule, Sender, ShadowLabels
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
@@ -204,7 +205,7 @@ def _together(own: Sequence[Labels]) -> Labels:
     return replace(own[0], by=by, not_applicable={}, limit=None)
 
 
-def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
+def labels_of(evidence: RunRecord, round: int, client: int) -> Labels:
     """Infer the client's labels from its message, by every rule of :mod:`fedpriv.attacks.api.label_rules` that applies.
 
     The attacker's own samples are of the test split. Of statistics that are gradients, too.
@@ -213,7 +214,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
     true = torch.bincount(evidence.labels(client), minlength=classes)
     guess = None if evidence.summed else most_common_share(_label_sets(evidence, evidence.federation.data.nonempty))
     samples, plain = _public_samples(evidence), plain_change(evidence, message)
-    seen = evidence.attacker.observation(message, ThreatModel())
+    seen = evidence.observation(message, ThreatModel())
     if plain.corrected and plain.open is not None:
         found = infer(seen, samples, only=[STATED])
         found = Inferred(found.by, dict.fromkeys((rule for rule in RULES if rule not in found.by), plain.open))
@@ -228,7 +229,7 @@ def labels_of(evidence: Evidence, round: int, client: int) -> Labels:
     return Labels(round, client, evidence.sender(round, client), by, true, not_applicable, guess, plain.open)
 
 
-def _statistics(evidence: Evidence, message: Message) -> Iterator[tuple[str, Observation | str]]:
+def _statistics(evidence: RunRecord, message: Message) -> Iterator[tuple[str, Observation | str]]:
     """The statistics that are gradients, as attackers see them, or why they cannot be read.
 
     Such a gradient may be a mean or a sum over the samples, so that it is known up to a factor.
@@ -242,7 +243,7 @@ def _statistics(evidence: Evidence, message: Message) -> Iterator[tuple[str, Obs
         yield what, replace(seen, altered=replace(seen.altered, rescaled=True))
 
 
-def _public_samples(evidence: Evidence) -> Samples | None:
+def _public_samples(evidence: RunRecord) -> Samples | None:
     data = evidence.federation.data
     labels = data.labels("server")
     chosen = balanced(labels, len(evidence.federation.dataset.classes))
@@ -252,7 +253,7 @@ def _public_samples(evidence: Evidence) -> Samples | None:
     return Samples(each(picked.inputs, lambda part: part.cpu()), picked.labels.cpu())
 
 
-def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> ShadowLabels:
+def shadow_labels(evidence: RunRecord, round: int, shadows: int, seed: int) -> ShadowLabels:
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
     The server simulates turns on public data (the data set's test split) with chosen label sets, and trains a classifier on them.
@@ -296,19 +297,19 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> Sh
     return ShadowLabels(report, round, shadows, wider=int(wider.sum()), unlearned=int(unlearned.sum()), later=later)
 
 
-def _label_sets(evidence: Evidence, clients: Sequence[int]) -> Tensor:
+def _label_sets(evidence: RunRecord, clients: Sequence[int]) -> Tensor:
     """``(n, C)`` bool."""
     classes = len(evidence.federation.dataset.classes)
     return torch.stack([torch.bincount(evidence.labels(one), minlength=classes) > 0 for one in clients])
 
 
-def _changes(evidence: Evidence, message: Message) -> dict[str, Tensor]:
+def _changes(evidence: RunRecord, message: Message) -> dict[str, Tensor]:
     """The changes of the shared parameters in the order of the net; the last ones depend most on labels."""
     change = plain_change(evidence, message).of
     return {name: change[name].cpu() for name, _ in evidence.federation.resident.net.named_parameters() if name in change}
 
 
-def _public(evidence: Evidence, present: Tensor, samples: int, number: int) -> Split:
+def _public(evidence: RunRecord, present: Tensor, samples: int, number: int) -> Split:
     """``samples`` samples of the test split with these labels; repeated where there are fewer."""
     data = evidence.federation.data
     labels = data.labels("server")

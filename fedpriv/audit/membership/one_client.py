@@ -15,8 +15,6 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, halves, in_every_use
 from fedpriv.attacks.inference.membership_controls import Kind
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import NETS, sends_centers
 from fedpriv.audit.membership.gradients import by_gradients, over_rounds
@@ -35,6 +33,9 @@ from fedpriv.audit.membership.member_scores import (
 )
 from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
 from fedpriv.audit.membership.readings import readings
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
@@ -84,7 +85,7 @@ def counted_once(found: Sequence[OfClient]) -> list[OfClient]:
     return counted
 
 
-def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: int) -> OfClient:
+def of_client(evidence: RunRecord, round: int, client: int, shadows: int, seed: int) -> OfClient:
     """Attack one upload. Only the last line uses the truth about members."""
     message, download = evidence.message(round, client), evidence.store.download(round)
     if download is None:
@@ -161,7 +162,7 @@ def of_client(evidence: Evidence, round: int, client: int, shadows: int, seed: i
 
 
 def _before_any_training(
-    evidence: Evidence, round: int, message: Message, own: ShadowResult, pool: Candidates, number: int
+    evidence: RunRecord, round: int, message: Message, own: ShadowResult, pool: Candidates, number: int
 ) -> dict[str, Array]:
     """The confidence of the candidates ``(n,)`` under a local update of round 1 with the server's own samples, as a control of
     the loss threshold; empty where that round's download was not kept.

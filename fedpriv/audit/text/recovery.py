@@ -8,9 +8,9 @@ from math import inf
 
 from fedpriv.attacks.attack import TextAttack, text_attacks
 from fedpriv.attacks.lab.trial import Attacker
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.progress import Say, spent
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import Sender, TargetKind, TextOutcome, TextScoreMeans, TextTargetResult
 from fedpriv.audit.text.attempts import TextAttempt, attempt_text
 from fedpriv.audit.text.figures import guess, score_figures, status_of, text_figures
@@ -27,7 +27,7 @@ def audited() -> list[TextAttack]:
     return [kind(**(kind.usual or {})) for kind in kinds]
 
 
-def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
+def on_message(evidence: RunRecord, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
     """Attack a client's message of a round."""
     target = message(evidence, round, client)
     sender = evidence.sender(round, client)
@@ -35,10 +35,10 @@ def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say)
     return _attacked(target, "message", round, sender, seed, say)
 
 
-def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
+def on_single_texts(evidence: RunRecord, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
     """Attack the messages of simulated clients that hold one text each."""
     n = min(EASIEST, len(evidence.labels(client)))
-    results = single_images(evidence, round, client, n)
+    results = single_samples(evidence, round, client, n)
     title = f"clients with one text each, {n} of client {client}'s, in round {round}"
     ids, labels = evidence.texts(client)[:n], evidence.labels(client)[:n]
     target = of_messages(evidence, title, results, ids, labels)

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, TextFacts, ThreatModel
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, named, steps_behind
-from fedpriv.audit.evidence.text_victim import opening, specials, text_victim
 from fedpriv.audit.fitting import unfit
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.statistics import as_gradient, gradient_like, named, steps_behind
 from fedpriv.audit.text.samples import CLASSES, requests
+from fedpriv.audit.text.victim import opening, specials, text_victim
 from fedpriv.data.sources import load_dataset
 from fedpriv.data.tokens import tokenise
 from fedpriv.defenses import build_transforms
@@ -91,7 +92,7 @@ class Steps:
 
     Attributes:
         count, size: number of messages, and of sentences per message.
-        tune, mask_embeddings: as for :func:`fedpriv.audit.evidence.text_victim.text_victim`.
+        tune, mask_embeddings: as for :func:`fedpriv.audit.text.victim.text_victim`.
         masked: number of fully connected layers, from the last, that are not sent.
         noise: variance of Gaussian noise on the message.
     """
@@ -176,7 +177,7 @@ def _unreadable(facts: TextFacts | None) -> str | None:
     )
 
 
-def message(evidence: Evidence, round: int, client: int) -> TextTarget:
+def message(evidence: RunRecord, round: int, client: int) -> TextTarget:
     """A client's real upload in a round of a run; it covers all its training texts.
 
     Raises:
@@ -191,13 +192,13 @@ def message(evidence: Evidence, round: int, client: int) -> TextTarget:
     return of_messages(evidence, title, [evidence.message(round, client)], ids, labels)
 
 
-def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: Tensor, labels: Tensor) -> TextTarget:
+def of_messages(evidence: RunRecord, title: str, found: Sequence[Message], ids: Tensor, labels: Tensor) -> TextTarget:
     """Messages of a run, each of which stands for the same number of the texts ``(n, L)``."""
-    encoder, seen = evidence.federation.prepared.encoder, evidence.attacker.observation(found[0], ThreatModel())
+    encoder, seen = evidence.federation.prepared.encoder, evidence.observation(found[0], ThreatModel())
     assert encoder is not None
 
     def observe(threat: ThreatModel) -> Iterator[Observation]:
-        return (evidence.attacker.observation(one, threat) for one in found)
+        return (evidence.observation(one, threat) for one in found)
 
     def read(what: str, threat: ThreatModel) -> Iterator[Observation]:
         for one in found:
@@ -226,7 +227,7 @@ def _sent(message: Message, what: str) -> Mapping[str, Tensor] | None:
     return named(message.uploaded, what) if what else None
 
 
-def _trained_apart(evidence: Evidence, message: Message) -> bool:
+def _trained_apart(evidence: RunRecord, message: Message) -> bool:
     """In an earlier local update of the client, or in a phase of this one that changes nothing of what was sent."""
     federation = evidence.federation
     sent = {name.partition(".")[0] for name in message.of_model}

@@ -7,16 +7,16 @@ from the run's config and checked against its partition hash.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
 
-from fedpriv.attacks.core.altered import UNALTERED, Altered
-from fedpriv.audit.evidence.alteration import alteration
-from fedpriv.audit.evidence.attacker_view import AttackerView
-from fedpriv.audit.evidence.views import views_of
+from fedpriv.audit.record.alteration import alteration
+from fedpriv.audit.record.attacker_view import AttackerView
+from fedpriv.audit.record.base import Message, Truth
+from fedpriv.audit.record.views import views_of
 from fedpriv.audit.results import Sender
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
@@ -31,56 +31,16 @@ from fedpriv.server.sampling import participants
 from fedpriv.simulation.reopening import damaged_partition, reopened
 from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Sealed
-from fedpriv.wire.coding import decoded, is_model
+from fedpriv.wire.coding import decoded
 from fedpriv.wire.message import Refused
 
 
-@dataclass(frozen=True)
-class Message:
-    """An upload and the download before it, as kept by the run.
-
-    Attributes:
-        received: the tensors that the client was sent in this round, by the net's names.
-        uploaded: the tensors that it sent back, compressed changes decoded into weights.
-        num_examples: its number of samples as the message states it.
-        altered: the effect of the transforms on the change, by the net's names.
-        parts: how many clients it is the mean of.
-        first_update: whether it is known to be of a client that has had no local update before, as simulated ones have not.
-    """
-
-    round: int
-    client: int
-    received: Mapping[str, Tensor]
-    uploaded: Mapping[str, Tensor]
-    num_examples: int | None
-    altered: Altered = UNALTERED
-    parts: int = 1
-    first_update: bool = False
-
-    @property
-    def of_model(self) -> list[str]:
-        """Names of the tensors that it sent back of the model."""
-        return [name for name in self.uploaded if is_model(name)]
-
-    def simulated(self, uploaded: Mapping[str, Tensor]) -> Message:
-        """The message of a simulated client in its place; itself where that is what it uploaded."""
-        return self if uploaded is self.uploaded else replace(self, uploaded=uploaded, first_update=True)
-
-
-@dataclass(frozen=True)
-class Truth:
-    """The training data behind a message: images ``(n, C, H, W)`` in [0, 1], labels ``(n,)``. Attacks never get it."""
-
-    images: Tensor
-    labels: Tensor
-
-
-class Evidence:
+class RunRecord:
     """The kept messages of a run.
 
     Attributes:
-        summed: whether each is the sum of some clients' uploads (:mod:`fedpriv.audit.evidence.sums`).
-        corrections: of messages by (round, client), as far as they were computed (:mod:`fedpriv.audit.evidence.earlier_updates`).
+        summed: whether each is the sum of some clients' uploads (:mod:`fedpriv.audit.record.sums`).
+        corrections: of messages by (round, client), as far as they were computed (:mod:`fedpriv.audit.record.earlier_updates`).
 
     Raises:
         UsageError: there is no run, the data have changed since its training, or it kept no payload.

@@ -9,9 +9,10 @@ from torch import Tensor
 from fedpriv.attacks.attack import ImageAttack, TextAttack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
-from fedpriv.audit.evidence.views import Recorder, recorded
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowUpdates
+from fedpriv.audit.record.views import Recorder, recorded
 from fedpriv.client.client import receive
 from fedpriv.client.suspicion import draw_of_run
 from fedpriv.data.federated import Split
@@ -44,7 +45,7 @@ class Replay:
         return f"the client's check of downloads {unseen if self.refusal is None else f'refuses: {self.refusal}'}"
 
 
-def replay(evidence: Evidence, round: int, client: int, attack: ImageAttack | TextAttack, public: Tensor, seed: int) -> Replay:
+def replay(evidence: RunRecord, round: int, client: int, attack: ImageAttack | TextAttack, public: Tensor, seed: int) -> Replay:
     """Send a client the download of a kept round, altered by the attack, and have it take its turn on its own data.
 
     Schedule, loss and transforms are the run's. It is the client's first local update, and its draws differ from the run's, as in
@@ -59,7 +60,7 @@ def replay(evidence: Evidence, round: int, client: int, attack: ImageAttack | Te
     message, download = evidence.message(round, client), evidence.store.download(round)
     if evidence.summed or download is None:
         raise FedprivError(f"{attack.name} needs a run whose server sends weights and gets uploads one by one")
-    honest = evidence.attacker.observation(message, ThreatModel())
+    honest = evidence.observation(message, ThreatModel())
     try:
         made = attack.alter(honest, public, seed)
     except Inapplicable as reason:
@@ -79,7 +80,7 @@ def replay(evidence: Evidence, round: int, client: int, attack: ImageAttack | Te
     return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent) if checked else None, checked, recorder)
 
 
-def refused(evidence: Evidence, round: int, download: Sealed) -> str | None:
+def refused(evidence: RunRecord, round: int, download: Sealed) -> str | None:
     """What a client of the run says when it refuses a download; ``None``: it takes it.
 
     Where the config leaves the check open, as a client of a deployment does, although the simulation would only warn.

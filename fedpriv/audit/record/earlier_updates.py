@@ -13,24 +13,25 @@ from fedpriv.errors import UsageError
 from fedpriv.objectives.base import Objective
 
 if TYPE_CHECKING:
-    from fedpriv.audit.evidence.messages import Evidence, Message
+    from fedpriv.audit.record.base import Message
+    from fedpriv.audit.record.run import RunRecord
 
 CORRECTED = "the method added to the client's gradients a term that depends on earlier rounds"
 
 
-def had_earlier_update(evidence: Evidence, round: int, client: int) -> bool:
+def had_earlier_update(evidence: RunRecord, round: int, client: int) -> bool:
     """Whether a client behind the message of a round had a local update before."""
     behind = set(evidence.behind(round, client))
     return any(behind & evidence.trained_clients(earlier) for earlier in range(1, round))
 
 
-def keeps_state(evidence: Evidence) -> bool:
+def keeps_state(evidence: RunRecord) -> bool:
     """Whether clients keep something from one local update to the next, which simulated clients lack."""
     method = evidence.federation.method
     return bool(method.private_names or method.keeps or any(half.keeps for half in method.halves))
 
 
-def earlier_updates(evidence: Evidence, message: Message) -> list[Message]:
+def earlier_updates(evidence: RunRecord, message: Message) -> list[Message]:
     """The messages of the local updates that the clients behind a message had before, in their order.
 
     Raises:
@@ -64,7 +65,7 @@ class PlainChange:
     corrected: bool = False
 
 
-def plain_change(evidence: Evidence, message: Message) -> PlainChange:
+def plain_change(evidence: RunRecord, message: Message) -> PlainChange:
     """The change of a message without what the client's earlier local updates added to its gradients.
 
     SGD's steps are linear in the gradients, so what was added to these is subtracted exactly, up to rounding.
@@ -100,7 +101,7 @@ def _undeclared(objective: Objective) -> str | None:
     return f"objective {objective.name} changes gradients (correct) and does not declare by what (correction)"
 
 
-def _correction(evidence: Evidence, message: Message) -> dict[str, Tensor]:
+def _correction(evidence: RunRecord, message: Message) -> dict[str, Tensor]:
     """What was added to each gradient of the local update, by the net's names.
 
     Raises:

@@ -15,17 +15,18 @@ from torch import Tensor, nn
 from fedpriv.attacks.core.altered import UNALTERED, Altered
 from fedpriv.attacks.core.observation import Observation, Passes, Schedule, SplitNet, ThreatModel, blank, state_names
 from fedpriv.attacks.gradients.multistep import noise_gain
-from fedpriv.audit.evidence.control_differences import made_up, trains_otherwise, unlike_controls
-from fedpriv.audit.evidence.earlier_updates import PlainChange, plain_change
-from fedpriv.audit.evidence.local_steps import idle_of, passes_of, schedule_of, stands_still
-from fedpriv.audit.evidence.shadow_updates import initial_row
-from fedpriv.audit.evidence.text_victim import text_facts
+from fedpriv.audit.record.control_differences import made_up, trains_otherwise, unlike_controls
+from fedpriv.audit.record.earlier_updates import PlainChange, plain_change
+from fedpriv.audit.record.local_steps import idle_of, passes_of, schedule_of, stands_still
+from fedpriv.audit.record.shadow_updates import initial_row
+from fedpriv.audit.text.victim import text_facts
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
 from fedpriv.wire import STATISTIC
 
 if TYPE_CHECKING:
-    from fedpriv.audit.evidence.messages import Evidence, Message
+    from fedpriv.audit.record.base import Message
+    from fedpriv.audit.record.run import RunRecord
 
 STILL = "the client's only step had a learning rate of 0 (train.warmup_steps), so its message shows nothing of its samples"
 
@@ -52,7 +53,7 @@ class AttackerView:
         evidence: the run's messages.
     """
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: RunRecord) -> None:
         self._evidence, self._config, self._federation = evidence, evidence.config, evidence.federation
         self._victims: dict[frozenset[str], Victim] = {}
 
@@ -118,7 +119,7 @@ class AttackerView:
         return replace(observation, labels=self._evidence.labels(message.client))
 
     def schedule(self, message: Message, num_examples: int, clipped: bool = True) -> Schedule | None:
-        """See :func:`fedpriv.audit.evidence.local_steps.schedule_of`.
+        """See :func:`fedpriv.audit.record.local_steps.schedule_of`.
 
         Args:
             clipped: ``False``: as if ``train.clip_grad_norm`` had not clipped a gradient.
@@ -140,12 +141,12 @@ class AttackerView:
         return {name: tensor for name, tensor in message.uploaded.items() if name in held and name in message.received}
 
     def _passes(self, message: Message, buffers: Collection[str], num_examples: int) -> Passes | None:
-        """See :func:`fedpriv.audit.evidence.local_steps.passes_of`."""
+        """See :func:`fedpriv.audit.record.local_steps.passes_of`."""
         method = self._federation.method
         return passes_of(self._config.train, method, message.round, buffers, num_examples, message.parts)
 
     def _stands_still(self, message: Message, num_examples: int) -> bool:
-        """See :func:`fedpriv.audit.evidence.local_steps.stands_still`."""
+        """See :func:`fedpriv.audit.record.local_steps.stands_still`."""
         method = self._federation.method
         return stands_still(self._config.train, method, message.round, message.of_model, num_examples, message.parts)
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import Sender
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
@@ -23,25 +24,25 @@ from fedpriv.wire import Sealed
 from fedpriv.wire.message import Refused
 
 
-def evidence_of(run_dir: Path) -> Evidence:
+def record_of(run_dir: Path) -> RunRecord:
     """What the server of a run saw: its clients' messages, or their sums.
 
     Raises:
         UsageError: there is no run, or it kept no payloads.
         Damaged: a file of the run is not what was written.
     """
-    return (Sums if RunFolder.open(run_dir).config().wire.secure_aggregation else Evidence)(run_dir)
+    return (Sums if RunFolder.open(run_dir).config().wire.secure_aggregation else RunRecord)(run_dir)
 
 
-class HeldBack(Evidence):
+class HeldBack(RunRecord):
     """The uploads behind the sums of a simulation, which its server never saw."""
 
     def _stored(self) -> PayloadStore:
         return PayloadStore.of(self.folder, uploads="hidden")
 
 
-class Sums(Evidence):
-    """The kept sums of a run; arguments and errors as for :class:`Evidence`."""
+class Sums(RunRecord):
+    """The kept sums of a run; arguments and errors as for :class:`RunRecord`."""
 
     summed = True
 

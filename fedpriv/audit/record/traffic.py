@@ -9,8 +9,8 @@ from math import prod
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.statistics import BYTES, kinds_besides
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.statistics import BYTES, kinds_besides
 from fedpriv.audit.results import RoundTraffic, Schema, TensorInfo, Wire
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.report import Report
@@ -22,7 +22,7 @@ IN_TRANSIT = (
 """What outsiders know."""
 
 
-def crossed(evidence: Evidence) -> Wire:
+def crossed(evidence: RunRecord) -> Wire:
     """What was sent in the kept messages, and the bytes of every round; with the tensors of the net that were never sent."""
     store = evidence.store
     ups = [(round, client, store.upload(round, client)) for round, client in evidence.messages()]
@@ -44,7 +44,7 @@ def crossed(evidence: Evidence) -> Wire:
     )
 
 
-def knowledge(evidence: Evidence) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def knowledge(evidence: RunRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The threat model of the report: what the server knows, and what outsiders do, in sentences."""
     sealed = evidence.store.upload(*evidence.messages()[0])
     server = [
@@ -68,7 +68,7 @@ def knowledge(evidence: Evidence) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return tuple(server), IN_TRANSIT
 
 
-def conditions(evidence: Evidence) -> tuple[str, ...]:
+def conditions(evidence: RunRecord) -> tuple[str, ...]:
     """Conditions of the run that make attacks harder or easier by accident."""
     net, augment = evidence.federation.resident.net, evidence.config.data.augment
     encoder, tune = evidence.federation.prepared.encoder, evidence.federation.config.model.tune
@@ -97,7 +97,7 @@ def has_batch_norm(net: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in net.modules())
 
 
-def _tensors(evidence: Evidence, ups: list[Sealed], downs: list[Sealed], broadcast: Sealed | None) -> tuple[TensorInfo, ...]:
+def _tensors(evidence: RunRecord, ups: list[Sealed], downs: list[Sealed], broadcast: Sealed | None) -> tuple[TensorInfo, ...]:
     up, down = ({name for sealed in group for name in sealed.schema} for group in (ups, downs))
     known = {name: code for sealed in (*([broadcast] if broadcast else []), *downs, *ups) for name, code in sealed.schema.items()}
     space = evidence.federation.resident.space

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
-from fedpriv.audit.evidence.earlier_updates import earlier_updates
-from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.earlier_updates import earlier_updates
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import Statistic
 from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage
@@ -105,7 +106,7 @@ def kinds_of_model(net: Net) -> dict[str, str]:
     return found | dict.fromkeys(aside, ASIDE)
 
 
-def kinds_besides(evidence: Evidence, names: Iterable[str]) -> list[str]:
+def kinds_besides(evidence: RunRecord, names: Iterable[str]) -> list[str]:
     """The kinds of what is among the names of a message besides the layers that give the logits, each once."""
     return _kinds(names, kinds_of_model(evidence.federation.resident.net))
 
@@ -119,7 +120,7 @@ def _kind(name: str, of_model: Mapping[str, str]) -> str | None:
     return of_model.get(base_name(name)) if is_model(name) else kind_of(name)
 
 
-def listed(evidence: Evidence) -> tuple[Statistic, ...]:
+def listed(evidence: RunRecord) -> tuple[Statistic, ...]:
     """For each kind of what clients sent besides the layers that give the logits: tensors and bytes per message, and what it
     reveals of the client."""
     schemas = (evidence.store.upload(*message).schema for message in evidence.messages())
@@ -157,7 +158,7 @@ def gradient_like(message: Message) -> list[str]:
     return [what for what in kinds(message.uploaded) if MEANINGS.get(what, UNKNOWN).gradient]
 
 
-def exposed(evidence: Evidence) -> tuple[str, ...]:
+def exposed(evidence: RunRecord) -> tuple[str, ...]:
     """The kinds that are sent besides the model unaltered although a defence alters the model.
 
     Found by applying every transform to a test message, so that it works for any transform.
@@ -185,7 +186,7 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
     return tuple(what for what in _kinds(before, of_model) if what not in changed and what != CONSTANTS)
 
 
-def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatModel) -> Observation:
+def as_gradient(evidence: RunRecord, message: Message, what: str, threat: ThreatModel) -> Observation:
     """A statistic as the gradient of the mean loss, approximately at the weights that the client was sent.
 
     Changes are summed over the client's local updates; the weight decay in them is subtracted, to first order. AdamW's is not in
@@ -207,12 +208,12 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
         for name, tensor in gradients.items():
             decay = 0.0 if train.optimizer == "adamw" else train.weight_decay if tensor.ndim > 1 else train.weight_decay_bias
             gradients[name] = tensor - decay * message.received[name] if name in message.received else tensor
-    return evidence.attacker.observation(message, threat, gradients, training=MEANINGS[what].gradient == "change")
+    return evidence.observation(message, threat, gradients, training=MEANINGS[what].gradient == "change")
 
 
-def steps_behind(evidence: Evidence, message: Message, what: str) -> Schedule | None:
+def steps_behind(evidence: RunRecord, message: Message, what: str) -> Schedule | None:
     """The client's steps of whose gradients a statistic is the mean; ``None``: it is of one, or no schedule describes them."""
-    return evidence.attacker.observation(message, ThreatModel()).schedule if MEANINGS[what].gradient == "change" else None
+    return evidence.observation(message, ThreatModel()).schedule if MEANINGS[what].gradient == "change" else None
 
 
 def named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:
