@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from fedpriv.attacks.lab.trial import Attacker
     from fedpriv.audit.record.malicious import Replay
     from fedpriv.audit.results import PartialLeakage, TextFigures, TextScoreMeans
-    from fedpriv.audit.text.attempts import TextAttempt
-    from fedpriv.audit.text.target import TextTarget
+    from fedpriv.audit.text.attempts import TextAttempt, TextTarget
 
 USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1), "token-imprint": (1, 1)}
 """Attack -> default number of messages, and of sentences in each. With MiniLM a message takes about 0.1 s, 5 s and three minutes
@@ -34,9 +33,9 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         FedprivError: a control failed.
     """
     from fedpriv.attacks.attack import text_attack
+    from fedpriv.attacks.lab.trial import Trial
     from fedpriv.attacks.text.controls import text_controls
     from fedpriv.audit.text import figures
-    from fedpriv.audit.text.attempts import attempt_text
 
     out = wide_console()
     target, played = _target(name, seed, run_name, **chosen), None
@@ -55,7 +54,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         for attacker in tried:
             begin(f"{target.title}: {attacker.name}")
             out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences(images=False))}", soft_wrap=True)
-            attempt = attempt_text(attacker, target, seed)
+            attempt = target.tried(attacker, Trial(seed))
             for line in figures.in_lines(attempt, target):
                 out.print(line, soft_wrap=True)
             made = figures.text_figures(attempt, target)
@@ -70,7 +69,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         "attack": name,
         **malice,
         "target": target.title,
-        "messages": target.messages,
+        "messages": target.count,
         "sentences": len(target.ids),
         "seed": seed,
         "attackers": rows,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -15,13 +17,28 @@ from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.malicious.token_imprint import TokenImprint
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.victims import SMALL, facts, observe_text, sentences, small_bert
-from fedpriv.audit.text.attempts import attempt_text
+from fedpriv.audit.text.attempts import TextTarget
 from fedpriv.client.suspicion import check_for_marks, secret_draw
 from fedpriv.errors import SuspiciousDownload
 from fedpriv.parameters import ParameterSpace
 from tests.attacks.text_client import without
 
 ATTACK = TokenImprint()
+
+
+class Sentence(TextTarget):
+    """A sentence of eight words behind a message of the small net."""
+
+    facts = facts()  # type: ignore[assignment]
+    frequency = torch.ones(SMALL.words)  # type: ignore[assignment]
+
+
+def target(sent: Observation, weights: Mapping[str, Tensor] | None = None) -> TextTarget:
+    encoder: Any = None
+    return Sentence(
+        "", sentences([8], 0), torch.tensor([0]), 1, encoder, lambda threat: iter([sent]), torch.empty(0),
+        started=lambda what: weights,
+    )  # fmt: skip
 
 
 def answered(n: int, altered: bool = True) -> tuple[Observation, Tensor]:
@@ -57,11 +74,7 @@ def test_a_change_of_rounded_weights() -> None:
 def test_that_it_finds_no_token_is_no_evidence_where_the_message_is_unlike_its_control(tolerance: float) -> None:
     schedule = Schedule(lr=0.1, steps=3)
     seen = replace(answered(1)[0], kind="change", schedule=schedule, unlike=("the client trained with dropout",))
-    target = SimpleNamespace(
-        ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None,
-        observe=lambda threat: iter([seen]),
-    )  # fmt: skip
-    made = attempt_text(Attacker(TokenImprint(tolerance=tolerance)), target, 0)
+    made = target(seen).tried(Attacker(TokenImprint(tolerance=tolerance)))
     said = "the client trained with dropout; it reads the change as one step of SGD, and behind the message are 3"
     assert [one.text for one in made.reasons] == ([] if tolerance else said.split("; "))
 
@@ -70,11 +83,7 @@ def test_that_it_finds_no_token_is_no_evidence_where_it_finds_none_without_a_def
     seen, _ = answered(1)
 
     def failed(attack: TokenImprint, sent: Observation) -> list[str]:
-        target = SimpleNamespace(
-            ids=sentences([8], 0), labels=torch.tensor([0]), messages=1, facts=facts(), unreadable=None, beside=None,
-            observe=lambda threat: iter([sent]), started=lambda what: dict(seen.weights), frequency=torch.ones(SMALL.words),
-        )  # fmt: skip
-        made = attempt_text(Attacker(attack), target, 0)
+        made = target(sent, seen.weights).tried(Attacker(attack))
         assert made.scores is not None and not bool(made.scores.recall.eq(1).all())
         return [one.text for one in made.reasons]
 

@@ -23,6 +23,7 @@ from fedpriv.audit.page import change
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.record import statistics
 from fedpriv.audit.record.attacker_view import cut
+from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
 from fedpriv.audit.results import MeanColour, Sender
@@ -182,7 +183,15 @@ def test_buffers_of_other_layers_are_named_as_unknown_or_constant() -> None:
     assert kinds["encoder.1.seen"] == BUFFERS and kinds["encoder.1.scale"] == CONSTANTS
     assert kinds["encoder.2.running_mean"] == RUNNING and "encoder.2.weight" not in kinds
     assert kinds["predictor.norm1.running_var"] == kinds["predictor.fc1.weight"] == ASIDE
-    rows = statistics.listed_in([dict.fromkeys(kinds, ("F32", (1,)))], kinds)
+
+    class Sent(Record):
+        def schemas(self) -> list[dict[str, tuple[str, tuple[int]]]]:
+            return [dict.fromkeys(kinds, ("F32", (1,)))]
+
+        def kinds_of_model(self) -> dict[str, str]:
+            return kinds
+
+    rows = statistics.listed(Sent())
     assert {row.what: row.known for row in rows} == {BUFFERS: False, CONSTANTS: True, RUNNING: True, ASIDE: True}
 
 

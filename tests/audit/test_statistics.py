@@ -157,9 +157,7 @@ def test_every_statistic_is_listed_with_its_bytes_and_what_it_says(tmp_path: Pat
     assert "gradients" in one.says and one.attacked
     monkeypatch.setattr(statistics, "MEANINGS", {})
     (one,) = statistics.listed(found)
-    assert (
-        "does not know" in one.says and not one.attacked and statistics.gradient_like(found.message(*found.messages()[0])) == []
-    )
+    assert "does not know" in one.says and not one.attacked and found.gradients(found.message(*found.messages()[0])) == []
 
 
 @pytest.mark.slow

@@ -31,10 +31,10 @@ from fedpriv.audit.judge.metrics import metrics
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import AuditedRun, Cost, Statistic, TextFigures, TextOutcome, TextTargetResult, from_json
-from fedpriv.audit.text.attempts import TextAttempt, _unlike, attempt_text
+from fedpriv.audit.text.attempts import TextAttempt, TextTarget, _differences
 from fedpriv.audit.text.recovery import on_single_texts
 from fedpriv.audit.text.samples import requests
-from fedpriv.audit.text.target import TextTarget, of_messages
+from fedpriv.audit.text.target import of_messages
 from fedpriv.cli import main
 from tests.simulation.small import play
 
@@ -194,11 +194,8 @@ def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) 
     def attempt(steps: int) -> TextAttempt:
         schedule = None if seen.schedule is None else replace(seen.schedule, steps=steps)
         observed = replace(seen, schedule=schedule, unlike=())
-        return attempt_text(
-            Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1)),
-            replace(target, observe=lambda threat: iter([observed])),
-            seed=0,
-        )
+        observing = replace(target, observe=lambda threat: iter([observed]))
+        return observing.tried(Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1)))
 
     (why,) = attempt(1).reasons
     assert why.text.startswith("its search did not converge: it left "), "with so few steps"
@@ -236,7 +233,7 @@ def test_the_mean_of_several_steps_is_not_the_one_that_attacks_on_sentences_matc
     evidence = RunRecord(runs("scaffold"))
     target = one_text(evidence)
     (of_one,) = target.statistics["variate"](ThreatModel())
-    monkeypatch.setattr("fedpriv.audit.text.target.steps_behind", lambda *asked: Schedule(lr=0.1, steps=3))
+    monkeypatch.setattr(RunRecord, "steps_behind", lambda *asked: Schedule(lr=0.1, steps=3))
     (of_three,) = target.statistics["variate"](ThreatModel())
     assert set(of_three.unlike) - set(of_one.unlike) == {"it reads the mean of 3 steps' gradients as one"}
 
@@ -252,7 +249,7 @@ def test_the_initial_head_is_that_of_a_client_which_has_not_trained_it(runs: Run
         target = of_messages(evidence, "a local update", [message], ids, labels)
         assert target.trained_apart == (method == "fedrep" or (method == "fedper" and not first_update))
     (seen,) = target.observe(ThreatModel(top="initial"))
-    said = _unlike(Attacker(text_attack("tag")(), ThreatModel(top="initial")), target, seen)
+    said = _differences(Attacker(text_attack("tag")(), ThreatModel(top="initial")), target, seen)
     why = "it matches through the initial weights of layers that the client has trained since and not sent"
     assert (why in said) == (method != "fedavg")
 
@@ -261,7 +258,7 @@ def test_a_search_among_all_words_is_not_what_the_controls_do(runs: Runs) -> Non
     target = one_text(RunRecord(runs("lora")))
     (seen,) = target.observe(ThreatModel())
     target = replace(target, observe=lambda threat: iter([replace(seen, unlike=())]))
-    tried = attempt_text(Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)), target, seed=0)
+    tried = target.tried(Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)))
     said = "the word embedding was not sent, so that it searches among all words, as its controls do not"
     assert tried.reasons == (Reason("unlike the controls", said),)
 
@@ -311,7 +308,7 @@ def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:
                 raise Inapplicable("too many tokens")
             return text_attack("tokens")().run(observations, seed)
 
-    made = attempt_text(Attacker(Refuses()), target, seed=0)
+    made = target.tried(Attacker(Refuses()))
     why = Reason("does not apply", "it could not be mounted on 1 of 2 messages (too many tokens)")
     assert made.refused == 1 and made.reasons[-1] == why
 

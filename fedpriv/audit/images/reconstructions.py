@@ -18,6 +18,7 @@ from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
 from fedpriv.audit.judge.images import beyond_guesses
 from fedpriv.audit.progress import Say
+from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import shared_out, single_samples
 from fedpriv.audit.record.views import recorded
@@ -91,43 +92,36 @@ class Attacked:
         return bare.only([_outcome(one, bare.baselines_by_count) for one in self.attempts])
 
 
-def on_message(evidence: RunRecord, round: int, client: int, seed: int, say: Say) -> Attacked:
-    """Attack a client's message, as :func:`on_target`."""
-    target = message(evidence, round, client)
-    steps = _steps(target)
-    sender = evidence.sender(round, client)
-    title = f"round {round}, {sender.named}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
-    return on_target(replace(target, title=title), round, sender, seed, say)
-
-
-def on_target(target: Target, round: int, sender: Sender, seed: int, say: Say) -> Attacked:
-    """Attack a message with every attacker whose controls cover as many images per message."""
+def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> Attacked:
+    """Attack a client's message with every attacker whose controls cover as many images per message."""
+    target = message(record, round, client)
+    title = record.title(round, client, f"{len(target.images)} training images", _steps(target))
+    target = replace(target, title=title)
     attempts = [attempt_on(part, attacker, seed, say) for part, tried in _parts(target) for attacker in tried]
-    return Attacked(target, "message", round, sender, attempts)
+    return Attacked(target, "message", round, record.sender(round, client), attempts)
 
 
-def on_single_images(evidence: RunRecord, round: int, client: int, seed: int, say: Say, most: int, workers: int = 1) -> Attacked:
+def on_single_images(record: RunRecord, round: int, client: int, seed: int, say: Say, most: int, workers: int = 1) -> Attacked:
     """Attack the messages of simulated clients that hold one image each (:func:`fedpriv.audit.images.attempts.until_decided`)."""
-    federation, recorder = recorded(evidence.federation)
-    messages = single_samples(evidence, round, client, SINGLES, federation)
-    alone = shared_out(evidence, client, SINGLES)
-    n, truth = len(messages), {owner: evidence.truth(owner) for owner, _ in alone}
-    title = f"clients with one image each, {n} in round {round}"
+    federation, recorder = recorded(record.federation)
+    messages = single_samples(record, round, client, SINGLES, federation)
+    alone = shared_out(record, client, SINGLES)
+    truth = {owner: record.truth(owner) for owner, _ in alone}
+    title = f"clients with one image each, {len(messages)} in round {round}"
     images, labels = (torch.stack([getattr(truth[owner], what)[at] for owner, at in alone]) for what in ("images", "labels"))
     views = None if recorder is None else recorder.views(images)
-    target = of_messages(evidence, title, messages, images, labels, views)
-    found: list[ImageAttempt] = []
+    target, attempts = of_messages(record, title, messages, images, labels, views), list[ImageAttempt]()
     for part, tried in _parts(target):
-        found += until_decided(part, tried, seed, say, most, workers, enough=all_found(found))
-    return Attacked(target, "single image", round, Sender(client), found)
+        attempts += until_decided(part, tried, seed, say, most, workers, enough=all_found(attempts))
+    return Attacked(target, "single image", round, Sender(client), attempts)
 
 
 def _parts(target: Target) -> Iterator[tuple[Target, list[Attacker[ImageAttack]]]]:
     """What of the messages is attacked, each with all attackers that suit it: the model's change, and statistics that are
     gradients."""
     yield target, suited(target.masked)
-    for what, own in target.statistics.items():
-        yield replace(own, title=target.title), [replace(one, what=what) for one in suited(own.masked)]
+    for what, part in target.statistics.items():
+        yield replace(part, title=target.title), [replace(attacker, what=what) for attacker in suited(part.masked)]
 
 
 def _steps(target: Target) -> int | None:

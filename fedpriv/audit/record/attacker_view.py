@@ -13,15 +13,25 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
-from fedpriv.attacks.core.observation import Observation, Passes, Schedule, SplitNet, ThreatModel, blank, state_names
+from fedpriv.attacks.core.observation import (
+    Observation,
+    Passes,
+    Schedule,
+    SplitNet,
+    TextFacts,
+    ThreatModel,
+    blank,
+    state_names,
+)
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.record.control_differences import made_up, trains_otherwise, unlike_controls
 from fedpriv.audit.record.earlier_updates import PlainChange, plain_change
 from fedpriv.audit.record.local_steps import idle_of, passes_of, schedule_of, stands_still
 from fedpriv.audit.record.shadow_updates import initial_row
-from fedpriv.audit.text.victim import text_facts
 from fedpriv.errors import UsageError
+from fedpriv.models.encoders import Encoder
 from fedpriv.models.net import Net
+from fedpriv.models.text import TextEncoder
 from fedpriv.wire import STATISTIC
 
 if TYPE_CHECKING:
@@ -269,3 +279,36 @@ def _steps(role: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _chain(steps: list[tuple[str, nn.Module]]) -> nn.Sequential:
     return nn.Sequential(OrderedDict((prefix.replace(".", "_"), module) for prefix, module in steps))
+
+
+def text_facts(net: nn.Module, encoder: Encoder) -> TextFacts | None:
+    """The facts of the text encoder in ``net``; ``None`` where the net has none (its inputs are features)."""
+    within = next((module for module in net.modules() if isinstance(module, TextEncoder)), None)
+    if within is None:
+        return None
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    tables = {
+        name.rpartition(".")[2]: module for name, module in within.transformer.named_modules() if isinstance(module, nn.Embedding)
+    }
+    places = tables.get("position_embeddings")
+    return TextFacts(
+        words=names[id(within.transformer.get_input_embeddings().weight)],
+        positions=None if places is None else names[id(places.weight)],
+        pad=encoder.pad,
+        special=specials(encoder),
+        length=encoder.length,
+        opens=opening(encoder),
+        unknown=encoder.unknown,
+    )
+
+
+def specials(encoder: Encoder) -> tuple[int, ...]:
+    """The ids that every sentence has: those of the empty text."""
+    return tuple(encoder.tokenizer("")["input_ids"])
+
+
+def opening(encoder: Encoder) -> int:
+    """How many of :func:`specials` are before the words: of BERT's one, of T5's none."""
+    every, some = specials(encoder), tuple(encoder.tokenizer("a")["input_ids"])
+    fits = (n for n in range(len(every) + 1) if some[:n] == every[:n] and some[len(some) - len(every) + n :] == every[n:])
+    return next(fits, 1)

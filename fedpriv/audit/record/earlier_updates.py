@@ -3,12 +3,12 @@ it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fedpriv.attacks.gradients.multistep import is_bias, response
+from fedpriv.audit.record.base import PlainChange
 from fedpriv.errors import UsageError
 from fedpriv.objectives.base import Objective
 
@@ -49,20 +49,6 @@ def earlier_updates(evidence: RunRecord, message: Message) -> list[Message]:
             raise UsageError(f"the sum of round {round} is of other clients")
         found.append(evidence.message(*where))
     return found
-
-
-@dataclass(frozen=True)
-class PlainChange:
-    """The changes of the parameters that are sent in both directions, by the net's names, as plain steps would have made them.
-
-    Attributes:
-        open: why a correction may still be in them; ``None``: there is none.
-        corrected: whether all of it is.
-    """
-
-    of: dict[str, Tensor]
-    open: str | None = None
-    corrected: bool = False
 
 
 def plain_change(evidence: RunRecord, message: Message) -> PlainChange:

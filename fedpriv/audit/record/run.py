@@ -1,7 +1,7 @@
-"""The messages of a run as observations, and the true data to score reconstructions against.
+"""The record of a run: the sealed payloads that its folder keeps.
 
-The messages are the sealed payloads that the run kept. The images, texts and labels behind them are not stored: they are rebuilt
-from the run's config and checked against its partition hash.
+The images, texts and labels behind them are not stored: they are rebuilt from the run's config and checked against its partition
+hash.
 """
 
 from __future__ import annotations
@@ -11,19 +11,26 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from fedpriv.attacks.api.label_rules import balanced
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.inference.labels import Samples
+from fedpriv.attacks.scoring.guessing import most_common_share
 from fedpriv.audit.record.alteration import alteration
 from fedpriv.audit.record.attacker_view import AttackerView
-from fedpriv.audit.record.base import Message, Truth
+from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
+from fedpriv.audit.record.earlier_updates import plain_change
+from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, named
 from fedpriv.audit.record.views import views_of
-from fedpriv.audit.results import Sender
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
-from fedpriv.samples import Modality
+from fedpriv.models.encoders import Encoder
+from fedpriv.samples import Modality, each
 from fedpriv.server.payloads import PayloadStore
 from fedpriv.server.records import counted
 from fedpriv.server.run_folder import RunFolder
@@ -34,12 +41,15 @@ from fedpriv.wire import Sealed
 from fedpriv.wire.coding import decoded
 from fedpriv.wire.message import Refused
 
+REFERENCES = 2000
+"""Largest number of public images in the baselines; with more, the nearest one is hardly nearer."""
 
-class RunRecord:
-    """The kept messages of a run.
+
+class RunRecord(Record):
+    """The kept messages of a run, whose clients can be simulated.
 
     Attributes:
-        summed: whether each is the sum of some clients' uploads (:mod:`fedpriv.audit.record.sums`).
+        federation: data, net and method, rebuilt from the config; :class:`UsageError` where they are not the run's.
         corrections: of messages by (round, client), as far as they were computed (:mod:`fedpriv.audit.record.earlier_updates`).
 
     Raises:
@@ -47,7 +57,7 @@ class RunRecord:
         Damaged: a file of the run is not what was written.
     """
 
-    summed = False
+    cannot_simulate = None
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = RunFolder.open(run_dir)
@@ -57,14 +67,11 @@ class RunRecord:
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         config = self.folder.config()
         self.config = config.model_copy(update={"executor": config.executor.here()})
+        self.name, self.seed = self.folder.path.name, config.seed
         self.corrections: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def _stored(self) -> PayloadStore:
         return PayloadStore.of(self.folder)
-
-    def sender(self, round: int, client: int) -> Sender:
-        """Whose message it is: a client's, or a secure sum of several clients'."""
-        return Sender(client)
 
     def of_sums(self) -> list[str]:
         """What the server learns by sums behind masks, in sentences; none without sums."""
@@ -74,6 +81,34 @@ class RunRecord:
     def attacker(self) -> AttackerView:
         """The messages as attackers see them."""
         return AttackerView(self)
+
+    def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
+        """See :meth:`Record.observation`."""
+        return as_gradient(self, message, what, threat) if what else self.attacker.observation(message, threat)
+
+    def gradients(self, message: Message) -> list[str]:
+        """See :meth:`Record.gradients`."""
+        return [what for what in kinds(message.uploaded) if MEANINGS.get(what, UNKNOWN).gradient]
+
+    def steps_behind(self, message: Message, what: str) -> Schedule | None:
+        """See :meth:`Record.steps_behind`."""
+        return self.observation(message, ThreatModel()).schedule if MEANINGS[what].gradient == "change" else None
+
+    def started(self, message: Message, what: str = "") -> dict[str, Tensor] | None:
+        """See :meth:`Record.started`; those of a first local update are the run's initial ones."""
+        return self.attacker.started(message, named(message.uploaded, what) if what else None)
+
+    def plain_change(self, message: Message) -> PlainChange:
+        """See :func:`fedpriv.audit.record.earlier_updates.plain_change`."""
+        return plain_change(self, message)
+
+    def trained_apart(self, message: Message) -> bool:
+        """In an earlier local update of the client, or in a phase of this one that changes nothing of what was sent."""
+        sent = {name.partition(".")[0] for name in message.of_model}
+        entries = self.federation.resident.space.entries
+        private = {entry.role for entry in entries if entry.name not in message.received} - sent
+        phases = [phase.trains for phase in self.federation.method.phases(message.round) if phase.trains & private]
+        return bool(phases) and (not message.first_update or any(not trains & sent for trains in phases))
 
     @cached_property
     def federation(self) -> Federation:
@@ -93,11 +128,11 @@ class RunRecord:
         if round is not None and round not in rounds:
             kept = ", ".join(map(str, rounds))
             raise UsageError(f"no payload of round {round} was kept, only of rounds {kept}; see `fedpriv train --keep-payloads`")
-        found = [(r, c) for r in rounds for c in self.store.clients(r) if round in (None, r) and client in (None, c)]
-        if not found:
+        matching = [(r, c) for r in rounds for c in self.store.clients(r) if round in (None, r) and client in (None, c)]
+        if not matching:
             some = "; ".join(f"round {r}: {', '.join(map(str, self.store.clients(r)))}" for r in rounds if round in (None, r))
             raise UsageError(f"no payload of client {client} was kept; there are those of {some}")
-        return found
+        return matching
 
     def verify(self) -> None:
         """Read everything that an audit reads of the folder and of the data.
@@ -140,13 +175,12 @@ class RunRecord:
         return replace(self.read(round, client, sealed, received, num_examples), first_update=True)
 
     def truth(self, client: int) -> Truth:
-        """The client's training data, without augmentation."""
+        """See :meth:`Record.truth`."""
         index = self._held(client)
         return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
 
     def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
-        """The client's images ``(n, C, H, W)`` and the augmented views of its local update ``(n, V, C, H, W)``; ``None``: without
-        any."""
+        """See :meth:`Record.views`."""
         return views_of(self.federation, round, self.behind(round, client), self.store.download(round), images)
 
     def trained_clients(self, round: int) -> set[int]:
@@ -167,17 +201,50 @@ class RunRecord:
         return [client]
 
     def labels(self, client: int) -> Tensor:
-        """The labels of the client's training data ``(n,)``."""
+        """See :meth:`Record.labels`."""
         return self.federation.data.labels("train").cpu()[self._held(client)]
 
+    def label_sets(self, clients: Sequence[int]) -> Tensor:
+        """Which classes clients hold, ``(n, C)`` bool."""
+        return torch.stack([torch.bincount(self.labels(client), minlength=self.classes) > 0 for client in clients])
+
+    def set_guess(self, true: Tensor) -> float | None:
+        """See :meth:`Record.set_guess`; of sums it is not known."""
+        return None if self.summed else most_common_share(self.label_sets(self.federation.data.nonempty))
+
     def texts(self, client: int) -> Tensor:
-        """Token ids ``(n, L)`` of the client's training data, truncated as in training."""
+        """See :meth:`Record.texts`."""
         trained, _ = self._texts()
         return self._tokens([trained[i] for i in self._held(client).tolist()])
 
     def public_texts(self) -> Tensor:
-        """Token ids ``(m, L)`` of the test split."""
+        """Those of the test split."""
         return self._tokens(self._texts()[1])
+
+    def public_images(self) -> PublicImages:
+        """Those of the test split."""
+        return public_images(self.federation.dataset.test_images, self.federation.dataset.test_labels)
+
+    def public_samples(self) -> Samples | None:
+        """Some of the test split."""
+        data = self.federation.data
+        chosen = balanced(data.labels("server"), self.classes)
+        if not len(chosen):
+            return None
+        picked = data.pick("server", chosen)
+        return Samples(each(picked.inputs, lambda part: part.cpu()), picked.labels.cpu())
+
+    def schemas(self) -> list[Mapping[str, tuple[str, Sequence[int]]]]:
+        """See :meth:`Record.schemas`."""
+        return [self.store.upload(round, client).schema for round, client in self.messages()]
+
+    def kinds_of_model(self) -> Mapping[str, str]:
+        """See :func:`fedpriv.audit.record.statistics.kinds_of_model`."""
+        return kinds_of_model(self.federation.resident.net)
+
+    def lacking(self, client: int) -> Modality | None:
+        """See :meth:`Record.lacking`."""
+        return self.federation.data.lacking(client)
 
     def whole_clients(self, round: int) -> list[int]:
         """The clients with a kept message of that round and complete samples; for pairs, with both images and texts.
@@ -185,14 +252,29 @@ class RunRecord:
         Raises:
             FedprivError: there is none.
         """
-        found = [client for client in self.store.clients(round) if self.federation.data.lacking(client) is None]
-        if not found:
+        whole = [client for client in self.clients(round) if self.lacking(client) is None]
+        if not whole:
             raise FedprivError(f"round {round}: every client whose message was kept lacks the images or the texts")
-        return found
+        return whole
 
-    @property
+    @cached_property
+    def classes(self) -> int:
+        """The number of classes."""
+        return len(self.federation.dataset.classes)
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of an image, ``(C, H, W)``."""
+        return self.federation.resident.net.input_shape
+
+    @cached_property
+    def encoder(self) -> Encoder | None:
+        """The encoder of texts; ``None``: there are none."""
+        return self.federation.prepared.encoder
+
+    @cached_property
     def modalities(self) -> tuple[Modality, ...]:
-        """The kind of the run's samples: images, texts, or pairs of both."""
+        """The kinds of the run's samples: images, texts, or pairs of both."""
         dataset = self.federation.dataset
         there: dict[Modality, object] = {"image": dataset.images, "text": dataset.texts}
         return tuple(name for name, samples in there.items() if samples is not None)
@@ -207,6 +289,11 @@ class RunRecord:
         return texts
 
     def _tokens(self, texts: Sequence[str]) -> Tensor:
-        encoder, longest = self.federation.prepared.encoder, self.federation.config.data.max_tokens
-        assert encoder is not None and longest is not None
-        return tokenise(texts, encoder.tokenizer, longest)[0].long()
+        longest = self.federation.config.data.max_tokens
+        assert self.encoder is not None and longest is not None
+        return tokenise(texts, self.encoder.tokenizer, longest)[0].long()
+
+
+def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The first :data:`REFERENCES` of uint8 images ``(N, C, H, W)``, in [0, 1], and their labels."""
+    return images[:REFERENCES].float().cpu() / 255, labels[:REFERENCES].cpu()

@@ -61,7 +61,7 @@ def knowledge(evidence: RunRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if (report := evidence.store.report(*evidence.messages()[0])) is not None:
         server.append(f"receives a report beside each upload: {', '.join(_contents(report))}")
     server += evidence.of_sums()
-    if statistics := kinds_besides(evidence, sealed.schema):
+    if statistics := kinds_besides(sealed.schema, evidence.kinds_of_model()):
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
         server.append(f"knows the transforms of an upload: {', '.join(sealed.transforms)}")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.attacks.attack import TextAttack
-from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.observation import Observation, TextFacts, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
@@ -37,9 +38,12 @@ from fedpriv.attacks.text.controls import sized_control
 from fedpriv.attacks.text.mixture import unexplained
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.rows import unexplained as unexplained_rows
+from fedpriv.audit.record.attacker_view import opening, specials
 from fedpriv.audit.results import PartialLeakage
-from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
+from fedpriv.models.encoders import Encoder
+
+Observe = Callable[[ThreatModel], Iterator[Observation]]
 
 COMPUTED = 1e-10
 """Unexplained share of a gradient that may differ because it is computed again: an error of 1e-5 of each tensor."""
@@ -60,59 +64,106 @@ class TextAttempt(Attempt[TextAttack, TextReconstruction, TextScores]):
     left: PartialLeakage | None = None
 
 
-def attempt_text(
-    attacker: Attacker[TextAttack], target: TextTarget, seed: int, cut: Callable[[], Reason | None] = lambda: None
-) -> TextAttempt:
-    """Mount the attack on each message, and score all results together; if it failed, look whether that is evidence.
+@dataclass(frozen=True, eq=False)
+class TextTarget(Task[TextAttack, TextReconstruction, TextAttempt]):
+    """Texts to attack, message by message, as one may be large. The controls were run before, once for all targets.
 
-    Args:
-        cut: why no further step may begin; ``None``: one may.
+    Attributes:
+        title: a description for tables.
+        ids, labels: the truth, token ids ``(n, L)`` and ``(n,)``; attacks are scored against it and never see it.
+        count: number of messages ``N``; each stands for ``n / N`` sentences, in order.
+        observe: threat model -> the messages, one at a time.
+        public: token ids of other texts of the same kind ``(m, L)``, for the word frequencies of the baseline.
+        hidden: whether the last layer was not sent, so that it matters what is known of it.
+        trained_apart: whether layers that were never sent may have been trained since round 0, so that the initial ones are not
+            those of the message.
+        unreadable: why no attack can recover sentences from the messages.
+        beside: further inputs of the net besides a text.
+        statistics: statistics that are gradients, by name, as messages like those of ``observe``.
+        started: such a statistic, or empty for what ``observe`` gives -> the weights at which the client of the first message
+            began, by the names of the message, hidden ones too; ``None``: they were not kept. Attacks never get these.
     """
-    return _Texts(target).tried(attacker, Trial(seed, cut))
 
+    title: str
+    ids: Tensor
+    labels: Tensor
+    count: int
+    encoder: Encoder
+    observe: Observe
+    public: Tensor
+    hidden: bool = False
+    trained_apart: bool = False
+    unreadable: str | None = None
+    beside: str | None = None
+    statistics: Mapping[str, Observe] = field(default_factory=dict)
+    started: Callable[[str], Mapping[str, Tensor] | None] = lambda what: None
 
-@dataclass(frozen=True)
-class _Texts(Task[TextAttack, TextReconstruction, TextAttempt]):
-    """A target, message by message: one may be large. The controls were run before, once for all targets."""
+    @cached_property
+    def facts(self) -> TextFacts:
+        """The special ids, for scoring; the knowledge of attacks is in their observations."""
+        encoder = self.encoder
+        return TextFacts("", None, encoder.pad, specials(encoder), encoder.length, opening(encoder), encoder.unknown)
 
-    target: TextTarget
+    @property
+    def words(self) -> int:
+        """Size of the vocabulary V."""
+        return int(self.encoder.config.vocab_size)
+
+    @property
+    def frequency(self) -> Tensor:
+        """How often each word occurs in public texts ``(V,)``."""
+        return self.public.flatten().long().bincount(minlength=self.words)
+
+    @property
+    def size(self) -> int:
+        """The number of sentences behind each message."""
+        return len(self.ids) // self.count
+
+    def read(self, ids: Tensor) -> list[str]:
+        """Token ids ``(n, L)`` decoded to text, without special tokens."""
+        kept = [[i for i in row if i not in (self.facts.pad, *self.facts.special)] for row in ids.tolist()]
+        return [str(text) for text in self.encoder.tokenizer.batch_decode(kept)]
 
     def messages(self, attacker: Attacker[TextAttack]) -> Iterator[list[Observation]]:
-        if self.target.unreadable:
-            raise NotTried(Reason("not available", self.target.unreadable))
-        if attacker.attack.finds_order and self.target.beside:
-            beside = f"the net also takes {self.target.beside} with each text, which this attack cannot reconstruct"
+        """See :meth:`Task.messages`."""
+        if self.unreadable:
+            raise NotTried(Reason("not available", self.unreadable))
+        if attacker.attack.finds_order and self.beside:
+            beside = f"the net also takes {self.beside} with each text, which this attack cannot reconstruct"
             raise NotTried(Reason("other inputs", beside))
-        if reason := out_of_reach(attacker.attack, self.each()):
+        if reason := out_of_reach(attacker.attack, self.size):
             raise NotTried(reason)
         try:
             yield from ([observation] for observation in self._observe(attacker)(attacker.threat))
         except UsageError as error:  # earlier messages that a statistic needs were not kept
             raise NotTried(Reason("not available", str(error))) from None
 
-    def each(self, part: Sequence[Observation] = ()) -> int:
-        return len(self.target.ids) // self.target.messages
+    def each(self, part: Sequence[Observation]) -> int:
+        """See :meth:`Task.each`."""
+        return self.size
 
     def noted(
         self, attacker: Attacker[TextAttack], number: int, part: Sequence[Observation], made: TextReconstruction | str
     ) -> tuple[list[str], list[str]]:
-        """In what a message is unlike the controls; and a clause where the search did not converge."""
-        attack, own = attacker.attack, slice(number * self.each(), (number + 1) * self.each())
-        astray = _astray(attack, made, part[0], self.target.ids[own], self.target.labels[own])
-        return _unlike(attacker, self.target, part[0]), astray
+        """In what a message differs from the controls'; and a clause where the search did not converge."""
+        its = slice(number * self.size, (number + 1) * self.size)
+        astray = _astray(attacker.attack, made, part[0], self.ids[its], self.labels[its])
+        return _differences(attacker, self, part[0]), astray
 
     def not_tried(self, attacker: Attacker[TextAttack], reason: NotTried) -> TextAttempt:
+        """See :meth:`Task.not_tried`."""
         why = reason.reason
-        left = why.kind == "does not apply" or (self.target.unreadable is not None and why.kind == "not available")
-        observe = self._observe(attacker)
-        return TextAttempt(attacker, inapplicable=why, left=what_is_left(observe, self.target) if left else None)
+        is_partial = why.kind == "does not apply" or (self.unreadable is not None and why.kind == "not available")
+        left = partial_leakage(self._observe(attacker), self) if is_partial else None
+        return TextAttempt(attacker, inapplicable=why, left=left)
 
     def judged(self, attacker: Attacker[TextAttack], mounted: Mounted[TextReconstruction], trial: Trial) -> TextAttempt:
-        target, made = self.target, [one for one in mounted.found if not isinstance(one, str)]
-        refusals = [one for one in mounted.found if isinstance(one, str)]
-        whole = _joined(mounted.found, made[0], self.each(), target.facts.pad)
-        ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
-        scores = score_text(whole, target.ids, target.labels, target.facts)
+        """See :meth:`Task.judged`."""
+        reconstructed = [result for result in mounted.found if not isinstance(result, str)]
+        refusals = [result for result in mounted.found if isinstance(result, str)]
+        whole = _joined(mounted.found, reconstructed[0], self.size, self.facts.pad)
+        ids = None if whole.ids is None else match_sentences(whole, self.ids, self.facts)[0]
+        scores = score_text(whole, self.ids, self.labels, self.facts)
         attempt = TextAttempt(attacker, whole, scores, ids=ids, refused=len(refusals))
         if _succeeded(scores):
             return attempt
@@ -123,10 +174,10 @@ class _Texts(Task[TextAttack, TextReconstruction, TextAttempt]):
         reasons = reasons or unlike([clause for _, astray in mounted.notes for clause in astray][:1])
         if reasons:
             return replace(attempt, reasons=reasons)
-        return _beyond_its_controls(attempt, target, mounted.first[0], trial)
+        return _beyond_its_controls(attempt, self, mounted.first[0], trial)
 
     def _observe(self, attacker: Attacker[TextAttack]) -> Observe:
-        return self.target.statistics[attacker.what] if attacker.what else self.target.observe
+        return self.statistics[attacker.what] if attacker.what else self.observe
 
 
 def _succeeded(scores: TextScores) -> bool:
@@ -134,36 +185,34 @@ def _succeeded(scores: TextScores) -> bool:
     return bool(scores.exact.successes) if scores.exact is not None else bool(scores.recall.eq(1).all())
 
 
-def what_is_left(observe: Observe, target: TextTarget) -> PartialLeakage:
+def partial_leakage(observe: Observe, target: TextTarget) -> PartialLeakage:
     """Labels and numbers of tokens inferred from the messages, compared with the truth."""
-    size, right = len(target.ids) // target.messages, Counter[str]()
-    lengths = target.ids.ne(target.facts.pad).sum(1)
-    for observation, own, true in zip(
-        observe(ThreatModel()), torch.split(lengths, size), torch.split(target.labels, size), strict=True
-    ):
+    size, right = target.size, Counter[str]()
+    lengths = torch.split(target.ids.ne(target.facts.pad).sum(1), size)
+    for observation, length, true in zip(observe(ThreatModel()), lengths, torch.split(target.labels, size), strict=True):
         with suppress(Inapplicable):
             right["labels"] += (Counter(batch_labels(observation).tolist()) & Counter(true.tolist())).total()
         if observation.text is not None:
-            right["longest"] += longest(observation) == int(own.max())
-            right["total"] += total_tokens(observation) == int(own.sum())
-    counts = {"labels": len(target.labels), "longest": target.messages, "total": target.messages}
+            right["longest"] += longest(observation) == int(length.max())
+            right["total"] += total_tokens(observation) == int(length.sum())
+    counts = {"labels": len(target.labels), "longest": target.count, "total": target.count}
     return PartialLeakage(**{name: wilson(right[name], n) for name, n in counts.items()})
 
 
-def _unlike(attacker: Attacker[TextAttack], target: TextTarget, observation: Observation) -> list[str]:
+def _differences(attacker: Attacker[TextAttack], target: TextTarget, observation: Observation) -> list[str]:
     """What keeps attacks that match one gradient from finding sentences: a clause each. Of others, why words may be missing among
     those that the word embedding names."""
     if not (attacker.attack.finds_order or attacker.attack.is_malicious()):
         why = None if observation.text is None else unexplained_rows(observation, observation.text.words)
         return [why] if why else []
-    found, schedule = list(observation.unlike), observation.schedule
+    clauses, schedule = list(observation.unlike), observation.schedule
     if observation.kind == "change" and (schedule is None or schedule.steps > 1):
         behind = "" if schedule is None else f", and behind the message are {schedule.steps}"
-        found.append(f"it reads the change as one step of SGD{behind}")
+        clauses.append(f"it reads the change as one step of SGD{behind}")
     if attacker.threat.top == "initial" and target.trained_apart:
-        found.append("it matches through the initial weights of layers that the client has trained since and not sent")
+        clauses.append("it matches through the initial weights of layers that the client has trained since and not sent")
     harder = attacker.attack.harder(observation)
-    return found if harder is None else [*found, harder]
+    return clauses if harder is None else [*clauses, harder]
 
 
 def _astray(
@@ -205,7 +254,7 @@ def _beyond_its_controls(made: TextAttempt, target: TextTarget, first: Observati
         return because(Reason("no control", f"{untried}, which also takes {target.beside} with each text"))
     if attack.finds_order:
         width = int(target.encoder.config.hidden_size)
-        control = sized_control(attack, len(lengths) // target.messages, max(lengths), width, trial.seed)
+        control = sized_control(attack, target.size, max(lengths), width, trial.seed)
         if not control.passed:
             return because(Reason("control failed", control.sentence))
     if (weights := target.started(made.attacker.what)) is None:
@@ -216,7 +265,7 @@ def _beyond_its_controls(made: TextAttempt, target: TextTarget, first: Observati
     return with_same_net(made, sentences_on_same_net(attack, first, weights, lengths, target.frequency, trial.seed))
 
 
-def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction, size: int, pad: int) -> TextReconstruction:
+def _joined(results: Sequence[TextReconstruction | str], like: TextReconstruction, size: int, pad: int) -> TextReconstruction:
     """Merge the results of messages; refused ones get empty sentences and no labels."""
     empty = TextReconstruction(
         None if like.ids is None else torch.full((size, 1), pad),
@@ -225,7 +274,7 @@ def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction,
         torch.full((1,), torch.nan),
         ("",),
     )
-    parts = [empty if isinstance(one, str) else one for one in found]
+    parts = [empty if isinstance(result, str) else result for result in results]
     width = max((part.ids.shape[1] for part in parts if part.ids is not None), default=0)
     return TextReconstruction(
         None
@@ -234,6 +283,6 @@ def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction,
         torch.cat([part.counts for part in parts]),
         torch.cat([part.labels for part in parts]),
         torch.cat([part.loss for part in parts]),
-        tuple(one if isinstance(one, str) else one.notes[0] for one in found),
+        tuple(result if isinstance(result, str) else result.notes[0] for result in results),
         sum(part.cpu_seconds for part in parts),
     )

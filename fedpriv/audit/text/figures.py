@@ -14,8 +14,7 @@ from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
 from fedpriv.audit.judge.texts import beyond_chance
 from fedpriv.audit.results import TextExample, TextFigures, TextScoreMeans
-from fedpriv.audit.text.attempts import TextAttempt
-from fedpriv.audit.text.target import TextTarget
+from fedpriv.audit.text.attempts import TextAttempt, TextTarget
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,7 +26,7 @@ GUESS = "random words"
 
 def guess(target: TextTarget, seed: int) -> TextScores:
     """The baseline: sentences of the true lengths, of words drawn by their frequency in public texts."""
-    made = random_text(target.ids, target.messages, target.facts, target.words, target.frequency, seed)
+    made = random_text(target.ids, target.count, target.facts, target.words, target.frequency, seed)
     return score_text(made, target.ids, target.labels, target.facts)
 
 
@@ -80,7 +79,7 @@ def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:
     often = target.frequency.clone()
     often[special] = -1
     order = often.argsort(descending=True, stable=True)
-    for counts, ids in zip(found.counts, torch.split(target.ids, len(target.ids) // target.messages), strict=True):
+    for counts, ids in zip(found.counts, torch.split(target.ids, target.size), strict=True):
         words = counts > 0
         words[special] = False
         guessed = order[: int(words.sum())]
@@ -90,8 +89,8 @@ def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:
 
 def examples(attempt: TextAttempt, target: TextTarget) -> tuple[TextExample, ...]:
     """For the first messages: the true sentences, and the reconstructed ones or the tokens found."""
-    size, shown = len(target.ids) // target.messages, list[TextExample]()
-    for number in range(min(SHOWN, target.messages)):
+    size, shown = target.size, list[TextExample]()
+    for number in range(min(SHOWN, target.count)):
         own = slice(number * size, (number + 1) * size)
         made = [_words(attempt.found, number, target)] if attempt.ids is None else target.read(attempt.ids[own])
         shown.append(TextExample(tuple(target.read(target.ids[own])[:SHOWN]), tuple(made[:SHOWN]), size))
@@ -119,7 +118,7 @@ def in_lines(attempt: TextAttempt, target: TextTarget) -> list[str]:
     if attempt.inapplicable is not None:
         left = [] if attempt.left is None else [attempt.left.sentence]
         return [f"{name} cannot be mounted: {attempt.inapplicable}", *left]
-    lines = [f"{name}: {attempt.refused} of {target.messages} messages refused"] if attempt.refused else []
+    lines = [f"{name}: {attempt.refused} of {target.count} messages refused"] if attempt.refused else []
     for number, shown in enumerate(examples(attempt, target), 1):
         lines += [f"message {number}", *(f"  true   {text}" for text in shown.true)]
         if shown.sentences > len(shown.true):
