@@ -240,8 +240,10 @@ def _finished_of_clients(run: AuditedRun, record: Record, options: AuditOptions,
 def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress) -> _Findings:
     """What a client holds: its classes and, by simulated clients, class centres and whether given samples are among its own."""
     progress.again("clients")
-    run = replace(run, statistics=listed(record), exposed=exposed(record) if isinstance(record, RunRecord) else ())
-    progress("labels")
+    run = replace(run, statistics=listed(record))
+    if isinstance(record, RunRecord):
+        run = replace(run, exposed=exposed(record))
+        progress("labels")
     labels = findings_of([labels_of(record, round, client) for round, client in record.messages()])
     run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
     if isinstance(record, RunRecord):
