@@ -28,7 +28,7 @@ from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget
 from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import NotSimulated
-from fedpriv.audit.record.statistics import RUNNING, exposed, listed
+from fedpriv.audit.record.statistics import RUNNING, exposed
 from fedpriv.audit.record.sums import HeldBack, record_of
 from fedpriv.audit.results import (
     Audit,
@@ -240,7 +240,7 @@ def _finished_of_clients(run: AuditedRun, record: Record, options: AuditOptions,
 def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress) -> _Findings:
     """What a client holds: its classes and, by simulated clients, class centres and whether given samples are among its own."""
     progress.again("clients")
-    run = replace(run, statistics=listed(record))
+    run = replace(run, statistics=record.statistics())
     if isinstance(record, RunRecord):
         run = replace(run, exposed=exposed(record))
         progress("labels")

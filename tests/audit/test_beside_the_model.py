@@ -59,7 +59,7 @@ def singles(evidence: RunRecord) -> Attacked:
 
 
 def findings(evidence: RunRecord, attacked: Attacked) -> AuditedRun:
-    return run(attacked.described(None), statistics=statistics.listed(evidence))
+    return run(attacked.described(None), statistics=evidence.statistics())
 
 
 @pytest.mark.slow

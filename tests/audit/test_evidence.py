@@ -18,7 +18,7 @@ from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.explained import explained
 from fedpriv.audit.record.attacker_view import cut
 from fedpriv.audit.record.base import Truth
-from fedpriv.audit.record.local_steps import idle_of, schedule_of
+from fedpriv.audit.record.local_steps import LocalSteps
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import shared_out, single_samples
 from fedpriv.errors import UsageError
@@ -83,9 +83,11 @@ def test_batches_that_are_too_small_are_no_steps(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "fedavg", **{"train.rounds": 1, "train.batch_size": 7, "train.local_epochs": 2})
     for least, steps in ((1, 16), (2, 14)):
         train = found.config.train.model_copy(update={"min_batch": least})
-        made = schedule_of(train, found.federation.method, 1, ["head.weight"], 50, 1, frozenset())
+        made = LocalSteps(train, found.federation.method, 1, ["head.weight"], 50, 1).schedule(frozenset())
         assert made is not None and made.steps == steps
-        assert (idle_of(train, found.federation.method, 1, ["head.weight"], 1, 1) is None) == (least == 2), "no step at all"
+        assert (LocalSteps(train, found.federation.method, 1, ["head.weight"], 1, 1).without_gradient() is None) == (
+            least == 2
+        ), "no step at all"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])

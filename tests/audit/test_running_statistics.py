@@ -23,7 +23,6 @@ from fedpriv.audit.page import change
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.record import statistics
 from fedpriv.audit.record.attacker_view import cut
-from fedpriv.audit.record.base import Record
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
 from fedpriv.audit.results import MeanColour, Sender
@@ -57,7 +56,7 @@ def undefended(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
 
 
 def test_they_are_listed_with_their_bytes(undefended: RunRecord) -> None:
-    (row,) = statistics.listed(undefended)
+    (row,) = undefended.statistics()
     assert (row.what, row.tensors, row.bytes, row.known) == (RUNNING, 4, 4 * 2 * (16 + 24), True)
     assert "membership" in row.attacked and statistics.exposed(undefended) == ()
 
@@ -71,7 +70,7 @@ def test_they_are_listed_with_their_bytes(undefended: RunRecord) -> None:
 )
 def test_they_are_not_listed_where_they_stay_with_the_client(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
     found = evidence(tmp_path / "run", method, **overrides)
-    assert not statistics.listed(found)
+    assert not found.statistics()
     seen = found.attacker.observation(found.message(*found.messages()[0]), ThreatModel())
     assert seen.buffers == {} and seen.passes is None
     refused = mean_colours(found)
@@ -183,15 +182,7 @@ def test_buffers_of_other_layers_are_named_as_unknown_or_constant() -> None:
     assert kinds["encoder.1.seen"] == BUFFERS and kinds["encoder.1.scale"] == CONSTANTS
     assert kinds["encoder.2.running_mean"] == RUNNING and "encoder.2.weight" not in kinds
     assert kinds["predictor.norm1.running_var"] == kinds["predictor.fc1.weight"] == ASIDE
-
-    class Sent(Record):
-        def schemas(self) -> list[dict[str, tuple[str, tuple[int]]]]:
-            return [dict.fromkeys(kinds, ("F32", (1,)))]
-
-        def kinds_of_model(self) -> dict[str, str]:
-            return kinds
-
-    rows = statistics.listed(Sent())
+    rows = statistics.listed([dict.fromkeys(kinds, ("F32", (1,)))], kinds)
     assert {row.what: row.known for row in rows} == {BUFFERS: False, CONSTANTS: True, RUNNING: True, ASIDE: True}
 
 

@@ -117,7 +117,7 @@ def test_without_a_defence_the_model_is_asked_first(tmp_path: Path) -> None:
 def test_a_gradient_of_the_head_tells_labels_and_no_image(tmp_path: Path) -> None:
     """Without any name of a method: another server's half asks for the gradient of the last layer."""
     found = evidence(tmp_path / "run", "fedavg", **OF_HEAD, **NOISE, **{"train.rounds": 1, "train.lr": 1e-3})
-    assert [(one.what, one.attacked) for one in statistics.listed(found)] == [("gradient", "as a gradient")]
+    assert [(one.what, one.attacked) for one in found.statistics()] == [("gradient", "as a gradient")]
     round, client = found.messages()[0]
     message = found.message(round, client)
     seen = statistics.as_gradient(found, message, "gradient", ThreatModel())
@@ -145,18 +145,18 @@ def test_what_defences_leave_as_it_was(tmp_path: Path, transforms: list[dict[str
     method = "mpfedcon" if masked else "scaffold"
     found = evidence(tmp_path / "run", method, **{"train.rounds": 1, "wire.transforms": transforms})
     assert statistics.exposed(found) == exposed
-    assert {one.what for one in statistics.listed(found)} == (set() if masked else {"variate"})
+    assert {one.what for one in found.statistics()} == (set() if masked else {"variate"})
 
 
 def test_every_statistic_is_listed_with_its_bytes_and_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{"train.rounds": 1, "wire.transforms": [{"name": "mask", "last": 1}]})
-    (one,) = statistics.listed(found)
+    (one,) = found.statistics()
     net = dict(found.federation.resident.net.named_parameters())
     sent = [p for name, p in net.items() if not name.startswith("head.")]
     assert (one.what, one.tensors, one.bytes) == ("variate", len(sent), sum(4 * p.numel() for p in sent))
     assert "gradients" in one.says and one.attacked
     monkeypatch.setattr(statistics, "MEANINGS", {})
-    (one,) = statistics.listed(found)
+    (one,) = found.statistics()
     assert "does not know" in one.says and not one.attacked and found.gradients(found.message(*found.messages()[0])) == []
 
 

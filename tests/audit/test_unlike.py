@@ -23,7 +23,7 @@ from fedpriv.audit import sentences
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.audit.images.target import Target, of_messages
 from fedpriv.audit.images.target import message as of_message
-from fedpriv.audit.record.control_differences import made_up, trains_otherwise, unlike_controls
+from fedpriv.audit.record.control_differences import control_differences, made_up, trains_otherwise
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import shared_out, single_samples
 from fedpriv.config import load_config
@@ -50,7 +50,9 @@ class Declared(Undeclared):
 def reasons(
     *transforms: Any, net: nn.Module | None = None, steps: bool = True, once: bool = False, **overrides: Any
 ) -> tuple[str, ...]:
-    return unlike_controls(load_config(None, settings("fedavg", **overrides)), net or nn.Linear(1, 1), transforms, steps, once)
+    return control_differences(
+        load_config(None, settings("fedavg", **overrides)), net or nn.Linear(1, 1), transforms, steps, once
+    )
 
 
 def test_what_the_controls_do_not_have_is_named() -> None:
@@ -119,7 +121,7 @@ def test_a_net_that_draws_or_computes_otherwise_in_training_is_told(layer: nn.Mo
     told = (
         reasons(net=net.train())
         if not otherwise
-        else unlike_controls(load_config(None, settings("fedavg")), net.train(), (), steps=True, once=False, otherwise=True)
+        else control_differences(load_config(None, settings("fedavg")), net.train(), (), steps=True, once=False, otherwise=True)
     )
     assert any("draws at random" in one for one in told) == otherwise
 

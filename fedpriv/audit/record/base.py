@@ -12,7 +12,7 @@ from fedpriv.attacks.core.altered import UNALTERED, Altered
 from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.labels import Samples
-from fedpriv.audit.results import Part, Sender
+from fedpriv.audit.results import Part, Sender, Statistic
 from fedpriv.models.encoders import Encoder
 from fedpriv.samples import Modality
 from fedpriv.wire.coding import is_model
@@ -209,14 +209,9 @@ class Record:
         """The same as the net takes them, some of each class, for rules that infer labels; ``None``: there are none."""
         return None
 
-    def schemas(self) -> Sequence[Mapping[str, tuple[str, Sequence[int]]]]:
-        """(Data type, shape) of the tensors of each message, by name; only of those that crossed the wire as payloads."""
+    def statistics(self) -> tuple[Statistic, ...]:
+        """What was sent besides the layers that give the logits."""
         return ()
-
-    def kinds_of_model(self) -> Mapping[str, str]:
-        """The kinds of the model's tensors that are listed as statistics, by name; see
-        :func:`fedpriv.audit.record.statistics.kinds_of_model`."""
-        return {}
 
     def not_run(self) -> dict[Part, Reason]:
         """The parts of an audit that are left out as the record does not allow them, and why."""

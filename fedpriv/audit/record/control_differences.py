@@ -19,7 +19,7 @@ _BUILT_IN = "fedpriv."
 """Of the modules whose transforms say all that they do: in the message (a mask, a rounding), or by their attributes."""
 
 
-def unlike_controls(
+def control_differences(
     config: RunConfig, net: nn.Module, transforms: Sequence[Transform], steps: bool, once: bool, otherwise: bool = False
 ) -> tuple[str, ...]:
     """In what messages of a run differ from those of every attack's controls, a clause each.
@@ -47,7 +47,7 @@ def unlike_controls(
 
 
 def in_training(net: nn.Module, otherwise: bool) -> list[str]:
-    """What of a net in the client's mode is unlike the nets of controls, a clause each; see :func:`unlike_controls`."""
+    """What of a net in the client's mode is unlike the nets of controls, a clause each; see :func:`control_differences`."""
     drops = [module.p for module in net.modules() if isinstance(module, _DropoutNd) and module.p and module.training]
     if drops:
         # Attacks that also seek the masks succeed where others fail (Scheliga, Maeder & Seeland 2023).

@@ -3,102 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Passes, Schedule
 from fedpriv.config import TrainConfig
+from fedpriv.interfaces import Phase
 from fedpriv.methods import Method
 
 
-def schedule_of(
-    train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int, plain: frozenset[str]
-) -> Schedule | None:
-    """The local SGD steps of the shared layers; ``None`` where a schedule cannot describe them: layers took different numbers of
-    steps, learning rates differ, or the optimiser is not linear in the gradients. Its names are the net's.
+@dataclass(frozen=True)
+class LocalSteps:
+    """The local steps behind a message.
 
-    Args:
+    Attributes:
         sent: the names of the tensors of the model in the message.
         examples: number of samples behind it.
         parts: of how many clients.
-        plain: the tensors without momentum.
     """
-    if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps:
-        return None
-    if (alike := _alike(train, method, round, sent, examples, parts)) is None:
-        return None
-    steps, lr = alike
-    decay = (train.weight_decay, train.weight_decay_bias)
-    return Schedule(lr, steps, min(_batch(train, method, parts), examples), train.momentum, *decay, plain)
 
+    train: TrainConfig
+    method: Method
+    round: int
+    sent: Collection[str]
+    examples: int
+    parts: int
 
-def passes_of(
-    train: TrainConfig, method: Method, round: int, buffers: Collection[str], examples: int, parts: int
-) -> Passes | None:
-    """The batches that moved the buffers, such as running means, in a client's local update; ``None``: not as many for each of
-    them, or not known of the objective. ``buffers`` are their names; the other arguments are those of :func:`schedule_of`.
-    """
-    objective, an_epoch = method.objective, _an_epoch(train, method, examples, parts)
-    steps = {
-        sum(phase.steps or phase.epochs * an_epoch for phase in method.phases(round) if role in phase.trains)
-        for role in {name.split(".")[0] for name in buffers}
-    }
-    if objective.passes_per_step is None or len(steps) != 1 or steps == {0}:
-        return None
-    samples = min(_batch(train, method, parts), examples) // (parts * objective.batches_per_step * train.accumulate)
-    return Passes(steps.pop() * objective.passes_per_step * train.accumulate, max(1, samples))
+    def schedule(self, plain: frozenset[str]) -> Schedule | None:
+        """The SGD steps of the shared layers, by the net's names; ``None`` where a schedule cannot describe them: layers took
+        different numbers of steps, learning rates differ, or the optimiser is not linear in the gradients.
 
+        Args:
+            plain: the tensors without momentum.
+        """
+        train = self.train
+        if train.optimizer != "sgd" or train.clip_grad_norm is not None or train.warmup_steps or self._alike is None:
+            return None
+        steps, lr = self._alike
+        decay = (train.weight_decay, train.weight_decay_bias)
+        return Schedule(lr, steps, min(self._batch, self.examples), train.momentum, *decay, plain)
 
-def idle_of(
-    train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int
-) -> Callable[[Tensor], Tensor] | None:
-    """What the steps do to weights whose gradients are all zero; see :class:`fedpriv.attacks.core.observation.Observation`.
+    def passes(self, buffers: Collection[str]) -> Passes | None:
+        """The batches that moved the buffers of these names, such as running means; ``None``: not as many for each of them, or
+        not known of the objective."""
+        objective, accumulate = self.method.objective, self.train.accumulate
+        steps = set(self._steps({name.split(".")[0] for name in buffers}).values())
+        if objective.passes_per_step is None or len(steps) != 1 or steps == {0}:
+            return None
+        samples = min(self._batch, self.examples) // (self.parts * objective.batches_per_step * accumulate)
+        return Passes(steps.pop() * objective.passes_per_step * accumulate, max(1, samples))
 
-    ``None``: it is not known how many there are. The arguments are those of :func:`schedule_of`.
-    """
-    roles = {name.split(".")[0] for name in sent}
-    if parts != 1 or sum(not roles.isdisjoint(phase.trains) for phase in method.phases(round)) != 1:
-        return None
-    alike = _alike(train, method, round, sent, examples, parts)
-    return None if alike is None else partial(_decayed, train, *alike)
+    def without_gradient(self) -> Callable[[Tensor], Tensor] | None:
+        """What the steps do to weights whose gradients are all zero; see :class:`fedpriv.attacks.core.observation.Observation`.
 
+        ``None``: it is not known how many there are.
+        """
+        phases = sum(not self._roles.isdisjoint(phase.trains) for phase in self.method.phases(self.round))
+        if self.parts != 1 or phases != 1 or self._alike is None:
+            return None
+        return partial(_decayed, self.train, *self._alike)
 
-def stands_still(train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int) -> bool:
-    """Whether layers of the message took no step: warm-up begins every phase with a learning rate of 0, and theirs has no further
-    step. The arguments are those of :func:`schedule_of`."""
-    if not train.warmup_steps:
-        return False
-    an_epoch, phases = _an_epoch(train, method, examples, parts), method.phases(round)
-    taken = {
-        role: max(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains)
-        for role in {name.split(".")[0] for name in sent}
-        if any(role in phase.trains for phase in phases)
-    }
-    return any(steps <= 1 for steps in taken.values())
+    def stand_still(self) -> bool:
+        """Whether layers of the message took no step: warm-up begins every phase with a learning rate of 0, and theirs has no
+        further step."""
+        if not self.train.warmup_steps:
+            return False
+        phases = self.method.phases(self.round)
+        lengths = [[self._length(phase) for phase in phases if role in phase.trains] for role in self._roles]
+        return any(max(steps) <= 1 for steps in lengths if steps)
 
+    @cached_property
+    def _alike(self) -> tuple[int, float] | None:
+        """The number of steps and the learning rate, if they are the same for all layers."""
+        steps = set(self._steps(self._roles).values())
+        rates = {phase.lr or self.train.lr for phase in self.method.phases(self.round)}
+        if len(steps) != 1 or len(rates) != 1 or steps == {0}:
+            return None
+        return steps.pop(), rates.pop() * self.train.lr_decay ** (self.round - 1)
 
-def _alike(
-    train: TrainConfig, method: Method, round: int, sent: Collection[str], examples: int, parts: int
-) -> tuple[int, float] | None:
-    """The number of steps and the learning rate, if they are the same for all layers."""
-    an_epoch, phases = _an_epoch(train, method, examples, parts), method.phases(round)
-    roles = {name.split(".")[0] for name in sent}
-    steps = {sum(phase.steps or phase.epochs * an_epoch for phase in phases if role in phase.trains) for role in roles}
-    rates = {phase.lr or train.lr for phase in phases}
-    if len(steps) != 1 or len(rates) != 1 or steps == {0}:
-        return None
-    return steps.pop(), rates.pop() * train.lr_decay ** (round - 1)
+    @property
+    def _roles(self) -> set[str]:
+        return {name.split(".")[0] for name in self.sent}
 
+    def _steps(self, roles: Collection[str]) -> dict[str, int]:
+        phases = self.method.phases(self.round)
+        return {role: sum(self._length(phase) for phase in phases if role in phase.trains) for role in roles}
 
-def _an_epoch(train: TrainConfig, method: Method, examples: int, parts: int) -> int:
-    whole, rest = divmod(examples, _batch(train, method, parts))
-    return whole + (rest >= parts * max(train.min_batch, method.objective.smallest_batch))  # smaller batches are skipped
+    def _length(self, phase: Phase) -> int:
+        return phase.steps or phase.epochs * self._an_epoch
 
+    @property
+    def _an_epoch(self) -> int:
+        whole, rest = divmod(self.examples, self._batch)
+        smallest = max(self.train.min_batch, self.method.objective.smallest_batch)
+        return whole + (rest >= self.parts * smallest)  # smaller batches are skipped
 
-def _batch(train: TrainConfig, method: Method, parts: int) -> int:
-    return train.batch_size * method.objective.batches_per_step * parts
+    @property
+    def _batch(self) -> int:
+        return self.train.batch_size * self.method.objective.batches_per_step * self.parts
 
 
 def _decayed(train: TrainConfig, steps: int, lr: float, start: Tensor) -> Tensor:

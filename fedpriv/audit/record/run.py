@@ -22,8 +22,9 @@ from fedpriv.audit.record.alteration import alteration
 from fedpriv.audit.record.attacker_view import AttackerView
 from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
 from fedpriv.audit.record.earlier_updates import plain_change
-from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, named
+from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, listed, named
 from fedpriv.audit.record.views import views_of
+from fedpriv.audit.results import Statistic
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
@@ -83,23 +84,18 @@ class RunRecord(Record):
         return AttackerView(self)
 
     def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
-        """See :meth:`Record.observation`."""
         return as_gradient(self, message, what, threat) if what else self.attacker.observation(message, threat)
 
     def gradients(self, message: Message) -> list[str]:
-        """See :meth:`Record.gradients`."""
         return [what for what in kinds(message.uploaded) if MEANINGS.get(what, UNKNOWN).gradient]
 
     def steps_behind(self, message: Message, what: str) -> Schedule | None:
-        """See :meth:`Record.steps_behind`."""
         return self.observation(message, ThreatModel()).schedule if MEANINGS[what].gradient == "change" else None
 
     def started(self, message: Message, what: str = "") -> dict[str, Tensor] | None:
-        """See :meth:`Record.started`; those of a first local update are the run's initial ones."""
         return self.attacker.started(message, named(message.uploaded, what) if what else None)
 
     def plain_change(self, message: Message) -> PlainChange:
-        """See :func:`fedpriv.audit.record.earlier_updates.plain_change`."""
         return plain_change(self, message)
 
     def trained_apart(self, message: Message) -> bool:
@@ -175,12 +171,10 @@ class RunRecord(Record):
         return replace(self.read(round, client, sealed, received, num_examples), first_update=True)
 
     def truth(self, client: int) -> Truth:
-        """See :meth:`Record.truth`."""
         index = self._held(client)
         return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
 
     def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
-        """See :meth:`Record.views`."""
         return views_of(self.federation, round, self.behind(round, client), self.store.download(round), images)
 
     def trained_clients(self, round: int) -> set[int]:
@@ -201,7 +195,6 @@ class RunRecord(Record):
         return [client]
 
     def labels(self, client: int) -> Tensor:
-        """See :meth:`Record.labels`."""
         return self.federation.data.labels("train").cpu()[self._held(client)]
 
     def label_sets(self, clients: Sequence[int]) -> Tensor:
@@ -209,24 +202,19 @@ class RunRecord(Record):
         return torch.stack([torch.bincount(self.labels(client), minlength=self.classes) > 0 for client in clients])
 
     def set_guess(self, true: Tensor) -> float | None:
-        """See :meth:`Record.set_guess`; of sums it is not known."""
         return None if self.summed else most_common_share(self.label_sets(self.federation.data.nonempty))
 
     def texts(self, client: int) -> Tensor:
-        """See :meth:`Record.texts`."""
         trained, _ = self._texts()
         return self._tokens([trained[i] for i in self._held(client).tolist()])
 
     def public_texts(self) -> Tensor:
-        """Those of the test split."""
         return self._tokens(self._texts()[1])
 
     def public_images(self) -> PublicImages:
-        """Those of the test split."""
         return public_images(self.federation.dataset.test_images, self.federation.dataset.test_labels)
 
     def public_samples(self) -> Samples | None:
-        """Some of the test split."""
         data = self.federation.data
         chosen = balanced(data.labels("server"), self.classes)
         if not len(chosen):
@@ -234,16 +222,11 @@ class RunRecord(Record):
         picked = data.pick("server", chosen)
         return Samples(each(picked.inputs, lambda part: part.cpu()), picked.labels.cpu())
 
-    def schemas(self) -> list[Mapping[str, tuple[str, Sequence[int]]]]:
-        """See :meth:`Record.schemas`."""
-        return [self.store.upload(round, client).schema for round, client in self.messages()]
-
-    def kinds_of_model(self) -> Mapping[str, str]:
-        """See :func:`fedpriv.audit.record.statistics.kinds_of_model`."""
-        return kinds_of_model(self.federation.resident.net)
+    def statistics(self) -> tuple[Statistic, ...]:
+        schemas = (self.store.upload(*message).schema for message in self.messages())
+        return listed(schemas, kinds_of_model(self.federation.resident.net))
 
     def lacking(self, client: int) -> Modality | None:
-        """See :meth:`Record.lacking`."""
         return self.federation.data.lacking(client)
 
     def whole_clients(self, round: int) -> list[int]:
@@ -259,22 +242,18 @@ class RunRecord(Record):
 
     @cached_property
     def classes(self) -> int:
-        """The number of classes."""
         return len(self.federation.dataset.classes)
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """Of an image, ``(C, H, W)``."""
         return self.federation.resident.net.input_shape
 
     @cached_property
     def encoder(self) -> Encoder | None:
-        """The encoder of texts; ``None``: there are none."""
         return self.federation.prepared.encoder
 
     @cached_property
     def modalities(self) -> tuple[Modality, ...]:
-        """The kinds of the run's samples: images, texts, or pairs of both."""
         dataset = self.federation.dataset
         there: dict[Modality, object] = {"image": dataset.images, "text": dataset.texts}
         return tuple(name for name, samples in there.items() if samples is not None)

@@ -7,7 +7,7 @@ they are no change that attacks read as a gradient.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Literal
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.attacks.core.observation import Observation, ThreatModel
-from fedpriv.audit.record.base import Message, Record
+from fedpriv.audit.record.base import Message
 from fedpriv.audit.record.earlier_updates import earlier_updates
 from fedpriv.audit.results import Statistic
 from fedpriv.defenses.mask import Mask
@@ -33,6 +33,8 @@ from fedpriv.wire.coding import base_name, is_model
 if TYPE_CHECKING:
     from fedpriv.audit.record.run import RunRecord
 
+Schema = Mapping[str, tuple[str, Sequence[int]]]
+"""(Data type, shape) of the tensors of a message, by name."""
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of an entry, by safetensors' type names."""
 RUNNING, BUFFERS, CONSTANTS, ASIDE = "running statistics", "buffers", "constants", "layers that give no logits"
@@ -122,11 +124,15 @@ def _kind(name: str, of_model: Mapping[str, str]) -> str | None:
     return of_model.get(base_name(name)) if is_model(name) else kind_of(name)
 
 
-def listed(record: Record) -> tuple[Statistic, ...]:
-    """For each kind of what clients sent besides the layers that give the logits: tensors and bytes per message, and what it
-    reveals of the client."""
-    of_model, statistics = record.kinds_of_model(), dict[str, Statistic]()
-    for schema in record.schemas():
+def listed(schemas: Iterable[Schema], of_model: Mapping[str, str]) -> tuple[Statistic, ...]:
+    """For each kind of what is sent besides the layers that give the logits: tensors and bytes per message, and what it reveals.
+
+    Args:
+        schemas: those of the messages.
+        of_model: see :func:`kinds_of_model`.
+    """
+    statistics = dict[str, Statistic]()
+    for schema in schemas:
         for what in kinds_besides(schema, of_model):
             sizes = [code for name, code in schema.items() if _kind(name, of_model) == what]
             meaning = MEANINGS.get(what, UNKNOWN)
@@ -164,7 +170,7 @@ def exposed(record: RunRecord) -> tuple[str, ...]:
         context = TransformContext(first.received, agreement.layers, SeededDraws(noise), agreement.linear)
         after = transform(payload, context).tensors
         alters |= {name for name in before if name not in after or not torch.equal(after[name], before[name])}
-    of_model = record.kinds_of_model()
+    of_model = kinds_of_model(record.federation.resident.net)
     changed = {_kind(name, of_model) for name in alters}
     if None not in changed:
         return ()

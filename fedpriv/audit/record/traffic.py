@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedpriv.audit.record.run import RunRecord
-from fedpriv.audit.record.statistics import BYTES, kinds_besides
+from fedpriv.audit.record.statistics import BYTES, kinds_besides, kinds_of_model
 from fedpriv.audit.results import RoundTraffic, Schema, TensorInfo, Wire
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.report import Report
@@ -61,7 +61,7 @@ def knowledge(evidence: RunRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if (report := evidence.store.report(*evidence.messages()[0])) is not None:
         server.append(f"receives a report beside each upload: {', '.join(_contents(report))}")
     server += evidence.of_sums()
-    if statistics := kinds_besides(sealed.schema, evidence.kinds_of_model()):
+    if statistics := kinds_besides(sealed.schema, kinds_of_model(evidence.federation.resident.net)):
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
         server.append(f"knows the transforms of an upload: {', '.join(sealed.transforms)}")

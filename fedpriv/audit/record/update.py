@@ -20,9 +20,9 @@ from fedpriv.attacks.inference.labels import Samples
 from fedpriv.audit.record.alteration import declared
 from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
 from fedpriv.audit.record.control_differences import in_training, made_up, trains_otherwise
-from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, kinds, named
+from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, kinds, listed, named
 from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, of_net
-from fedpriv.audit.results import AuditedRun, Cost, Part, Sender, TensorInfo, Wire
+from fedpriv.audit.results import AuditedRun, Cost, Part, Sender, Statistic, TensorInfo, Wire
 from fedpriv.wire import Sealed, Transform
 from fedpriv.wire.sealing import CODES
 
@@ -74,15 +74,12 @@ class UpdateRecord(Record):
         return Message(round, client, received, {**self.sent.parameters, **self.besides}, len(self.data.labels))
 
     def title(self, round: int, client: int, samples: str, steps: int | None = None) -> str:
-        """See :meth:`Record.title`."""
         return f"{self.name}: {samples}"
 
     def picture(self, kind: str, round: int, sender: Sender) -> str:
-        """See :meth:`Record.picture`."""
         return "update.png"
 
     def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
-        """See :meth:`Record.observation`."""
         if what:
             seen = self._observed(named(message.uploaded, what), threat, None)
             return replace(seen, net=seen.net.eval())
@@ -115,14 +112,13 @@ class UpdateRecord(Record):
 
     def gradients(self, message: Message) -> list[str]:
         """Only whole ones."""
-        return self._statistics("whole")
+        return self._kinds("whole")
 
-    def _statistics(self, gradient: str) -> list[str]:
+    def _kinds(self, gradient: str) -> list[str]:
         """The kinds of statistics that are such a gradient."""
         return [what for what in kinds(self.besides) if MEANINGS.get(what, UNKNOWN).gradient == gradient]
 
     def started(self, message: Message, what: str = "") -> Mapping[str, Tensor]:
-        """See :meth:`Record.started`."""
         return self._observed(self.sent.parameters, ThreatModel(top="current"), self.schedule).weights
 
     def plain_change(self, message: Message) -> PlainChange:
@@ -130,11 +126,9 @@ class UpdateRecord(Record):
         return PlainChange(self.sent.parameters)
 
     def truth(self, client: int) -> Truth:
-        """See :meth:`Record.truth`."""
         return self.data
 
     def labels(self, client: int) -> Tensor:
-        """See :meth:`Record.labels`."""
         return self.data.labels
 
     def set_guess(self, true: Tensor) -> float:
@@ -142,11 +136,9 @@ class UpdateRecord(Record):
         return 1 / math.comb(self.classes, int((true > 0).sum()))
 
     def public_images(self) -> PublicImages:
-        """See :meth:`Record.public_images`."""
         return self.public
 
     def public_samples(self) -> Samples | None:
-        """See :meth:`Record.public_samples`."""
         images, labels = self.public
         if images is None or labels is None:
             return None
@@ -154,18 +146,16 @@ class UpdateRecord(Record):
         mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
         return Samples((images.cpu().float()[chosen] - mean) / std, labels.cpu()[chosen])
 
-    def schemas(self) -> list[Mapping[str, tuple[str, Sequence[int]]]]:
-        """See :meth:`Record.schemas`."""
-        return [] if self.payload is None else [self.payload.schema]
+    def statistics(self) -> tuple[Statistic, ...]:
+        return () if self.payload is None else listed([self.payload.schema], {})
 
     def not_run(self) -> dict[Part, Reason]:
-        """See :meth:`Record.not_run`."""
         parts = super().not_run()
         if "centers" not in kinds(self.besides):
             parts["class centres"] = Reason("not available", "an update alone names none")
         if self.sent.buffers:
             parts["buffers"] = NO_GRADIENT
-        if changes := self._statistics("change"):
+        if changes := self._kinds("change"):
             parts["statistics"] = Reason("not available", f"{', '.join(changes)}: {IN_A_RUN}")
         return parts
 
