@@ -83,11 +83,10 @@ def test_batches_that_are_too_small_are_no_steps(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "fedavg", **{"train.rounds": 1, "train.batch_size": 7, "train.local_epochs": 2})
     for least, steps in ((1, 16), (2, 14)):
         train = found.config.train.model_copy(update={"min_batch": least})
-        made = LocalSteps(train, found.federation.method, 1, ["head.weight"], 50, 1).schedule(frozenset())
-        assert made is not None and made.steps == steps
-        assert (LocalSteps(train, found.federation.method, 1, ["head.weight"], 1, 1).without_gradient() is None) == (
-            least == 2
-        ), "no step at all"
+        of_many, of_one = (LocalSteps(train, found.federation.method, 1, ["head.weight"], n, 1) for n in (50, 1))
+        schedule = of_many.schedule(frozenset())
+        assert schedule is not None and schedule.steps == steps
+        assert (of_one.without_gradient() is None) == (least == 2), "no step at all"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])

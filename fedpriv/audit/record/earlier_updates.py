@@ -1,5 +1,5 @@
-"""A client's local updates before a message: what they left behind corrects its gradients (SCAFFOLD, FedDyn), and the server saw
-it."""
+"""The local updates of a client before a message. The state that it keeps of them corrects its gradients (SCAFFOLD, FedDyn), and
+follows from its earlier messages."""
 
 from __future__ import annotations
 
@@ -19,53 +19,53 @@ if TYPE_CHECKING:
 CORRECTED = "the method added to the client's gradients a term that depends on earlier rounds"
 
 
-def had_earlier_update(evidence: RunRecord, round: int, client: int) -> bool:
-    """Whether a client behind the message of a round had a local update before."""
-    behind = set(evidence.behind(round, client))
-    return any(behind & evidence.trained_clients(earlier) for earlier in range(1, round))
+def had_earlier_update(record: RunRecord, round: int, client: int) -> bool:
+    """Whether a client behind the message of a round trained in an earlier one."""
+    behind = set(record.behind(round, client))
+    return any(behind & record.trained_clients(earlier) for earlier in range(1, round))
 
 
-def keeps_state(evidence: RunRecord) -> bool:
-    """Whether clients keep something from one local update to the next, which simulated clients lack."""
-    method = evidence.federation.method
-    return bool(method.private_names or method.keeps or any(half.keeps for half in method.halves))
+def keeps_state(record: RunRecord) -> bool:
+    """Whether clients keep state between local updates, which simulated clients lack."""
+    method = record.federation.method
+    return bool(method.private_names or method.keeps or any(part.keeps for part in method.halves))
 
 
-def earlier_updates(evidence: RunRecord, message: Message) -> list[Message]:
-    """The messages of the local updates that the clients behind a message had before, in their order.
+def earlier_updates(record: RunRecord, message: Message) -> list[Message]:
+    """The earlier messages of the clients behind a message, in order.
 
     Raises:
-        UsageError: not all of them were kept; of a sum, or not all are of the same clients.
+        UsageError: not all of them were kept; or earlier sums are of other clients.
     """
     if message.first_update:
         return []
-    behind, kept, found = set(evidence.behind(message.round, message.client)), set(evidence.messages()), []
+    behind, kept, earlier = set(record.behind(message.round, message.client)), set(record.messages()), []
     for round in range(1, message.round):
-        if not behind & evidence.trained_clients(round):
+        if not behind & record.trained_clients(round):
             continue
-        if (where := (round, evidence.number(round, message.client))) not in kept:
+        if (where := (round, record.number(round, message.client))) not in kept:
             raise UsageError(f"the client's message of round {round} was not kept; train with --keep-payloads all")
-        if set(evidence.behind(*where)) != behind:
+        if set(record.behind(*where)) != behind:
             raise UsageError(f"the sum of round {round} is of other clients")
-        found.append(evidence.message(*where))
-    return found
+        earlier.append(record.message(*where))
+    return earlier
 
 
-def plain_change(evidence: RunRecord, message: Message) -> PlainChange:
-    """The change of a message without what the client's earlier local updates added to its gradients.
+def plain_change(record: RunRecord, message: Message) -> PlainChange:
+    """The change of a message without the correction of its gradients by the client's earlier local updates.
 
-    SGD's steps are linear in the gradients, so what was added to these is subtracted exactly, up to rounding.
+    SGD's steps are linear in the gradients, so the correction is subtracted exactly, up to rounding.
     """
-    parameters = dict(evidence.federation.resident.net.named_parameters())
+    parameters = dict(record.federation.resident.net.named_parameters())
     sent = [name for name in message.of_model if name in parameters and name in message.received]
     change = {name: message.uploaded[name].float() - message.received[name] for name in sent}
     try:
-        added = {name: tensor for name, tensor in _correction(evidence, message).items() if name in change and bool(tensor.any())}
+        added = {name: tensor for name, tensor in _correction(record, message).items() if name in change and bool(tensor.any())}
     except UsageError as reason:
         return PlainChange(change, f"{CORRECTED}, and it cannot be computed, as {reason}", corrected=True)
     if not added:
-        return PlainChange(change, _undeclared(evidence.federation.method.objective))
-    schedule = None if message.num_examples is None else evidence.attacker.schedule(message, message.num_examples, clipped=False)
+        return PlainChange(change, _undeclared(record.federation.method.objective))
+    schedule = None if message.num_examples is None else record.attacker.schedule(message, message.num_examples, clipped=False)
     if schedule is None:
         return PlainChange(change, f"{CORRECTED}, and what it did to the client's steps is not known", corrected=True)
     for name, tensor in added.items():
@@ -74,32 +74,32 @@ def plain_change(evidence: RunRecord, message: Message) -> PlainChange:
             moved = response(schedule.of(name), decay).gain * tensor.to(change[name])
             kept = message.altered.kept.get(name)
             change[name] = change[name] + (moved if kept is None else moved * kept.to(moved))
-    exact = evidence.config.train.clip_grad_norm is None and not message.altered.rescaled
+    exact = record.config.train.clip_grad_norm is None and not message.altered.rescaled
     return PlainChange(change, None if exact else f"{CORRECTED}, and how much of it clipping left is not known")
 
 
 def _undeclared(objective: Objective) -> str | None:
-    """Why a change may hold what this audit does not know of: an objective of another package changes gradients and does not say
-    by what. What those of fedpriv add is declared, or zero at the received weights."""
+    """Why a change may hold an unknown correction: an objective of another package changes gradients and does not declare how.
+    Those of fedpriv declare it, or it is zero at the received weights."""
     owner = next(kind for kind in type(objective).__mro__ if "correct" in vars(kind))
     if owner.__module__.startswith("fedpriv.") or type(objective).correction is not Objective.correction:
         return None
     return f"objective {objective.name} changes gradients (correct) and does not declare by what (correction)"
 
 
-def _correction(evidence: RunRecord, message: Message) -> dict[str, Tensor]:
-    """What was added to each gradient of the local update, by the net's names.
+def _correction(record: RunRecord, message: Message) -> dict[str, Tensor]:
+    """The correction of each gradient of the local update, by the net's names.
 
     Raises:
-        UsageError: it depends on earlier local updates that are not at hand.
+        UsageError: it depends on earlier local updates that were not kept.
     """
-    objective, key = evidence.federation.method.objective, (message.round, message.client)
+    objective, key = record.federation.method.objective, (message.round, message.client)
     samples = None if message.num_examples is None else message.num_examples // message.parts
     if not objective.corrects:
         return {}
     if message.first_update:
         return objective.correction(message.received, [], samples)
-    if key not in evidence.corrections:
-        earlier = [(one.received, one.uploaded) for one in earlier_updates(evidence, message)]
-        evidence.corrections[key] = objective.correction(message.received, earlier, samples)
-    return evidence.corrections[key]
+    if key not in record.corrections:
+        earlier = [(update.received, update.uploaded) for update in earlier_updates(record, message)]
+        record.corrections[key] = objective.correction(message.received, earlier, samples)
+    return record.corrections[key]

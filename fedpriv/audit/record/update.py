@@ -21,7 +21,7 @@ from fedpriv.audit.record.alteration import declared
 from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
 from fedpriv.audit.record.control_differences import in_training, made_up, trains_otherwise
 from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, kinds, listed, named
-from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, of_net
+from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
 from fedpriv.audit.results import AuditedRun, Cost, Part, Sender, Statistic, TensorInfo, Wire
 from fedpriv.wire import Sealed, Transform
 from fedpriv.wire.sealing import CODES
@@ -180,7 +180,7 @@ class UpdateRecord(Record):
                 "knows the architecture, the number of samples and the schedule that was given",
             ),
             outsider_knows=IN_TRANSIT,
-            conditions=of_net(self.net.split),
+            conditions=net_conditions(self.net.split),
             batch_norm=has_batch_norm(self.net.split),
         )
 
