@@ -174,7 +174,7 @@ def _attack_images(
     tell_controls([control for made in attempts for control in made.controls], out)
     if all(made.found is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])
-    for line in figures.remarks(attempts):
+    for line in figures.notes(attempts):
         out.print(line, soft_wrap=True)
     guesses = target.guesses()
     out.print(figures.table(attempts, guesses, target))

@@ -22,7 +22,7 @@ from fedpriv.audit.membership.label_leaks import findings_of, labels_of
 from fedpriv.audit.record import statistics
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import single_samples
-from fedpriv.audit.record.sums import Sums
+from fedpriv.audit.record.sums import SumRecord
 from fedpriv.audit.results import from_json
 from fedpriv.errors import UsageError
 from tests.audit.test_report import fedpriv
@@ -73,11 +73,11 @@ def test_changes_whose_beginning_was_not_kept_are_not_read(tmp_path: Path) -> No
 def test_variates_of_sums_add_up_over_sums_of_the_same_clients(tmp_path: Path) -> None:
     kept = {"train.rounds": 2, "wire.keep_payloads": "all", "wire.secure_aggregation": True}
     play(tmp_path / "all", "scaffold", **NOISE, **kept, **{"data.clients": 3, "train.participation": 1.0})
-    found = Sums(tmp_path / "all")
+    found = SumRecord(tmp_path / "all")
     said = findings_of([labels_of(found, *message) for message in found.messages()]).labels
     assert [(one.exact, (one.rule or "").split(",")[0]) for one in said] == [(True, "variate")] * 2
     play(tmp_path / "some", "scaffold", **NOISE, **kept, **{"data.clients": 6, "train.participation": 0.5})
-    others = Sums(tmp_path / "some")
+    others = SumRecord(tmp_path / "some")
     with pytest.raises(UsageError, match="the sum of round 1 is of other clients"):
         statistics.as_gradient(others, others.message(*others.messages()[1]), "variate", ThreatModel())
 

@@ -14,7 +14,7 @@ from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.page.render import render_html, render_markdown
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.record.shadow_updates import ShadowUpdates
-from fedpriv.audit.record.sums import HeldBack, Sums, record_of
+from fedpriv.audit.record.sums import HeldBack, SumRecord, record_of
 from fedpriv.audit.record.traffic import knowledge
 from fedpriv.audit.report import audit
 from fedpriv.audit.results import AuditedRun, Cost, LabelRule, Sender
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_sum_of_single_steps_is_the_gradient_over_all_of_its_clients(folder: Path) -> None:
     found = record_of(folder)
-    assert isinstance(found, Sums) and found.summed
+    assert isinstance(found, SumRecord) and found.summed
     ((round, number),) = found.messages()
     message, truth = found.message(round, number), found.truth(number)
     members = next(iter(record["summed"] for record in found.folder.records() if "summed" in record))

@@ -37,14 +37,14 @@ class Attacked:
 
     def best(self) -> ImageAttempt | None:
         """The attempt that recovered most; among equals, the one with the least median error."""
-        made = [one for one in self.attempts if one.scores is not None]
-        return max(made, key=_success, default=None)
+        scored = [attempt for attempt in self.attempts if attempt.scores is not None]
+        return max(scored, key=_success, default=None)
 
     @property
     def all_recovered(self) -> bool:
         """Whether an attempt recovered all of its images, more than guesses would count for."""
-        complete = [one for one in self.attempts if one.recovered is not None and one.recovered.share == 1]
-        return any(not self.target.guessed(one) for one in complete)
+        complete = [attempt for attempt in self.attempts if attempt.recovered is not None and attempt.recovered.share == 1]
+        return any(not self.target.guessed(attempt) for attempt in complete)
 
     def pictures(self) -> dict[str, Tensor]:
         """Originals and the reconstructions of each attacker, sorted by the error of the best attacker.
@@ -55,18 +55,22 @@ class Attacked:
         if best is None or best.scores is None:
             return {}
         order = best.scores.mse[: self._common()].argsort()
-        made = sorted((one for one in self.attempts if one.scores is not None), key=_success, reverse=True)
+        scored = sorted((attempt for attempt in self.attempts if attempt.scores is not None), key=_success, reverse=True)
         rows = {"original": self.target.images[order]}
         if self.target.views is not None and best.true is not None:
             rows["as trained on"] = best.true[order]
-        return rows | {one.attacker.name: one.images[order] for one in made if one.images is not None}
+        return rows | {attempt.attacker.name: attempt.images[order] for attempt in scored if attempt.images is not None}
 
     def controls(self) -> list[ControlResult]:
         """The controls of all attackers."""
-        return [ControlResult(one.attacker.attack.name, **vars(control)) for one in self.attempts for control in one.controls]
+        return [
+            ControlResult(attempt.attacker.attack.name, **vars(control))
+            for attempt in self.attempts
+            for control in attempt.controls
+        ]
 
     def _common(self) -> int:
-        return min((len(one.images) for one in self.attempts if one.images is not None), default=0)
+        return min((len(attempt.images) for attempt in self.attempts if attempt.images is not None), default=0)
 
     def _shown(self) -> str:
         best, n = self.best(), self._common()
@@ -89,7 +93,7 @@ class Attacked:
             picture=picture,
             picture_note=None if picture is None else self._shown(),
         )
-        return bare.only([_outcome(one, bare.baselines_by_count) for one in self.attempts])
+        return bare.only([_outcome(attempt, bare.baselines_by_count) for attempt in self.attempts])
 
 
 def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> Attacked:
@@ -129,21 +133,21 @@ def _steps(target: Target) -> int | None:
     return None if schedule is None else schedule.steps
 
 
-def _success(one: ImageAttempt) -> tuple[int, float]:
-    assert one.scores is not None and one.recovered is not None
-    return one.recovered.successes, -float(one.scores.mse.median())
+def _success(attempt: ImageAttempt) -> tuple[int, float]:
+    assert attempt.scores is not None and attempt.recovered is not None
+    return attempt.recovered.successes, -float(attempt.scores.mse.median())
 
 
-def _outcome(one: ImageAttempt, baselines: Mapping[str, Mapping[str, int]]) -> ImageOutcome:
-    made = figures.figures(one)
+def _outcome(attempt: ImageAttempt, baselines: Mapping[str, Mapping[str, int]]) -> ImageOutcome:
+    result = figures.figures(attempt)
     return ImageOutcome(
-        attack=one.attacker.name,
-        status=one.status(made is not None and beyond_guesses(made, baselines)),
-        knows=tuple(one.attacker.threat.sentences()),
-        budget=_budget(one.attacker),
-        statistic=one.attacker.what or None,
-        figures=made,
-        cut=one.cut,
+        attack=attempt.attacker.name,
+        status=attempt.status(result is not None and beyond_guesses(result, baselines)),
+        knows=tuple(attempt.attacker.threat.sentences()),
+        budget=_budget(attempt.attacker),
+        statistic=attempt.attacker.what or None,
+        figures=result,
+        cut=attempt.cut,
     )
 
 

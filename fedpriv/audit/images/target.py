@@ -32,8 +32,8 @@ from fedpriv.errors import UsageError, first_line
 
 SIDE = 32
 """Photographs are cropped and scaled to so many pixels a side, the input of the reference victim."""
-HELD_AGAINST = 8
-"""Messages whose true images are tried in the simulation of attacks."""
+EXPLAINED = 8
+"""Messages that are simulated with the true images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +46,11 @@ class Target(Images):
         statistics: statistics of the messages that are gradients, by name, each a target of its own: a defence of the model may
             leave them as they are.
         reference, reference_labels: public images of the same kind, for the baselines; ``None`` where there are none.
-        note: a further remark; for pairs, on the texts.
-        doubt: why attacks that simulate the clients' steps say nothing on these messages; ``None``: they explain them.
-        doubt_of_one_step: why attacks that read a change as the gradient of one step say nothing on these messages.
-        doubts_all: whether others say nothing then, either: where the steps and their loss are given, a message that they do not
-            explain may be of other images.
+        note: a further note; for pairs, on the texts.
+        doubt: why attacks that simulate the clients' steps are inconclusive on these messages; ``None``: the steps explain them.
+        doubt_of_one_step: the same of attacks that read a change as the gradient of one step.
+        doubts_all: whether all other attacks are inconclusive then, too: where steps and loss are only declared, a message that
+            they do not explain may be of other images.
         on_same_net: the control of an attacker on the attacked net, at the weights of the messages
             (:mod:`fedpriv.attacks.lab.same_net`); ``None``: the net is that of the controls.
     """
@@ -74,42 +74,42 @@ class Target(Images):
             raise NotTried(Reason("does not apply", str(error))) from None
 
     def judged(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
-        """The scores, and :meth:`held_against`."""
-        made = self.held_against(super().judged(attacker, mounted, trial))
-        return made if mounted.reach is None else replace(made, reasons=unlike([mounted.reach.text]))
+        """The scores, and :meth:`with_doubts`."""
+        attempt = self.with_doubts(super().judged(attacker, mounted, trial))
+        return attempt if mounted.reach is None else replace(attempt, reasons=unlike([mounted.reach.text]))
 
-    def held_against(self, made: ImageAttempt) -> ImageAttempt:
-        """An attempt, of which a failure is no evidence where the attack simulates steps that are not the clients', or recovers
-        nothing from undefended messages of the same net either.
+    def with_doubts(self, attempt: ImageAttempt) -> ImageAttempt:
+        """An attempt, marked inconclusive where it failed and simulates steps that are not the clients', or recovers nothing from
+        undefended messages of the same net either.
 
-        Closed forms are held against the net, too: below a last layer that is still zero, as many nets begin, no gradient shows
-        anything, and later ones may show all. A malicious server is not: it aims at one class, which the control's images may not
-        have.
+        Closed forms need the control on the same net, too: below a last layer that is still zero, as in many new nets, no
+        gradient shows anything, and later ones may show all. A malicious server does not: it targets one class, which the
+        control's images may not have.
         """
-        attack = made.attacker.attack
-        if made.found is None:
-            return made
+        attack = attempt.attacker.attack
+        if attempt.found is None:
+            return attempt
         doubt = self.doubt() if self.doubts_all or attack.simulates else None
         if doubt is None and attack.one_step:
             doubt = self.doubt_of_one_step()
         if doubt is not None:
-            return replace(made, reasons=(*made.reasons, *unlike([doubt])))
-        failed = (made.recovered is not None and not made.recovered.successes) or self.guessed(made)
-        asked = made.is_evidence and not attack.is_malicious() and failed
-        return with_same_net(made, self.on_same_net(made.attacker) if asked else None)
+            return replace(attempt, reasons=(*attempt.reasons, *unlike([doubt])))
+        failed = (attempt.recovered is not None and not attempt.recovered.successes) or self.guessed(attempt)
+        needs_control = attempt.is_evidence and not attack.is_malicious() and failed
+        return with_same_net(attempt, self.on_same_net(attempt.attacker) if needs_control else None)
 
-    def guessed(self, made: ImageAttempt) -> bool:
-        """Whether an attempt recovered no more images than one of the baselines would count for."""
-        if made.scores is None:
+    def guessed(self, attempt: ImageAttempt) -> bool:
+        """Whether an attempt recovered no more images than the baselines."""
+        if attempt.scores is None:
             return False
         rates = [counts(under(errors)) for errors in self.guesses().values()]
-        return beyond(counts(made.scores.recovered), {limit: max(one[limit] for one in rates) for limit in rates[0]}) is None
+        return beyond(counts(attempt.scores.recovered), {limit: max(rate[limit] for rate in rates) for limit in rates[0]}) is None
 
     def guesses(self) -> dict[str, Tensor]:
         """Errors ``(n,)`` of the baselines, by name; of each image the least over its views, as for attacks."""
         views = self.images[:, None] if self.views is None else self.views
         of_each = [(view, baselines(view, self.labels, self.reference, self.reference_labels)) for view in views.unbind(1)]
-        return {name: torch.stack([mse(made[name], view) for view, made in of_each]).amin(0) for name in of_each[0][1]}
+        return {name: torch.stack([mse(guesses[name], view) for view, guesses in of_each]).amin(0) for name in of_each[0][1]}
 
     def part(self, start: int, end: int) -> Target:
         """The messages of the images from ``start`` to ``end``, of which each has its own."""
@@ -275,9 +275,9 @@ def _hidden(seen: Observation) -> int:
 
 def _unexplained(source: _Source, images: Tensor, labels: Tensor, one_step: bool, is_mean: bool) -> str | None:
     """Why attacks that simulate the clients' steps cannot succeed; ``None``: with the true images the steps give the messages, or
-    noise hides whether they do. Of many messages, the first :data:`HELD_AGAINST`."""
+    noise hides whether they do. Of many messages, the first :data:`EXPLAINED` are simulated."""
     size, agreements = len(images) // len(source.messages), list[Agreement]()
-    samples = zip(source.messages[:HELD_AGAINST], torch.split(images, size), torch.split(labels, size), strict=False)
+    samples = zip(source.messages[:EXPLAINED], torch.split(images, size), torch.split(labels, size), strict=False)
     for message, true_images, true_labels in samples:
         seen = source.read(message, ThreatModel())
         observation = as_one_step(seen) if one_step and not is_mean else seen

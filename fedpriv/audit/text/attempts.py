@@ -1,4 +1,4 @@
-"""One attack on texts, message by message, and what else messages reveal where it cannot be mounted."""
+"""Attacks on texts, message by message, and the partial leakage where an attack cannot be mounted."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TextAttempt(Attempt[TextAttack, TextReconstruction, TextScores]):
     Attributes:
         ids: the reconstructed sentences ``(n, L)``, in the order of the true ones; ``None`` where the attack finds no order.
         refused: number of messages on which it could not be mounted; they count as not recovered.
-        left: where it could not be mounted, what else the messages reveal.
+        left: where it could not be mounted, what else the messages leak.
     """
 
     ids: Tensor | None = None
@@ -143,11 +143,11 @@ class TextTarget(Task[TextAttack, TextReconstruction, TextAttempt]):
         return self.size
 
     def noted(
-        self, attacker: Attacker[TextAttack], number: int, part: Sequence[Observation], made: TextReconstruction | str
+        self, attacker: Attacker[TextAttack], number: int, part: Sequence[Observation], result: TextReconstruction | str
     ) -> tuple[list[str], list[str]]:
-        """In what a message differs from the controls'; and a clause where the search did not converge."""
+        """Clauses on how a message differs from those of the controls, and one where the search did not converge."""
         its = slice(number * self.size, (number + 1) * self.size)
-        astray = _astray(attacker.attack, made, part[0], self.ids[its], self.labels[its])
+        astray = _astray(attacker.attack, result, part[0], self.ids[its], self.labels[its])
         return _differences(attacker, self, part[0]), astray
 
     def not_tried(self, attacker: Attacker[TextAttack], reason: NotTried) -> TextAttempt:
@@ -174,7 +174,7 @@ class TextTarget(Task[TextAttack, TextReconstruction, TextAttempt]):
         reasons = reasons or unlike([clause for _, astray in mounted.notes for clause in astray][:1])
         if reasons:
             return replace(attempt, reasons=reasons)
-        return _beyond_its_controls(attempt, self, mounted.first[0], trial)
+        return _with_controls(attempt, self, mounted.first[0], trial)
 
     def _observe(self, attacker: Attacker[TextAttack]) -> Observe:
         return self.statistics[attacker.what] if attacker.what else self.observe
@@ -200,8 +200,8 @@ def partial_leakage(observe: Observe, target: TextTarget) -> PartialLeakage:
 
 
 def _differences(attacker: Attacker[TextAttack], target: TextTarget, observation: Observation) -> list[str]:
-    """What keeps attacks that match one gradient from finding sentences: a clause each. Of others, why words may be missing among
-    those that the word embedding names."""
+    """Clauses on what keeps attacks that match one gradient from finding sentences; for other attacks, why words may be missing
+    among those that the word embedding names."""
     if not (attacker.attack.finds_order or attacker.attack.is_malicious()):
         why = None if observation.text is None else unexplained_rows(observation, observation.text.words)
         return [why] if why else []
@@ -216,13 +216,13 @@ def _differences(attacker: Attacker[TextAttack], target: TextTarget, observation
 
 
 def _astray(
-    attack: TextAttack, made: TextReconstruction | str, observation: Observation, ids: Tensor, labels: Tensor
+    attack: TextAttack, result: TextReconstruction | str, observation: Observation, ids: Tensor, labels: Tensor
 ) -> list[str]:
-    """A clause where a search did not converge: the true sentences ``(B, L)`` with labels ``(B,)``, which no attack sees, explain
-    a message without noise better than those at which it ended. Then the search failed, and no defence held."""
-    if not attack.finds_order or isinstance(made, str) or observation.altered.variance:
+    """A clause where a search did not converge: the true sentences ``(B, L)`` with labels ``(B,)`` explain a message without
+    noise better than the result. Then the search failed, and no defence held."""
+    if not attack.finds_order or isinstance(result, str) or observation.altered.variance:
         return []
-    left = float(made.loss)
+    left = float(result.loss)
     if not left > COMPUTED:  # nor where it minimises nothing
         return []
     of_truth = unexplained(text_case(observation), ids, labels)
@@ -233,22 +233,22 @@ def _astray(
     ]
 
 
-def _beyond_its_controls(made: TextAttempt, target: TextTarget, first: Observation, trial: Trial) -> TextAttempt:
-    """An attempt that failed, with a reason where the attack, with its budget, finds no undefended sentences of that number and
+def _with_controls(attempt: TextAttempt, target: TextTarget, first: Observation, trial: Trial) -> TextAttempt:
+    """A failed attempt, marked inconclusive where the attack, at its budget, recovers no undefended sentences of that number and
     length either: through the small net of its controls or, if it does, through the attacked one.
 
-    That a malicious server altered the net is no exception: its weights are those of the download.
+    After a malicious server, the attacked net has the weights of the altered download.
     """
-    attack, lengths = made.attacker.attack, target.ids.ne(target.facts.pad).sum(1).tolist()
+    attack, lengths = attempt.attacker.attack, target.ids.ne(target.facts.pad).sum(1).tolist()
 
     def because(reason: Reason) -> TextAttempt:
-        return replace(made, reasons=(reason,))
+        return replace(attempt, reasons=(reason,))
 
     if attack.control is None:
         return because(NO_PROMISE)
     steps = 1 if first.kind == "gradient" else None if first.schedule is None else first.schedule.steps
-    if steps != 1:  # who reads more steps as one has been told so
-        return made
+    if steps != 1:  # that it reads more steps as one is among its reasons
+        return attempt
     untried = "it was not tried on undefended messages of this net"
     if target.beside:
         return because(Reason("no control", f"{untried}, which also takes {target.beside} with each text"))
@@ -257,12 +257,12 @@ def _beyond_its_controls(made: TextAttempt, target: TextTarget, first: Observati
         control = sized_control(attack, target.size, max(lengths), width, trial.seed)
         if not control.passed:
             return because(Reason("control failed", control.sentence))
-    if (weights := target.started(made.attacker.what)) is None:
+    if (weights := target.started(attempt.attacker.what)) is None:
         unkept = "the client's private layers were not kept, so that it could not be tried on undefended messages of this net"
         return because(Reason("no control", unkept))
     if (over := trial.cut()) is not None:
         return because(Reason(over.kind, f"{untried} ({over})"))
-    return with_same_net(made, sentences_on_same_net(attack, first, weights, lengths, target.frequency, trial.seed))
+    return with_same_net(attempt, sentences_on_same_net(attack, first, weights, lengths, target.frequency, trial.seed))
 
 
 def _joined(results: Sequence[TextReconstruction | str], like: TextReconstruction, size: int, pad: int) -> TextReconstruction:
