@@ -18,7 +18,7 @@ from fedpriv.attacks.malicious.fishing import Fishing
 from fedpriv.attacks.malicious.imprint import Imprint
 from fedpriv.attacks.scoring.scores import match_batches, mse, score
 from fedpriv.audit.images import target
-from fedpriv.audit.images.figures import remarks
+from fedpriv.audit.images.figures import notes
 from fedpriv.audit.record.malicious import Replay, replay
 from fedpriv.audit.record.run import RunRecord
 from fedpriv.cli import main
@@ -146,7 +146,7 @@ def test_what_makes_no_sense_is_refused(run: Path, arguments: tuple[str, ...], w
 def test_it_says_what_fishing_aimed_at() -> None:
     found = Reconstruction(torch.full((4, 1, 2, 2), torch.nan), torch.tensor([3, 3, -1, -1]), *torch.zeros(4, 1))
     made = ImageAttempt(Attacker(Fishing(), ThreatModel()), found)
-    assert "fishing aimed at 2 images of class 3, and at no other" in remarks([made])
+    assert "fishing aimed at 2 images of class 3, and at no other" in notes([made])
 
 
 @pytest.mark.parametrize(("recovered", "said"), [(0, "a failure of imprint"), (2, "that imprint recovered no more")])
@@ -157,7 +157,7 @@ def test_it_says_what_is_no_evidence(recovered: int, said: str) -> None:
     found = Reconstruction(raw, labels, *torch.zeros(4, 1))
     scores, why = score(raw, true, labels, labels), Reason("unlike the controls", "why")
     made = ImageAttempt(Attacker(Imprint(), ThreatModel()), found, scores, reasons=(why,), raw=raw, true=true)
-    assert f"{said} is no evidence: why" in remarks([made])
+    assert f"{said} is no evidence: why" in notes([made])
 
 
 def test_it_says_who_cannot_be_mounted_and_who_was_not_tried() -> None:
@@ -165,5 +165,5 @@ def test_it_says_who_cannot_be_mounted_and_who_was_not_tried() -> None:
     refused, failed, needless = (
         ImageAttempt(one, inapplicable=Reason(kind, "why")) for kind in ("does not apply", "control failed", "not needed")
     )
-    lines = [remarks([made])[-1] for made in (refused, failed, needless)]
+    lines = [notes([made])[-1] for made in (refused, failed, needless)]
     assert lines == ["imprint cannot be mounted: why", "imprint was why", "imprint was not tried: why"]
