@@ -24,15 +24,7 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt, Images, attackers, harder
 from fedpriv.attacks.lab.controls import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.attacks.lab.trial import (
-    NO_PROMISE,
-    Attacker,
-    Mounted,
-    Trial,
-    mount,
-    unlike,
-    with_same_net,
-)
+from fedpriv.attacks.lab.trial import NO_PROMISE, Attacker, Mounted, Trial, mount, unlike, with_same_net
 from fedpriv.attacks.scoring.scores import Scores, match, score
 
 if TYPE_CHECKING:
@@ -185,7 +177,7 @@ def invert(
     if len(input_shape) != 3:
         raise ValueError(f"input_shape = {tuple(input_shape)}: that of an image, (C, H, W)")
     check_normalisation(mean, std, input_shape[0])
-    check_sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias)
+    schedule = sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias, n)
     net = cut(model, tuple(input_shape), head)
     if classes is not None and classes != net.classes:
         raise ValueError(f"classes = {classes}, and the net returns {net.classes} logits")
@@ -194,10 +186,7 @@ def invert(
     labels = None if labels is None else _of_classes(labels, n, net.classes)
     attack = attack or ("idlg" if is_smooth(net.split, tuple(input_shape)) else "inverting-gradients")
     attacker = _attacker(attack, options)
-    schedule = None
-    if lr is not None:
-        schedule = sgd(lr, steps, batch_size or n, momentum, weight_decay, weight_decay_bias)
-    elif (steps, batch_size, momentum, weight_decay, weight_decay_bias) != (1, None, 0.0, 0.0, None):
+    if lr is None and (steps, batch_size, momentum, weight_decay, weight_decay_bias) != (1, None, 0.0, 0.0, None):
         raise ValueError("steps, batch_size, momentum and weight_decay describe a change of the weights; give its lr, too")
     threat = replace(attacker.threat, labels=labels is not None)
     sent = by_name(model, gradient)
@@ -231,35 +220,30 @@ def check_normalisation(mean: Sequence[float], std: Sequence[float], channels: i
             raise ValueError(f"{name} = {tuple(values)}: that cannot be; finite numbers, those of std above 0")
 
 
-def check_sgd(
-    lr: float | None,
-    steps: int,
-    batch_size: int | None,
-    momentum: float,
-    weight_decay: float,
-    weight_decay_bias: float | None,
-) -> None:
-    """Raise :class:`ValueError` where an option of a client's SGD is out of range."""
-    of_biases = weight_decay if weight_decay_bias is None else weight_decay_bias
+def sgd(
+    lr: float | None, steps: int, batch_size: int | None, momentum: float, weight_decay: float,
+    weight_decay_bias: float | None, n: int,
+) -> Schedule | None:  # fmt: skip
+    """The schedule of a client's SGD on ``n`` images; ``None`` without ``lr``.
+
+    Without a decay of their own, biases have that of the weights, as in ``torch.optim.SGD``; without a batch size, a step takes
+    all images.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    bias_decay = weight_decay if weight_decay_bias is None else weight_decay_bias
     for name, value, right, wanted in (
         ("lr", lr, lr is None or 0 < lr < math.inf, "a number above 0"),
         ("steps", steps, _is_count(steps), "a whole number, at least 1"),
         ("batch_size", batch_size, batch_size is None or _is_count(batch_size), "a whole number, at least 1"),
         ("momentum", momentum, 0 <= momentum < 1, "a number from 0 to below 1"),
         ("weight_decay", weight_decay, 0 <= weight_decay < math.inf, "a number from 0"),
-        ("weight_decay_bias", of_biases, 0 <= of_biases < math.inf, "a number from 0"),
+        ("weight_decay_bias", bias_decay, 0 <= bias_decay < math.inf, "a number from 0"),
     ):
         if not right:
             raise ValueError(f"{name} = {value}: that cannot be; {wanted}")
-
-
-def sgd(
-    lr: float, steps: int, batch_size: int, momentum: float, weight_decay: float, weight_decay_bias: float | None
-) -> Schedule:
-    """The schedule of SGD; without a decay of its own, a bias has that of the weights, as in ``torch.optim.SGD``."""
-    return Schedule(
-        lr, steps, batch_size, momentum, weight_decay, weight_decay if weight_decay_bias is None else weight_decay_bias
-    )
+    return None if lr is None else Schedule(lr, steps, batch_size or n, momentum, weight_decay, bias_decay)
 
 
 def observed(

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedpriv.attacks.api.inversion import check_normalisation, check_sgd, sgd
+from fedpriv.attacks.api.inversion import check_normalisation, sgd
 from fedpriv.attacks.api.tensors import Message, check_no_weights, read_message
 from fedpriv.attacks.api.user_net import cut
 from fedpriv.audit.answer import NOT_KNOWN, NOTHING
@@ -94,7 +94,7 @@ def audit_update(
         raise UsageError("data: images (n, C, H, W) in [0, 1] and integer labels (n,), at least one")
     check_budget(budget)
     try:
-        check_sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias)
+        schedule = sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias, n)
         check_normalisation(mean, std, images.shape[1])
         net = cut(model, tuple(images.shape[1:]), head)
         sent, besides, is_change = _read(model, update, lr)
@@ -104,13 +104,11 @@ def audit_update(
         raise UsageError(f"data: labels from {int(labels.min())} to {int(labels.max())}, of {net.classes} classes from 0")
     if is_change and lr is None:
         raise UsageError("the update is a change of the weights, or the new ones; give the client's lr (and steps)")
-    schedule = None
-    if is_change and lr is not None:
-        schedule = sgd(lr, steps, batch_size or n, momentum, weight_decay, weight_decay_bias)
     record = UpdateRecord(
-        name=name, seed=seed, model=model, net=net, sent=sent, besides=besides, data=Truth(images, labels), schedule=schedule,
+        name=name, seed=seed, model=model, net=net, sent=sent, besides=besides, data=Truth(images, labels),
         payload=seal(update) if isinstance(update, Payload) else update if isinstance(update, Sealed) else None,
-        mean=mean, std=std, public=public or (None, None), transforms=build_transforms(transforms),
+        schedule=schedule if is_change else None, mean=mean, std=std, public=public or (None, None),
+        transforms=build_transforms(transforms),
     )  # fmt: skip
     with with_threads(1):  # as in fedpriv attack
         run, pictures = audit_record(record, record.facts(), AuditOptions(seed=seed, budget=budget), say or (lambda text: None))

@@ -255,17 +255,17 @@ def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress
 def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, progress: Progress) -> _Findings:
     """Attacks for which clients of a run are simulated."""
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
-    first, shadows = record.rounds()[0], None
+    shadows, colours = None, tuple[MeanColour, ...]()
     if options.label_shadows:
         progress(f"labels: {options.label_shadows} shadow clients")
         try:
             progress.in_time()
-            shadows = shadow_labels(record, first, options.label_shadows, options.seed)
+            shadows = shadow_labels(record, record.rounds()[0], options.label_shadows, options.seed)
         except BudgetSpent as cut:
             not_run["shadow clients"] = cut.reason
         except FedprivError as error:
             not_run["shadow clients"] = Reason("not available", str(error))
-    sent, colours = {statistic.what for statistic in run.statistics}, tuple[MeanColour, ...]()
+    sent = {statistic.what for statistic in run.statistics}
     if RUNNING in sent and record.modalities == ("image",):
         seen = mean_colours(record)
         if isinstance(seen, Reason):
@@ -363,23 +363,19 @@ def on_images(record: Record, options: AuditOptions, not_run: dict[Part, Reason]
     if not chosen:
         not_run["images"] = Reason("not available", "no client whose message was kept has images")
         return []
-    calls: list[tuple[bool, Callable[..., Attacked]]] = [(False, partial(on_message, record, *message)) for message in chosen]
+    calls: list[Callable[..., Attacked]] = [partial(on_message, record, *message) for message in chosen]
     if isinstance(record, RunRecord) and not record.summed:  # of a client with one image, the server sees no message but a sum
-        singles = partial(on_single_images, most=options.singles, workers=workers)
-        calls += [(True, partial(singles, record, *message)) for message in _easiest(record, chosen)]
-    easiest: list[Attacked] = []
-    for is_single, attack in calls:
-        if any(result.all_recovered for result in easiest):
+        singles = partial(on_single_images, record, most=options.singles, workers=workers)
+        calls += [partial(singles, *message) for message in _easiest(record, chosen)]
+    for attack in calls:
+        if any(result.kind == "single image" and result.all_recovered for result in results):
             break  # the last round can give away no more
         try:
-            result = attack(options.seed, say)
+            results.append(attack(options.seed, say))
         except UsageError as error:
             not_run["images"] = Reason("does not apply", str(error))
         except NotSimulated as error:
             not_run["single images"] = Reason("not available", str(error))
-        else:
-            results.append(result)
-            easiest += [result] if is_single else []
     return results
 
 

@@ -12,16 +12,7 @@ from torch.func import functional_call
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import from_picture
-from fedpriv.attacks.image.centers import (
-    CenterOptions,
-    Embed,
-    Inverted,
-    away,
-    embedding,
-    invert_centers,
-    looks,
-    read_centers,
-)
+from fedpriv.attacks.image.centers import CenterOptions, Embed, Inverted, away, embedding, invert_centers, looks, read_centers
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, beyond, counts, mse, under, wilson
 from fedpriv.audit.images.figures import by_threshold
 from fedpriv.audit.record.base import Message

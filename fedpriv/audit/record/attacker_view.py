@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
-from fedpriv.attacks.core.observation import (
-    Observation,
-    Schedule,
-    SplitNet,
-    TextFacts,
-    ThreatModel,
-    blank,
-    state_names,
-)
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, TextFacts, ThreatModel, blank, state_names
 from fedpriv.attacks.gradients.multistep import noise_gain
 from fedpriv.audit.record.base import PlainChange
 from fedpriv.audit.record.control_differences import control_differences, made_up, trains_otherwise

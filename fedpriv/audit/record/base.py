@@ -135,10 +135,7 @@ class Record:
         return f"{self.name}-{kind.replace(' ', '-')}-round-{round}-{whose}.png"
 
     def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
-        """The message as an attacker under that threat model sees it.
-
-        Args:
-            what: a statistic of it (:meth:`gradients`), as the gradient that it is; empty: the model's change.
+        """The model's change, or the statistic ``what`` of :meth:`gradients`, as an attacker under that threat model sees it.
 
         Raises:
             UsageError: it cannot be read, or the threat model grants what was never sent.
@@ -154,10 +151,7 @@ class Record:
         return None
 
     def started(self, message: Message, what: str = "") -> Mapping[str, Tensor] | None:
-        """The weights at which the client began, by the names of :meth:`observation`, hidden ones too; attacks never get these.
-
-        ``None``: they were not kept.
-        """
+        """The weights at which the client began, by the names of :meth:`observation`, hidden ones too; ``None``: not kept."""
         raise NotImplementedError
 
     def plain_change(self, message: Message) -> PlainChange:
@@ -165,7 +159,7 @@ class Record:
         raise NotImplementedError
 
     def trained_apart(self, message: Message) -> bool:
-        """Whether layers that were never sent may have been trained since round 0, but not with those that were sent."""
+        """Whether layers that were never sent may have been trained before those that were."""
         return False
 
     def truth(self, client: int) -> Truth:
@@ -173,8 +167,7 @@ class Record:
         raise NotImplementedError
 
     def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
-        """The client's images ``(n, C, H, W)`` and the augmented views of its local update ``(n, V, C, H, W)``; ``None``: without
-        any."""
+        """The client's images and the augmented views of its local update ``(n, V, C, H, W)``; ``None``: it does not augment."""
         return None
 
     def labels(self, client: int) -> Tensor:
@@ -182,7 +175,7 @@ class Record:
         raise NotImplementedError
 
     def set_guess(self, true: Tensor) -> float | None:
-        """The share of clients whose set of classes is found by naming the same set each time; ``None``: it is not known.
+        """The share of clients whose set of classes is found by naming one set for all; ``None``: it is not known.
 
         Args:
             true: the number of the client's samples by class ``(C,)``.

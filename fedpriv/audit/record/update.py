@@ -97,17 +97,15 @@ class UpdateRecord(Record):
     def _differences(self) -> tuple[str, ...]:
         """In what the message differs from those of every attack's controls, a clause each."""
         net = copied(self.model).cpu().float()
-        otherwise = trains_otherwise(net, made_up(self.input_shape))
-        return (*in_training(net, otherwise), *self._unknown_transforms())
-
-    def _unknown_transforms(self) -> Iterator[str]:
-        """A clause on those of a payload that are not known; a mask can be seen from what was sent."""
+        clauses = in_training(net, trains_otherwise(net, made_up(self.input_shape)))
         known = {str(transform) for transform in self.transforms}
-        if others := [name for name in self._went_through if name not in known and not name.startswith("mask(")]:
-            yield f"the update went through {', '.join(others)}, whose effect attacks do not know (transforms=...)"
+        unknown = [name for name in self._applied if name not in known and not name.startswith("mask(")]  # a mask is seen
+        if unknown:
+            clauses.append(f"the update went through {', '.join(unknown)}, whose effect attacks do not know (transforms=...)")
+        return tuple(clauses)
 
     @property
-    def _went_through(self) -> tuple[str, ...]:
+    def _applied(self) -> tuple[str, ...]:
         return () if self.payload is None else tuple(self.payload.transforms)
 
     def gradients(self, message: Message) -> list[str]:
@@ -172,7 +170,7 @@ class UpdateRecord(Record):
             model=type(self.model).__name__,
             modalities=self.modalities,
             seed=self.seed,
-            defence=self._went_through,
+            defence=self._applied,
             cost=Cost(bytes_up=sum(tensor.bytes for tensor in wire if tensor.up)),
             wire=Wire(wire),
             server_knows=(
