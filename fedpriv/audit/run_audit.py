@@ -363,12 +363,13 @@ def on_images(record: Record, options: AuditOptions, not_run: dict[Part, Reason]
     if not chosen:
         not_run["images"] = Reason("not available", "no client whose message was kept has images")
         return []
-    calls: list[Callable[..., Attacked]] = [partial(on_message, record, *message) for message in chosen]
+    calls: list[tuple[bool, Callable[..., Attacked]]] = [(False, partial(on_message, record, *message)) for message in chosen]
     if isinstance(record, RunRecord) and not record.summed:  # of a client with one image, the server sees no message but a sum
         singles = partial(on_single_images, record, most=options.singles, workers=workers)
-        calls += [partial(singles, *message) for message in _easiest(record, chosen)]
-    for attack in calls:
-        if any(result.kind == "single image" and result.all_recovered for result in results):
+        calls += [(True, partial(singles, *message)) for message in _easiest(record, chosen)]
+    easiest: list[Attacked] = []
+    for is_single, attack in calls:
+        if any(result.all_recovered for result in easiest):
             break  # the last round can give away no more
         try:
             results.append(attack(options.seed, say))
@@ -376,6 +377,8 @@ def on_images(record: Record, options: AuditOptions, not_run: dict[Part, Reason]
             not_run["images"] = Reason("does not apply", str(error))
         except NotSimulated as error:
             not_run["single images"] = Reason("not available", str(error))
+        else:
+            easiest += results[-1:] if is_single else []
     return results
 
 

@@ -89,7 +89,7 @@ def test_a_variate_of_other_images_is_no_evidence(noisy: RunRecord, monkeypatch:
         shared = {name: tensor.norm() * _direction(tensor, draw) for name, tensor in seen.shared.items()}
         return replace(seen, shared=shared)
 
-    monkeypatch.setattr(target, "as_gradient", other)
+    monkeypatch.setattr("fedpriv.audit.record.run.as_gradient", other)
     attacked = singles(noisy)
     of_model, of_variate = attacked.attempts
     assert of_variate.recovered is not None and not of_variate.recovered.successes

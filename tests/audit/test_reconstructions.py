@@ -66,7 +66,7 @@ def instead_of_all(monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:
     def tried(target: Target, attacker: Attacker[ImageAttack], trial: Trial) -> ImageAttempt:
         if (over := trial.cut()) is not None:
             return ImageAttempt(attacker, inapplicable=over)
-        return target.held_against(stand_in(attacker, target.observe(attacker.threat), target.images))
+        return target.with_doubts(stand_in(attacker, target.observe(attacker.threat), target.images))
 
     monkeypatch.setattr(Target, "tried", tried)
 
