@@ -253,11 +253,11 @@ def compared(folder: Path) -> dict[str, Any]:
 def attacked(folder: Path) -> dict[str, Any]:
     """Digests of the attacker's view of the first kept message, and of the truth."""
     from fedpriv.attacks.core.observation import ThreatModel
-    from fedpriv.audit.evidence.messages import Evidence
+    from fedpriv.audit.record.run import RunRecord
 
-    evidence = Evidence(folder)
+    evidence = RunRecord(folder)
     message = evidence.message(*evidence.messages()[0])
-    observation, truth = evidence.attacker.observation(message, ThreatModel()), evidence.truth(message.client)
+    observation, truth = evidence.observation(message, ThreatModel()), evidence.truth(message.client)
     weights = {f"weights {name}": tensor for name, tensor in observation.weights.items()}
     tensors = {**observation.shared, **weights, "images": truth.images}
     return {name: digest(tensor) for name, tensor in {**tensors, "labels": truth.labels}.items()} | {

@@ -1,4 +1,4 @@
-"""Images from the gradient of any net: what a notebook has, as an attack sees it; and the result, to look at and to score."""
+"""Reconstruction of images from the gradient of any net, from Python; and its result, to plot and to score."""
 
 from __future__ import annotations
 
@@ -24,15 +24,7 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.lab.attempts import ImageAttempt, Images, attackers, harder
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.same_net import on_same_net
-from fedpriv.attacks.lab.trial import (
-    NO_CONTROL,
-    Attacker,
-    Mounted,
-    Trial,
-    add_same_net_control,
-    difference_reasons,
-    mount,
-)
+from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker, Mounted, Trial, add_same_net_control, mount
 from fedpriv.attacks.scoring.scores import Scores, match, score
 
 if TYPE_CHECKING:
@@ -41,42 +33,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Inversion:
-    """What an attack made of a gradient.
+    """The images that an attack reconstructed from a gradient.
 
     Attributes:
         attack: its name.
-        found: all that it says, with its loss.
-        threat: what it is assumed to know.
-        controls: those that were run, where they were wanted.
-        reasons: why it would be no evidence, in spite of its controls, if these were not the client's images.
+        reconstruction: the full result, with its loss.
+        threat: the assumed knowledge of the attacker.
+        controls: those that were run.
+        reasons: why a failure would be no evidence in spite of the controls.
     """
 
     attack: str
-    found: Reconstruction
+    reconstruction: Reconstruction
     threat: ThreatModel
     controls: tuple[Control, ...] = ()
     reasons: tuple[Reason, ...] = ()
 
     @property
     def no_evidence(self) -> str | None:
-        """Why it would be no evidence if these were not the client's images; ``None``: the attack passed controls as hard."""
+        """Why a failure would be no evidence; ``None``: the attack passed controls as hard as this gradient."""
         promises = any(control.name == "positive" for control in self.controls)
         return "; ".join(map(str, self.reasons)) or (None if promises else str(NO_CONTROL))
 
     @property
     def images(self) -> Tensor:
         """``(n, C, H, W)`` in [0, 1]; a gradient does not determine their order."""
-        return self.found.images
+        return self.reconstruction.images
 
     @property
     def labels(self) -> Tensor:
         """``(n,)``; -1 where the attack guesses none."""
-        return self.found.labels
+        return self.reconstruction.labels
 
     @property
     def loss(self) -> float:
         """The attack's own final loss, comparable between starts of one attack."""
-        return float(self.found.loss[0])
+        return float(self.reconstruction.loss[0])
 
     def scores(self, original: Tensor, labels: Tensor | None = None) -> Scores:
         """Errors and similarities to the true images, each with the reconstruction that fits it best.
@@ -88,8 +80,8 @@ class Inversion:
         Raises:
             ValueError: there are not as many images as reconstructions, or they have another shape.
         """
-        made, guessed = self._in_order(original)
-        return score(made, original.cpu().float(), guessed, labels)
+        images, guessed = self._in_order(original)
+        return score(images, original.cpu().float(), guessed, labels)
 
     def plot(self, original: Tensor | None = None, ax: Axes | None = None) -> Axes:
         """Draw the reconstructions in a row, under the true images where they are given.
@@ -122,9 +114,9 @@ class Inversion:
         """Images and labels, in the order of the true images."""
         if original.shape != self.images.shape:
             raise ValueError(f"original has shape {tuple(original.shape)}, and the reconstructions {tuple(self.images.shape)}")
-        made = self.found.raw.cpu().clamp(0, 1)
-        order = match(made, original.cpu().float())
-        return made[order], self.labels.cpu()[order]
+        images = self.reconstruction.raw.cpu().clamp(0, 1)
+        order = match(images, original.cpu().float())
+        return images[order], self.labels.cpu()[order]
 
 
 def invert(
@@ -185,7 +177,7 @@ def invert(
     if len(input_shape) != 3:
         raise ValueError(f"input_shape = {tuple(input_shape)}: that of an image, (C, H, W)")
     check_normalisation(mean, std, input_shape[0])
-    check_sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias)
+    schedule = sgd(lr, steps, batch_size, momentum, weight_decay, weight_decay_bias, n)
     net = cut(model, tuple(input_shape), head)
     if classes is not None and classes != net.classes:
         raise ValueError(f"classes = {classes}, and the net returns {net.classes} logits")
@@ -194,72 +186,64 @@ def invert(
     labels = None if labels is None else _of_classes(labels, n, net.classes)
     attack = attack or ("idlg" if is_smooth(net.split, tuple(input_shape)) else "inverting-gradients")
     attacker = _attacker(attack, options)
-    schedule = None
-    if lr is not None:
-        schedule = sgd(lr, steps, batch_size or n, momentum, weight_decay, weight_decay_bias)
-    elif (steps, batch_size, momentum, weight_decay, weight_decay_bias) != (1, None, 0.0, 0.0, None):
+    if lr is None and (steps, batch_size, momentum, weight_decay, weight_decay_bias) != (1, None, 0.0, 0.0, None):
         raise ValueError("steps, batch_size, momentum and weight_decay describe a change of the weights; give its lr, too")
     threat = replace(attacker.threat, labels=labels is not None)
     sent = by_name(model, gradient)
     check_no_weights(model, sent)
 
     def as_seen(threat: ThreatModel) -> Observation:
-        one = observed(model, net, sent, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
-        return replace(one, labels=labels)
+        seen = observed(model, net, sent, threat, input_shape=input_shape, n=n, schedule=schedule, mean=mean, std=std)
+        return replace(seen, labels=labels)
 
     seen, weights = as_seen(threat), as_seen(replace(threat, top="current")).weights
-    task = _Unknown(
+    task = _UnknownImages(
         torch.empty(n, *input_shape), torch.arange(n) if labels is None else labels, lambda threat: [seen],
         weights=weights, checked=controls, say=say or (lambda text: None),
     )  # fmt: skip
-    made = task.run(attacker, Trial(seed, mount=task.said, in_reach=False))
-    if made.inapplicable is not None:
-        raise Inapplicable(net.in_own_names(made.inapplicable.text))
-    assert made.reconstruction is not None
-    named = tuple(replace(reason, text=net.in_own_names(reason.text)) for reason in made.reasons)
-    return Inversion(attack, made.reconstruction, threat, made.controls, named)
+    attempt = task.run(attacker, Trial(seed, mount=task.announced, in_reach=False))
+    if attempt.inapplicable is not None:
+        raise Inapplicable(net.in_own_names(attempt.inapplicable.text))
+    assert attempt.reconstruction is not None
+    reasons = tuple(replace(reason, text=net.in_own_names(reason.text)) for reason in attempt.reasons)
+    return Inversion(attack, attempt.reconstruction, threat, attempt.controls, reasons)
 
 
 def check_normalisation(mean: Sequence[float], std: Sequence[float], channels: int) -> None:
-    """Raise :class:`ValueError` where there is neither one number for all channels nor one for each, or one cannot be."""
+    """Raise :class:`ValueError` unless there is one valid number for all channels, or one for each."""
     for name, values, least in (("mean", mean, -math.inf), ("std", std, 0.0)):
         if len(values) not in (1, channels):
             raise ValueError(
                 f"{name} has {len(values)} numbers, and an image {channels} channels; give one number, or one for each"
             )
-        if not all(least < one < math.inf for one in values):
+        if not all(least < value < math.inf for value in values):
             raise ValueError(f"{name} = {tuple(values)}: that cannot be; finite numbers, those of std above 0")
 
 
-def check_sgd(
-    lr: float | None,
-    steps: int,
-    batch_size: int | None,
-    momentum: float,
-    weight_decay: float,
-    weight_decay_bias: float | None,
-) -> None:
-    """Raise :class:`ValueError` where a client's SGD cannot be so."""
-    of_biases = weight_decay if weight_decay_bias is None else weight_decay_bias
+def sgd(
+    lr: float | None, steps: int, batch_size: int | None, momentum: float, weight_decay: float,
+    weight_decay_bias: float | None, n: int,
+) -> Schedule | None:  # fmt: skip
+    """The schedule of a client's SGD on ``n`` images; ``None`` without ``lr``.
+
+    Without a decay of their own, biases have that of the weights, as in ``torch.optim.SGD``; without a batch size, a step takes
+    all images.
+
+    Raises:
+        ValueError: an option is out of range.
+    """
+    bias_decay = weight_decay if weight_decay_bias is None else weight_decay_bias
     for name, value, right, wanted in (
         ("lr", lr, lr is None or 0 < lr < math.inf, "a number above 0"),
         ("steps", steps, _is_count(steps), "a whole number, at least 1"),
         ("batch_size", batch_size, batch_size is None or _is_count(batch_size), "a whole number, at least 1"),
         ("momentum", momentum, 0 <= momentum < 1, "a number from 0 to below 1"),
         ("weight_decay", weight_decay, 0 <= weight_decay < math.inf, "a number from 0"),
-        ("weight_decay_bias", of_biases, 0 <= of_biases < math.inf, "a number from 0"),
+        ("weight_decay_bias", bias_decay, 0 <= bias_decay < math.inf, "a number from 0"),
     ):
         if not right:
             raise ValueError(f"{name} = {value}: that cannot be; {wanted}")
-
-
-def sgd(
-    lr: float, steps: int, batch_size: int, momentum: float, weight_decay: float, weight_decay_bias: float | None
-) -> Schedule:
-    """The schedule of SGD; without a decay of its own, a bias has that of the weights, as in ``torch.optim.SGD``."""
-    return Schedule(
-        lr, steps, batch_size, momentum, weight_decay, weight_decay if weight_decay_bias is None else weight_decay_bias
-    )
+    return None if lr is None else Schedule(lr, steps, batch_size or n, momentum, weight_decay, bias_decay)
 
 
 def observed(
@@ -308,14 +292,16 @@ def _of_classes(labels: Tensor, n: int, classes: int) -> Tensor:
     """Labels ``(n,)``, int64.
 
     Raises:
-        ValueError: they are none of so many images, or of so many classes.
+        ValueError: they are not one of ``classes`` for each of ``n`` images.
     """
-    found = torch.as_tensor(labels).detach().cpu()
-    if found.shape != (n,) or found.dtype == torch.bool or found.is_floating_point() or found.is_complex():
-        raise ValueError(f"labels of shape {tuple(found.shape)} and {found.dtype}: whole numbers, one for each of n = {n} images")
-    if not 0 <= int(found.min()) <= int(found.max()) < classes:
-        raise ValueError(f"labels from {int(found.min())} to {int(found.max())}, of {classes} classes from 0")
-    return found.long()
+    labels = torch.as_tensor(labels).detach().cpu()
+    if labels.shape != (n,) or labels.dtype == torch.bool or labels.is_floating_point() or labels.is_complex():
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} and {labels.dtype}: whole numbers, one for each of n = {n} images"
+        )
+    if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(f"labels from {int(labels.min())} to {int(labels.max())}, of {classes} classes from 0")
+    return labels.long()
 
 
 def _attacker(name: str, options: Mapping[str, Any]) -> Attacker[ImageAttack]:
@@ -328,13 +314,13 @@ def _attacker(name: str, options: Mapping[str, Any]) -> Attacker[ImageAttack]:
         )
     if strange := options.keys() - defaults_of(known[name]).keys():
         raise TypeError(f"{name} has no option {min(strange)!r}; {nearest(min(strange), defaults_of(known[name]))}")
-    (found,) = attackers(name, 0, dict(options))
-    return found
+    (attacker,) = attackers(name, 0, dict(options))
+    return attacker
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Unknown(Images):
-    """A message of which the images are not known: its images are empty, and its labels are those that are known, or all differ.
+class _UnknownImages(Images):
+    """A message whose images are not known: they are empty, and its labels are those that are known, or all differ.
 
     Attributes:
         weights: those that the client began with, hidden ones too.
@@ -351,26 +337,26 @@ class _Unknown(Images):
         self.say(f"controls of {attacker.name}")
         return super().controls(attacker, part, seed)
 
-    def said(self, attacker: Attacker[Any], part: Sequence[Observation], seed: int) -> Any:
+    def announced(self, attacker: Attacker[Any], part: Sequence[Observation], seed: int) -> Any:
         """Mount the attack, and say so before."""
         self.say(f"{attacker.name}: {len(self.images)} image(s) of {'x'.join(map(str, self.images.shape[1:]))}")
         return mount(attacker, part, seed)
 
     def judge(self, attacker: Attacker[ImageAttack], mounted: Mounted[Reconstruction], trial: Trial) -> ImageAttempt:
-        """In what the message is harder than those of the controls; after several local steps, which these may lack, another
-        one."""
-        (found,), attack, (seen,) = mounted.results, attacker.attack, mounted.first
-        assert isinstance(found, Reconstruction), "the one message was not refused"
-        made = ImageAttempt(attacker, found, controls=mounted.controls)
+        """The result, with reasons where the message is harder than those of the controls; after several local steps, which these
+        may lack, the control on the same net decides."""
+        (result,), attack, (seen,) = mounted.results, attacker.attack, mounted.first
+        assert isinstance(result, Reconstruction), "the one message was not refused"
+        attempt = ImageAttempt(attacker, result, controls=mounted.controls)
         if not mounted.controls:
-            return made
-        beyond = [] if mounted.reach is None else [mounted.reach.text]
-        made = replace(made, reasons=difference_reasons([*beyond, *harder(attack, seen, self.labels[None])]))
+            return attempt
+        out_of_reach = [] if mounted.reach is None else [mounted.reach.text]
+        attempt = replace(attempt, reasons=difference_reasons([*out_of_reach, *harder(attack, seen, self.labels[None])]))
         several = seen.schedule is not None and seen.schedule.steps > 1
-        if made.reasons or not several or not (attack.optimises or len(self.images) > 1):
-            return made
+        if attempt.reasons or not several or not (attack.optimises or len(self.images) > 1):
+            return attempt
         self.say(f"{attacker.name} on undefended changes of this net")
-        return add_same_net_control(made, on_same_net(attack, seen, self.weights, trial.seed))
+        return add_same_net_control(attempt, on_same_net(attack, seen, self.weights, trial.seed))
 
 
 def _framed(image: Tensor) -> Tensor:

@@ -12,14 +12,7 @@ from torch.func import functional_call
 from fedpriv.attacks.core.observation import Observation
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import training_net
-from fedpriv.attacks.inference.labels import (
-    Samples,
-    bias_counts,
-    embedding_counts,
-    present_classes,
-    public_counts,
-    row_classes,
-)
+from fedpriv.attacks.inference.labels import Samples, bias_counts, embedding_counts, present_classes, public_counts, row_classes
 from fedpriv.attacks.labels.stated import LabelSet, read_label_set
 
 PUBLIC_SAMPLES = 128

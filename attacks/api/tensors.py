@@ -1,4 +1,4 @@
-"""The tensors of a client's message, as training loops have them: which is which parameter, and which are buffers."""
+"""The tensors of a client's message in the forms of training loops, matched to a net's parameters and buffers."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def read_message(model: nn.Module, given: Gradient) -> Message:
     known = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False)) | state
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     parameters, buffers = dict[str, Tensor](), dict[str, Tensor]()
-    for name, one in _by_names(model, given, known, state):
-        tensor = _tensor(name, one)
+    for name, value in _by_names(model, given, known, state):
+        tensor = _tensor(name, value)
         if tensor.shape != known[name].shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, and the net's {tuple(known[name].shape)}")
         if (own := first.get(id(known[name]))) is None:
@@ -76,7 +76,7 @@ def check_no_weights(model: nn.Module, sent: Mapping[str, Tensor]) -> None:
     """
     own = dict(model.named_parameters())
     before = torch.cat([own[name].detach().cpu().float().flatten() for name in sent])
-    off, norm = float((torch.cat([one.flatten() for one in sent.values()]) - before).norm()), float(before.norm())
+    off, norm = float((torch.cat([tensor.flatten() for tensor in sent.values()]) - before).norm()), float(before.norm())
     if off < _NEW_WEIGHTS * norm:
         raise ValueError(
             f"these are new weights, {off / norm:.1%} of their norm from the model's own; give their change (after minus before)"
@@ -88,37 +88,36 @@ def _by_names(
 ) -> Iterator[tuple[str, Any]]:
     """(the net's name, tensor) of what was sent."""
     if isinstance(given, Mapping):
-        sent = {name: one for name, one in given.items() if one is not None}
+        sent = {name: value for name, value in given.items() if value is not None}
         prefix, ours = _prefix(list(sent), known)
-        for name, one in sent.items():
+        for name, value in sent.items():
             own = prefix + name if ours else name.removeprefix(prefix)
             if own not in known:
                 raise ValueError(f"the net has no parameter {name!r}; {nearest(name, known)}")
-            yield own, one
+            yield own, value
         return
     if isinstance(given, Tensor) or not hasattr(given, "__len__") or not hasattr(given, "__iter__") or isinstance(given, str):
         raise ValueError(f"the gradient is a {type(given).__name__}; give tensors by the parameters' names, or a list of them")
     names = _in_order(model, list(given), known, state)
-    yield from ((name, one) for name, one in zip(names, given, strict=True) if one is not None)
+    yield from ((name, value) for name, value in zip(names, given, strict=True) if value is not None)
 
 
 def _prefix(sent: Sequence[str], known: Mapping[str, Tensor]) -> tuple[str, bool]:
-    """The prefix that all names that were sent have before the net's, or (``True``) the net's before them; empty where there is
-    none, or more than one."""
+    """The prefix of all sent names before the net's, or (``True``) of the net's names before those; empty: none, or several."""
     if not sent or all(name in known for name in sent):
         return "", False
     ends = [name for name in known if sent[0].endswith(f".{name}")]
     theirs = {sent[0][: -len(name)] for name in ends}
-    theirs = {one for one in theirs if all(name.startswith(one) and name[len(one) :] in known for name in sent)}
+    theirs = {prefix for prefix in theirs if all(name.startswith(prefix) and name[len(prefix) :] in known for name in sent)}
     ours = {name[: -len(sent[0])] for name in known if name.endswith(f".{sent[0]}")}
-    ours = {one for one in ours if all(one + name in known for name in sent)}
+    ours = {prefix for prefix in ours if all(prefix + name in known for name in sent)}
     if len(theirs) + len(ours) != 1:
         return "", False
     return (*theirs, *ours)[0], bool(ours)
 
 
 def _in_order(model: nn.Module, given: list[Any], known: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
-    """The names of a list: of the first order that it may be in.
+    """The names of a list, by the first order that fits.
 
     Raises:
         ValueError: it has another length than all of them.
@@ -128,7 +127,7 @@ def _in_order(model: nn.Module, given: list[Any], known: Mapping[str, Tensor], s
         "parameters": list(parameters),
         "tensors in its state_dict": list(state),
         "of them that are no whole numbers": [name for name, tensor in state.items() if tensor.is_floating_point()],
-        "parameters that are trained": [name for name, one in parameters.items() if one.requires_grad],
+        "parameters that are trained": [name for name, parameter in parameters.items() if parameter.requires_grad],
     }
     fitting = [names for names in orders.values() if len(names) == len(given)]
     if not fitting:
@@ -139,18 +138,16 @@ def _in_order(model: nn.Module, given: list[Any], known: Mapping[str, Tensor], s
         raise ValueError(f"the gradient is a list of {len(given)}, and the net has {have}")
 
     def suits(names: list[str]) -> bool:
-        shapes = (getattr(one, "shape", None) for one in given)
+        shapes = (getattr(value, "shape", None) for value in given)
         return all(shape is None or tuple(shape) == known[name].shape for name, shape in zip(names, shapes, strict=True))
 
     return next(filter(suits, fitting), fitting[0])
 
 
-def _tensor(name: str, one: Any) -> Tensor:
+def _tensor(name: str, value: Any) -> Tensor:
     try:
-        if not isinstance(one, Tensor) and callable(
-            getattr(one, "numpy", None)
-        ):  # as Flower's arrays and those of other libraries
-            one = one.numpy()
-        return torch.as_tensor(one).detach().cpu()
+        if not isinstance(value, Tensor) and callable(getattr(value, "numpy", None)):  # Flower's arrays, and others
+            value = value.numpy()
+        return torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{name} is a {type(one).__name__}, and no tensor or array") from None
+        raise ValueError(f"{name} is a {type(value).__name__}, and no tensor or array") from None

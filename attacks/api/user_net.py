@@ -42,7 +42,7 @@ class UserNet:
         own |= {f"top.{name}": f"{self.head}.{name}" for name, _ in self.split.top.named_modules() if name}
         text = text.replace("'top'", repr(self.head))
         known = "|".join(re.escape(name) for name in sorted(own, key=len, reverse=True))
-        return re.sub(rf"(?<![\w.])(?:{known})(?!\w)", lambda found: own[found[0]], text)
+        return re.sub(rf"(?<![\w.])(?:{known})(?!\w)", lambda match: own[match[0]], text)
 
 
 def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -> UserNet:
@@ -66,7 +66,7 @@ def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -
     probe = torch.rand(2, *input_shape, generator=torch.Generator().manual_seed(0))
     expected, called = _logits(whole, probe)
     parameters = list(whole.parameters())
-    told = _with_others(whole, parameters, probe)
+    expected_others = _with_others(whole, parameters, probe)
     if head is None:
         if not called or not called[-1]:
             raise ValueError("the net has no linear layer within it; name the module that is its head, such as head='classifier'")
@@ -75,7 +75,7 @@ def cut(net: nn.Module, input_shape: tuple[int, ...], head: str | None = None) -
     top = modules[head]
     setattr(whole.get_submodule(owner), attribute, nn.Identity())
     split = SplitNet(whole, top)
-    _check_same(split, parameters, probe, expected, told, head)
+    _check_same(split, parameters, probe, expected, expected_others, head)
     names = {name: f"top.{name[len(head) + 1 :]}" if name.startswith(f"{head}.") else f"body.{name}" for name in net.state_dict()}
     state, first = split.state_dict(keep_vars=True), dict[int, str]()
     for name, tensor in state.items():
@@ -106,42 +106,47 @@ def _logits(net: nn.Module, probe: Tensor) -> tuple[Tensor, list[str]]:
 
 
 def _check_same(
-    split: SplitNet, parameters: list[nn.Parameter], probe: Tensor, expected: Tensor, told: Tensor | None, head: str
+    split: SplitNet, parameters: list[nn.Parameter], probe: Tensor, expected: Tensor, expected_others: Tensor | None, head: str
 ) -> None:
-    """Check that the parts make of a batch what the whole net does, also with other weights (``told``; ``None``: it cannot)."""
+    """Check that the parts give the output of the whole net.
+
+    Args:
+        expected_others: its output with other weights, by :func:`_with_others`.
+    """
     try:
         with torch.no_grad():
-            found = split(probe.clone())
+            output = split(probe.clone())
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise ValueError(f"the net cannot be cut before {head!r}: {_first_line(error)}") from None
-    other = None if told is None else _with_others(split, parameters, probe)
-    if not _alike(found, expected) or (told is not None and (other is None or not _alike(other, told))):
+    others = None if expected_others is None else _with_others(split, parameters, probe)
+    others_differ = expected_others is not None and (others is None or not _alike(others, expected_others))
+    if not _alike(output, expected) or others_differ:
         raise ValueError(
             f"the net's output is not that of {head!r}: something comes after it, such as a softmax, or it is called again; let "
             "the net return logits, or name the module that is called last with head="
         )
 
 
-def _alike(found: Tensor, expected: Tensor) -> bool:
+def _alike(output: Tensor, expected: Tensor) -> bool:
     finite = expected[expected.isfinite()]  # other weights than a net's own may give NaN, as of a root or logarithm
     most = TOLERANCE * max(1e-6, float(finite.abs().max()) if finite.numel() else 0.0)
-    return found.shape == expected.shape and torch.allclose(found, expected, rtol=0.0, atol=most, equal_nan=True)
+    return output.shape == expected.shape and torch.allclose(output, expected, rtol=0.0, atol=most, equal_nan=True)
 
 
 @torch.no_grad()
 def _with_others(net: nn.Module, parameters: list[nn.Parameter], probe: Tensor) -> Tensor | None:
-    """The net's output with other parameters, all of which are given, as initial ones may be zero and hide what comes after them;
-    ``None``: it has none. The net is left as it was."""
-    before, draws = [parameter.clone() for parameter in parameters], torch.Generator().manual_seed(0)
+    """The net's output with other values of the parameters, as initial ones may be zero and hide what comes after them; ``None``:
+    it has none. The net is left as it was."""
+    before, noise = [parameter.clone() for parameter in parameters], torch.Generator().manual_seed(0)
     try:
         for parameter in parameters:
             if parameter.is_floating_point() and parameter.numel():  # vectors by up to 1, others by the number of their inputs
                 most = 1.0 if parameter.ndim < 2 else 3 * (len(parameter) / parameter.numel()) ** 0.5
-                parameter.add_(most * (2 * torch.rand(parameter.shape, generator=draws) - 1).to(parameter))
+                parameter.add_(most * (2 * torch.rand(parameter.shape, generator=noise) - 1).to(parameter))
         # Code that is compiled here would serve later passes, whose hooks are others.
         with torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext():
-            found = net(probe.clone())
-        return found if isinstance(found, Tensor) else None
+            output = net(probe.clone())
+        return output if isinstance(output, Tensor) else None
     except Exception:  # of the net, where it does not take such parameters
         return None
     finally:
@@ -153,5 +158,5 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _described(found: object) -> str:
-    return f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+def _described(output: object) -> str:
+    return f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"

@@ -14,7 +14,7 @@ import fedpriv
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.inference.labels import batch_labels, count_accuracy, present_classes, to_counts
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.experiments.markdown import table
 
 FEDSGD = {"train.local_steps": 1, "batch_size": 1000}
@@ -89,11 +89,11 @@ def _of_setting(name: str, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 def _messages(run_dir: Path) -> list[tuple[Observation, Tensor]]:
     """The server's view of each message, and the true class counts ``(C,)``."""
-    evidence = Evidence(run_dir)
+    evidence = RunRecord(run_dir)
     classes = len(evidence.federation.dataset.classes)
     return [
         (
-            evidence.attacker.observation(evidence.message(round, client), ThreatModel()),
+            evidence.observation(evidence.message(round, client), ThreatModel()),
             torch.bincount(evidence.labels(client), minlength=classes),
         )
         for round, client in evidence.messages()

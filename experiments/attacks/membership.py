@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 import fedpriv
 from fedpriv.attacks.scoring.operating_points import OperatingPoints
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.inference import REGRESSION, REGRESSIONS, membership
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.errors import UsageError
 from fedpriv.experiments.markdown import table
 
@@ -99,7 +99,7 @@ def _measured(name: str, data_dir: str) -> dict[str, Any]:
         options["model"] = GroupNormNet
     with tempfile.TemporaryDirectory() as folder:
         fedpriv.train(run_dir=Path(folder) / "run", **options)
-        evidence = Evidence(Path(folder) / "run")
+        evidence = RunRecord(Path(folder) / "run")
         last = evidence.store.rounds()[-1]
         measured = membership(evidence, last, evidence.whole_clients(last), SHADOWS)
     by_regression = {name: points for name, points in measured.attacks.items() if name in (REGRESSION, REGRESSIONS)}

@@ -19,8 +19,8 @@ from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.lab.attempts import attempt
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import RECOVERED
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
+from fedpriv.audit.record.run import RunRecord
 
 RUN: Mapping[str, Any] = {"data.name": "digits", "train.rounds": 1, "eval.last": 1, "tracking.uri": "none"}
 """Settings besides those of the quick start. The messages of three clients are kept."""
@@ -35,14 +35,14 @@ def on_clients(config: dict[str, Any], _: str) -> list[dict[str, Any]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         run = fedpriv.train(run_dir=Path(folder) / "run", **RUN, **config["run"])
-        evidence = Evidence(run.path)
+        evidence = RunRecord(run.path)
         honest = Answers.to_honest(evidence)
         copies = [int((case.guesses()["nearest public"] < RECOVERED).sum()) for case in honest.targets]
         return [_cell(evidence, honest, copies, case, config["draws"]) for case in config["attacks"]]
 
 
 def _cell(
-    evidence: Evidence, honest: Answers, copies: Sequence[int], config: Mapping[str, Any], draws: Sequence[int]
+    evidence: RunRecord, honest: Answers, copies: Sequence[int], config: Mapping[str, Any], draws: Sequence[int]
 ) -> dict[str, Any]:
     """The results of an attack on all answers; ``copies`` counts each client's images that a public image matches."""
     attack, began = image_attack(config["attack"])(**config["options"]), time.process_time()
@@ -90,12 +90,12 @@ class Answers:
     draw: int = 0
 
     @classmethod
-    def to_honest(cls, evidence: Evidence) -> Answers:
+    def to_honest(cls, evidence: RunRecord) -> Answers:
         targets = [target.message(evidence, *which) for which in evidence.messages()]
         return cls(targets, [None] * len(targets), ThreatModel())
 
     @classmethod
-    def to_altered(cls, evidence: Evidence, attack: ImageAttack, draw: int) -> Answers:
+    def to_altered(cls, evidence: RunRecord, attack: ImageAttack, draw: int) -> Answers:
         answers = [target.altered(evidence, *which, attack, draw) for which in evidence.messages()]
         refusals = [None if played.refusal is None else _pattern(played.refusal) for _, played in answers]
         return cls([answer for answer, _ in answers], refusals, ThreatModel(download="altered", public=True), draw)

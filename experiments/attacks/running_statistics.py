@@ -22,7 +22,7 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.gradients.linear import normalise_images
 from fedpriv.attacks.inference.running_statistics import mean_colour, shares_of_batches
 from fedpriv.attacks.scoring.operating_points import area
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.experiments.markdown import table
 
 CLIENTS, CHUNK = 4, 64
@@ -63,7 +63,7 @@ def _row(data_dir: str, name: str, samples: int, steps: int, candidates: int, co
     with tempfile.TemporaryDirectory() as folder:
         where = {"run_dir": Path(folder) / "run", "data.dir": data_dir}
         trained = fedpriv.train(**{**RUN, "method.name": "fedavg", **where, **run, **config})
-        evidence = Evidence(trained.path)
+        evidence = RunRecord(trained.path)
         messages = [_attacked(evidence, *which, candidates) for which in evidence.messages()]
     refused = [message["refused"] for message in messages if "refused" in message]
     row = {"setting": name, "samples": samples, "candidates": candidates, "messages": len(messages), "refused": refused[:1]}
@@ -73,9 +73,9 @@ def _row(data_dir: str, name: str, samples: int, steps: int, candidates: int, co
     return row | {"cpu_seconds": round(time.process_time() - began, 1)}
 
 
-def _attacked(evidence: Evidence, round: int, client: int, candidates: int) -> dict[str, Any]:
+def _attacked(evidence: RunRecord, round: int, client: int, candidates: int) -> dict[str, Any]:
     """AUC, share of members among the top-scoring candidates (as many as members), and errors of the mean colour."""
-    seen, truth = evidence.attacker.observation(evidence.message(round, client), ThreatModel()), evidence.truth(client).images
+    seen, truth = evidence.observation(evidence.message(round, client), ThreatModel()), evidence.truth(client).images
     public = evidence.federation.dataset.test_images[: candidates - len(truth)].float() / 255
     images, members = torch.cat([truth, public]), np.arange(candidates) < len(truth)
     try:

@@ -1,7 +1,7 @@
 """The audit of finished runs: the messages to attack, the attacks, and the report.
 
 ``run_audit`` audits one run, with the records of ``results``; ``report`` compares runs; ``public`` has ``fedpriv.audit(run)``.
-The packages: :mod:`fedpriv.audit.evidence`, the attacker's view of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text`
+The packages: :mod:`fedpriv.audit.record`, the attacker's view of a run; :mod:`fedpriv.audit.images`, :mod:`fedpriv.audit.text`
 and :mod:`fedpriv.audit.membership`, the attacks; :mod:`fedpriv.audit.judge`, what they show; :mod:`fedpriv.audit.page`, the
 report's page.
 """

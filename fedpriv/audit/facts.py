@@ -8,9 +8,9 @@ from statistics import mean, median
 from typing import Any
 
 from fedpriv.audit import formats
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.traffic import conditions, crossed, has_batch_norm, knowledge
 from fedpriv.audit.membership.epsilon import measured
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.traffic import conditions, crossed, has_batch_norm, knowledge
 from fedpriv.audit.results import AuditedRun, Cost, Epsilon, EpsilonBounds, ProbeResult, SignalToNoise
 from fedpriv.defenses.noise import SNR
 from fedpriv.evaluation.chance import at_chance
@@ -20,7 +20,7 @@ from fedpriv.server.sampling import participants
 from fedpriv.storage.run_folder import RunFolder
 
 
-def facts(evidence: Evidence, summary: Mapping[str, Any]) -> AuditedRun:
+def facts(evidence: RunRecord, summary: Mapping[str, Any]) -> AuditedRun:
     """The run before any attack: its config, its cost, and what its clients sent."""
     config, facts, federation = evidence.config, evidence.folder.facts, evidence.federation
     transforms = evidence.store.upload(*evidence.messages()[0]).transforms
@@ -58,7 +58,7 @@ def facts(evidence: Evidence, summary: Mapping[str, Any]) -> AuditedRun:
     )
 
 
-def _a_round(evidence: Evidence) -> int:
+def _a_round(evidence: RunRecord) -> int:
     """How many clients take part in a round; the average of a schedule."""
     config, agreement = evidence.config, evidence.federation.agreement
     if config.train.selection not in ("all", "schedule"):
@@ -66,7 +66,7 @@ def _a_round(evidence: Evidence) -> int:
     return round(mean(len(participants(agreement, number)) for number in range(1, config.train.rounds + 1)))
 
 
-def cost(evidence: Evidence, summary: Mapping[str, Any]) -> Cost:
+def cost(evidence: RunRecord, summary: Mapping[str, Any]) -> Cost:
     """Accuracy, chance level, bytes and seconds of a run; the report adds the comparison with the undefended run."""
     accuracy = summary["accuracy"]
     guessed, samples = chance(evidence) if accuracy is not None else (None, 0)
@@ -83,7 +83,7 @@ def cost(evidence: Evidence, summary: Mapping[str, Any]) -> Cost:
     )
 
 
-def chance(evidence: Evidence) -> tuple[float, int]:
+def chance(evidence: RunRecord) -> tuple[float, int]:
     """Mean accuracy of the best constant answer in the run's test, and the number of samples in it."""
     federation = evidence.federation
     return constant_answer(federation.data, federation.method, evidence.config, len(federation.dataset.classes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -15,10 +14,6 @@ from pydantic import Base64Bytes, TypeAdapter
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.answer import concluded
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import NotSimulated
-from fedpriv.audit.evidence.statistics import RUNNING, exposed, listed
-from fedpriv.audit.evidence.sums import HeldBack, evidence_of
 from fedpriv.audit.facts import epsilon, facts
 from fedpriv.audit.finished import UNFINISHED, Finished
 from fedpriv.audit.images.center_leaks import inverted_centers
@@ -29,6 +24,11 @@ from fedpriv.audit.judge import images, texts
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import END, BudgetSpent, Progress, Say, check_budget, keep_moments, last_moments, spent
+from fedpriv.audit.record.base import Record
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import NotSimulated
+from fedpriv.audit.record.statistics import RUNNING, exposed
+from fedpriv.audit.record.sums import HeldBack, record_of
 from fedpriv.audit.results import (
     Audit,
     AuditedRun,
@@ -38,7 +38,6 @@ from fedpriv.audit.results import (
     ImageTarget,
     MeanColour,
     Part,
-    Sender,
     TextTargetResult,
     distinct,
 )
@@ -94,14 +93,14 @@ class AuditOptions:
 
 @dataclass(frozen=True)
 class Audited:
-    """What was found, and the pictures (PNG) by the names that it gives."""
+    """An audit, and the pictures (PNG) by the names that it gives."""
 
     audit: Audit
     pictures: Mapping[str, bytes]
 
 
-def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
-    """The messages to audit and the run's summary; reads no data yet.
+def check(run_dir: Path) -> tuple[RunRecord, dict[str, Any]]:
+    """The record of a run and its summary; reads no data yet.
 
     Raises:
         UsageError: there is no run, it is not finished, or it kept no payloads.
@@ -109,18 +108,18 @@ def check(run_dir: Path) -> tuple[Evidence, dict[str, Any]]:
     folder = RunFolder.open(run_dir)
     if (summary := folder.summary()) is None:  # asked first: a run that was killed in its first round has kept no payloads yet
         raise UsageError(f"{run_dir} is not finished; {folder.how_to_resume} finishes it")
-    return evidence_of(run_dir), summary
+    return record_of(run_dir), summary
 
 
-def _kind(evidence: Evidence, options: AuditOptions, workers: int) -> str:
-    """What an audit's duration depends on, about."""
-    config = evidence.config.model_dump(mode="json", exclude={"seed": True, "run_dir": True, "tracking": True})
+def _kind(record: RunRecord, options: AuditOptions, workers: int) -> str:
+    """What an audit's duration mostly depends on."""
+    config = record.config.model_dump(mode="json", exclude={"seed": True, "run_dir": True, "tracking": True})
     return json.dumps([config, asdict(options), workers], sort_keys=True)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A run with what some of the attacks found.
+class _Findings:
+    """A run with the findings of some of the attacks.
 
     Attributes:
         times, moments: see :class:`fedpriv.audit.progress.Progress`.
@@ -141,48 +140,65 @@ def audit_run(run_dir: Path, options: AuditOptions, say: Say, workers: int = 1) 
         workers: processes; findings do not depend on them, unless a budget cuts them.
 
     Returns:
-        what was found, and the pictures (PNG) by name.
+        the findings, and the pictures (PNG) by name.
 
     Raises:
         UsageError: see :func:`check`; or the data have changed since the run.
         FedprivError: its files are damaged.
     """
-    evidence, summary = check(run_dir)
-    kind, unfinished = _kind(evidence, options, workers), run_dir / "audit" / UNFINISHED
+    record, summary = check(run_dir)
+    kind, unfinished = _kind(record, options, workers), run_dir / "audit" / UNFINISHED
     goes_on = unfinished.exists()
     progress = Progress(say, options.budget, Finished(unfinished), last_moments(kind))
     if goes_on:
         say("continuing an audit that was interrupted")
     progress("what left the clients")
-    found = _attacked(facts(evidence, summary), evidence, options, progress, workers)
-    run = replace(found.run, epsilon=epsilon(evidence.folder, summary, found.bounds))
-    if evidence.summed:
+    bare = facts(record, summary)
+    if record.federation.resident.device.type != "cpu":
+        workers = 1  # what an accelerator holds does not survive a fork
+    findings = _attacked(bare, record, options, progress, workers)
+    run = replace(findings.run, epsilon=epsilon(record.folder, summary, findings.bounds))
+    if record.summed:
         run = _beside_uploads(run, run_dir, options, progress)
-    progress.add_parts(found.times, found.moments)
+    run = _concluded(run, findings, progress)
     if not goes_on and progress.spent() is None:
         keep_moments(kind, progress.moments | {END: progress.so_far()})
-    run = replace(run, seconds={step: round(seconds, 1) for step, seconds in progress.times.items()})
-    return concluded(run), found.pictures
+    return run, findings.pictures
 
 
-def _attacked(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Found:
-    """What all attacks find. Two processes share them: what is behind the messages, and who and which classes."""
-    if evidence.federation.resident.device.type != "cpu":
-        workers = 1  # what an accelerator holds does not survive a fork
-    made = [
-        partial(_of_samples, run, evidence, options, progress, workers),
-        partial(_finished_of_clients, run, evidence, options, progress),
+def audit_record(record: Record, bare: AuditedRun, options: AuditOptions, say: Say) -> tuple[AuditedRun, Mapping[str, bytes]]:
+    """Audit a record that is no run's; result as of :func:`audit_run`.
+
+    Args:
+        bare: its facts, without attacks.
+    """
+    progress = Progress(say, options.budget)
+    findings = _attacked(bare, record, options, progress, 1)
+    return _concluded(findings.run, findings, progress), findings.pictures
+
+
+def _concluded(run: AuditedRun, findings: _Findings, progress: Progress) -> AuditedRun:
+    """The run with its answer, and the CPU time of each step."""
+    progress.note(findings.times, findings.moments)
+    return concluded(replace(run, seconds={step: round(seconds, 1) for step, seconds in progress.times.items()}))
+
+
+def _attacked(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress, workers: int) -> _Findings:
+    """The findings of all attacks. Two processes share them: samples behind the messages, and classes and members."""
+    parts = [
+        partial(_of_samples, run, record, options, progress, workers),
+        partial(_finished_of_clients, run, record, options, progress),
     ]
-    samples, clients = forked(made, workers)
+    samples, clients = forked(parts, workers)
     whole = replace(
         clients.run,
         images=samples.run.images,
         texts=samples.run.texts,
         controls=samples.run.controls,
         known_members=(*images.known_members(samples.run.images), *texts.known_members(samples.run.texts)),
-        not_run={**samples.run.not_run, **clients.run.not_run},
+        not_run={**record.not_run(), **samples.run.not_run, **clients.run.not_run},
     )
-    return _Found(
+    return _Findings(
         whole,
         {**samples.pictures, **clients.pictures},
         {**samples.times, **clients.times},
@@ -191,73 +207,80 @@ def _attacked(run: AuditedRun, evidence: Evidence, options: AuditOptions, progre
     )
 
 
-def _of_samples(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress, workers: int) -> _Found:
+def _of_samples(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress, workers: int) -> _Findings:
     """Reconstruction of images and texts."""
     progress.begin_part("samples")
-    name, pictures, not_run = evidence.folder.path.name, dict[str, bytes](), dict[Part, Reason]()
-    read = on_texts(evidence, options, not_run, progress) if "text" in evidence.modalities else []
+    pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
+    of_texts = on_texts(record, options, not_run, progress) if "text" in record.modalities else []
     targets, controls = list[ImageTarget](), list[ControlResult]()
-    for attacked in on_images(evidence, options, not_run, progress, workers) if "image" in evidence.modalities else []:
-        picture = f"{name}-{attacked.kind.replace(' ', '-')}-round-{attacked.round}-{_slug(attacked.sender)}.png"
+    for attacked in on_images(record, options, not_run, progress, workers) if "image" in record.modalities else []:
+        picture = record.picture(attacked.kind, attacked.round, attacked.sender)
         rows = attacked.pictures()
         if rows:
             pictures[picture] = grid(rows)
         targets.append(attacked.described(picture if rows else None))
         controls += attacked.controls()
-    if not evidence.modalities:
+    if not record.modalities:
         not_run["rows"] = ROWS
     progress.end_step()
-    run = replace(run, images=tuple(targets), texts=tuple(read), controls=distinct(controls), not_run=not_run)
-    return _Found(run, pictures, progress.times, progress.moments)
+    run = replace(run, images=tuple(targets), texts=tuple(of_texts), controls=distinct(controls), not_run=not_run)
+    return _Findings(run, pictures, progress.times, progress.moments)
 
 
-def _finished_of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress) -> _Found:
+def _finished_of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress) -> _Findings:
     """:func:`_of_clients`, read where an audit that was broken off has finished it."""
     if progress.finished is None or options.budget is not None:  # a budget may cut them
-        return _of_clients(run, evidence, options, progress)
-    what = ("clients", type(evidence).__name__, options)
-    return progress.finished.part(*what, form=TypeAdapter(_Found), compute=lambda: _of_clients(run, evidence, options, progress))
+        return _of_clients(run, record, options, progress)
+    facts = ("clients", type(record).__name__, options)
+    form = TypeAdapter(_Findings)
+    return progress.finished.part(*facts, form=form, compute=lambda: _of_clients(run, record, options, progress))
 
 
-def _of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, progress: Progress) -> _Found:
-    """What a client holds: its classes, class centres, and whether given samples are among its own."""
+def _of_clients(run: AuditedRun, record: Record, options: AuditOptions, progress: Progress) -> _Findings:
+    """What a client holds: its classes and, by simulated clients, class centres and whether given samples are among its own."""
     progress.begin_part("clients")
+    run = replace(run, statistics=record.statistics())
+    if isinstance(record, RunRecord):
+        run = replace(run, exposed=exposed(record))
+        progress("labels")
+    labels = label_findings([infer_labels(record, round, client) for round, client in record.messages()])
+    run = replace(run, labels=labels.labels, label_rules=labels.rules, labels_over_rounds=labels.over_rounds)
+    if isinstance(record, RunRecord):
+        return _by_simulation(run, record, options, progress)
+    progress.end_step()
+    return _Findings(run, {}, progress.times, progress.moments)
+
+
+def _by_simulation(run: AuditedRun, record: RunRecord, options: AuditOptions, progress: Progress) -> _Findings:
+    """Attacks for which clients of a run are simulated."""
     pictures, not_run = dict[str, bytes](), dict[Part, Reason]()
-    statistics, unaltered = listed(evidence), exposed(evidence)
-    progress("labels")
-    labels = label_findings([infer_labels(evidence, round, client) for round, client in evidence.messages()])
-    first, shadows = evidence.store.rounds()[0], None
+    shadows, colours = None, tuple[MeanColour, ...]()
     if options.label_shadows:
         progress(f"labels: {options.label_shadows} shadow clients")
         try:
             progress.in_time()
-            shadows = shadow_labels(evidence, first, options.label_shadows, options.seed)
+            shadows = shadow_labels(record, record.rounds()[0], options.label_shadows, options.seed)
         except BudgetSpent as cut:
             not_run["shadow clients"] = cut.reason
         except FedprivError as error:
             not_run["shadow clients"] = Reason("not available", str(error))
-    sent, colours = {one.what for one in statistics}, tuple[MeanColour, ...]()
-    if RUNNING in sent and evidence.modalities == ("image",):
-        seen = mean_colours(evidence)
+    sent = {statistic.what for statistic in run.statistics}
+    if RUNNING in sent and record.modalities == ("image",):
+        seen = mean_colours(record)
         if isinstance(seen, Reason):
             not_run["mean colour"] = seen
         else:
             colours = seen
-    if "text" in evidence.modalities and "centers" in sent:
+    if "text" in record.modalities and "centers" in sent:
         not_run["class centres"] = CENTERS_OF_TEXTS
-    centers = _centers(evidence, not_run, pictures, progress)
-    earlier = _rounds(evidence, options.messages) if options.messages > 1 else []
-    members = in_rounds(evidence, earlier, options.membership_shadows, options.seed, progress)
+    centers = _centers(record, not_run, pictures, progress)
+    earlier = _rounds(record, options.messages) if options.messages > 1 else []
+    members = in_rounds(record, earlier, options.membership_shadows, options.seed, progress)
     if members.refused is not None:
         not_run["membership"] = members.refused
     progress.end_step()
     run = replace(
         run,
-        statistics=statistics,
-        exposed=unaltered,
-        labels=labels.labels,
-        label_rules=labels.rules,
-        labels_over_rounds=labels.over_rounds,
         shadow_labels=shadows,
         mean_colours=colours,
         centers=tuple(centers),
@@ -266,30 +289,26 @@ def _of_clients(run: AuditedRun, evidence: Evidence, options: AuditOptions, prog
         membership_limit=members.limit,
         not_run=not_run,
     )
-    return _Found(run, pictures, progress.times, progress.moments, members.epsilon)
+    return _Findings(run, pictures, progress.times, progress.moments, members.epsilon)
 
 
 def _centers(
-    evidence: Evidence, not_run: dict[Part, Reason], pictures: dict[str, bytes], progress: Progress
+    record: RunRecord, not_run: dict[Part, Reason], pictures: dict[str, bytes], progress: Progress
 ) -> list[CenterOutcome]:
     """Images from the class centres of the first and of the last kept round; ``pictures`` gets some of each."""
-    found, rounds = list[CenterOutcome](), evidence.store.rounds()
-    for round in dict.fromkeys((rounds[0], rounds[-1]) if evidence.modalities == ("image",) else ()):
-        client = evidence.store.clients(round)[0]
+    outcomes, rounds = list[CenterOutcome](), record.rounds()
+    for round in dict.fromkeys((rounds[0], rounds[-1]) if record.modalities == ("image",) else ()):
+        client = record.clients(round)[0]
         if (cut := progress.spent()) is not None:
             not_run["class centres"] = cut
             break
         progress(f"class centres of round {round}")
-        if (inverted := inverted_centers(evidence, round, client)) is not None:
+        if (inverted := inverted_centers(record, round, client)) is not None:
             outcome, shown = inverted
-            picture = f"{evidence.folder.path.name}-centers-round-{round}-{_slug(outcome.sender)}.png"
+            picture = record.picture("centers", round, outcome.sender)
             pictures[picture] = grid(shown)
-            found.append(replace(outcome, picture=picture))
-    return found
-
-
-def _slug(sender: Sender) -> str:
-    return re.sub(r"\W+", "-", sender.named).strip("-")
+            outcomes.append(replace(outcome, picture=picture))
+    return outcomes
 
 
 def _beside_uploads(run: AuditedRun, run_dir: Path, options: AuditOptions, progress: Progress) -> AuditedRun:
@@ -303,23 +322,27 @@ def _beside_uploads(run: AuditedRun, run_dir: Path, options: AuditOptions, progr
     return replace(run, comparison=compared(run, _attacked(run, behind, options, progress, 1).run))
 
 
-def _chosen(evidence: Evidence, messages: int, holding: Modality) -> list[tuple[int, int]]:
+def _chosen(record: Record, messages: int, holding: Modality) -> list[tuple[int, int]]:
     """(round, client) of the messages to attack: of evenly spaced kept rounds, the first kept client with such samples.
 
     For pairs, clients with both images and texts are preferred, so that both are attacked for the same client.
     """
-    data, spread = evidence.federation.data, _rounds(evidence, messages)
-    holders = {round: [client for client in evidence.store.clients(round) if data.lacking(client) != holding] for round in spread}
-    return [(round, min(clients, key=lambda one: data.lacking(one) is not None)) for round, clients in holders.items() if clients]
+    spread = _rounds(record, messages)
+    holders = {round: [client for client in record.clients(round) if record.lacking(client) != holding] for round in spread}
+    return [
+        (round, min(clients, key=lambda client: record.lacking(client) is not None))
+        for round, clients in holders.items()
+        if clients
+    ]
 
 
-def _rounds(evidence: Evidence, number: int) -> list[int]:
+def _rounds(record: Record, number: int) -> list[int]:
     """So many evenly spaced kept rounds, or all; the first, and of several the last, are among them."""
-    kept = evidence.store.rounds()
+    kept = record.rounds()
     return sorted({kept[i * (len(kept) - 1) // max(1, number - 1)] for i in range(number)})
 
 
-def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def _easiest(record: Record, chosen: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The chosen messages whose client's samples are simulated one by one, of the first and the last round; for pairs, of those
     with both images and texts.
 
@@ -327,58 +350,55 @@ def _easiest(evidence: Evidence, chosen: list[tuple[int, int]]) -> list[tuple[in
     gradient in the first round.
     """
 
-    def lacks(one: tuple[int, int]) -> bool:
-        return evidence.federation.data.lacking(one[1]) is not None
+    def lacks(message: tuple[int, int]) -> bool:
+        return record.lacking(message[1]) is not None
 
     return list(dict.fromkeys((min(chosen, key=lacks), min(reversed(chosen), key=lacks))))
 
 
-def on_images(
-    evidence: Evidence, options: AuditOptions, not_run: dict[Part, Reason], say: Say, workers: int = 1
-) -> list[Attacked]:
+def on_images(record: Record, options: AuditOptions, not_run: dict[Part, Reason], say: Say, workers: int = 1) -> list[Attacked]:
     """Attack some messages of clients with images, and the easiest case; ``not_run`` gets the reason where it cannot be."""
-    chosen, found = _chosen(evidence, options.messages, "image"), list[Attacked]()
+    chosen, results = _chosen(record, options.messages, "image"), list[Attacked]()
     if not chosen:
         not_run["images"] = Reason("not available", "no client whose message was kept has images")
         return []
-    singles: Callable[..., Attacked] = partial(on_single_images, most=options.singles, workers=workers)
-    attacks: list[tuple[Callable[..., Attacked], tuple[int, int]]] = [(on_message, one) for one in chosen]
-    if not evidence.summed:  # of a client with one image, the server sees no message
-        attacks += [(singles, one) for one in _easiest(evidence, chosen)]
+    calls: list[tuple[bool, Callable[..., Attacked]]] = [(False, partial(on_message, record, *message)) for message in chosen]
+    if isinstance(record, RunRecord) and not record.summed:  # of a client with one image, the server sees no message but a sum
+        singles = partial(on_single_images, record, most=options.singles, workers=workers)
+        calls += [(True, partial(singles, *message)) for message in _easiest(record, chosen)]
     easiest: list[Attacked] = []
-    for attack, one in attacks:
-        if any(done.all_recovered for done in easiest):
+    for is_single, attack in calls:
+        if any(result.all_recovered for result in easiest):
             break  # the last round can give away no more
         try:
-            made = attack(evidence, *one, options.seed, say)
+            results.append(attack(options.seed, say))
         except UsageError as error:
             not_run["images"] = Reason("does not apply", str(error))
         except NotSimulated as error:
             not_run["single images"] = Reason("not available", str(error))
         else:
-            found.append(made)
-            easiest += [made] if attack is singles else []
-    return found
+            easiest += results[-1:] if is_single else []
+    return results
 
 
-def on_texts(evidence: Evidence, options: AuditOptions, not_run: dict[Part, Reason], say: Say) -> list[TextTargetResult]:
+def on_texts(record: Record, options: AuditOptions, not_run: dict[Part, Reason], say: Say) -> list[TextTargetResult]:
     """As :func:`on_images`, for texts."""
-    chosen, found = _chosen(evidence, options.messages, "text"), list[TextTargetResult]()
+    chosen, results = _chosen(record, options.messages, "text"), list[TextTargetResult]()
     if not chosen:
         not_run["texts"] = Reason("not available", "no client whose message was kept has texts")
         return []
     for round, client in chosen:
         if (cut := spent(say)) is not None:
             not_run["texts"] = cut
-            return found
-        found.append(on_texts_of(evidence, round, client, options.seed, say))
-    if evidence.summed:
+            return results
+        results.append(on_texts_of(record, round, client, options.seed, say))
+    if record.summed:
         not_run["texts"] = Reason("not available", "of a client with one text, the server sees no message but a sum")
-    for one in [] if evidence.summed else _easiest(evidence, chosen):
+    for message in _easiest(record, chosen) if isinstance(record, RunRecord) and not record.summed else []:
         try:
-            found.append(on_single_texts(evidence, *one, options.seed, say))
+            results.append(on_single_texts(record, *message, options.seed, say))
         except NotSimulated as error:
             not_run["single texts"] = Reason("not available", str(error))
         except FedprivError as error:
             not_run["texts"] = Reason("does not apply", str(error))
-    return found
+    return results

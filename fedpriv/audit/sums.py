@@ -16,7 +16,7 @@ def compared(sums: AuditedRun, alone: AuditedRun) -> tuple[SumComparison, ...]:
     """Each attack on the sums beside the same on the single uploads behind them.
 
     Args:
-        sums: what was found of the sums; ``alone``: of the single uploads.
+        sums, alone: the audits of the sums, and of the single uploads.
     """
     rows = []
     for measure, read in _MEASURES.items():
@@ -28,32 +28,33 @@ def compared(sums: AuditedRun, alone: AuditedRun) -> tuple[SumComparison, ...]:
 
 def _images(run: AuditedRun) -> dict[str, Value]:
     messages = (target for target in run.images if target.kind == "message")
-    return _pooled((one.attack, figures.success[images.LIMIT]) for target in messages for one, figures in images.ran(target))
+    ran = (outcome for target in messages for outcome in images.ran(target))
+    return _pooled((outcome.attack, figures.success[images.LIMIT]) for outcome, figures in ran)
 
 
 def _texts(run: AuditedRun) -> dict[str, Value]:
     messages = (target for target in run.texts if target.kind == "message")
-    made = (one for target in messages for one in texts.ran(target))
-    return _pooled((one.outcome.attack, rate) for one in made if (rate := one.figures.exact) is not None)
+    ran = (result for target in messages for result in texts.ran(target))
+    return _pooled((result.outcome.attack, rate) for result in ran if (rate := result.figures.exact) is not None)
 
 
 def _labels(run: AuditedRun) -> dict[str, Value]:
-    return _pooled((one.rule, one.exact) for one in run.label_rules if one.exact is not None)
+    return _pooled((rule.rule, rule.exact) for rule in run.label_rules if rule.exact is not None)
 
 
 def _membership(run: AuditedRun) -> dict[str, Value]:
-    made = {f"{one.outcome.attack}, round {one.outcome.round}": one.points for one in members.ran(run.membership)}
-    return {name: Value(one.auc.value, one.auc.low, one.auc.high, one.members) for name, one in made.items()}
+    by_round = {f"{result.outcome.attack}, round {result.outcome.round}": result.points for result in members.ran(run.membership)}
+    return {name: Value(points.auc.value, points.auc.low, points.auc.high, points.members) for name, points in by_round.items()}
 
 
 def _pooled(rates: Iterable[tuple[str, Rate]]) -> dict[str, Value]:
-    """By attack, over the messages."""
+    """Success rates by attack, over all messages."""
     totals: dict[str, tuple[int, int]] = {}
     for name, rate in rates:
-        found, of = totals.get(name, (0, 0))
-        totals[name] = found + rate.successes, of + rate.n
-    pooled = {name: wilson(found, of) for name, (found, of) in totals.items() if of}
-    return {name: Value(one.share, one.low, one.high, one.n) for name, one in pooled.items()}
+        successes, n = totals.get(name, (0, 0))
+        totals[name] = successes + rate.successes, n + rate.n
+    pooled = {name: wilson(successes, n) for name, (successes, n) in totals.items() if n}
+    return {name: Value(rate.share, rate.low, rate.high, rate.n) for name, rate in pooled.items()}
 
 
 _MEASURES: Mapping[Measure, Callable[[AuditedRun], dict[str, Value]]] = {

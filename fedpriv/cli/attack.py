@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from fedpriv.attacks.attack import ImageAttack
     from fedpriv.attacks.lab.attempts import ImageAttempt
-    from fedpriv.audit.evidence.malicious import Replay
     from fedpriv.audit.images.target import Target
+    from fedpriv.audit.record.malicious import Replay
     from fedpriv.audit.results import Baseline, ImageFigures
 
 OF_TEXTS = ("batch_size", "encoder", "tune", "mask_embeddings", "noise")
@@ -174,7 +174,7 @@ def _attack_images(
     tell_controls([control for made in attempts for control in made.controls], out)
     if all(made.reconstruction is None for made in attempts):
         held_to([control for made in attempts for control in made.controls])
-    for line in figures.remarks(attempts):
+    for line in figures.notes(attempts):
         out.print(line, soft_wrap=True)
     guesses = target.guesses()
     out.print(figures.table(attempts, guesses, target))
@@ -319,21 +319,21 @@ def _target(
         if dataset is not None:
             return target.samples(dataset, data_dir, count or 20, masked, seed, label)
         return target.crops(count or 20, masked, seed)
-    from fedpriv.audit.evidence.sums import evidence_of
+    from fedpriv.audit.record.sums import record_of
     from fedpriv.tracking import find_run
 
-    evidence = evidence_of(find_run(run_name, runs_dir))
+    evidence = record_of(find_run(run_name, runs_dir))
     return target.message(evidence, *evidence.messages(round_, client)[0])
 
 
 def _altered(attack: ImageAttack, run_name: str | None, seed: int, chosen: Mapping[str, Any]) -> tuple[Target, Replay]:
     """What a client of the run sends after an altered download."""
-    from fedpriv.audit.evidence.sums import evidence_of
     from fedpriv.audit.images import target
+    from fedpriv.audit.record.sums import record_of
     from fedpriv.tracking import find_run
 
     assert run_name is not None
-    evidence = evidence_of(find_run(run_name, chosen["runs_dir"]))
+    evidence = record_of(find_run(run_name, chosen["runs_dir"]))
     return target.altered(evidence, *evidence.messages(chosen["round_"], chosen["client"])[0], attack, seed)
 
 

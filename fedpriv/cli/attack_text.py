@@ -14,10 +14,9 @@ if TYPE_CHECKING:
     from fedpriv.attacks.attack import TextAttack
     from fedpriv.attacks.core.status import Status
     from fedpriv.attacks.lab.trial import Attacker
-    from fedpriv.audit.evidence.malicious import Replay
+    from fedpriv.audit.record.malicious import Replay
     from fedpriv.audit.results import PartialLeakage, TextFigures, TextScoreMeans
-    from fedpriv.audit.text.attempts import TextAttempt
-    from fedpriv.audit.text.target import TextTarget
+    from fedpriv.audit.text.attempts import TextAttempt, TextTarget
 
 USUAL: Mapping[str, tuple[int, int]] = {"tokens": (20, 8), "span": (10, 1), "tag": (2, 1), "token-imprint": (1, 1)}
 """Attack -> default number of messages, and of sentences in each. With MiniLM a message takes about 0.1 s, 5 s and three minutes
@@ -34,9 +33,9 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         FedprivError: a control failed.
     """
     from fedpriv.attacks.attack import text_attack
+    from fedpriv.attacks.lab.trial import Trial
     from fedpriv.attacks.text.controls import text_controls
     from fedpriv.audit.text import figures
-    from fedpriv.audit.text.attempts import attempt_text
 
     out = wide_console()
     target, played = _target(name, seed, run_name, **chosen), None
@@ -55,7 +54,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         for attacker in tried:
             begin(f"{target.title}: {attacker.name}")
             out.print(f"{attacker.name}: {'; '.join(attacker.threat.sentences(images=False))}", soft_wrap=True)
-            attempt = attempt_text(attacker, target, seed)
+            attempt = target.tried(attacker, Trial(seed))
             for line in figures.in_lines(attempt, target):
                 out.print(line, soft_wrap=True)
             made = figures.text_figures(attempt, target)
@@ -70,7 +69,7 @@ def attack_text(name: str, options: Mapping[str, Any], seed: int, run_name: str 
         "attack": name,
         **malice,
         "target": target.title,
-        "messages": target.messages,
+        "messages": target.count,
         "sentences": len(target.ids),
         "seed": seed,
         "attackers": rows,
@@ -115,12 +114,12 @@ def _altered(
     attack: TextAttack, honest: TextTarget, run_name: str, seed: int, chosen: Mapping[str, Any]
 ) -> tuple[TextTarget, Replay]:
     """What a client of the run sends after an altered download."""
-    from fedpriv.audit.evidence.malicious import replay
-    from fedpriv.audit.evidence.sums import evidence_of
+    from fedpriv.audit.record.malicious import replay
+    from fedpriv.audit.record.sums import record_of
     from fedpriv.audit.text import target as text_target
     from fedpriv.tracking import find_run
 
-    evidence = evidence_of(find_run(run_name, chosen["runs_dir"]))
+    evidence = record_of(find_run(run_name, chosen["runs_dir"]))
     if honest.beside:
         raise UsageError(
             f"{attack.name} is for nets on texts alone; that of {run_name} also takes {honest.beside} with each text"
@@ -149,10 +148,10 @@ def _target(
     if images is not None:
         raise UsageError(f"{name} is an attack on texts; --images is for attacks on images")
     if run_name is not None:
-        from fedpriv.audit.evidence.sums import evidence_of
+        from fedpriv.audit.record.sums import record_of
         from fedpriv.tracking import find_run
 
-        evidence = evidence_of(find_run(run_name, runs_dir))
+        evidence = record_of(find_run(run_name, runs_dir))
         return text_target.message(evidence, *evidence.messages(round_, client)[0])
     count, size = USUAL.get(name, OTHERS)
     steps = text_target.Steps(

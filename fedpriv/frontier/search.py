@@ -16,11 +16,12 @@ from torch import Tensor
 
 from fedpriv.attacks.core.status import Reason
 from fedpriv.audit.conditions import Condition
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
-from fedpriv.audit.evidence.statistics import listed
-from fedpriv.audit.evidence.views import recorded
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
+from fedpriv.audit.record.statistics import listed
+from fedpriv.audit.record.views import recorded
 from fedpriv.audit.results import AuditedRun, Cost, Part
 from fedpriv.audit.run_audit import AuditOptions, on_images, on_texts
 from fedpriv.config import RunConfig
@@ -36,7 +37,7 @@ STEPS = 5
 """How often the range is halved, on a logarithmic scale."""
 
 
-class Replayed(Evidence):
+class Replayed(RunRecord):
     """The messages that a run's clients would have sent under another defence.
 
     Args:
@@ -94,7 +95,7 @@ class Search:
     tried: tuple[tuple[float, Mapping[str, float | None]], ...]
 
 
-def measured(evidence: Evidence, options: AuditOptions, wanted: Collection[str], say: Say) -> AuditedRun:
+def measured(evidence: RunRecord, options: AuditOptions, wanted: Collection[str], say: Say) -> AuditedRun:
     """Attack what a replay sends, as far as the measures of :data:`BY_REPLAY` depend on it.
 
     Args:

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 import fedpriv
 from fedpriv.attacks.lab.attempts import suited
 from fedpriv.attacks.lab.images import default_images
-from fedpriv.audit.images.reconstructions import on_target
-from fedpriv.audit.images.target import Target
+from fedpriv.audit.images.target import Target, message
 from fedpriv.audit.judge.images import ran
 from fedpriv.audit.results import ImageFigures, ImageOutcome
 from fedpriv.defenses import build_transforms
@@ -189,12 +188,12 @@ def test_steps_that_do_not_give_the_update_are_no_evidence(net: nn.Module, monke
     targets = list[Target]()
     before = torch.get_num_threads()
 
-    def noted(target: Target, *given: Any) -> Any:
+    def noted(*given: Any) -> Target:
         assert torch.get_num_threads() == 1
-        targets.append(target)
-        return on_target(target, *given)
+        targets.append(message(*given))
+        return targets[-1]
 
-    monkeypatch.setattr("fedpriv.api.updates.on_target", noted)
+    monkeypatch.setattr("fedpriv.audit.images.reconstructions.message", noted)
     gradient = gradient_of(net)
     norm = float(torch.cat([tensor.flatten() for tensor in gradient.values()]).norm())
     more = {name: tensor + norm * torch.randn_like(tensor) / tensor.numel() ** 0.5 for name, tensor in gradient.items()}

@@ -13,10 +13,11 @@ from torchvision.transforms.functional import to_pil_image
 from fedpriv.attacks.core.observation import Observation, ThreatModel
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import lenet
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images.pairs import of_images
 from fedpriv.audit.images.target import Target, of_messages
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.models.registry import Shape, register_model
 from tests.simulation.small import play
 from tests.simulation.trial import user_nets
@@ -43,7 +44,7 @@ OWN: dict[str, dict[str, Any]] = {
     "perceptron": {"model.backbone": "mlp2"},
     "frozen": {"model.tune": "head"},
 }
-Runs = Callable[[str], Evidence]
+Runs = Callable[[str], RunRecord]
 
 
 @contextmanager
@@ -71,26 +72,26 @@ def pair_runs(folder: Path) -> Runs:
         to_pil_image(image).save(home / "images" / f"{place}.png")
         (home / "text" / f"{place}.txt").write_text(" ".join(words[(place + k) * k % 8] for k in range(1, 6)))
 
-    def run(name: str) -> Evidence:
+    def run(name: str) -> RunRecord:
         if not (folder / name).exists():
             play(folder / name, "fedavg", **{**PAIRS, **OWN[name], "data.name": str(folder / "data")})
-        return Evidence(folder / name)
+        return RunRecord(folder / name)
 
     return run
 
 
-def client(evidence: Evidence, lacking: str | None) -> int:
+def client(evidence: RunRecord, lacking: str | None) -> int:
     """The client that lacks that."""
     (found,) = [client for _, client in evidence.messages() if evidence.federation.data.lacking(client) == lacking]
     return found
 
 
-def seen_of(evidence: Evidence, one: Message) -> Observation:
-    return of_images(evidence, one, evidence.attacker.observation(one, ThreatModel()))
+def seen_of(evidence: RunRecord, one: Message) -> Observation:
+    return of_images(evidence, one, evidence.observation(one, ThreatModel()))
 
 
-def single(evidence: Evidence, lacking: str | None) -> Target:
+def single(evidence: RunRecord, lacking: str | None) -> Target:
     """A client with the first image of the one that lacks that, beside its text where it has texts."""
     who = client(evidence, lacking)
     truth = evidence.truth(who)
-    return of_messages(evidence, "one image", single_images(evidence, 1, who, 1), truth.images[:1], truth.labels[:1], None)
+    return of_messages(evidence, "one image", single_samples(evidence, 1, who, 1), truth.images[:1], truth.labels[:1], None)

@@ -16,7 +16,7 @@ from fedpriv.attacks.image.dlg import Idlg
 from fedpriv.attacks.lab.images import default_images
 from fedpriv.attacks.lab.nets import observe, perceptron, reference_victim
 from fedpriv.attacks.scoring.scores import RECOVERED, mse
-from fedpriv.audit.evidence.alteration import _rounding, alteration
+from fedpriv.audit.record.alteration import _rounding, alteration
 from fedpriv.defenses import build_transforms
 from fedpriv.noise_source import SeededNoise
 from fedpriv.seeding import generator

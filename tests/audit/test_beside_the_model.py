@@ -13,12 +13,12 @@ from fedpriv.attacks.core.status import Reason, Status
 from fedpriv.attacks.image.dlg import Dlg
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.trial import Attacker
-from fedpriv.audit.evidence import statistics
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import reconstructions, target
 from fedpriv.audit.images.reconstructions import Attacked, on_message, on_single_images
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.judge.known import samples_not_known, statistics_not_known
+from fedpriv.audit.record import statistics
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import AuditedRun
 from tests.audit.built import run
 from tests.simulation.small import play
@@ -37,11 +37,11 @@ PASSED = (Control("positive", True, "it can", None), Control("negative", True, "
 
 
 @pytest.fixture(scope="module")
-def noisy(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     """SCAFFOLD under Gaussian noise, which is on the model and not on the variates."""
     folder = tmp_path_factory.mktemp("runs") / "scaffold"
     play(folder, "scaffold", **SETTINGS)
-    return Evidence(folder)
+    return RunRecord(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -54,17 +54,17 @@ def alone(monkeypatch: pytest.MonkeyPatch, attack: Any = FEW) -> None:
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(attack, ThreatModel())])
 
 
-def singles(evidence: Evidence) -> Attacked:
+def singles(evidence: RunRecord) -> Attacked:
     return on_single_images(evidence, *evidence.messages()[0], 0, lambda text: None, 1)
 
 
-def findings(evidence: Evidence, attacked: Attacked) -> AuditedRun:
-    return run(attacked.described(None), statistics=statistics.listed(evidence))
+def findings(evidence: RunRecord, attacked: Attacked) -> AuditedRun:
+    return run(attacked.described(None), statistics=evidence.statistics())
 
 
 @pytest.mark.slow
 def test_an_attack_that_optimises_finds_in_the_variate_what_noise_hides_in_the_model(
-    noisy: Evidence, monkeypatch: pytest.MonkeyPatch
+    noisy: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone(monkeypatch)
     attacked = singles(noisy)
@@ -78,7 +78,7 @@ def test_an_attack_that_optimises_finds_in_the_variate_what_noise_hides_in_the_m
 
 
 @pytest.mark.slow
-def test_a_variate_of_other_images_is_no_evidence(noisy: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variate_of_other_images_is_no_evidence(noisy: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative of the above: it finds nothing, and as the true images do not explain the variate, that says nothing. What is
     known of the model's change says nothing of the variate."""
     alone(monkeypatch)
@@ -89,7 +89,7 @@ def test_a_variate_of_other_images_is_no_evidence(noisy: Evidence, monkeypatch: 
         shared = {name: tensor.norm() * _direction(tensor, draw) for name, tensor in seen.shared.items()}
         return replace(seen, shared=shared)
 
-    monkeypatch.setattr(target, "as_gradient", other)
+    monkeypatch.setattr("fedpriv.audit.record.run.as_gradient", other)
     attacked = singles(noisy)
     of_model, of_variate = attacked.attempts
     assert of_variate.recovered is not None and not of_variate.recovered.successes
@@ -106,7 +106,7 @@ def _direction(tensor: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
     return noise / noise.norm()
 
 
-def test_its_control_is_on_gradients_of_its_own_kind(noisy: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_control_is_on_gradients_of_its_own_kind(noisy: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [])
     asked: list[tuple[str, Any]] = []
 
@@ -124,7 +124,7 @@ def test_its_control_is_on_gradients_of_its_own_kind(noisy: Evidence, monkeypatc
 
 
 @pytest.mark.slow
-def test_what_was_all_recovered_from_the_model_is_not_sought_again(noisy: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_all_recovered_from_the_model_is_not_sought_again(noisy: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     alone(monkeypatch)
     made = reconstructions.of_messages
     monkeypatch.setattr(reconstructions, "of_messages", lambda *asked: _undefended(made(*asked)))
@@ -138,7 +138,7 @@ def _undefended(of: Target) -> Target:
     return replace(of, observe=of.statistics["variate"].observe)
 
 
-def test_every_attack_that_suits_it_is_listed_for_it(noisy: Evidence) -> None:
+def test_every_attack_that_suits_it_is_listed_for_it(noisy: RunRecord) -> None:
     attacked = on_message(noisy, *noisy.messages()[0], 0, lambda text: None)
     names = [one.attacker.name for one in attacked.attempts]
     half = len(names) // 2

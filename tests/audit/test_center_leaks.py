@@ -10,9 +10,9 @@ import pytest
 
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit.answer import SAMPLES, WORDS, answer
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images.center_leaks import inverted_centers
 from fedpriv.audit.judge.measures import MEASURES, metrics
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import CenterOutcome, RecoveryRate
 from tests.audit.sample_findings import findings
 from tests.simulation.small import play
@@ -31,7 +31,7 @@ ONE_OF_A_CLASS: dict[str, Any] = {
 
 def inverted(run_dir: Path, most: int = 3, **settings: Any) -> list[CenterOutcome]:
     play(run_dir, "mpfedcon", **{**ONE_OF_A_CLASS, **settings})
-    run = Evidence(run_dir)
+    run = RunRecord(run_dir)
     found = [inverted_centers(run, round, client) for round, client in run.messages()[-most:]]
     assert all(one is None or [len(rows) for rows in one[1].values()] == [len(one[0].classes)] * 3 for one in found)
     return [one[0] for one in found if one is not None]

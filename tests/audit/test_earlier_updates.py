@@ -19,14 +19,15 @@ from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.inference.shadow import ShadowReport
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.evidence import statistics
-from fedpriv.audit.evidence.earlier_updates import CORRECTED, plain_change
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.judge.classes import limit_of_shadows
 from fedpriv.audit.membership import other_clients, rounds
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings, shadow_labels
+from fedpriv.audit.record import statistics
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.earlier_updates import CORRECTED, plain_change
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import Interval, MembershipOutcome, ShadowLabels
 from fedpriv.interfaces import Learner, LocalUpdate
 from fedpriv.objectives.cross_entropy import CrossEntropy
@@ -104,7 +105,7 @@ def test_where_earlier_messages_were_not_kept_a_failure_is_no_evidence(tmp_path:
 def test_a_variate_loses_the_decay_that_is_in_it(tmp_path: Path, optimizer: str, decay: float) -> None:
     steps = {"train.optimizer": optimizer, "train.weight_decay": decay, "train.rounds": 1, "train.lr": 1e-3}
     found = evidence(tmp_path / "run", "scaffold", **{**ALL, **steps})
-    (one, *_), truth = single_images(found, 1, 0, 2), found.truth(0)
+    (one, *_), truth = single_samples(found, 1, 0, 2), found.truth(0)
     seen = statistics.as_gradient(found, one, "variate", ThreatModel())
     image = image_attack("analytic")().run([seen]).images[0]
     torch.testing.assert_close(image, truth.images[0], rtol=0, atol=1e-3)
@@ -125,7 +126,7 @@ def test_members_behind_corrected_steps_are_not_known(tmp_path: Path) -> None:
     for method in ("scaffold", "fedavg"):
         found = evidence(tmp_path / method, method, **{**ALL, "train.rounds": 2})
         said[method] = rounds._corrected(found, [1, 2])
-    assert said == {"scaffold": [2], "fedavg": []} and rounds._corrected(Evidence(tmp_path / "scaffold"), [1]) == []
+    assert said == {"scaffold": [2], "fedavg": []} and rounds._corrected(RunRecord(tmp_path / "scaffold"), [1]) == []
     limit = rounds._limit(said["scaffold"])
     assert rounds._limit([]) is None and str(limit).startswith("in round 2 the clients' gradients had a term")
     points = OperatingPoints(400, 400, Area(0.5, 0.45, 0.55), (), {}, ())
@@ -138,13 +139,13 @@ def test_members_behind_corrected_steps_are_not_known(tmp_path: Path) -> None:
 def test_the_servers_own_update_is_a_first_one_in_fedmias_control(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what the client's earlier local updates left would be taken off it, and with that its members would be put in."""
     found, updates = evidence(tmp_path / "run", "scaffold", **{**ALL, "train.rounds": 2}), list[bool]()
-    seen = other_clients._scores
+    seen = other_clients._seen
 
-    def noted(of: Evidence, messages: list[Message], *rest: Any) -> Any:
+    def noted(of: RunRecord, messages: list[Message], *rest: Any) -> Any:
         updates.extend(message.first_update for message in messages)
         return seen(of, messages, *rest)
 
-    monkeypatch.setattr(other_clients, "_scores", noted)
+    monkeypatch.setattr(other_clients, "_seen", noted)
     other_clients.against_other_clients(found, 0, candidates(found.federation, 2, 0))
     assert updates == [False, True, False, False, False] * 2
 

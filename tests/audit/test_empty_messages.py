@@ -10,10 +10,10 @@ import pytest
 from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.lab.trial import Attacker
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import Attacked
 from fedpriv.audit.judge.known import samples_not_known
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.run_audit import AuditOptions, on_images
 from tests.audit.built import image, images, run
 from tests.simulation.small import play
@@ -42,7 +42,7 @@ def easiest(folder: Path, messages: int, **overrides: Any) -> list[Attacked]:
     """The attacks on clients with one image."""
     if not folder.exists():
         play(folder, "fedavg", **{**SETTINGS, **overrides})
-    attacked = on_images(Evidence(folder), AuditOptions(messages=messages), {}, lambda text: None)
+    attacked = on_images(RunRecord(folder), AuditOptions(messages=messages), {}, lambda text: None)
     return [one for one in attacked if one.kind == "single image"]
 
 

@@ -16,10 +16,11 @@ from fedpriv.attacks.gradients.linear import training_net
 from fedpriv.attacks.gradients.matching import gradient_from_labels
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.explained import explained
-from fedpriv.audit.evidence.attacker_view import cut
-from fedpriv.audit.evidence.local_steps import idle_of, schedule_of
-from fedpriv.audit.evidence.messages import Evidence, Truth
-from fedpriv.audit.evidence.single_images import shared_out, single_images
+from fedpriv.audit.record.attacker_view import cut
+from fedpriv.audit.record.base import Truth
+from fedpriv.audit.record.local_steps import LocalSteps
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import shared_out, single_samples
 from fedpriv.errors import UsageError
 from fedpriv.models.registry import build_model
 from fedpriv.simulation import run
@@ -30,9 +31,9 @@ from tests.simulation.small import SILENT, config, play
 ONE_STEP = {"train.batch_size": 500, "train.momentum": 0.0, "train.weight_decay": 0.0, "train.rounds": 1}
 
 
-def evidence(folder: Path, method: str, **overrides: object) -> Evidence:
+def evidence(folder: Path, method: str, **overrides: object) -> RunRecord:
     play(folder, method, **overrides)
-    return Evidence(folder)
+    return RunRecord(folder)
 
 
 def test_the_client_s_mode_is_that_of_its_messages(tmp_path: Path) -> None:
@@ -82,9 +83,10 @@ def test_batches_that_are_too_small_are_no_steps(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "fedavg", **{"train.rounds": 1, "train.batch_size": 7, "train.local_epochs": 2})
     for least, steps in ((1, 16), (2, 14)):
         train = found.config.train.model_copy(update={"min_batch": least})
-        made = schedule_of(train, found.federation.method, 1, ["head.weight"], 50, 1, frozenset())
-        assert made is not None and made.steps == steps
-        assert (idle_of(train, found.federation.method, 1, ["head.weight"], 1, 1) is None) == (least == 2), "no step at all"
+        of_many, of_one = (LocalSteps(train, found.federation.method, 1, ["head.weight"], n, 1) for n in (50, 1))
+        schedule = of_many.schedule(frozenset())
+        assert schedule is not None and schedule.steps == steps
+        assert (of_one.without_gradient() is None) == (least == 2), "no step at all"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedrep"])
@@ -153,7 +155,7 @@ def test_masked_and_compressed_messages(tmp_path: Path) -> None:
 def test_a_client_with_one_image_sends_its_gradient_through_the_runs_defences(tmp_path: Path, method: str) -> None:
     found = evidence(tmp_path / "plain", method)
     round, client = found.messages()[0]
-    played = single_images(found, round, client, 2)
+    played = single_samples(found, round, client, 2)
     real = found.attacker.observation(found.message(round, client), ThreatModel())
     for message, image in zip(played, found.truth(client).images, strict=False):
         observation = found.attacker.observation(message, ThreatModel())
@@ -162,7 +164,7 @@ def test_a_client_with_one_image_sends_its_gradient_through_the_runs_defences(tm
         torch.testing.assert_close(made[0], image, rtol=0, atol=1e-3)
     noise = {"wire.transforms": [{"name": "gaussian", "variance": 1e-2}]}
     defended = evidence(tmp_path / "noisy", method, **noise)
-    (message,) = single_images(defended, *defended.messages()[0], 1)
+    (message,) = single_samples(defended, *defended.messages()[0], 1)
     made = image_attack("analytic")().run([defended.attacker.observation(message, ThreatModel())]).images
     assert float((made[0] - defended.truth(message.client).images[0]).square().mean()) > 1e-2
 
@@ -172,7 +174,7 @@ def test_other_data_are_refused(tmp_path: Path, what: str) -> None:
     found = evidence(tmp_path / "run", "fedavg", **{"train.rounds": 1})
     found.folder.update_facts(**{f"{what}_hash": "0" * 64})
     with pytest.raises(UsageError, match=rf"the data are not those the run began with \({what} [0-9a-f]{{12}}, then 0{{12}}\)"):
-        Evidence(tmp_path / "run").truth(0)
+        RunRecord(tmp_path / "run").truth(0)
 
 
 def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
@@ -185,7 +187,7 @@ def test_what_was_not_kept_is_said(tmp_path: Path) -> None:
     assert found.messages(*kept[0]) == [kept[0]]
     run.start(config("fedavg", **{"wire.keep_payloads": "none", "run_dir": str(tmp_path / "none")}), tmp_path, *SILENT)
     with pytest.raises(UsageError, match="--keep-payloads"):
-        Evidence(tmp_path / "none")
+        RunRecord(tmp_path / "none")
 
 
 @pytest.mark.parametrize(
@@ -220,12 +222,12 @@ def test_a_projector_beside_the_head_is_not_on_the_path_to_the_logits() -> None:
 def test_who_holds_few_images_is_joined_by_others(tmp_path: Path) -> None:
     """Enough single images for a verdict, each with the right truth: this client's first, then the others'."""
     play(tmp_path / "run", "fedavg", **{"train.rounds": 1, "data.limit": 40})
-    found = Evidence(tmp_path / "run")
+    found = RunRecord(tmp_path / "run")
     round, client = found.messages()[0]
     own = len(found.labels(client))
     alone = shared_out(found, client, own + 2)
     assert alone[:own] == [(client, at) for at in range(own)] and client not in {owner for owner, _ in alone[own:]}
-    played = single_images(found, round, client, own + 2)
+    played = single_samples(found, round, client, own + 2)
     assert len(played) == own + 2
     owner, at = alone[-1]
     seen = found.attacker.observation(played[-1], ThreatModel())
@@ -237,4 +239,4 @@ def test_who_holds_few_images_is_joined_by_others(tmp_path: Path) -> None:
 def test_a_client_with_one_image_that_takes_no_step_is_no_easiest_case(tmp_path: Path) -> None:
     found = evidence(tmp_path / "run", "fedavg", **{"train.min_batch": 2})
     with pytest.raises(UsageError, match=r"takes no step, as train.min_batch is 2"):
-        single_images(found, *found.messages()[0], 1)
+        single_samples(found, *found.messages()[0], 1)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.facts import at_chance, chance, cost_in_sentences, signal_to_noise
 from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import AuditedRun, SignalToNoise
 from tests.audit.sample_findings import findings, pictures
 from tests.simulation.small import play
@@ -20,13 +20,13 @@ def test_chance_is_half_only_with_a_constant_answer_a_client(tmp_path: Path) -> 
     reached = {}
     for method in ("fedavg", "fedper", "fedavg-ft"):
         play(tmp_path / method, method, **{"train.rounds": 1, "data.partition.classes_per_client": 2})
-        evidence = Evidence(tmp_path / method)
+        evidence = RunRecord(tmp_path / method)
         reached[method], samples = chance(evidence)
         assert samples == len(set(torch_list(evidence)))
     assert 0.45 < reached["fedper"] == reached["fedavg-ft"] < 0.62 and reached["fedavg"] < reached["fedper"]
 
 
-def torch_list(evidence: Evidence) -> list[int]:
+def torch_list(evidence: RunRecord) -> list[int]:
     data, clients = evidence.federation.data, evidence.config.data.clients
     return [i for client in range(clients) for i in data.indices("test", client).tolist()]
 

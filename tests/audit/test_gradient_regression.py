@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership.inference import REGRESSION, REGRESSIONS, Membership, membership
 from fedpriv.audit.membership.rounds import in_rounds
 from fedpriv.audit.progress import Progress
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.sums import record_of
 from tests.audit import built
 from tests.simulation.small import play
 
@@ -22,7 +23,7 @@ NOISE = {"name": "gaussian", "variance": 1e-8}
 
 def attacked(folder: Path, method: str = "fedavg", clients: int = 1, **overrides: Any) -> Membership:
     play(folder, method, **{**ONE_STEP, **overrides})
-    run = evidence_of(folder)
+    run = record_of(folder)
     last = run.store.rounds()[-1]
     return membership(run, last, run.whole_clients(last)[:clients], shadows=4)
 
@@ -38,7 +39,7 @@ def test_regression_finds_members_that_other_attacks_miss(tmp_path: Path) -> Non
 
 def test_a_condition_on_membership_counts_the_regression(tmp_path: Path) -> None:
     play(tmp_path / "run", "fedavg", **ONE_STEP)
-    result = in_rounds(Evidence(tmp_path / "run"), [], 4, 0, Progress(lambda text: None)).outcomes
+    result = in_rounds(RunRecord(tmp_path / "run"), [], 4, 0, Progress(lambda text: None)).outcomes
     (target,) = conditions("membership_auc>0.95")
     assert target.holds(built.run(membership=tuple(item for item in result if item.attack == REGRESSION)))
     assert not target.holds(built.run(membership=tuple(item for item in result if item.attack != REGRESSION)))
@@ -85,7 +86,7 @@ def test_several_rounds_tell_more_than_the_last(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_message_of_another_client_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     play(tmp_path / "run", "fedavg", **ONE_STEP)
-    run = Evidence(tmp_path / "run")
+    run = RunRecord(tmp_path / "run")
     clients = run.store.clients(1)[:3]
     others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
     real = run.message
@@ -101,7 +102,7 @@ def test_the_message_of_another_client_shows_nothing(tmp_path: Path, monkeypatch
 @pytest.mark.slow
 def test_of_one_kept_message_there_is_nothing_to_add_up(tmp_path: Path) -> None:
     play(tmp_path / "run", "fedavg", **{**ONE_STEP, "train.rounds": 2, "wire.keep_payloads": "all"})
-    run = Evidence(tmp_path / "run")
+    run = RunRecord(tmp_path / "run")
     new = [client for client in run.store.clients(2) if client not in run.store.clients(1)]
     result = membership(run, 2, new[:1], shadows=4)
     assert REGRESSION in result.attacks and REGRESSIONS not in {*result.attacks, *result.not_tried}

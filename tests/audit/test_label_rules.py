@@ -16,10 +16,10 @@ from fedpriv.attacks.api.label_rules import RULES, STATED
 from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.scores import wilson
 from fedpriv.audit import sentences
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.judge.classes import rate_of_rules, share_by_rule
 from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.membership.label_leaks import Labels, infer_labels, label_findings
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import LabelResult, Sender
 from tests.simulation.small import play
 
@@ -116,7 +116,7 @@ def fedsgd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_counts_find_the_classes_of_fedsgd_that_the_sign_misses(fedsgd: Path) -> None:
     """Ten clients of skewed classes: a class of few samples has a positive bias gradient, and its count is found all the same."""
-    evidence = Evidence(fedsgd)
+    evidence = RunRecord(fedsgd)
     results = label_findings([infer_labels(evidence, *message) for message in evidence.messages()])
     rows = {rule.rule: rule for rule in results.rules}
     assert rows.keys() == RULES.keys() and rows[STATED].exact is None

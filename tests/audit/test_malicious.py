@@ -17,10 +17,10 @@ from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.malicious.fishing import Fishing
 from fedpriv.attacks.malicious.imprint import Imprint
 from fedpriv.attacks.scoring.scores import match_batches, mse, score
-from fedpriv.audit.evidence.malicious import Replay, replay
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.images import target
-from fedpriv.audit.images.figures import remarks
+from fedpriv.audit.images.figures import notes
+from fedpriv.audit.record.malicious import Replay, replay
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.cli import main
 from fedpriv.errors import FedprivError
 from tests.simulation.small import play
@@ -55,7 +55,7 @@ def test_most_images_of_a_client_are_recovered_and_its_check_refuses(run: Path) 
 
 
 def test_what_an_imprint_alters(run: Path) -> None:
-    evidence = Evidence(run)
+    evidence = RunRecord(run)
     round, client = evidence.messages()[0]
     truth = target.message(evidence, round, client)
     assert truth.reference is not None
@@ -75,18 +75,18 @@ def test_of_a_client_that_augments_its_views_are_recovered(tmp_path: Path) -> No
     [("why", True, "refuses: why"), (None, True, "does not notice"), (None, False, "is switched off in this run")],
 )
 def test_a_check_that_is_off_is_not_said_to_notice_nothing(run: Path, refusal: str | None, checked: bool, says: str) -> None:
-    evidence = Evidence(run)
+    evidence = RunRecord(run)
     assert Replay(evidence.message(*evidence.messages()[0]), (), refusal, checked).sentence.endswith(says)
 
 
 def recovered_by(run: Path, imprint: Imprint) -> tuple[float, str | None]:
     """The share of a client's images, and what its check says."""
-    evidence = Evidence(run)
+    evidence = RunRecord(run)
     round, client = evidence.messages()[0]
     truth = target.message(evidence, round, client)
     assert truth.reference is not None
     played = replay(evidence, round, client, imprint, truth.reference, 0)
-    found = imprint.run([evidence.attacker.observation(played.message, ThreatModel())]).images
+    found = imprint.run([evidence.observation(played.message, ThreatModel())]).images
     hits = mse(found[match_batches(found, truth.images, len(found))], truth.images) < 1e-2
     return float(hits.double().mean()), played.refusal
 
@@ -99,7 +99,7 @@ def test_noise_that_hides_the_marks_costs_the_attack_its_images(run: Path) -> No
 
 
 def test_the_rest_of_the_download_is_the_runs(run: Path) -> None:
-    evidence = Evidence(run)
+    evidence = RunRecord(run)
     round, client = evidence.messages()[0]
     honest, public = evidence.message(round, client), target.message(evidence, round, client).reference
     assert public is not None
@@ -111,7 +111,7 @@ def test_the_rest_of_the_download_is_the_runs(run: Path) -> None:
 
 def test_an_attack_that_cannot_be_mounted(tmp_path: Path) -> None:
     play(tmp_path / "run", "fedavg", **{**ONE_ROUND, "model.name": "lenet_sigmoid"})
-    evidence = Evidence(tmp_path / "run")
+    evidence = RunRecord(tmp_path / "run")
     round, client = evidence.messages()[0]
     with pytest.raises(FedprivError, match=r"imprint cannot be mounted: 'body\.encoder_conv1', a convolution, gets the image"):
         replay(evidence, round, client, Imprint(), torch.rand(20, 1, 8, 8), 0)
@@ -146,7 +146,7 @@ def test_what_makes_no_sense_is_refused(run: Path, arguments: tuple[str, ...], w
 def test_it_says_what_fishing_aimed_at() -> None:
     found = Reconstruction(torch.full((4, 1, 2, 2), torch.nan), torch.tensor([3, 3, -1, -1]), *torch.zeros(4, 1))
     made = ImageAttempt(Attacker(Fishing(), ThreatModel()), found)
-    assert "fishing aimed at 2 images of class 3, and at no other" in remarks([made])
+    assert "fishing aimed at 2 images of class 3, and at no other" in notes([made])
 
 
 @pytest.mark.parametrize(("recovered", "said"), [(0, "a failure of imprint"), (2, "that imprint recovered no more")])
@@ -157,7 +157,7 @@ def test_it_says_what_is_no_evidence(recovered: int, said: str) -> None:
     found = Reconstruction(raw, labels, *torch.zeros(4, 1))
     scores, why = score(raw, true, labels, labels), Reason("differs from controls", "why")
     made = ImageAttempt(Attacker(Imprint(), ThreatModel()), found, scores, reasons=(why,), raw=raw, true=true)
-    assert f"{said} is no evidence: why" in remarks([made])
+    assert f"{said} is no evidence: why" in notes([made])
 
 
 def test_it_says_who_cannot_be_mounted_and_who_was_not_tried() -> None:
@@ -165,5 +165,5 @@ def test_it_says_who_cannot_be_mounted_and_who_was_not_tried() -> None:
     refused, failed, needless = (
         ImageAttempt(one, inapplicable=Reason(kind, "why")) for kind in ("does not apply", "control failed", "not needed")
     )
-    lines = [remarks([made])[-1] for made in (refused, failed, needless)]
+    lines = [notes([made])[-1] for made in (refused, failed, needless)]
     assert lines == ["imprint cannot be mounted: why", "imprint was why", "imprint was not tried: why"]

@@ -19,15 +19,16 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference import membership_controls
 from fedpriv.attacks.inference.membership import Array, Mask, halves
 from fedpriv.attacks.lab.control import Control
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
-from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import TracedCenters
 from fedpriv.audit.membership.inference import CENTERS, FEDMIA, LIRA, LOSS, OFFLINE, REGRESSION, ROWS, membership
 from fedpriv.audit.membership.member_scores import Statistic
 from fedpriv.audit.membership.one_client import infer
 from fedpriv.audit.membership.readings import PROBE, STAND_IN
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowUpdates
+from fedpriv.audit.record.sums import record_of
 from fedpriv.errors import FedprivError, UsageError
 from tests.simulation.small import play
 
@@ -47,17 +48,17 @@ OVERFIT = {
 }
 
 
-def evidence(folder: Path, method: str, **overrides: object) -> Evidence:
+def evidence(folder: Path, method: str, **overrides: object) -> RunRecord:
     play(folder, method, **{**OVERFIT, **overrides})
-    return Evidence(folder)
+    return RunRecord(folder)
 
 
 @pytest.fixture(scope="module")
-def overfit(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+def overfit(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     return evidence(tmp_path_factory.mktemp("overfit") / "run", "fedavg")
 
 
-def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
+def test_members_of_an_overfit_client_are_found(overfit: RunRecord) -> None:
     before = contents(overfit.folder.path)
     result = membership(overfit, 1, overfit.store.clients(1)[:2], shadows=8)
     assert result.attacks[LIRA].auc.low > 0.55 and not result.failed_controls
@@ -78,7 +79,7 @@ def test_members_of_an_overfit_client_are_found(overfit: Evidence) -> None:
     assert contents(overfit.folder.path) == before
 
 
-def test_the_upload_of_another_client_gives_nothing_away(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_upload_of_another_client_gives_nothing_away(overfit: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     clients = overfit.store.clients(1)[:3]
     others = dict(zip(clients, [*clients[1:], clients[0]], strict=True))
     real = overfit.message
@@ -174,7 +175,7 @@ def test_fedmia_is_tried_in_the_last_kept_round_alone(tmp_path: Path) -> None:
     assert all(wider[name].low < alone[name].low for name in last.attacks), "of more attacks less can be said"
 
 
-def test_an_attack_whose_control_fails_was_not_tried(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_attack_whose_control_fails_was_not_tried(overfit: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(logits: Tensor, labels: Tensor) -> Array:
         return np.zeros(len(labels))
 
@@ -235,7 +236,7 @@ def test_candidates_are_own_samples_and_unused_ones(tmp_path: Path) -> None:
     assert torch.equal(again.data.inputs, drawn.data.inputs) and np.array_equal(again.members, drawn.members)
 
 
-def test_non_members_from_elsewhere_are_no_evidence(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_members_from_elsewhere_are_no_evidence(overfit: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     """With noise in the test split alone, members were "identified" under an epsilon of 0.6 (AUC 0.64), and LiRA's lower bound
     of it was 2.0."""
 
@@ -262,7 +263,7 @@ def test_a_sample_counts_for_one_client_alone(tmp_path: Path) -> None:
 def test_sample_of_two_clients_of_a_sum_is_one_candidate(tmp_path: Path) -> None:
     shared = {"data.partition.name": "class_dir_min1", "data.partition.alpha": 0.5, "data.clients": 6, "train.participation": 1.0}
     play(tmp_path / "run", "fedavg", **shared, **{"wire.secure_aggregation": True, "train.rounds": 1, "train.local_epochs": 1})
-    evidence_found = evidence_of(tmp_path / "run")
+    evidence_found = record_of(tmp_path / "run")
     ((round, number),) = evidence_found.messages()
     held = evidence_found.federation.data.indices("train", number)
     assert len(held.unique()) < len(held)
@@ -275,7 +276,7 @@ def test_non_members_of_owners_are_their_own_samples(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     shades = {f"site{k}": (draw.integers(40 * k, 40 * k + 40, (60, 1, 8, 8), np.uint8), np.arange(60) % 3) for k in range(3)}
     run = fedpriv.train(dataset=shades, method="fedavg", rounds=1, local_epochs=1, tracking_uri="none", runs_dir=tmp_path)
-    evidence_found = evidence_of(run.path)
+    evidence_found = record_of(run.path)
     data, (round, client) = evidence_found.federation.data, evidence_found.messages()[0]
     drawn = candidates(evidence_found.federation, round, client)
     held_out = {image for which in ("test", "validation") for image in bytes_of(data.split(which, client).inputs)}
@@ -339,7 +340,7 @@ def test_scores_use_no_true_membership() -> None:
         infer([], inside, [None] * 20, [])
 
 
-def test_what_cannot_be_attacked_is_said(overfit: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_attacked_is_said(overfit: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = next(client for client in range(60) if client not in overfit.store.clients(1))
     with pytest.raises(UsageError, match=f"client {missing}"):
         membership(overfit, 1, [missing])

@@ -14,9 +14,6 @@ from fedpriv.attacks.api.label_rules import RULES, STATED
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.operating_points import area
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.shadow_updates import ShadowResult
-from fedpriv.audit.evidence.sums import evidence_of
 from fedpriv.audit.membership import other_clients
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import FEDMIA, ROWS, membership
@@ -24,24 +21,27 @@ from fedpriv.audit.membership.label_leaks import Labels, infer_labels, label_fin
 from fedpriv.audit.membership.member_scores import REGRESSIONS
 from fedpriv.audit.membership.one_client import attack_client
 from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowResult
+from fedpriv.audit.record.sums import record_of
 from fedpriv.audit.results import Sender
 from tests.simulation.small import play
 
 ALL_TAKE_PART = {"data.clients": 4, "train.participation": 1.0, "data.limit": 200, "wire.keep_payloads": "all", "eval.last": 1}
 
 
-def evidence(folder: Path, method: str, **overrides: Any) -> Evidence:
+def evidence(folder: Path, method: str, **overrides: Any) -> RunRecord:
     play(folder, method, **{**ALL_TAKE_PART, **overrides})
-    return evidence_of(folder)
+    return record_of(folder)
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+def kept(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     own = {"model.name": "mlp2", "data.partition.name": "iid", "train.batch_size": 10, "train.rounds": 2}
     return evidence(tmp_path_factory.mktemp("kept") / "run", "fedavg", **own)
 
 
-def test_every_kept_round_of_a_client_counts(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kept_round_of_a_client_counts(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = candidates(kept.federation, 2, 0)
     result = against_other_clients(kept, 0, pool)
     assert result.rounds == (1, 2) and set(result.scores) == {("confidence", ""), ("row distance", "")} == set(result.control)
@@ -53,7 +53,7 @@ def test_every_kept_round_of_a_client_counts(kept: Evidence, monkeypatch: pytest
     assert last.rounds == (2,) and not np.array_equal(last.scores["row distance", ""], result.scores["row distance", ""])
 
 
-def test_the_servers_own_updates_are_computed_once(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_servers_own_updates_are_computed_once(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     """For FedMIA and for the regression over rounds, which need the same."""
     rounds, real = list[int](), OwnUpdates._trained
 
@@ -67,7 +67,7 @@ def test_the_servers_own_updates_are_computed_once(kept: Evidence, monkeypatch: 
     assert sorted(rounds) == [1, 2]
 
 
-def test_the_message_of_another_client_shows_no_member(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_message_of_another_client_shows_no_member(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     """Client 1 in the place of client 0, and client 0 not among the others."""
     pool, real = candidates(kept.federation, 2, 0), kept.message
     monkeypatch.setattr(kept, "message", lambda round, client: real(round, max(client, 1)))
@@ -76,7 +76,7 @@ def test_the_message_of_another_client_shows_no_member(kept: Evidence, monkeypat
     assert result.low < 0.5 < result.high
 
 
-def test_messages_that_are_not_finite_are_left_out(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_that_are_not_finite_are_left_out(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, ruined = candidates(kept.federation, 2, 0), (1, 0)
     real = other_clients.is_finite
     spoilt = kept.message(*ruined).uploaded
@@ -91,7 +91,7 @@ def test_messages_that_are_not_finite_are_left_out(kept: Evidence, monkeypatch: 
         against_other_clients(kept, 0, pool)
 
 
-def test_without_two_other_clients_it_is_not_tried(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_two_other_clients_it_is_not_tried(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kept, "whole_clients", lambda round: [0, 1])
     monkeypatch.setattr(kept.store, "clients", lambda round: [0, 1])
     with pytest.raises(Inapplicable, match="needs the messages of 2 other clients of a round, and 1 were kept"):
@@ -101,12 +101,12 @@ def test_without_two_other_clients_it_is_not_tried(kept: Evidence, monkeypatch: 
     assert result.rounds == () and not any("FedMIA it also" in sentence for sentence in result.threat)
 
 
-def test_where_its_negative_control_fails_it_is_not_tried(kept: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_its_negative_control_fails_it_is_not_tried(kept: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server's own local updates, that saw no candidate, are replaced by the client's messages, which saw them."""
     real = other_clients._scores
     shown: list[Any] = []
 
-    def seen(evidence: Evidence, messages: Any, own: Any, pool: Any) -> Any:
+    def seen(evidence: RunRecord, messages: Any, own: Any, pool: Any) -> Any:
         shown.append(messages)
         mine = len(shown) % 3 == 2  # the client's message, the own local update, the others'
         return real(evidence, shown[-2] if mine else messages, own, pool)
@@ -152,7 +152,7 @@ def test_rounds_outvote_a_message_that_is_wrong() -> None:
     assert (sets.sender, sets.exact, sets.count_accuracy, sets.single_count_accuracy) == (Sender(2), True, None, None)
 
 
-def test_labels_of_a_run_over_rounds(kept: Evidence) -> None:
+def test_labels_of_a_run_over_rounds(kept: RunRecord) -> None:
     single = [infer_labels(kept, round, client) for round, client in kept.messages()]
     results = labels_over_rounds(single)
     assert [(item.sender, item.messages) for item in results] == [(Sender(client), 2) for client in range(4)]

@@ -19,10 +19,10 @@ from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.lab.attempts import attackers, attempt
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.scores import mse
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images.pairs import MANY, NO_BIAS, beside_texts, of_images
 from fedpriv.audit.images.target import Target, message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import Part
 from fedpriv.audit.run_audit import AuditOptions, on_images
 from fedpriv.cli import main
@@ -142,10 +142,10 @@ def test_images_are_read_off_the_real_message_of_several_pairs(runs: Runs) -> No
 def test_what_lies_above_counts_as_hidden_where_the_text_is_not_known(runs: Runs) -> None:
     evidence = runs("smooth")
     who = client(evidence, None)
-    (one,) = single_images(evidence, 1, who, 1)
+    (one,) = single_samples(evidence, 1, who, 1)
     masked = replace(one, uploaded={name: tensor for name, tensor in one.uploaded.items() if not name.startswith("head.")})
     for hidden, why in ((evidence.message(1, who), MANY), (masked, NO_BIAS)):
-        said = beside_texts(evidence, hidden, evidence.attacker.observation(hidden, ThreatModel()))
+        said = beside_texts(evidence, hidden, evidence.observation(hidden, ThreatModel()))
         assert said is not None and why in said and "count as hidden" in said
         seen = seen_of(evidence, hidden)
         assert seen.shared and all(name.startswith("body.encoder.image.") for name in seen.shared)
@@ -197,7 +197,7 @@ def test_nothing_of_the_image_branch(runs: Runs) -> None:
 
 def test_a_runon_images_is_seen_as_it_is(tmp_path: Path) -> None:
     play(tmp_path / "digits", "fedavg", **{"train.rounds": 1})
-    evidence = Evidence(tmp_path / "digits")
+    evidence = RunRecord(tmp_path / "digits")
     one = evidence.message(*evidence.messages()[0])
-    seen = evidence.attacker.observation(one, ThreatModel())
+    seen = evidence.observation(one, ThreatModel())
     assert of_images(evidence, one, seen) is seen and beside_texts(evidence, one, seen) is None

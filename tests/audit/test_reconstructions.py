@@ -19,14 +19,14 @@ from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.attacks.scoring import scores
 from fedpriv.attacks.scoring.scores import score, wilson
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.images import attempts, reconstructions, target
 from fedpriv.audit.images.attempts import SETTLED
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.audit.images.target import Target
 from fedpriv.audit.judge.images import ran
 from fedpriv.audit.judge.known import samples_not_known
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import Part
 from fedpriv.audit.run_audit import AuditOptions, on_images
 from fedpriv.processes import forked_in_order
@@ -45,16 +45,16 @@ def _played_once() -> Iterator[None]:
     at."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scores, "feature_distance", lambda made, true: torch.zeros(len(made)))
-        played = cache(reconstructions.single_images)
-        patch.setattr(reconstructions, "single_images", lambda *asked: played(*asked[:4]))
+        played = cache(reconstructions.single_samples)
+        patch.setattr(reconstructions, "single_samples", lambda *asked: played(*asked[:4]))
         yield
 
 
 @pytest.fixture(scope="module")
-def evidence(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     folder = tmp_path_factory.mktemp("runs") / "fedavg"
     play(folder, "fedavg", **{"train.rounds": 1, "data.clients": 5})
-    return Evidence(folder)
+    return RunRecord(folder)
 
 
 StandIn = Callable[[Attacker[ImageAttack], Sequence[Any], torch.Tensor], ImageAttempt]
@@ -66,7 +66,7 @@ def instead_of_all(monkeypatch: pytest.MonkeyPatch, stand_in: StandIn) -> None:
     def tried(target: Target, attacker: Attacker[ImageAttack], trial: Trial) -> ImageAttempt:
         if (over := trial.cut()) is not None:
             return ImageAttempt(attacker, inapplicable=over)
-        return target.held_against(stand_in(attacker, target.observe(attacker.threat), target.images))
+        return target.with_doubts(stand_in(attacker, target.observe(attacker.threat), target.images))
 
     monkeypatch.setattr(Target, "run", tried)
 
@@ -104,7 +104,7 @@ def attack_that(recovers: Callable[[int], bool], asked: dict[str, list[int]]) ->
     ids=["none within the budget", "none of 72", "a leak at once", "a leak too rare to be sure", "a leak that shows later"],
 )
 def test_single_images_are_looked_at_until_the_interval_decides(
-    evidence: Evidence, monkeypatch: pytest.MonkeyPatch, recovers: Callable[[int], bool], most: int, looked_at: list[int]
+    evidence: RunRecord, monkeypatch: pytest.MonkeyPatch, recovers: Callable[[int], bool], most: int, looked_at: list[int]
 ) -> None:
     asked: dict[str, list[int]] = {}
     instead_of_all(monkeypatch, attack_that(recovers, asked))
@@ -125,7 +125,7 @@ def test_single_images_are_looked_at_until_the_interval_decides(
     assert len({len(images) for images in rows.values()}) == 1
 
 
-def test_what_was_found_before_the_budget_ended_is_kept(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_before_the_budget_ended_is_kept(evidence: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[int]] = {}
     instead_of_all(monkeypatch, attack_that(lambda i: i == 0, asked))
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
@@ -150,7 +150,7 @@ def bright(attacker: Attacker[ImageAttack], observed: Sequence[Any], images: tor
     return ImageAttempt(attacker, found, score(made, images), controls=PASSED, raw=made)
 
 
-def test_processes_change_nothing(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_change_nothing(evidence: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     instead_of_all(monkeypatch, bright)
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: PASSED)
     client, at_once = evidence.messages()[0][1], list[int]()
@@ -169,7 +169,7 @@ def test_none_of_72_leaves_5_percent_open() -> None:
     assert round(SETTLED, 3) == 0.051 == round(wilson(0, 72).high, 3)
 
 
-def test_who_is_promised_nothing_gets_no_more_images(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_promised_nothing_gets_no_more_images(evidence: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, list[int]] = {}
     instead_of_all(monkeypatch, attack_that(lambda i: False, asked))
     monkeypatch.setattr(reconstructions, "suited", lambda masked: [Attacker(image_attacks()[n](), ThreatModel()) for n in MIXED])
@@ -178,7 +178,7 @@ def test_who_is_promised_nothing_gets_no_more_images(evidence: Evidence, monkeyp
 
 
 def test_who_fails_on_the_same_net_is_tried_on_more_images_and_may_find_some(
-    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    evidence: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: dict[str, list[int]] = {}
     instead_of_all(monkeypatch, attack_that(lambda i: 8 <= i < 10, asked))
@@ -194,7 +194,7 @@ def test_who_fails_on_the_same_net_is_tried_on_more_images_and_may_find_some(
 
 
 @pytest.mark.parametrize("by", ["analytic", "dlg"])
-def test_nobody_is_tried_after_one_that_recovered_all(evidence: Evidence, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+def test_nobody_is_tried_after_one_that_recovered_all(evidence: RunRecord, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
     def stand_in(attacker: Attacker[ImageAttack], observed: Sequence[Any], images: torch.Tensor) -> ImageAttempt:
         assert attacker.name in ("analytic", by), "it can find no more"
         made = images if attacker.name == by else 1 - images.round()
@@ -208,7 +208,7 @@ def test_nobody_is_tried_after_one_that_recovered_all(evidence: Evidence, monkey
     assert said["random-head"] == Reason("not needed", left) and said[by] is None
 
 
-def test_a_message_of_many_images_is_no_failure_of_those_that_cannot_reach_so_many(evidence: Evidence) -> None:
+def test_a_message_of_many_images_is_no_failure_of_those_that_cannot_reach_so_many(evidence: RunRecord) -> None:
     round, client = evidence.messages()[0]
     attacked = on_message(evidence, round, client, 0, lambda text: None)
     said = {one.attacker.name: one for one in attacked.attempts}
@@ -220,12 +220,12 @@ def test_a_message_of_many_images_is_no_failure_of_those_that_cannot_reach_so_ma
 
 
 def test_a_single_client_that_diverges_leaves_its_case_open_and_the_rest_as_it_is(
-    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+    evidence: RunRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its message would have been attacked, so nothing is known of the easiest case; the attacks before it still count."""
-    monkeypatch.setattr(reconstructions, "single_images", single_images)  # not the local updates that were played once
+    monkeypatch.setattr(reconstructions, "single_samples", single_samples)  # not the local updates that were played once
     monkeypatch.setattr(
-        "fedpriv.audit.evidence.single_images.ShadowUpdates.run", lambda updates, data, numbers: [None for _ in numbers]
+        "fedpriv.audit.record.shadow_updates.ShadowUpdates.run", lambda updates, data, numbers: [None for _ in numbers]
     )
     monkeypatch.setattr("fedpriv.audit.run_audit.on_message", lambda *asked: "attacked")
     not_run = dict[Part, Reason]()

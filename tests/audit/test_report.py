@@ -13,10 +13,10 @@ from click.testing import CliRunner, Result
 
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.operating_points import Area
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.judge.measures import metrics
 from fedpriv.audit.membership.inference import ROWS, Membership, membership
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.report import _compared
 from fedpriv.audit.results import from_json
 from fedpriv.cli import main
@@ -176,12 +176,12 @@ def test_the_analytic_attack_finds_images_of_a_real_run(runs: Callable[[str], Pa
 
 
 def test_labels_are_told_by_the_last_layer(runs: Callable[[str], Path]) -> None:
-    evidence = Evidence(runs("fedavg"))
+    evidence = RunRecord(runs("fedavg"))
     for round, client in evidence.messages():
         (labels,) = label_findings([infer_labels(evidence, round, client)]).labels
         assert labels.true == tuple(sorted(set(evidence.truth(client).labels.tolist())))
         assert labels.exact and labels.count_accuracy is not None and 0 < labels.count_accuracy <= 1
-    hidden = Evidence(runs("masked"))
+    hidden = RunRecord(runs("masked"))
     (labels,) = label_findings([infer_labels(hidden, *hidden.messages()[0])]).labels
     assert labels.inferred == () and not labels.exact and labels.rule is None
 

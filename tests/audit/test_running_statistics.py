@@ -15,16 +15,16 @@ from fedpriv.attacks.core.observation import Passes, ThreatModel
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.scoring.operating_points import area
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.evidence import statistics
-from fedpriv.audit.evidence.attacker_view import cut
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
 from fedpriv.audit.images.mean_colours import mean_colours
 from fedpriv.audit.membership.candidates import candidates
 from fedpriv.audit.membership.inference import membership
 from fedpriv.audit.membership.member_scores import running_statistics
 from fedpriv.audit.page import change
 from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.record import statistics
+from fedpriv.audit.record.attacker_view import cut
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.statistics import ASIDE, BUFFERS, CONSTANTS, MEANINGS, RUNNING, kind_of, kinds_of_model
 from fedpriv.audit.results import MeanColour, Sender
 from fedpriv.audit.sentences import verdict
 from fedpriv.methods import methods
@@ -45,18 +45,18 @@ NORMED: dict[str, Any] = {
 }
 
 
-def evidence(folder: Path, method: str = "fedavg", **overrides: Any) -> Evidence:
+def evidence(folder: Path, method: str = "fedavg", **overrides: Any) -> RunRecord:
     play(folder, method, **{**NORMED, **overrides})
-    return Evidence(folder)
+    return RunRecord(folder)
 
 
 @pytest.fixture(scope="module")
-def undefended(tmp_path_factory: pytest.TempPathFactory) -> Evidence:
+def undefended(tmp_path_factory: pytest.TempPathFactory) -> RunRecord:
     return evidence(tmp_path_factory.mktemp("runs") / "run")
 
 
-def test_they_are_listed_with_their_bytes(undefended: Evidence) -> None:
-    (row,) = statistics.listed(undefended)
+def test_they_are_listed_with_their_bytes(undefended: RunRecord) -> None:
+    (row,) = undefended.statistics()
     assert (row.what, row.tensors, row.bytes, row.known) == (RUNNING, 4, 4 * 2 * (16 + 24), True)
     assert "membership" in row.attacked and statistics.exposed(undefended) == ()
 
@@ -70,7 +70,7 @@ def test_they_are_listed_with_their_bytes(undefended: Evidence) -> None:
 )
 def test_they_are_not_listed_where_they_stay_with_the_client(tmp_path: Path, method: str, overrides: dict[str, Any]) -> None:
     found = evidence(tmp_path / "run", method, **overrides)
-    assert not statistics.listed(found)
+    assert not found.statistics()
     seen = found.attacker.observation(found.message(*found.messages()[0]), ThreatModel())
     assert seen.buffers == {} and seen.passes is None
     refused = mean_colours(found)
@@ -87,7 +87,7 @@ def test_noise_and_clipping_alter_them_as_well(tmp_path: Path) -> None:
     assert isinstance(refused, Reason) and "clipped" in refused.text
 
 
-def test_a_defence_of_the_weights_alone_leaves_them_as_they_are(undefended: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defence_of_the_weights_alone_leaves_them_as_they_are(undefended: RunRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     def of_weights(payload: Any, context: Any) -> Any:
         some = {name: tensor + 1 if name.endswith("weight") else tensor for name, tensor in payload.tensors.items()}
         return payload.with_tensors(some, "of weights")
@@ -113,7 +113,7 @@ def test_how_many_batches_they_are_of(tmp_path: Path, overrides: dict[str, Any],
     assert found.attacker.observation(found.message(round, client), ThreatModel()).passes == passes
 
 
-def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: Evidence) -> None:
+def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: RunRecord) -> None:
     found = mean_colours(undefended)
     assert not isinstance(found, Reason) and [(one.round, one.sender.client) for one in found] == undefended.messages()
     ((read,), (true,)), mean = (
@@ -124,7 +124,7 @@ def test_the_mean_colour_of_each_client_beside_the_data_sets(undefended: Evidenc
     assert median(one.error for one in found) < 0.05  # the border, which is padded, is darker
 
 
-def test_members_behind_a_message_of_a_run(undefended: Evidence) -> None:
+def test_members_behind_a_message_of_a_run(undefended: RunRecord) -> None:
     """And none behind that of another client with samples of its own."""
     (round, client), (_, other), *_ = undefended.messages()
     pool, message = candidates(undefended.federation, round, client), undefended.message(round, client)
@@ -135,7 +135,7 @@ def test_members_behind_a_message_of_a_run(undefended: Evidence) -> None:
 
 
 @pytest.mark.slow
-def test_the_audit_has_their_row_with_both_controls(undefended: Evidence) -> None:
+def test_the_audit_has_their_row_with_both_controls(undefended: RunRecord) -> None:
     found = membership(undefended, 1, undefended.whole_clients(1)[:2], 4)
     assert found.attacks["running statistics"].auc.low > 0.8 and found.failed_controls == []
     assert "running statistics" in found.controls and found.positive["running statistics"].passed
@@ -185,7 +185,7 @@ def test_buffers_of_other_layers_are_named_as_unknown_or_constant() -> None:
     assert kinds["encoder.1.seen"] == BUFFERS and kinds["encoder.1.scale"] == CONSTANTS
     assert kinds["encoder.2.running_mean"] == RUNNING and "encoder.2.weight" not in kinds
     assert kinds["predictor.norm1.running_var"] == kinds["predictor.fc1.weight"] == ASIDE
-    rows = statistics.listed_in([dict.fromkeys(kinds, ("F32", (1,)))], kinds)
+    rows = statistics.listed([dict.fromkeys(kinds, ("F32", (1,)))], kinds)
     assert {row.what: row.known for row in rows} == {BUFFERS: False, CONSTANTS: True, RUNNING: True, ASIDE: True}
 
 

@@ -12,12 +12,11 @@ import torch
 import yaml
 
 from fedpriv.attacks.inference.shadow import Message
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
-from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.judge.classes import limit_of_shadows
 from fedpriv.audit.membership import label_leaks
 from fedpriv.audit.membership.inference import membership
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates, single_samples
 from fedpriv.config import ExecutorConfig
 from fedpriv.data.federated import Split
 from tests.simulation.small import play
@@ -37,10 +36,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def evidence(folder: Path, executor: dict[str, Any]) -> Evidence:
+def evidence(folder: Path, executor: dict[str, Any]) -> RunRecord:
     """Of a run, as if it had had that executor, with everything in float64."""
-    found = Evidence(folder)
-    found.message = Evidence(folder).message  # type: ignore[method-assign]  # what was kept is in float32
+    found = RunRecord(folder)
+    found.message = RunRecord(folder).message  # type: ignore[method-assign]  # what was kept is in float32
     found.config = found.config.model_copy(update={"executor": ExecutorConfig(**executor)})
     federation = found.federation
     assert federation.choice is not None and (federation.choice.form is None) == (executor is ALONE)
@@ -50,7 +49,7 @@ def evidence(folder: Path, executor: dict[str, Any]) -> Evidence:
     return found
 
 
-def updates_of(found: Evidence) -> ShadowUpdates:
+def updates_of(found: RunRecord) -> ShadowUpdates:
     download = found.store.download(ROUND)
     assert download is not None
     return ShadowUpdates(found.federation, ROUND, download, found.store.broadcast())
@@ -79,7 +78,7 @@ def test_what_is_found_is_the_same(runs: dict[str, Path], monkeypatch: pytest.Mo
     clients = together.store.clients(ROUND)
     one, other = (membership(found, ROUND, clients[:1], shadows=6) for found in (together, alone))
     assert (one.attacks, one.controls, one.diverged) == (other.attacks, other.controls, 0)
-    singles = [[one.uploaded for one in single_images(found, ROUND, clients[0], 4)] for found in (together, alone)]
+    singles = [[one.uploaded for one in single_samples(found, ROUND, clients[0], 4)] for found in (together, alone)]
     # Not what the classifier makes of them: it scales to one what is zero but for rounding, as sums of gradients over classes.
     learned: list[list[Message]] = []
     fit = label_leaks.fit_shadows
@@ -132,14 +131,14 @@ def test_shadows_that_diverge_leave_a_gap(runs: dict[str, Path], executor: dict[
 
 
 def test_a_run_from_before_there_were_executors_is_audited(runs: dict[str, Path]) -> None:
-    file = Evidence(runs["fedavg"]).folder.config_file
+    file = RunRecord(runs["fedavg"]).folder.config_file
     stored = file.read_text()
     old = yaml.safe_load(stored)
     del old["executor"]
     try:
         file.write_text(yaml.safe_dump(old))
-        found = Evidence(runs["fedavg"])
+        found = RunRecord(runs["fedavg"])
         assert found.federation.choice is not None and found.federation.choice.form is not None
-        assert len(single_images(found, ROUND, found.store.clients(ROUND)[0], 2)) == 2
+        assert len(single_samples(found, ROUND, found.store.clients(ROUND)[0], 2)) == 2
     finally:
         file.write_text(stored)

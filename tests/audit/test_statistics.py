@@ -15,14 +15,14 @@ from fedpriv.attacks.attack import image_attack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.lab.trial import Attacker
-from fedpriv.audit.evidence import statistics
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import single_images
-from fedpriv.audit.evidence.sums import Sums
 from fedpriv.audit.images import reconstructions
 from fedpriv.audit.images.reconstructions import on_single_images
 from fedpriv.audit.judge.images import best_of
 from fedpriv.audit.membership.label_leaks import infer_labels, label_findings
+from fedpriv.audit.record import statistics
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import single_samples
+from fedpriv.audit.record.sums import SumRecord
 from fedpriv.audit.results import from_json
 from fedpriv.errors import UsageError
 from tests.audit.test_report import fedpriv
@@ -33,12 +33,12 @@ NOISE = {"wire.transforms": [{"name": "gaussian", "variance": 1e-2}]}
 OF_HEAD = {"aggregation.name": "mean-shift", "aggregation.server_object": "lossgrad_sum"}
 
 
-def evidence(folder: Path, method: str, **overrides: Any) -> Evidence:
+def evidence(folder: Path, method: str, **overrides: Any) -> RunRecord:
     play(folder, method, **overrides)
-    return Evidence(folder)
+    return RunRecord(folder)
 
 
-def gradient_of_the_truth(found: Evidence, round: int, client: int) -> dict[str, Tensor]:
+def gradient_of_the_truth(found: RunRecord, round: int, client: int) -> dict[str, Tensor]:
     """Of the mean cross-entropy at the weights that the client was sent, by the attacker's names; here from the data."""
     federation, truth, message = found.federation, found.truth(client), found.message(round, client)
     federation.resident.row.copy_(federation.resident.space.pack(message.received, federation.initial.clone()))
@@ -73,11 +73,11 @@ def test_changes_whose_beginning_was_not_kept_are_not_read(tmp_path: Path) -> No
 def test_variates_of_sums_add_up_over_sums_of_the_same_clients(tmp_path: Path) -> None:
     kept = {"train.rounds": 2, "wire.keep_payloads": "all", "wire.secure_aggregation": True}
     play(tmp_path / "all", "scaffold", **NOISE, **kept, **{"data.clients": 3, "train.participation": 1.0})
-    found = Sums(tmp_path / "all")
+    found = SumRecord(tmp_path / "all")
     said = label_findings([infer_labels(found, *message) for message in found.messages()]).labels
     assert [(one.exact, (one.rule or "").split(",")[0]) for one in said] == [(True, "variate")] * 2
     play(tmp_path / "some", "scaffold", **NOISE, **kept, **{"data.clients": 6, "train.participation": 0.5})
-    others = Sums(tmp_path / "some")
+    others = SumRecord(tmp_path / "some")
     with pytest.raises(UsageError, match="the sum of round 1 is of other clients"):
         statistics.as_gradient(others, others.message(*others.messages()[1]), "variate", ThreatModel())
 
@@ -94,7 +94,7 @@ def test_noise_on_the_model_alone_hides_nothing(tmp_path: Path, monkeypatch: pyt
     """A client with one image: the noisy model gives nothing away, the variate beside it gives the image and its label."""
     found = evidence(tmp_path / "run", "scaffold", **NOISE, **{"train.rounds": 1})
     round, client = found.messages()[0]
-    (one, *_), truth = single_images(found, round, client, 2), found.truth(client)
+    (one, *_), truth = single_samples(found, round, client, 2), found.truth(client)
     attack = image_attack("analytic")()
     missed = attack.run([found.attacker.observation(one, ThreatModel())]).images[0] - truth.images[0]
     seen = statistics.as_gradient(found, one, "variate", ThreatModel())
@@ -117,7 +117,7 @@ def test_without_a_defence_the_model_is_asked_first(tmp_path: Path) -> None:
 def test_a_gradient_of_the_head_tells_labels_and_no_image(tmp_path: Path) -> None:
     """Without any name of a method: another server's half asks for the gradient of the last layer."""
     found = evidence(tmp_path / "run", "fedavg", **OF_HEAD, **NOISE, **{"train.rounds": 1, "train.lr": 1e-3})
-    assert [(one.what, one.attacked) for one in statistics.listed(found)] == [("gradient", "as a gradient")]
+    assert [(one.what, one.attacked) for one in found.statistics()] == [("gradient", "as a gradient")]
     round, client = found.messages()[0]
     message = found.message(round, client)
     seen = statistics.as_gradient(found, message, "gradient", ThreatModel())
@@ -145,21 +145,19 @@ def test_what_defences_leave_as_it_was(tmp_path: Path, transforms: list[dict[str
     method = "mpfedcon" if masked else "scaffold"
     found = evidence(tmp_path / "run", method, **{"train.rounds": 1, "wire.transforms": transforms})
     assert statistics.exposed(found) == exposed
-    assert {one.what for one in statistics.listed(found)} == (set() if masked else {"variate"})
+    assert {one.what for one in found.statistics()} == (set() if masked else {"variate"})
 
 
 def test_every_statistic_is_listed_with_its_bytes_and_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = evidence(tmp_path / "run", "scaffold", **{"train.rounds": 1, "wire.transforms": [{"name": "mask", "last": 1}]})
-    (one,) = statistics.listed(found)
+    (one,) = found.statistics()
     net = dict(found.federation.resident.net.named_parameters())
     sent = [p for name, p in net.items() if not name.startswith("head.")]
     assert (one.what, one.tensors, one.bytes) == ("variate", len(sent), sum(4 * p.numel() for p in sent))
     assert "gradients" in one.says and one.attacked
     monkeypatch.setattr(statistics, "MEANINGS", {})
-    (one,) = statistics.listed(found)
-    assert (
-        "does not know" in one.says and not one.attacked and statistics.gradient_like(found.message(*found.messages()[0])) == []
-    )
+    (one,) = found.statistics()
+    assert "does not know" in one.says and not one.attacked and found.gradients(found.message(*found.messages()[0])) == []
 
 
 @pytest.mark.slow

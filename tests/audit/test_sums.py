@@ -11,11 +11,11 @@ import torch
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.gradients.multistep import as_gradient
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
-from fedpriv.audit.evidence.sums import HeldBack, Sums, evidence_of
-from fedpriv.audit.evidence.traffic import knowledge
 from fedpriv.audit.page.render import render_html, render_markdown
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowUpdates
+from fedpriv.audit.record.sums import HeldBack, SumRecord, record_of
+from fedpriv.audit.record.traffic import knowledge
 from fedpriv.audit.report import audit
 from fedpriv.audit.results import AuditedRun, Cost, LabelRule, Sender
 from fedpriv.audit.run_audit import AuditOptions
@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_sum_of_single_steps_is_the_gradient_over_all_of_its_clients(folder: Path) -> None:
-    found = evidence_of(folder)
-    assert isinstance(found, Sums) and found.summed
+    found = record_of(folder)
+    assert isinstance(found, SumRecord) and found.summed
     ((round, number),) = found.messages()
     message, truth = found.message(round, number), found.truth(number)
     members = next(iter(record["summed"] for record in found.folder.records() if "summed" in record))
@@ -59,7 +59,7 @@ def test_a_sum_of_single_steps_is_the_gradient_over_all_of_its_clients(folder: P
 
 def test_what_is_held_back_are_the_uploads_of_a_plain_run(folder: Path, tmp_path: Path) -> None:
     play(tmp_path / "plain", "fedavg", **{**ON, "wire.secure_aggregation": False}, **ONE_STEP)
-    alone, plain = HeldBack(folder), Evidence(tmp_path / "plain")
+    alone, plain = HeldBack(folder), RunRecord(tmp_path / "plain")
     assert alone.messages() == plain.messages()
     for round, client in plain.messages():
         assert alone.store.upload(round, client).data == plain.store.upload(round, client).data
@@ -67,11 +67,11 @@ def test_what_is_held_back_are_the_uploads_of_a_plain_run(folder: Path, tmp_path
 
 def test_without_the_class_of_sums_there_is_nothing_to_attack(folder: Path) -> None:
     with pytest.raises(UsageError, match="kept no payloads"):
-        Evidence(folder)
+        RunRecord(folder)
 
 
 def test_a_shadow_of_a_sum_is_the_mean_of_updates(folder: Path) -> None:
-    found = evidence_of(folder)
+    found = record_of(folder)
     download, federation = found.store.download(1), found.federation
     assert download is not None
     held = federation.data.train(0)
@@ -99,7 +99,7 @@ def test_a_sum_in_which_few_clients_trained_is_called_so(tmp_path: Path, monkeyp
         patch.setattr("fedpriv.server.secure_sum.takes_a_step", lambda *of: True)
         patch.setattr("fedpriv.client.local_update.Local update.untrained", False)
         play(tmp_path / "run", "fedavg", **options)
-    found = evidence_of(tmp_path / "run")
+    found = record_of(tmp_path / "run")
     ((round, number),) = found.messages()
     large = [client for client in range(3) if found.federation.data.size(client) >= 110]
     assert len(large) == 1 and found.sender(round, number).named == "sum of 3 (only 1 trained)"

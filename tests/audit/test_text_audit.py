@@ -23,17 +23,17 @@ from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.trial import NO_CONTROL, Attacker
 from fedpriv.attacks.text.span import SpanAttack
 from fedpriv.attacks.text.tag import Tag
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import single_images
 from fedpriv.audit.judge import images as judge_images
 from fedpriv.audit.judge import texts as judge_texts
 from fedpriv.audit.judge.known import samples_not_known
 from fedpriv.audit.judge.measures import MEASURES, metrics
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import AuditedRun, Cost, Statistic, TextFigures, TextOutcome, TextTargetResult, from_json
-from fedpriv.audit.text.attempts import TextAttempt, _unlike, attempt_text
+from fedpriv.audit.text.attempts import TextAttempt, TextTarget, _differences
 from fedpriv.audit.text.recovery import on_single_texts
 from fedpriv.audit.text.samples import requests
-from fedpriv.audit.text.target import TextTarget, of_messages
+from fedpriv.audit.text.target import of_messages
 from fedpriv.cli import main
 from tests.simulation.small import play
 
@@ -119,9 +119,9 @@ def sentences_of(outcome: TextOutcome) -> int:
 @pytest.mark.parametrize("tune", ["full", "lora"])
 def test_one_step_is_the_gradient_of_the_texts(runs: Runs, tune: str) -> None:
     """What an attacker is given is what the true texts make, and all it needs to compute it again."""
-    evidence = Evidence(runs(tune))
+    evidence = RunRecord(runs(tune))
     round, client = evidence.messages()[0]
-    seen = evidence.attacker.observation(evidence.message(round, client), ThreatModel())
+    seen = evidence.observation(evidence.message(round, client), ThreatModel())
     assert seen.text is not None and (seen.text.words in seen.shared) == (tune == "full")
     net = seen.net.eval()
     parameters = dict(net.named_parameters())
@@ -178,26 +178,23 @@ def test_a_run_on_texts(runs: Runs) -> None:
     assert "class centres" not in run.not_run
 
 
-def one_text(evidence: Evidence) -> TextTarget:
+def one_text(evidence: RunRecord) -> TextTarget:
     """A simulated client that holds one text."""
     round, client = evidence.messages()[0]
-    one = single_images(evidence, round, client, 1)
+    one = single_samples(evidence, round, client, 1)
     return of_messages(evidence, "one text", one, evidence.texts(client)[:1], evidence.labels(client)[:1])
 
 
 def test_many_steps_are_not_the_one_that_attacks_on_sentences_match(runs: Runs) -> None:
-    target = one_text(Evidence(runs("full")))
+    target = one_text(RunRecord(runs("full")))
     (seen,) = target.observe(ThreatModel())
     assert seen.schedule is not None and seen.schedule.steps == 1
 
     def attempt(steps: int) -> TextAttempt:
         schedule = None if seen.schedule is None else replace(seen.schedule, steps=steps)
         observed = replace(seen, schedule=schedule, control_differences=())
-        return attempt_text(
-            Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1)),
-            replace(target, observe=lambda threat: iter([observed])),
-            seed=0,
-        )
+        observing = replace(target, observe=lambda threat: iter([observed]))
+        return observing.run(Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1)))
 
     (why,) = attempt(1).reasons
     assert why.text.startswith("its search did not converge: it left "), "with so few steps"
@@ -210,7 +207,7 @@ def test_a_gradient_beside_the_model_is_attacked_for_sentences_too(runs: Runs, m
     monkeypatch.setattr(Tag, "audit_options", {"steps": 1, "starts": 1, "sweeps": 1, "length": 5})
     monkeypatch.setattr(SpanAttack, "audit_options", {"steps": 1, "starts": 1, "budget": 10})
     monkeypatch.setattr("fedpriv.audit.text.recovery.EASIEST", 1)
-    evidence = Evidence(runs("scaffold"))
+    evidence = RunRecord(runs("scaffold"))
     read = on_single_texts(evidence, *evidence.messages()[0], 0, lambda text: None)
     made = {one.attack: one for one in read.outcomes}
     of_variate = {f"{name} on variate" for name in ("tokens", "tag", "span")}
@@ -232,10 +229,10 @@ def test_a_gradient_beside_the_model_is_attacked_for_sentences_too(runs: Runs, m
 def test_the_mean_of_several_steps_is_not_the_one_that_attacks_on_sentences_match(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evidence = Evidence(runs("scaffold"))
+    evidence = RunRecord(runs("scaffold"))
     target = one_text(evidence)
     (of_one,) = target.statistics["variate"](ThreatModel())
-    monkeypatch.setattr("fedpriv.audit.text.target.steps_behind", lambda *asked: Schedule(lr=0.1, steps=3))
+    monkeypatch.setattr(RunRecord, "steps_behind", lambda *asked: Schedule(lr=0.1, steps=3))
     (of_three,) = target.statistics["variate"](ThreatModel())
     assert set(of_three.control_differences) - set(of_one.control_differences) == {
         "it reads the mean of 3 steps' gradients as one"
@@ -245,7 +242,7 @@ def test_the_mean_of_several_steps_is_not_the_one_that_attacks_on_sentences_matc
 @pytest.mark.parametrize("method", ["fedavg", "fedper", "fedrep"])
 def test_the_initial_head_is_that_of_a_client_which_has_not_trained_it(runs: Runs, method: str) -> None:
     """FedRep trains it before the step whose change is sent."""
-    evidence = Evidence(runs(method if method != "fedavg" else "full"))
+    evidence = RunRecord(runs(method if method != "fedavg" else "full"))
     round, client = evidence.messages()[0]
     ids, labels = evidence.texts(client), evidence.labels(client)
     for first_update in (True, False):
@@ -253,16 +250,16 @@ def test_the_initial_head_is_that_of_a_client_which_has_not_trained_it(runs: Run
         target = of_messages(evidence, "a local update", [message], ids, labels)
         assert target.trained_apart == (method == "fedrep" or (method == "fedper" and not first_update))
     (seen,) = target.observe(ThreatModel(top="initial"))
-    said = _unlike(Attacker(text_attack("tag")(), ThreatModel(top="initial")), target, seen)
+    said = _differences(Attacker(text_attack("tag")(), ThreatModel(top="initial")), target, seen)
     why = "it matches through the initial weights of layers that the client has trained since and not sent"
     assert (why in said) == (method != "fedavg")
 
 
 def test_a_search_among_all_words_is_not_what_the_controls_do(runs: Runs) -> None:
-    target = one_text(Evidence(runs("lora")))
+    target = one_text(RunRecord(runs("lora")))
     (seen,) = target.observe(ThreatModel())
     target = replace(target, observe=lambda threat: iter([replace(seen, control_differences=())]))
-    tried = attempt_text(Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)), target, seed=0)
+    tried = target.run(Attacker(text_attack("tag")(steps=1, starts=1, sweeps=1, length=3)))
     said = "the word embedding was not sent, so that it searches among all words, as its controls do not"
     assert tried.reasons == (Reason("differs from controls", said),)
 
@@ -297,9 +294,9 @@ def test_the_attack_of_a_plugin_is_audited_and_without_a_control_its_failure_is_
 
 
 def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:
-    evidence = Evidence(runs("full"))
+    evidence = RunRecord(runs("full"))
     round, client = evidence.messages()[0]
-    two = single_images(evidence, round, client, 2)
+    two = single_samples(evidence, round, client, 2)
     target = of_messages(evidence, "two texts", two, evidence.texts(client)[:2], evidence.labels(client)[:2])
 
     class Refuses(TextAttack):
@@ -312,7 +309,7 @@ def test_a_failure_beside_refusals_is_no_evidence(runs: Runs) -> None:
                 raise Inapplicable("too many tokens")
             return text_attack("tokens")().run(observations, seed)
 
-    made = attempt_text(Attacker(Refuses()), target, seed=0)
+    made = target.run(Attacker(Refuses()))
     why = Reason("does not apply", "it could not be mounted on 1 of 2 messages (too many tokens)")
     assert made.refused == 1 and made.reasons[-1] == why
 
@@ -326,7 +323,7 @@ def test_a_frozen_encoder_sends_no_words(runs: Runs) -> None:
     assert "row distance" in {one.attack for one in run.membership}, "what learns on the features is linear"
     assert "nothing of the encoder was sent" in page
     assert any("no attack on texts could be mounted" in sentence for sentence in run.verdict)
-    left = run.texts[-1].outcomes[0].partial_leakage
+    left = run.texts[-1].outcomes[0].left
     assert left is not None and left.labels.successes == 2, "the head tells the label of a lone sentence"
 
 
@@ -342,7 +339,7 @@ def test_image_text_pairs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     passed = (Control("positive", True, "recovered 3 of 3", 0.1),)
     monkeypatch.setattr("fedpriv.attacks.lab.attempts.run_controls", lambda *asked: passed)
     run, page, text = audited(runs("pairs"))
-    evidence = Evidence(runs("pairs"))
+    evidence = RunRecord(runs("pairs"))
     assert "row distance" in {one.attack for one in run.membership}
     left_out = {one.attack for one in run.membership if not one.status.was_run}
     assert left_out == {"FedMIA", "FedMIA, row distance"}  # classes have too few candidates

@@ -24,7 +24,7 @@ from fedpriv.audit.answer import answer
 from fedpriv.audit.judge.measures import MEASURES
 from fedpriv.audit.judge.texts import beyond_chance
 from fedpriv.audit.results import AuditedRun, Cost, Sender, TextFigures, TextOutcome, TextScoreMeans, TextTargetResult
-from fedpriv.audit.text.attempts import TextAttempt, attempt_text
+from fedpriv.audit.text.attempts import TextAttempt
 from fedpriv.audit.text.figures import score_figures, status_of
 from fedpriv.audit.text.target import Steps, made_up
 
@@ -112,7 +112,7 @@ def test_words_beside_those_that_an_estimate_names_are_not_known() -> None:
 def test_messages_with_different_numbers_of_sentences_are_not_listed_apart() -> None:
     tag, made = Attacker(text_attack("tag")()), []
     for size in (24, 5):
-        attempt = attempt_text(tag, made_up(Steps(1, size)), 0)
+        attempt = made_up(Steps(1, size)).run(tag)
         status = status_of(attempt, None, means())
         assert status.why == f"not tried: {size} sentences behind one message, and the budget is for 4 at once"
         made.append(run(TextOutcome(attack="tag", status=status)))
@@ -122,7 +122,7 @@ def test_messages_with_different_numbers_of_sentences_are_not_listed_apart() -> 
 
 
 def test_that_the_net_takes_images_too_is_listed_as_the_reason() -> None:
-    attempt = attempt_text(Attacker(text_attack("span")()), replace(made_up(Steps(1, 1)), beside="an image"), 0)
+    attempt = replace(made_up(Steps(1, 1)), beside="an image").run(Attacker(text_attack("span")()))
     status, why = (
         status_of(attempt, None, means()),
         "the net also takes an image with each text, which this attack cannot reconstruct",

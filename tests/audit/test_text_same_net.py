@@ -16,11 +16,11 @@ from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction, counts_of
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.setting import TextSetting
-from fedpriv.attacks.lab.trial import Attacker
+from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.attacks.text.gradient_span import first_span, word_distances
 from fedpriv.attacks.text.rank import total_tokens
 from fedpriv.attacks.text.span import SpanAttack
-from fedpriv.audit.text.attempts import TextAttempt, attempt_text
+from fedpriv.audit.text.attempts import TextAttempt
 from fedpriv.audit.text.samples import requests
 from fedpriv.audit.text.target import Steps, made_up
 from fedpriv.models.text.tiny import tiny_encoder
@@ -57,7 +57,7 @@ def easy(monkeypatch: pytest.MonkeyPatch) -> None:
 def failed(attack: Fails, noise: float = 0.0, cut: Reason | None = None, **of_target: Any) -> TextAttempt:
     """The attempt; ``cut`` is why nothing further may begin once the attack has."""
     target = replace(made_up(Steps(2, 1, noise=noise)), **of_target)
-    return attempt_text(Attacker(attack), target, 0, lambda: cut if attack.met else None)
+    return target.run(Attacker(attack), Trial(cut=lambda: cut if attack.met else None))
 
 
 def reason(attempt: TextAttempt) -> Reason:
@@ -107,7 +107,7 @@ def test_no_control_begins_once_the_time_is_spent() -> None:
 
 def test_no_attack_begins_once_the_time_is_spent() -> None:
     attack = Fails(torch.nan)
-    made = attempt_text(Attacker(attack), made_up(Steps(2, 1)), 0, lambda: CUT)
+    made = made_up(Steps(2, 1)).run(Attacker(attack), Trial(cut=lambda: CUT))
     assert (made.inapplicable, attack.met) == (CUT, 0)
 
 
@@ -161,6 +161,6 @@ def test_words_without_their_order_are_no_evidence_where_positions_are_relative(
     tokenizer.save_pretrained(tmp_path)
     target = made_up(Steps(2, 1, encoder=str(tmp_path), mask_embeddings=True))
     few = Attacker(SpanAttack(steps=2, starts=1, sweeps=0, budget=10))
-    attempt = attempt_text(few, target, 0)
+    attempt = target.run(few)
     assert attempt.scores is not None and attempt.scores.exact is not None
     assert attempt.scores.exact.successes or attempt.reasons

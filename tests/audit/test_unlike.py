@@ -20,12 +20,12 @@ from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.lab.trial import Attacker
 from fedpriv.attacks.scoring.scores import score
 from fedpriv.audit import sentences
-from fedpriv.audit.evidence.control_differences import made_up, trains_otherwise, unlike_controls
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import shared_out, single_images
 from fedpriv.audit.images.reconstructions import on_message, on_single_images
 from fedpriv.audit.images.target import Target, of_messages
 from fedpriv.audit.images.target import message as of_message
+from fedpriv.audit.record.control_differences import made_up, trains_otherwise, unlike_controls
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import shared_out, single_samples
 from fedpriv.config import load_config
 from fedpriv.defenses import build_transforms
 from fedpriv.models.net import Net
@@ -127,9 +127,9 @@ def test_a_net_that_draws_or_computes_otherwise_in_training_is_told(layer: nn.Mo
 def test_a_run_of_such_a_net_says_so(tmp_path: Path) -> None:
     play(tmp_path / "run", "fedavg", **FEW_STEPS)
     for layers in ([], [Functional()]):
-        evidence = Evidence(tmp_path / "run")
+        evidence = RunRecord(tmp_path / "run")
         evidence.federation.resident.net.encoder.extend(layers)
-        seen = evidence.attacker.observation(evidence.message(*evidence.messages()[0]), ThreatModel())
+        seen = evidence.observation(evidence.message(*evidence.messages()[0]), ThreatModel())
         assert ("draws at random" in " ".join(seen.control_differences)) == bool(layers)
 
 
@@ -152,7 +152,7 @@ def test_there_a_failure_is_no_evidence(
     alone = [Attacker(image_attacks()["analytic"](), ThreatModel())]
     monkeypatch.setattr("fedpriv.audit.images.reconstructions.suited", lambda masked: alone)
     play(tmp_path / "run", "fedavg", **{"train.rounds": 1, **option})
-    of_run = Evidence(tmp_path / "run")
+    of_run = RunRecord(tmp_path / "run")
     round, client = of_run.messages()[0]
     found = [
         on_message(of_run, round, client, 0, lambda text: None),
@@ -178,13 +178,13 @@ def test_steps_that_attacks_do_not_simulate_make_their_failure_no_evidence(tmp_p
     single = [("mpfedcon", True), ("fedrep", False), ("scaffold", False), ("fedavg", False)]
     for method, doubted in single:
         play(tmp_path / method, method, **FEW_STEPS)
-        evidence = Evidence(tmp_path / method)
+        evidence = RunRecord(tmp_path / method)
         round, client = evidence.messages()[-1]
         assert round == 3
         alone = shared_out(evidence, client, 6)
         truth = [(evidence.truth(who), at) for who, at in alone]
         images, labels = (torch.stack([getattr(one, what)[at] for one, at in truth]) for what in ("images", "labels"))
-        target = of_messages(evidence, "single", single_images(evidence, round, client, 6), images, labels, None)
+        target = of_messages(evidence, "single", single_samples(evidence, round, client, 6), images, labels, None)
         passed = (Control("positive", True, "", None),)
         for name, simulates in (("known-head", True), ("head-free", False), ("analytic", False)):
             made = ImageAttempt(Attacker(image_attacks()[name](), ThreatModel()), reconstruction=FOUND, controls=passed)
@@ -202,7 +202,7 @@ def test_weight_decay_is_known_where_the_schedule_is_not(tmp_path: Path, monkeyp
     steps = {"train.clip_grad_norm": 0.1, "train.weight_decay": 0.05, "train.weight_decay_bias": 0.01}
     for method in ("fedavg", "fedrep"):  # with a phase, and with two
         play(tmp_path / method, method, **FEW_STEPS, **steps)
-        evidence = Evidence(tmp_path / method)
+        evidence = RunRecord(tmp_path / method)
         (attempt,) = on_single_images(evidence, *evidence.messages()[-1], 0, lambda text: None, 6).attempts
         assert attempt.recovered is not None and attempt.recovered.share == 1, method
 
@@ -221,9 +221,9 @@ def test_after_many_steps_a_change_is_no_gradient(
     """Attacks that read it as one see other images than the client's, and that they fail is no evidence."""
     options = {"train.local_epochs": epochs, "train.lr": lr, "train.momentum": 0.0, **private}
     play(tmp_path / "run", "fedavg", **FEW_STEPS, **options)
-    evidence = Evidence(tmp_path / "run")
+    evidence = RunRecord(tmp_path / "run")
     (message,), ((who, at),) = (
-        single_images(evidence, 1, evidence.messages()[0][1], 1),
+        single_samples(evidence, 1, evidence.messages()[0][1], 1),
         shared_out(evidence, evidence.messages()[0][1], 1),
     )
     truth = evidence.truth(who)
@@ -284,7 +284,7 @@ def test_who_recovers_no_more_than_flat_images_would_is_held_against_the_net_as_
 def test_heads_that_clients_keep_are_no_reason_to_leave_out_the_control_on_the_same_net(tmp_path: Path) -> None:
     """Any head is as good for it; without it, what fails on the net itself would count as evidence."""
     play(tmp_path / "run", "fedrep", **FEW_STEPS)
-    evidence = Evidence(tmp_path / "run")
+    evidence = RunRecord(tmp_path / "run")
     target = of_message(evidence, *evidence.messages()[0])
     control = target.on_same_net(Attacker(image_attacks()["analytic"](), ThreatModel()))
     assert control is not None and f"{len(target.images)} behind one message" in control.sentence

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpriv.audit.evidence.attacker_view import cut
-from fedpriv.audit.evidence.messages import Evidence, Message, Truth
+from fedpriv.audit.record.attacker_view import cut
+from fedpriv.audit.record.base import Message, Truth
+from fedpriv.audit.record.run import RunRecord
 
 
-def gradients_of(found: Evidence, message: Message, truth: Truth) -> dict[str, Tensor]:
+def gradients_of(found: RunRecord, message: Message, truth: Truth) -> dict[str, Tensor]:
     """Of the mean loss over the truth at the weights that the client was sent, by the names of an observation."""
     federation = found.federation
     federation.resident.row.copy_(federation.resident.space.pack(message.received, federation.initial.clone()))

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from PIL import Image
 
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.record.run import RunRecord
 from tests.simulation.small import play
 
 Fedpriv = Callable[..., Result]
@@ -45,11 +45,11 @@ def refused(result: Result, *words: str) -> None:
 
 @pytest.mark.slow
 def test_a_message_of_a_run(run: Path, fedpriv: Fedpriv) -> None:
-    kept = Evidence(run).messages()
+    kept = RunRecord(run).messages()
     round, client = kept[-1]
     said = found(fedpriv("attack", "analytic", "--run", run, "--round", round, "--client", client, "--json"))
     (attacker,) = said["attackers"]
-    n = len(Evidence(run).truth(client).labels)
+    n = len(RunRecord(run).truth(client).labels)
     assert said["images"] == attacker["success"]["0.01"]["n"] == n and f"round {round}, client {client}" in said["target"]
     assert attacker["success"]["0.01"]["successes"] > said["baselines"]["grey image"]["success"]["0.01"]["successes"] == 0
     assert {"mean image", "class mean", "nearest public"} <= said["baselines"].keys()

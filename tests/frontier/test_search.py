@@ -14,7 +14,7 @@ from torch import Tensor
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.status import Status
 from fedpriv.audit.conditions import conditions
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import (
     AuditedRun,
     Cost,
@@ -89,7 +89,7 @@ def test_a_strength_under_which_clients_diverge_does_not_hold() -> None:
     assert "does not hold, as it is not known: the local update of client 0 in round 1 diverged" in lines[0]
 
 
-def evidence_on_texts(*statistics: str) -> Evidence:
+def evidence_on_texts(*statistics: str) -> RunRecord:
     """Of a run on texts with one message, of which statistics were sent besides the model."""
     schema = {f"statistic.{name}": ("F32", (2,)) for name in statistics}
     store = SimpleNamespace(upload=lambda round, client: SimpleNamespace(schema=schema))
@@ -101,7 +101,7 @@ def evidence_on_texts(*statistics: str) -> Evidence:
     evidence = SimpleNamespace(
         modalities=("text",), messages=lambda: [(1, 0)], store=store, federation=federation, folder=folder, config=about
     )
-    return cast(Evidence, evidence)
+    return cast(RunRecord, evidence)
 
 
 @pytest.mark.parametrize(("statistics", "holds"), [((), True), (("classes",), True), (("mystery",), False)])

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedpriv.audit.evidence.sums import evidence_of
-from fedpriv.audit.evidence.traffic import knowledge
+from fedpriv.audit.record.sums import record_of
+from fedpriv.audit.record.traffic import knowledge
 from fedpriv.deploy.frames import Frame
 from fedpriv.deploy.transport import NOT_SENT
 from fedpriv.errors import FedprivError
@@ -105,7 +105,7 @@ def test_a_sum_of_centres_is_kept_with_the_number_of_holders_of_each(tmp_path: P
     """The centre of a class with one holder is that client's, so an audit must know it, as the server does."""
     few = {"data.clients": 3, "train.participation": 1.0, "train.rounds": 1, "data.partition.name": "classes"}
     play(tmp_path / "run", "mpfedcon", **{**ON, **few, "data.partition.classes_per_client": 4})
-    evidence = evidence_of(tmp_path / "run")
+    evidence = record_of(tmp_path / "run")
     assert any("the sum shows that client's centre" in text for text in evidence.federation.prepared.notes)
     ((round, number),) = evidence.messages()
     mean = evidence.message(round, number).uploaded
@@ -344,7 +344,7 @@ def test_over_a_model_that_stands_still_a_second_sum_is_of_the_same_clients(
     assert [record.get("summed") for record in records] == [kept, None, [0, 1, 2], [0, 1, 2, 3]]
     assert [record.get("opened") for record in records] == [[0, 1, 2], [0, 1, 2], None, None]
     # And an audit has all of the sums that the server kept, with the clients in them.
-    evidence = evidence_of(tmp_path / "run")
+    evidence = record_of(tmp_path / "run")
     assert [round for round, _ in evidence.messages()] == [round for round, record in enumerate(records, 1) if "summed" in record]
     assert all(evidence.message(*key).parts == len(records[key[0] - 1]["summed"]) for key in evidence.messages())
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import get_constant_schedule_with_warmup
 
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.client.local_update import ModelLocalUpdate
 from fedpriv.client.resident import Resident
 from fedpriv.config import load_config
@@ -181,7 +181,7 @@ def test_an_attacker_is_told_no_schedule_that_was_not(tmp_path: Path, option: di
     schedules = []
     for number, options in enumerate(({}, option)):
         play(tmp_path / str(number), "fedavg", **{"train.rounds": 1, **options})
-        evidence = Evidence(tmp_path / str(number))
+        evidence = RunRecord(tmp_path / str(number))
         message = evidence.message(*evidence.messages()[0])
         schedules.append(evidence.attacker.schedule(message, message.num_examples or 0))
     assert schedules[0] is not None and schedules[1] is None

@@ -43,7 +43,7 @@ def until_decided(
 
     Closed forms are tried on all images. Attackers that optimise are tried on the ``first``, and then on twice as many each time,
     as long as no interval lies above :data:`SETTLED` and not all that count as evidence lie below it. Once an attacker has
-    recovered all, those after it are not tried: none can find more. Each interval is for the number of images that were tried.
+    recovered all, those after it are not tried: none can recover more. Each interval is for the number of images that were tried.
 
     Args:
         most: largest number of images on which attackers that optimise are tried.
@@ -52,51 +52,51 @@ def until_decided(
     """
     quick = [attacker for attacker in tried if not attacker.attack.optimises]
     others = [attacker for attacker in tried if attacker not in quick]
-    attempts = {one: [attempt_on(target, one, seed, say)] for one in quick}
-    enough = enough or all_found([made for (made,) in attempts.values()])
+    attempts = {attacker: [attempt_on(target, attacker, seed, say)] for attacker in quick}
+    enough = enough or all_found([attempt for (attempt,) in attempts.values()])
     if enough is None and workers > 1:
         _controls_at_once(target, others, seed, say, workers)
     done = 0
     for end in _stages(min(first, most), min(len(target.images), most)):
         part = target.part(done, end)
-        still = [one for one in others if not done or _may_decide(_together(attempts[one], target))]
-        with closing(_in_turn(part, still if enough is None else [], seed + done, say, not done, workers)) as made_by:
-            for attacker, made in made_by:
-                attempts[attacker] = [*attempts.get(attacker, []), made]
-                if not done and all_found([made]):
+        still = [attacker for attacker in others if not done or _may_decide(_together(attempts[attacker], target))]
+        with closing(_one_by_one(part, still if enough is None else [], seed + done, say, not done, workers)) as results:
+            for attacker, attempt in results:
+                attempts[attacker] = [*attempts.get(attacker, []), attempt]
+                if not done and all_found([attempt]):
                     enough = Reason("not needed", f"{attacker.name} recovered all of the first {end}")
                     break
         done = end
         if enough is not None or _decided([_together(some, target) for some in attempts.values()]):
             break
-    left = [ImageAttempt(one, inapplicable=enough) for one in others if one not in attempts]
+    left = [ImageAttempt(attacker, inapplicable=enough) for attacker in others if attacker not in attempts]
     return [*(_together(some, target) for some in attempts.values()), *left]
 
 
 def all_found(attempts: Sequence[ImageAttempt]) -> Reason | None:
     """That one of the attempts recovered all, as a reason to try no others; ``None``: none did."""
-    rates = [(one.attacker.name, one.recovered) for one in attempts if one.recovered is not None]
+    rates = [(attempt.attacker.name, attempt.recovered) for attempt in attempts if attempt.recovered is not None]
     return next((Reason("not needed", f"{name} recovered all {rate.n}") for name, rate in rates if rate.share == 1), None)
 
 
-def _in_turn(
+def _one_by_one(
     target: Target, attackers: Sequence[Attacker[ImageAttack]], seed: int, say: Say, controls: bool, workers: int
 ) -> Generator[tuple[Attacker[ImageAttack], ImageAttempt]]:
     """Each attacker's attempt; with several processes, those of the next attackers run beside."""
 
     def mounted(attacker: Attacker[ImageAttack]) -> tuple[ImageAttempt, float]:
         began = time.process_time()
-        made = attempt_on(target, attacker, seed, say, controls, announce=False)
-        return made, time.process_time() - began
+        attempt = attempt_on(target, attacker, seed, say, controls, announce=False)
+        return attempt, time.process_time() - began
 
     with closing(forked_in_order([partial(mounted, attacker) for attacker in attackers], workers)) as results:
         for attacker in attackers:
             if spent(say) is None:
                 say(f"{target.title}: {attacker.name}")
-            made, seconds = next(results)
+            attempt, seconds = next(results)
             if workers > 1 and len(attackers) > 1:
                 elsewhere(say, seconds)
-            yield attacker, made
+            yield attacker, attempt
 
 
 def _controls_at_once(target: Target, attackers: Sequence[Attacker[ImageAttack]], seed: int, say: Say, workers: int) -> None:
@@ -122,27 +122,27 @@ def _stages(first: int, most: int) -> Iterable[int]:
 def _together(parts: Sequence[ImageAttempt], target: Target) -> ImageAttempt:
     """Merge attempts on consecutive parts of the images, as far as they have results.
 
-    What was found before a later part could not be attacked is kept.
+    Results before a part that could not be attacked are kept.
     """
-    made = list(takewhile(lambda one: one.scores is not None, parts))
-    if not made:
+    scored = list(takewhile(lambda attempt: attempt.scores is not None, parts))
+    if not scored:
         return parts[0]
-    n = sum(len(one.images) for one in made if one.images is not None)
-    whole = made[0] if len(made) == 1 else joined(made, target.labels[:n])
-    return whole if len(made) == len(parts) else replace(whole, cut=parts[len(made)].inapplicable)
+    n = sum(len(attempt.images) for attempt in scored if attempt.images is not None)
+    whole = scored[0] if len(scored) == 1 else joined(scored, target.labels[:n])
+    return whole if len(scored) == len(parts) else replace(whole, cut=parts[len(scored)].inapplicable)
 
 
-def _may_decide(one: ImageAttempt) -> bool:
+def _may_decide(attempt: ImageAttempt) -> bool:
     """Whether it is tried on more images: if it passed a positive control. Where it fails on the same net, too, failures are no
-    evidence, but it may still find some of many images."""
-    return one.scores is not None and one.passed_positive and one.cut is None
+    evidence, but it may still recover some of many images."""
+    return attempt.scores is not None and attempt.passed_positive and attempt.cut is None
 
 
 def _decided(attempts: Sequence[ImageAttempt]) -> bool:
     """Whether the interval of an attacker lies above :data:`SETTLED`, or those of all that count as evidence below it.
 
-    Where no failure is evidence, only what is found can decide.
+    Where no failure is evidence, only recoveries can decide.
     """
-    rates = [one.recovered for one in attempts if one.recovered is not None]
-    counting = [one.recovered for one in attempts if one.recovered is not None and one.is_evidence]
+    rates = [attempt.recovered for attempt in attempts if attempt.recovered is not None]
+    counting = [attempt.recovered for attempt in attempts if attempt.recovered is not None and attempt.is_evidence]
     return any(rate.low > SETTLED for rate in rates) or (bool(counting) and all(rate.high <= SETTLED for rate in counting))

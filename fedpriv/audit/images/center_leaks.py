@@ -17,15 +17,13 @@ from fedpriv.attacks.image.centers import (
     Embed,
     InvertedCenters,
     embedding,
-    fit_prior,
     invert_centers,
     read_centers,
-    relative_distance,
 )
 from fedpriv.attacks.scoring.scores import RECOVERED, Rate, counts, mse, threshold_above, under, wilson
-from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.images.figures import by_threshold
-from fedpriv.audit.images.target import public_images
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import CenterOutcome, RecoveryRate
 
 HEAD = "head"
@@ -33,7 +31,7 @@ TOGETHER = 256
 """Number of images that are embedded, or compared, at once."""
 
 
-def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[CenterOutcome, dict[str, Tensor]] | None:
+def inverted_centers(record: RunRecord, round: int, client: int) -> tuple[CenterOutcome, dict[str, Tensor]] | None:
     """The most likely images whose embeddings are the client's class centres, compared with its images.
 
     The body is that which the client uploaded; the projector has the weights of round 0's broadcast, as the client's own was
@@ -43,61 +41,61 @@ def inverted_centers(evidence: Evidence, round: int, client: int) -> tuple[Cente
     Returns:
         the figures, and the images by name; ``None`` where no centres were sent, or the attack cannot be mounted.
     """
-    observation = _as_uploaded(evidence, evidence.message(round, client))
-    dataset = evidence.federation.dataset
-    public, labels = public_images(dataset.test_images, dataset.test_labels)
+    observation = _as_uploaded(record, record.message(round, client))
+    public, labels = record.public_images()
+    assert public is not None and labels is not None
     try:
         sent = read_centers(observation)
         present, centers = list(sent), torch.stack(list(sent.values()))
         embed, likely = embedding(observation, _projector(observation)), fit_prior(public, labels, present)
         far = float(relative_distance(_embedded(observation, embed, likely.means), centers).median().sqrt())
         options = [CenterOptions(slack=far), CenterOptions()]  # of equals the first, which is never far from a guess
-        tried = [invert_centers(observation, embed, centers, likely, one) for one in options]
+        tried = [invert_centers(observation, embed, centers, likely, option) for option in options]
     except Inapplicable:
         return None
-    truth = evidence.truth(client)
+    truth = record.truth(client)
     own = [truth.images[truth.labels == label] for label in present]
     guesses = [torch.cat([public, mean[None]]) for mean in likely.means]
     guessed = counts(under(torch.stack([_least(images, guess) for images, guess in zip(own, guesses, strict=True)])))
-    made, recovered, limit = max((_held(one, own, guessed) for one in tried), key=lambda held: _merit(*held))
+    inverted, recovered, limit = max((_held(inverted, own, guessed) for inverted in tried), key=lambda held: _merit(*held))
     means = torch.stack([images.mean(0) for images in own])
     true = torch.stack([_embedded(observation, embed, images).mean(0) for images in own])
     counted = wilson(0, len(own)) if limit is None else recovered[limit]
     outcome = CenterOutcome(
         round=round,
-        sender=evidence.sender(round, client),
+        sender=record.sender(round, client),
         classes=tuple(present),
         samples_per_class=tuple(len(images) for images in own),
-        mse_median=float(mse(made.images, means).median()),
+        mse_median=float(mse(inverted.images, means).median()),
         baseline_mse_median=float(mse(likely.means, means).median()),
         success=by_threshold(recovered),
         public_successes={f"{limit:g}": count for limit, count in guessed.items()},
         recovered=RecoveryRate(counted, f"{limit or RECOVERED:g}"),
         distance_of_truth=_finite(relative_distance(true, centers).median()),
-        distance_of_recovered=_finite(made.distance.median()),
+        distance_of_recovered=_finite(inverted.distance.median()),
     )
-    return outcome, {"class mean": means, "from the centre": made.images, "public class mean": likely.means}
+    return outcome, {"class mean": means, "from the centre": inverted.images, "public class mean": likely.means}
 
 
 Held = tuple[InvertedCenters, dict[float, Rate], float | None]
 """Images from centres; by threshold, how many are that near to one of the client's; the threshold at which guesses are fewer."""
 
 
-def _held(made: InvertedCenters, own: Sequence[Tensor], guessed: Mapping[float, int]) -> Held:
-    recovered = under(torch.stack([_least(image[None], images) for image, images in zip(made.images, own, strict=True)]))
-    return made, recovered, threshold_above(counts(recovered), guessed)
+def _held(inverted: InvertedCenters, own: Sequence[Tensor], guessed: Mapping[float, int]) -> Held:
+    recovered = under(torch.stack([_least(image[None], images) for image, images in zip(inverted.images, own, strict=True)]))
+    return inverted, recovered, threshold_above(counts(recovered), guessed)
 
 
-def _merit(made: InvertedCenters, recovered: Mapping[float, Rate], limit: float | None) -> tuple[int, int]:
+def _merit(inverted: InvertedCenters, recovered: Mapping[float, Rate], limit: float | None) -> tuple[int, int]:
     return (0 if limit is None else recovered[limit].successes, recovered[RECOVERED].successes)
 
 
-def _as_uploaded(evidence: Evidence, message: Message) -> Observation:
+def _as_uploaded(record: RunRecord, message: Message) -> Observation:
     """The observation with the buffers that the client uploaded, such as running means, in place of those that it got.
 
     Centres are computed in evaluation mode at the end of a local update.
     """
-    seen, names = evidence.attacker.observation(message, ThreatModel(top="initial")), evidence.attacker.victim(message).names
+    seen, names = record.observation(message, ThreatModel(top="initial")), record.attacker.victim(message).names
     buffers = {names[name]: tensor for name, tensor in message.uploaded.items() if names.get(name, "") in seen.weights}
     return replace(seen, weights={**seen.weights, **{name: t for name, t in buffers.items() if name not in seen.shared}})
 

@@ -1,4 +1,4 @@
-"""The figures of an attempt, as results and as a table; remarks on them, in lines."""
+"""The figures of an attempt, as results and as a table; notes on them, in lines."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 def by_threshold(rates: Mapping[float, Rate]) -> dict[str, Rate]:
     """Rates by the threshold of the mean squared error as a key of results, such as ``0.01``."""
-    return {f"{limit:g}": one for limit, one in rates.items()}
+    return {f"{limit:g}": rate for limit, rate in rates.items()}
 
 
 def figures(attempt: ImageAttempt) -> ImageFigures | None:
-    """What an attempt made of the images; ``None``: it was not run."""
-    if attempt.reconstruction is None or attempt.scores is None:
+    """The figures of an attempt; ``None``: it was not run."""
+    scores, result = attempt.scores, attempt.reconstruction
+    if result is None or scores is None:
         return None
-    scores, found = attempt.scores, attempt.reconstruction
-    middle, exact = found.curve.nanmedian(dim=1).values.tolist(), bool(scores.psnr.median().isinf())
+    middle, exact = result.curve.nanmedian(dim=1).values.tolist(), bool(scores.psnr.median().isinf())
     return ImageFigures(
         success=by_threshold(scores.recovered),
         copies=None
@@ -42,8 +42,8 @@ def figures(attempt: ImageAttempt) -> ImageFigures | None:
         lpips_missing=scores.lpips_missing,
         feature_distance_median=None if scores.feature_distance is None else float(scores.feature_distance.median()),
         feature_distance_missing=scores.feature_distance_missing,
-        cpu_seconds=found.cpu_seconds,
-        images_per_cpu_second=len(scores.mse) / found.cpu_seconds if found.cpu_seconds else None,
+        cpu_seconds=result.cpu_seconds,
+        images_per_cpu_second=len(scores.mse) / result.cpu_seconds if result.cpu_seconds else None,
         curve=tuple((step, loss) for step, loss in enumerate(middle, 1) if math.isfinite(loss)),
     )
 
@@ -60,18 +60,18 @@ def table(attempts: Sequence[ImageAttempt], errors: Mapping[str, Tensor], target
     last = f"the last {target.masked} fully connected layers" if target.masked > 1 else "the last layer"
     hidden = "taken as hidden" if target.note else "hidden"  # for pairs, layers may have been sent that no attack can use
     title = f"{target.title}; {f'{last} {hidden}' if target.masked else 'all layers sent'}"
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    made.add_column("attacker", no_wrap=True)
-    measured = any(one.scores is not None and one.scores.feature_distance is not None for one in attempts)
+    rows = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    rows.add_column("attacker", no_wrap=True)
+    measured = any(attempt.scores is not None and attempt.scores.feature_distance is not None for attempt in attempts)
     seen = ("SSIM", "EfficientNet-Lite0 distance") if measured else ("SSIM",)
     for column in ("MSE < 1e-2 [95 %]", "< 1e-3", "labels", "median MSE", "best", *seen, "images / CPU s"):
-        made.add_column(column, justify="right", no_wrap=column[0] not in "iE")
+        rows.add_column(column, justify="right", no_wrap=column[0] not in "iE")
     for attempt in attempts:
-        scores, found = attempt.scores, attempt.reconstruction
-        if scores is None or found is None:
+        scores, result = attempt.scores, attempt.reconstruction
+        if scores is None or result is None:
             continue
         hit, closer = scores.recovered[1e-2], scores.recovered[1e-3]
-        made.add_row(
+        rows.add_row(
             attempt.attacker.name,
             f"{hit.successes} of {hit.n} [{hit.low:.0%}, {hit.high:.0%}]",
             str(closer.successes),
@@ -80,19 +80,19 @@ def table(attempts: Sequence[ImageAttempt], errors: Mapping[str, Tensor], target
             f"{float(scores.mse.min()):.1e}",
             f"{float(scores.ssim.median()):.2f}",
             *([] if scores.feature_distance is None else [f"{float(scores.feature_distance.median()):.3f}"]),
-            f"{hit.n / found.cpu_seconds:.2g}" if found.cpu_seconds else "",
+            f"{hit.n / result.cpu_seconds:.2g}" if result.cpu_seconds else "",
         )
     for name, error in errors.items():
         rates = under(error)
         hit, closer = rates[1e-2], rates[1e-3]
         cells = (f"{hit.successes} of {hit.n}", str(closer.successes), "", f"{float(error.median()):.1e}")
-        made.add_row(name, *cells, f"{float(error.min()):.1e}", style="dim")
-    return made
+        rows.add_row(name, *cells, f"{float(error.min()):.1e}", style="dim")
+    return rows
 
 
-def remarks(attempts: Sequence[ImageAttempt]) -> list[str]:
+def notes(attempts: Sequence[ImageAttempt]) -> list[str]:
     """Lines on what all attackers know, what only some know, which do not apply, and whose failure is no evidence."""
-    knows = {made.attacker.name: made.attacker.threat.sentences() for made in attempts}
+    knows = {attempt.attacker.name: attempt.attacker.threat.sentences() for attempt in attempts}
     shared = [sentence for sentence in next(iter(knows.values())) if all(sentence in known for known in knows.values())]
     lines = [f"{'every attacker' if len(knows) > 1 else next(iter(knows))}: {'; '.join(shared)}"]
     alike: dict[str, list[str]] = {}
@@ -100,18 +100,20 @@ def remarks(attempts: Sequence[ImageAttempt]) -> list[str]:
         if own := "; ".join(sentence for sentence in known if sentence not in shared):
             alike.setdefault(own, []).append(name)
     lines += [f"{', '.join(names)}: {own}" for own, names in alike.items()]
-    for made in attempts:
-        if (why := made.inapplicable) is not None:
-            lines.append(f"{made.attacker.name} {'cannot be mounted:' if why.kind == 'does not apply' else 'was'} {why}")
-    for made in attempts:
-        control = made.attacker.attack.control
-        if made.reconstruction is not None and control is not None and control.targeted:
-            aim = made.reconstruction.labels[made.reconstruction.labels >= 0]
+    for attempt in attempts:
+        if (why := attempt.inapplicable) is not None:
+            lines.append(f"{attempt.attacker.name} {'cannot be mounted:' if why.kind == 'does not apply' else 'was'} {why}")
+    for attempt in attempts:
+        control = attempt.attacker.attack.control
+        if attempt.reconstruction is not None and control is not None and control.targeted:
+            aim = attempt.reconstruction.labels[attempt.reconstruction.labels >= 0]
             if len(aim):
                 some = "1 image" if len(aim) == 1 else f"{len(aim)} images"
-                lines.append(f"{made.attacker.name} aimed at {some} of class {int(aim[0])}, and at no other")
-    for made in attempts:
-        if made.reconstruction is not None and made.doubts:
-            what = "a failure of {}" if made.recovered is None or not made.recovered.successes else "that {} recovered no more"
-            lines.append(f"{what.format(made.attacker.name)} is no evidence: {'; '.join(map(str, made.doubts))}")
+                lines.append(f"{attempt.attacker.name} aimed at {some} of class {int(aim[0])}, and at no other")
+    for attempt in attempts:
+        if attempt.reconstruction is not None and attempt.doubts:
+            what = (
+                "a failure of {}" if attempt.recovered is None or not attempt.recovered.successes else "that {} recovered no more"
+            )
+            lines.append(f"{what.format(attempt.attacker.name)} is no evidence: {'; '.join(map(str, attempt.doubts))}")
     return lines

@@ -8,32 +8,33 @@ from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.running_statistics import mean_colour
-from fedpriv.audit.evidence.messages import Evidence
+from fedpriv.audit.record.base import Record
 from fedpriv.audit.results import MeanColour
 
 
-def mean_colours(evidence: Evidence) -> tuple[MeanColour, ...] | Reason:
-    """What :func:`fedpriv.attacks.inference.running_statistics.mean_colour` finds in the kept messages, or why in none of them.
+def mean_colours(record: Record) -> tuple[MeanColour, ...] | Reason:
+    """The mean colours by :func:`fedpriv.attacks.inference.running_statistics.mean_colour`, of the messages to which it applies;
+    or why there are none.
 
     Errors are mean absolute differences over the channels, of colours in [0, 1]; the baseline's are those of the data set's mean.
     """
     read, refusal = list[MeanColour](), ""
-    for round, client in evidence.messages():
-        seen = evidence.attacker.observation(evidence.message(round, client), ThreatModel())
+    for round, client in record.messages():
+        seen = record.observation(record.message(round, client), ThreatModel())
         try:
-            found = mean_colour(seen).float()
+            colour = mean_colour(seen).float()
         except Inapplicable as error:
             refusal = str(error)
             continue
-        true = evidence.truth(client).images.mean((0, 2, 3))
+        true = record.truth(client).images.mean((0, 2, 3))
         guess = torch.tensor(seen.mean).expand_as(true)
         read.append(
             MeanColour(
                 round=round,
-                sender=evidence.sender(round, client),
-                estimate=tuple(found.tolist()),
+                sender=record.sender(round, client),
+                found=tuple(colour.tolist()),
                 true=tuple(true.tolist()),
-                error=float((found - true).abs().mean()),
+                error=float((colour - true).abs().mean()),
                 baseline_error=float((guess - true).abs().mean()),
             )
         )

@@ -19,7 +19,7 @@ from fedpriv.attacks.core.observation import Observation, SplitNet
 from fedpriv.attacks.gradients.analytic import layers_with_bias
 from fedpriv.attacks.gradients.linear import single_sample_input
 from fedpriv.attacks.gradients.multistep import as_gradient
-from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.record.base import Message, Record
 from fedpriv.errors import UsageError
 from fedpriv.models.pairs.fusion import WIDTH, Fusion
 
@@ -51,13 +51,13 @@ class BesideText(nn.Module):
         return torch.cat([features, self.text.expand(len(features), -1)], 1)
 
 
-def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observation:
+def of_images(record: Record, message: Message, seen: Observation) -> Observation:
     """The observation for a net on images ``(B, C, H, W)`` alone; unchanged for a run on images.
 
     Raises:
         UsageError: its image encoder is frozen, or the text features are not known and nothing of the image branch was sent.
     """
-    if "text" not in evidence.modalities:
+    if "text" not in record.modalities:
         return seen
     fusion = seen.net.body.get_submodule("encoder")
     assert isinstance(fusion, Fusion)
@@ -66,7 +66,7 @@ def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observ
             "the image encoder is frozen and sends nothing: only layers on its features are trained, and this audit does not "
             "invert features"
         )
-    text = _text_features(evidence, message, seen)
+    text = _text_features(record, message, seen)
     below, above = dict(seen.net.body.named_children()), dict(seen.net.top.named_children())
     branch: dict[str, nn.Module] = {"image": fusion.image}
     if isinstance(text, Tensor):
@@ -85,7 +85,7 @@ def of_images(evidence: Evidence, message: Message, seen: Observation) -> Observ
         shared={name: tensor for name, tensor in shared.items() if name in own},
         weights={name: tensor for name, tensor in weights.items() if name in own},
         net=net,
-        input_shape=evidence.federation.resident.net.input_shape,
+        input_shape=record.input_shape,
         text=None,
     )
 
@@ -111,24 +111,24 @@ def begun(seen: Observation, weights: Mapping[str, Tensor]) -> dict[str, Tensor]
     return {name: tensor for name, tensor in named.items() if name in own} | text
 
 
-def beside_texts(evidence: Evidence, message: Message, seen: Observation) -> str | None:
+def beside_texts(record: Record, message: Message, seen: Observation) -> str | None:
     """A sentence on the texts paired with a message's images, and what the attacker knows of them; ``None`` if there are none."""
-    if "text" not in evidence.modalities:
+    if "text" not in record.modalities:
         return None
-    text = _text_features(evidence, message, seen)
+    text = _text_features(record, message, seen)
     if isinstance(text, str):
         return (
             f"Each image is paired with a text, whose features cannot be inferred from the message ({text}): the layers above "
             "the image branch count as hidden."
         )
-    if evidence.federation.data.lacking(message.client) == "text":
+    if record.lacking(message.client) == "text":
         return "The client has no texts, as its messages show: the text features are zeros."
     return "Each image is paired with a text, whose features follow from the first layer above both branches, weight over bias."
 
 
-def _text_features(evidence: Evidence, message: Message, seen: Observation) -> Tensor | str:
+def _text_features(record: Record, message: Message, seen: Observation) -> Tensor | str:
     """The text's features ``(1, W)``, or why they are not known."""
-    if evidence.federation.data.lacking(message.client) == "text":
+    if record.lacking(message.client) == "text":
         return torch.zeros(1, WIDTH)
     if seen.num_examples is None:
         return UNCOUNTED

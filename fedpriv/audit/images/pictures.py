@@ -21,7 +21,7 @@ def grid(rows: Mapping[str, Tensor]) -> bytes:
     from matplotlib.figure import Figure
 
     columns = min(SHOWN, *(len(images) for images in rows.values()))
-    made, pixels = io.BytesIO(), mosaic([images[:columns] for images in rows.values()])
+    png, pixels = io.BytesIO(), mosaic([images[:columns] for images in rows.values()])
     high = pixels.shape[0] / len(rows)
     figure = Figure(figsize=(1.1 * columns, 1.1 * len(rows)))
     with mpl.rc_context({"font.size": 10}):
@@ -31,8 +31,8 @@ def grid(rows: Mapping[str, Tensor]) -> bytes:
         axes.set_yticks([(row + 0.5) * high for row in range(len(rows))], list(rows))
         axes.tick_params(length=0)
         axes.spines[:].set_visible(False)
-        figure.savefig(made, dpi=100, format="png", bbox_inches="tight", pad_inches=0.05)  # the names stand outside
-    return made.getvalue()
+        figure.savefig(png, dpi=100, format="png", bbox_inches="tight", pad_inches=0.05)  # the names stand outside
+    return png.getvalue()
 
 
 def mosaic(rows: list[Tensor]) -> Tensor:

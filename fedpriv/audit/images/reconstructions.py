@@ -12,15 +12,16 @@ from fedpriv.attacks.attack import ImageAttack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.lab.attempts import ImageAttempt, suited
 from fedpriv.attacks.lab.trial import Attacker
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import shared_out, single_images
-from fedpriv.audit.evidence.views import recorded
 from fedpriv.audit.images import figures
 from fedpriv.audit.images.attempts import SINGLES, all_found, attempt_on, until_decided
 from fedpriv.audit.images.pictures import SHOWN
 from fedpriv.audit.images.target import Target, message, of_messages
 from fedpriv.audit.judge.images import beyond_guesses
 from fedpriv.audit.progress import Say
+from fedpriv.audit.record.base import Record
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import shared_out, single_samples
+from fedpriv.audit.record.views import recorded
 from fedpriv.audit.results import ControlResult, ImageOutcome, ImageTarget, Sender, TargetKind
 
 
@@ -36,14 +37,14 @@ class Attacked:
 
     def best(self) -> ImageAttempt | None:
         """The attempt that recovered most; among equals, the one with the least median error."""
-        made = [one for one in self.attempts if one.scores is not None]
-        return max(made, key=_success, default=None)
+        scored = [attempt for attempt in self.attempts if attempt.scores is not None]
+        return max(scored, key=_success, default=None)
 
     @property
     def all_recovered(self) -> bool:
         """Whether an attempt recovered all of its images, more than guesses would count for."""
-        complete = [one for one in self.attempts if one.recovered is not None and one.recovered.share == 1]
-        return any(not self.target.guessed(one) for one in complete)
+        complete = [attempt for attempt in self.attempts if attempt.recovered is not None and attempt.recovered.share == 1]
+        return any(not self.target.guessed(attempt) for attempt in complete)
 
     def pictures(self) -> dict[str, Tensor]:
         """Originals and the reconstructions of each attacker, sorted by the error of the best attacker.
@@ -54,18 +55,22 @@ class Attacked:
         if best is None or best.scores is None:
             return {}
         order = best.scores.mse[: self._common()].argsort()
-        made = sorted((one for one in self.attempts if one.scores is not None), key=_success, reverse=True)
+        scored = sorted((attempt for attempt in self.attempts if attempt.scores is not None), key=_success, reverse=True)
         rows = {"original": self.target.images[order]}
         if self.target.views is not None and best.true is not None:
             rows["as trained on"] = best.true[order]
-        return rows | {one.attacker.name: one.images[order] for one in made if one.images is not None}
+        return rows | {attempt.attacker.name: attempt.images[order] for attempt in scored if attempt.images is not None}
 
     def controls(self) -> list[ControlResult]:
         """The controls of all attackers."""
-        return [ControlResult(one.attacker.attack.name, **vars(control)) for one in self.attempts for control in one.controls]
+        return [
+            ControlResult(attempt.attacker.attack.name, **vars(control))
+            for attempt in self.attempts
+            for control in attempt.controls
+        ]
 
     def _common(self) -> int:
-        return min((len(one.images) for one in self.attempts if one.images is not None), default=0)
+        return min((len(attempt.images) for attempt in self.attempts if attempt.images is not None), default=0)
 
     def _shown(self) -> str:
         best, n = self.best(), self._common()
@@ -88,46 +93,39 @@ class Attacked:
             picture=picture,
             picture_note=None if picture is None else self._shown(),
         )
-        return bare.only([_outcome(one, bare.baseline_successes) for one in self.attempts])
+        return bare.only([_outcome(attempt, bare.baseline_successes) for attempt in self.attempts])
 
 
-def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> Attacked:
-    """Attack a client's message, as :func:`on_target`."""
-    target = message(evidence, round, client)
-    steps = _steps(target)
-    sender = evidence.sender(round, client)
-    title = f"round {round}, {sender.named}: {len(target.images)} training images" + (f", {steps} local steps" if steps else "")
-    return on_target(replace(target, title=title), round, sender, seed, say)
-
-
-def on_target(target: Target, round: int, sender: Sender, seed: int, say: Say) -> Attacked:
-    """Attack a message with every attacker whose controls cover as many images per message."""
+def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> Attacked:
+    """Attack a client's message with every attacker whose controls cover as many images per message."""
+    target = message(record, round, client)
+    title = record.title(round, client, f"{len(target.images)} training images", _steps(target))
+    target = replace(target, title=title)
     attempts = [attempt_on(part, attacker, seed, say) for part, tried in _parts(target) for attacker in tried]
-    return Attacked(target, "message", round, sender, attempts)
+    return Attacked(target, "message", round, record.sender(round, client), attempts)
 
 
-def on_single_images(evidence: Evidence, round: int, client: int, seed: int, say: Say, most: int, workers: int = 1) -> Attacked:
+def on_single_images(record: RunRecord, round: int, client: int, seed: int, say: Say, most: int, workers: int = 1) -> Attacked:
     """Attack the messages of simulated clients that hold one image each (:func:`fedpriv.audit.images.attempts.until_decided`)."""
-    federation, recorder = recorded(evidence.federation)
-    messages = single_images(evidence, round, client, SINGLES, federation)
-    alone = shared_out(evidence, client, SINGLES)
-    n, truth = len(messages), {owner: evidence.truth(owner) for owner, _ in alone}
-    title = f"clients with one image each, {n} in round {round}"
+    federation, recorder = recorded(record.federation)
+    messages = single_samples(record, round, client, SINGLES, federation)
+    alone = shared_out(record, client, SINGLES)
+    truth = {owner: record.truth(owner) for owner, _ in alone}
+    title = f"clients with one image each, {len(messages)} in round {round}"
     images, labels = (torch.stack([getattr(truth[owner], what)[at] for owner, at in alone]) for what in ("images", "labels"))
     views = None if recorder is None else recorder.views(images)
-    target = of_messages(evidence, title, messages, images, labels, views)
-    found: list[ImageAttempt] = []
+    target, attempts = of_messages(record, title, messages, images, labels, views), list[ImageAttempt]()
     for part, tried in _parts(target):
-        found += until_decided(part, tried, seed, say, most, workers, enough=all_found(found))
-    return Attacked(target, "single image", round, Sender(client), found)
+        attempts += until_decided(part, tried, seed, say, most, workers, enough=all_found(attempts))
+    return Attacked(target, "single image", round, Sender(client), attempts)
 
 
 def _parts(target: Target) -> Iterator[tuple[Target, list[Attacker[ImageAttack]]]]:
     """What of the messages is attacked, each with all attackers that suit it: the model's change, and statistics that are
     gradients."""
     yield target, suited(target.masked)
-    for what, own in target.statistics.items():
-        yield replace(own, title=target.title), [replace(one, what=what) for one in suited(own.masked)]
+    for what, part in target.statistics.items():
+        yield replace(part, title=target.title), [replace(attacker, what=what) for attacker in suited(part.masked)]
 
 
 def _steps(target: Target) -> int | None:
@@ -135,21 +133,21 @@ def _steps(target: Target) -> int | None:
     return None if schedule is None else schedule.steps
 
 
-def _success(one: ImageAttempt) -> tuple[int, float]:
-    assert one.scores is not None and one.recovered is not None
-    return one.recovered.successes, -float(one.scores.mse.median())
+def _success(attempt: ImageAttempt) -> tuple[int, float]:
+    assert attempt.scores is not None and attempt.recovered is not None
+    return attempt.recovered.successes, -float(attempt.scores.mse.median())
 
 
-def _outcome(one: ImageAttempt, baselines: Mapping[str, Mapping[str, int]]) -> ImageOutcome:
-    made = figures.figures(one)
+def _outcome(attempt: ImageAttempt, baselines: Mapping[str, Mapping[str, int]]) -> ImageOutcome:
+    result = figures.figures(attempt)
     return ImageOutcome(
-        attack=one.attacker.name,
-        status=one.status(made is not None and beyond_guesses(made, baselines)),
-        knows=tuple(one.attacker.threat.sentences()),
-        budget=_budget(one.attacker),
-        statistic=one.attacker.what or None,
-        figures=made,
-        cut=one.cut,
+        attack=attempt.attacker.name,
+        status=attempt.status(result is not None and beyond_guesses(result, baselines)),
+        knows=tuple(attempt.attacker.threat.sentences()),
+        budget=_budget(attempt.attacker),
+        statistic=attempt.attacker.what or None,
+        figures=result,
+        cut=attempt.cut,
     )
 
 

@@ -19,8 +19,9 @@ from fedpriv.attacks.image.centers import read_centers
 from fedpriv.attacks.inference.class_centers import trace
 from fedpriv.attacks.inference.membership import Array
 from fedpriv.attacks.labels.stated import CENTERS
-from fedpriv.audit.evidence.messages import Evidence, Message
 from fedpriv.audit.membership.candidates import Candidates
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.client.resident import Resident
 from fedpriv.samples import Inputs
 
@@ -45,7 +46,7 @@ class TracedCenters:
         Inapplicable: no centres were sent, or not their classes, or they are no means of projections.
     """
 
-    def __init__(self, evidence: Evidence, message: Message, nets: Sequence[Tensor], pool: Candidates) -> None:
+    def __init__(self, evidence: RunRecord, message: Message, nets: Sequence[Tensor], pool: Candidates) -> None:
         self._evidence, self._message, self._candidates = evidence, message, len(pool.members)
         known = pool.data.followed_by(pool.spare)
         self._inputs, self._labels = known.inputs, known.labels

@@ -8,15 +8,16 @@ from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.gradients.per_sample import LabelledSamples
 from fedpriv.attacks.inference.gradient_regression import gradient_regression
 from fedpriv.attacks.inference.membership import Array
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.member_scores import is_finite
 from fedpriv.audit.membership.other_clients import OwnUpdates, evenly
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowResult
 from fedpriv.samples import from_tensors, tensors
 
 
-def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
+def by_gradients(evidence: RunRecord, message: Message, own: ShadowResult, pool: Candidates) -> tuple[Array, Array]:
     """The scores of the candidates ``(n,)`` from a message, and as a control those from the upload of the server's own update.
 
     Where layers are hidden, the server takes those that it trained in its own update.
@@ -44,7 +45,7 @@ def by_gradients(evidence: Evidence, message: Message, own: ShadowResult, pool: 
 
 
 def over_rounds(
-    evidence: Evidence, client: int, pool: Candidates, last: tuple[Array, Array], own_updates: OwnUpdates
+    evidence: RunRecord, client: int, pool: Candidates, last: tuple[Array, Array], own_updates: OwnUpdates
 ) -> tuple[Array, Array]:
     """The scores of :func:`by_gradients` and their control, summed over the client's messages of all kept rounds.
 

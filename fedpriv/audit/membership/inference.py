@@ -13,7 +13,6 @@ from fedpriv.attacks.inference.membership import Use
 from fedpriv.attacks.inference.membership_controls import SURE, Kind, positive_controls, running_statistics_control
 from fedpriv.attacks.lab.control import Control
 from fedpriv.attacks.scoring.operating_points import Area, OperatingPoints, area, interval, operating_points
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.membership.epsilon import epsilon_bounds
 from fedpriv.audit.membership.member_scores import (
     CENTERS,
@@ -29,6 +28,7 @@ from fedpriv.audit.membership.member_scores import (
     Statistic,
 )
 from fedpriv.audit.membership.one_client import OfClient, attack_client, counted_once
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import ControlResult, EpsilonBounds, Interval, Sender
 from fedpriv.errors import FedprivError, UsageError
 
@@ -149,7 +149,7 @@ class Membership:
         return positive + negative
 
 
-def membership(evidence: Evidence, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
+def membership(evidence: RunRecord, round: int, clients: Sequence[int], shadows: int = 64, seed: int = 0) -> Membership:
     """Attack the uploads of some clients in a round; their scores are pooled, as one client has few samples.
 
     A sample that is a candidate of several clients counts for one of them: models of one round score it alike, and intervals take

@@ -15,11 +15,12 @@ from fedpriv.attacks.inference.shadow import fit_shadows, score_shadows
 from fedpriv.attacks.labels.stated import LabelSet
 from fedpriv.attacks.scoring.guessing import most_common_share
 from fedpriv.attacks.scoring.scores import wilson
-from fedpriv.audit.evidence.earlier_updates import had_earlier_update, keeps_state, plain_change
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
-from fedpriv.audit.evidence.statistics import as_gradient, gradient_like
 from fedpriv.audit.judge.classes import rate_of_rules
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.earlier_updates import had_earlier_update, keeps_state, plain_change
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowUpdates
+from fedpriv.audit.record.statistics import as_gradient, gradient_like
 from fedpriv.audit.results import Interval, LabelResult, LabelRule, Sender, ShadowLabels
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
@@ -197,7 +198,7 @@ def _together(own: Sequence[Labels]) -> Labels:
     return replace(own[0], by=by, not_applicable={}, limit=None)
 
 
-def infer_labels(evidence: Evidence, round: int, client: int) -> Labels:
+def infer_labels(evidence: RunRecord, round: int, client: int) -> Labels:
     """Infer the client's labels from its message, by every rule of :mod:`fedpriv.attacks.api.label_rules` that applies.
 
     Statistics that are gradients are read as well. The attacker's own samples are of the test split.
@@ -206,7 +207,7 @@ def infer_labels(evidence: Evidence, round: int, client: int) -> Labels:
     true = torch.bincount(evidence.labels(client), minlength=classes)
     guess = None if evidence.summed else most_common_share(_label_sets(evidence, evidence.federation.data.nonempty))
     samples, plain = _public_samples(evidence), plain_change(evidence, message)
-    observation = evidence.attacker.observation(message, ThreatModel())
+    observation = evidence.observation(message, ThreatModel())
     is_open = plain.corrected and plain.open is not None
     inferred = infer(observation, samples, only=[STATED]) if is_open else infer(observation, samples)
     by, not_applicable = dict(inferred.by), dict(inferred.not_applicable)
@@ -220,7 +221,7 @@ def infer_labels(evidence: Evidence, round: int, client: int) -> Labels:
     return Labels(round, client, evidence.sender(round, client), by, true, not_applicable, guess, plain.open)
 
 
-def _statistics(evidence: Evidence, message: Message) -> Iterator[tuple[str, Observation | str]]:
+def _statistics(evidence: RunRecord, message: Message) -> Iterator[tuple[str, Observation | str]]:
     """The statistics that are gradients, as attackers observe them, or why they cannot be read.
 
     Such a gradient may be a mean or a sum over the samples, so that it is known up to a factor.
@@ -234,7 +235,7 @@ def _statistics(evidence: Evidence, message: Message) -> Iterator[tuple[str, Obs
         yield what, replace(observation, altered=replace(observation.altered, rescaled=True))
 
 
-def _public_samples(evidence: Evidence) -> Samples | None:
+def _public_samples(evidence: RunRecord) -> Samples | None:
     data = evidence.federation.data
     labels = data.labels("server")
     chosen = balanced(labels, len(evidence.federation.dataset.classes))
@@ -244,7 +245,7 @@ def _public_samples(evidence: Evidence) -> Samples | None:
     return Samples(each(picked.inputs, lambda part: part.cpu()), picked.labels.cpu())
 
 
-def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> ShadowLabels:
+def shadow_labels(evidence: RunRecord, round: int, shadows: int, seed: int) -> ShadowLabels:
     """Infer the label sets of a round's kept clients from the changes of the shared weights; needs no head and no centres.
 
     The server simulates local updates on public data (the data set's test split) with chosen label sets, and trains a classifier
@@ -287,19 +288,19 @@ def shadow_labels(evidence: Evidence, round: int, shadows: int, seed: int) -> Sh
     return ShadowLabels(report, round, shadows, wider=int(wider.sum()), unlearned=int(unlearned.sum()), later=int(later.sum()))
 
 
-def _label_sets(evidence: Evidence, clients: Sequence[int]) -> Tensor:
+def _label_sets(evidence: RunRecord, clients: Sequence[int]) -> Tensor:
     """``(n, C)`` bool."""
     classes = len(evidence.federation.dataset.classes)
     return torch.stack([torch.bincount(evidence.labels(client), minlength=classes) > 0 for client in clients])
 
 
-def _changes(evidence: Evidence, message: Message) -> dict[str, Tensor]:
+def _changes(evidence: RunRecord, message: Message) -> dict[str, Tensor]:
     """The changes of the shared parameters in the net's order, as the last ones depend most on labels."""
     change = plain_change(evidence, message).of
     return {name: change[name].cpu() for name, _ in evidence.federation.resident.net.named_parameters() if name in change}
 
 
-def _public(evidence: Evidence, present: Tensor, samples: int, number: int) -> Split:
+def _public(evidence: RunRecord, present: Tensor, samples: int, number: int) -> Split:
     """That many samples of the test split with these labels; repeated where there are fewer."""
     data = evidence.federation.data
     labels = data.labels("server")

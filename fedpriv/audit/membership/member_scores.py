@@ -16,11 +16,12 @@ from fedpriv.attacks.inference.membership import Array, Use, confidence
 from fedpriv.attacks.inference.membership_controls import Kind
 from fedpriv.attacks.inference.row_distance import RowDistance
 from fedpriv.attacks.inference.running_statistics import shares_of_batches
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowResult
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.class_centers import TracedCenters, sends_centers
 from fedpriv.audit.membership.readings import Reading, readings
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowResult
 from fedpriv.client.model import CHUNK
 from fedpriv.samples import Inputs, each, split
 
@@ -78,7 +79,7 @@ def noting(not_tried: dict[str, Reason], attack: str) -> Generator[None]:
 
 
 def applicable_statistics(
-    evidence: Evidence, message: Message, own: ShadowResult, pool: Candidates, nets: Sequence[Tensor] = ()
+    evidence: RunRecord, message: Message, own: ShadowResult, pool: Candidates, nets: Sequence[Tensor] = ()
 ) -> tuple[list[Statistic], dict[str, Reason]]:
     """The statistics that apply to a message, and why others do not, by attack.
 
@@ -114,20 +115,20 @@ def confidences(ways: Mapping[str, Reading], labels: Tensor) -> list[Statistic]:
     return [Statistic("confidence", way, by(read)) for way, read in ways.items()]
 
 
-def row_distance(evidence: Evidence, message: Message, inputs: Inputs) -> Statistic:
+def row_distance(evidence: RunRecord, message: Message, inputs: Inputs) -> Statistic:
     """Minus the distance of the candidates to the rows of the first shared linear layer with a bias.
 
     Raises:
         Inapplicable: see :meth:`fedpriv.attacks.inference.row_distance.RowDistance.of`.
     """
 
-    observation = evidence.attacker.observation(message, ThreatModel())
+    observation = evidence.observation(message, ThreatModel())
     rows = RowDistance.of(observation, split(_as(observation, inputs), CHUNK))
     observe = evidence.attacker.observation
     return Statistic("row distance", "", lambda uploaded: rows(observe(message.simulated(uploaded), ThreatModel())))
 
 
-def running_statistics(evidence: Evidence, message: Message, uploaded: Uploaded, inputs: Inputs) -> Array:
+def running_statistics(evidence: RunRecord, message: Message, uploaded: Uploaded, inputs: Inputs) -> Array:
     """How often each candidate seems to be among the samples behind an upload ``(n,)``; without shadows.
 
     Args:
@@ -136,7 +137,7 @@ def running_statistics(evidence: Evidence, message: Message, uploaded: Uploaded,
     Raises:
         Inapplicable: see :func:`fedpriv.attacks.inference.running_statistics.shares_of_batches`.
     """
-    observation = evidence.attacker.observation(message.simulated(uploaded), ThreatModel())
+    observation = evidence.observation(message.simulated(uploaded), ThreatModel())
     return shares_of_batches(observation, lambda: iter(split(_as(observation, inputs), CHUNK)))
 
 

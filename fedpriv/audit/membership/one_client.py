@@ -15,8 +15,6 @@ from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.inference.membership import Array, Mask, Use, centred, halves, in_every_use
 from fedpriv.attacks.inference.membership_controls import Kind
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.membership.candidates import Candidates, candidates
 from fedpriv.audit.membership.class_centers import NETS, sends_centers
 from fedpriv.audit.membership.gradients import by_gradients, over_rounds
@@ -36,6 +34,9 @@ from fedpriv.audit.membership.member_scores import (
 )
 from fedpriv.audit.membership.other_clients import OwnUpdates, against_other_clients
 from fedpriv.audit.membership.readings import readings
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.data.federated import Split
 from fedpriv.errors import FedprivError, UsageError
 
@@ -93,7 +94,7 @@ def counted_once(clients: Sequence[OfClient]) -> list[OfClient]:
     return distinct
 
 
-def attack_client(evidence: Evidence, round: int, client: int, shadows: int, seed: int) -> OfClient:
+def attack_client(evidence: RunRecord, round: int, client: int, shadows: int, seed: int) -> OfClient:
     """Attack one upload; the truth about members is only in the result."""
     message, download = evidence.message(round, client), evidence.store.download(round)
     if download is None:
@@ -141,7 +142,7 @@ def attack_client(evidence: Evidence, round: int, client: int, shadows: int, see
 
 
 def _without_shadows(
-    result: OfClient, evidence: Evidence, message: Message, client: int, own: ShadowResult, pool: Candidates
+    result: OfClient, evidence: RunRecord, message: Message, client: int, own: ShadowResult, pool: Candidates
 ) -> OfClient:
     """The result with the attacks that need no shadows; ``own``: the server's local update of the message's round."""
     not_tried, rounds = result.not_tried, tuple[int, ...]()
@@ -174,7 +175,7 @@ def _without_shadows(
 
 
 def _before_any_training(
-    evidence: Evidence, round: int, message: Message, own: ShadowResult, pool: Candidates, number: int
+    evidence: RunRecord, round: int, message: Message, own: ShadowResult, pool: Candidates, number: int
 ) -> dict[str, Array]:
     """The confidence of the candidates ``(n,)`` under a local update of round 1 with the server's own samples, as a control of
     the loss threshold; empty where that round's download was not kept.

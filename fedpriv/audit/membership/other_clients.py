@@ -16,10 +16,11 @@ import numpy as np
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.inference.membership import Array, fedmia
 from fedpriv.attacks.inference.membership_controls import Kind
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowResult, ShadowUpdates
 from fedpriv.audit.membership.candidates import Candidates
 from fedpriv.audit.membership.member_scores import applicable_statistics, is_finite
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowResult, ShadowUpdates
 
 OTHERS = 2
 """Least number of other clients of a round, as fewer have no standard deviation."""
@@ -45,7 +46,7 @@ class Compared:
     rounds: tuple[int, ...]
 
 
-def against_other_clients(evidence: Evidence, client: int, pool: Candidates, own_updates: OwnUpdates | None = None) -> Compared:
+def against_other_clients(evidence: RunRecord, client: int, pool: Candidates, own_updates: OwnUpdates | None = None) -> Compared:
     """Score a client's candidates by FedMIA.
 
     Args:
@@ -82,7 +83,7 @@ def against_other_clients(evidence: Evidence, client: int, pool: Candidates, own
     return Compared(scores, {key: fedmia(control[key], others[key]) for key in keys}, tuple(used))
 
 
-def _rounds_of(evidence: Evidence, client: int) -> list[int]:
+def _rounds_of(evidence: RunRecord, client: int) -> list[int]:
     """The rounds of which the messages of the client and of enough others were kept; :class:`Inapplicable`: there is none."""
     kept = {round: clients for round in evidence.store.rounds() if client in (clients := evidence.store.clients(round))}
     rounds = [round for round in kept if len(evidence.whole_clients(round)) > OTHERS]
@@ -102,7 +103,7 @@ def evenly(rounds: list[int]) -> list[int]:
 class OwnUpdates:
     """The server's local updates of kept rounds with its own samples, each computed once."""
 
-    def __init__(self, evidence: Evidence, pool: Candidates) -> None:
+    def __init__(self, evidence: RunRecord, pool: Candidates) -> None:
         self._evidence, self._pool = evidence, pool
         self._known = dict[tuple[int, int], ShadowResult | None]()
 
@@ -121,7 +122,7 @@ class OwnUpdates:
         return own if own is not None and is_finite(own.uploaded) else None
 
 
-def _scores(evidence: Evidence, messages: list[Message], own: ShadowResult, pool: Candidates) -> Scores:
+def _scores(evidence: RunRecord, messages: list[Message], own: ShadowResult, pool: Candidates) -> Scores:
     """The statistics of each message ``(K, n)`` that apply to all of them."""
     scores: dict[tuple[Kind, str], list[Array]] = defaultdict(list)
     for message in messages:

@@ -10,7 +10,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
-from fedpriv.audit.evidence.shadow_updates import ShadowResult
+from fedpriv.audit.record.shadow_updates import ShadowResult
 from fedpriv.client.resident import Resident
 from fedpriv.data.federated import Split
 from fedpriv.samples import Inputs, size

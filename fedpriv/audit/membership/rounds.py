@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fedpriv.attacks.core.status import Reason, Status
-from fedpriv.audit.evidence.earlier_updates import had_earlier_update
-from fedpriv.audit.evidence.messages import Evidence
 from fedpriv.audit.judge.members import status_of
 from fedpriv.audit.membership.inference import Membership, membership
 from fedpriv.audit.progress import BudgetSpent, Progress
+from fedpriv.audit.record.earlier_updates import had_earlier_update
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import ControlResult, EpsilonBounds, MembershipOutcome, distinct
 from fedpriv.errors import FedprivError
 
@@ -38,7 +38,7 @@ class InRounds:
     epsilon: EpsilonBounds | None
 
 
-def in_rounds(evidence: Evidence, earlier: Sequence[int], shadows: int, seed: int, progress: Progress) -> InRounds:
+def in_rounds(evidence: RunRecord, earlier: Sequence[int], shadows: int, seed: int, progress: Progress) -> InRounds:
     """Attack membership in the last kept round, and with fewer shadow local updates in earlier ones.
 
     Args:
@@ -75,7 +75,7 @@ def in_rounds(evidence: Evidence, earlier: Sequence[int], shadows: int, seed: in
     )
 
 
-def _corrected(evidence: Evidence, rounds: Sequence[int]) -> list[int]:
+def _corrected(evidence: RunRecord, rounds: Sequence[int]) -> list[int]:
     """The rounds in which clients' gradients had a term from their earlier local updates."""
     if not evidence.federation.method.objective.corrects:
         return []

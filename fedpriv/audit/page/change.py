@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from fedpriv.audit.answer import CLASSES, CONTRADICTED, MEMBERS, NOT_KNOWN, NOTHING, SINGLES, WORDS_OF_TEXTS
 from fedpriv.audit.conditions import Condition, conditions
-from fedpriv.audit.evidence.statistics import OF_MODEL, RUNNING
 from fedpriv.audit.formats import percent
 from fedpriv.audit.judge import members
 from fedpriv.audit.judge.images import gives_away
 from fedpriv.audit.judge.measures import membership_auc
+from fedpriv.audit.record.statistics import OF_MODEL, RUNNING
 from fedpriv.audit.results import AuditedRun
 
 _NO_STATISTICS, _NO_RUNNING = 'mask:names=["statistic.*"]', 'mask:names=["*.running_*"]'

@@ -1,18 +1,19 @@
-"""One attack on texts, message by message, and what else messages reveal where it cannot be mounted."""
+"""Attacks on texts, message by message, and the partial leakage where an attack cannot be mounted."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from fedpriv.attacks.attack import TextAttack
-from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.attacks.core.observation import Observation, TextFacts, ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
 from fedpriv.attacks.core.status import Reason
 from fedpriv.attacks.core.text_reconstruction import TextReconstruction
@@ -37,9 +38,12 @@ from fedpriv.attacks.text.controls import sized_control
 from fedpriv.attacks.text.mixture import unexplained_share
 from fedpriv.attacks.text.rank import longest, total_tokens
 from fedpriv.attacks.text.rows import why_estimated
+from fedpriv.audit.record.attacker_view import opening, specials
 from fedpriv.audit.results import PartialLeakage
-from fedpriv.audit.text.target import Observe, TextTarget
 from fedpriv.errors import UsageError
+from fedpriv.models.text.pretrained import Encoder
+
+Observe = Callable[[ThreatModel], Iterator[Observation]]
 
 COMPUTED = 1e-10
 """Unexplained share of a gradient that may differ because it is computed again: an error of 1e-5 of each tensor."""
@@ -52,7 +56,7 @@ class TextAttempt(Attempt[TextAttack, TextReconstruction, TextScores]):
     Attributes:
         ids: the reconstructed sentences ``(n, L)``, in the order of the true ones; ``None`` where the attack finds no order.
         refused: number of messages on which it could not be mounted; they count as not recovered.
-        left: where it could not be mounted, what else the messages reveal.
+        left: where it could not be mounted, what else the messages leak.
     """
 
     ids: Tensor | None = None
@@ -60,59 +64,106 @@ class TextAttempt(Attempt[TextAttack, TextReconstruction, TextScores]):
     left: PartialLeakage | None = None
 
 
-def attempt_text(
-    attacker: Attacker[TextAttack], target: TextTarget, seed: int, cut: Callable[[], Reason | None] = lambda: None
-) -> TextAttempt:
-    """Mount the attack on each message, and score all results together; if it failed, look whether that is evidence.
+@dataclass(frozen=True, eq=False)
+class TextTarget(Task[TextAttack, TextReconstruction, TextAttempt]):
+    """Texts to attack, message by message, as one may be large. The controls were run before, once for all targets.
 
-    Args:
-        cut: why no further step may begin; ``None``: one may.
+    Attributes:
+        title: a description for tables.
+        ids, labels: the truth, token ids ``(n, L)`` and ``(n,)``; attacks are scored against it and never see it.
+        count: number of messages ``N``; each stands for ``n / N`` sentences, in order.
+        observe: threat model -> the messages, one at a time.
+        public: token ids of other texts of the same kind ``(m, L)``, for the word frequencies of the baseline.
+        hidden: whether the last layer was not sent, so that it matters what is known of it.
+        trained_apart: whether layers that were never sent may have been trained since round 0, so that the initial ones are not
+            those of the message.
+        unreadable: why no attack can recover sentences from the messages.
+        beside: further inputs of the net besides a text.
+        statistics: statistics that are gradients, by name, as messages like those of ``observe``.
+        started: such a statistic, or empty for what ``observe`` gives -> the weights at which the client of the first message
+            began, by the names of the message, hidden ones too; ``None``: they were not kept. Attacks never get these.
     """
-    return _Texts(target).run(attacker, Trial(seed, cut))
 
+    title: str
+    ids: Tensor
+    labels: Tensor
+    count: int
+    encoder: Encoder
+    observe: Observe
+    public: Tensor
+    hidden: bool = False
+    trained_apart: bool = False
+    unreadable: str | None = None
+    beside: str | None = None
+    statistics: Mapping[str, Observe] = field(default_factory=dict)
+    started: Callable[[str], Mapping[str, Tensor] | None] = lambda what: None
 
-@dataclass(frozen=True)
-class _Texts(Task[TextAttack, TextReconstruction, TextAttempt]):
-    """A target, message by message: one may be large. The controls were run before, once for all targets."""
+    @cached_property
+    def facts(self) -> TextFacts:
+        """The special ids, for scoring; the knowledge of attacks is in their observations."""
+        encoder = self.encoder
+        return TextFacts("", None, encoder.pad, specials(encoder), encoder.length, opening(encoder), encoder.unknown)
 
-    target: TextTarget
+    @property
+    def words(self) -> int:
+        """Size of the vocabulary V."""
+        return int(self.encoder.config.vocab_size)
+
+    @property
+    def frequency(self) -> Tensor:
+        """How often each word occurs in public texts ``(V,)``."""
+        return self.public.flatten().long().bincount(minlength=self.words)
+
+    @property
+    def size(self) -> int:
+        """The number of sentences behind each message."""
+        return len(self.ids) // self.count
+
+    def read(self, ids: Tensor) -> list[str]:
+        """Token ids ``(n, L)`` decoded to text, without special tokens."""
+        kept = [[i for i in row if i not in (self.facts.pad, *self.facts.special)] for row in ids.tolist()]
+        return [str(text) for text in self.encoder.tokenizer.batch_decode(kept)]
 
     def messages(self, attacker: Attacker[TextAttack]) -> Iterator[list[Observation]]:
-        if self.target.unreadable:
-            raise NotTried(Reason("not available", self.target.unreadable))
-        if attacker.attack.finds_order and self.target.beside:
-            beside = f"the net also takes {self.target.beside} with each text, which this attack cannot reconstruct"
+        """See :meth:`Task.messages`."""
+        if self.unreadable:
+            raise NotTried(Reason("not available", self.unreadable))
+        if attacker.attack.finds_order and self.beside:
+            beside = f"the net also takes {self.beside} with each text, which this attack cannot reconstruct"
             raise NotTried(Reason("other inputs", beside))
-        if reason := out_of_reach(attacker.attack, self.samples_behind()):
+        if reason := out_of_reach(attacker.attack, self.size):
             raise NotTried(reason)
         try:
             yield from ([observation] for observation in self._observe(attacker)(attacker.threat))
         except UsageError as error:  # earlier messages that a statistic needs were not kept
             raise NotTried(Reason("not available", str(error))) from None
 
-    def samples_behind(self, part: Sequence[Observation] = ()) -> int:
-        return len(self.target.ids) // self.target.messages
+    def samples_behind(self, part: Sequence[Observation]) -> int:
+        """See :meth:`Task.each`."""
+        return self.size
 
     def note_part(
-        self, attacker: Attacker[TextAttack], number: int, part: Sequence[Observation], made: TextReconstruction | str
+        self, attacker: Attacker[TextAttack], number: int, part: Sequence[Observation], result: TextReconstruction | str
     ) -> tuple[list[str], list[str]]:
-        """In what a message is unlike the controls; and a clause where the search did not converge."""
-        attack, own = attacker.attack, slice(number * self.samples_behind(), (number + 1) * self.samples_behind())
-        astray = _astray(attack, made, part[0], self.target.ids[own], self.target.labels[own])
-        return _unlike(attacker, self.target, part[0]), astray
+        """Clauses on how a message differs from those of the controls, and one where the search did not converge."""
+        its = slice(number * self.size, (number + 1) * self.size)
+        astray = _astray(attacker.attack, result, part[0], self.ids[its], self.labels[its])
+        return _differences(attacker, self, part[0]), astray
 
     def not_tried(self, attacker: Attacker[TextAttack], reason: NotTried) -> TextAttempt:
+        """See :meth:`Task.not_tried`."""
         why = reason.reason
-        left = why.kind == "does not apply" or (self.target.unreadable is not None and why.kind == "not available")
-        observe = self._observe(attacker)
-        return TextAttempt(attacker, inapplicable=why, left=what_is_left(observe, self.target) if left else None)
+        is_partial = why.kind == "does not apply" or (self.unreadable is not None and why.kind == "not available")
+        left = partial_leakage(self._observe(attacker), self) if is_partial else None
+        return TextAttempt(attacker, inapplicable=why, left=left)
 
     def judge(self, attacker: Attacker[TextAttack], mounted: Mounted[TextReconstruction], trial: Trial) -> TextAttempt:
-        target, made = self.target, [one for one in mounted.results if not isinstance(one, str)]
-        refusals = [one for one in mounted.results if isinstance(one, str)]
-        whole = _joined(mounted.results, made[0], self.samples_behind(), target.facts.pad)
-        ids = None if whole.ids is None else match_sentences(whole, target.ids, target.facts)[0]
-        scores = score_text(whole, target.ids, target.labels, target.facts)
+        """See :meth:`Task.judged`."""
+        reconstructed = [result for result in mounted.results if not isinstance(result, str)]
+        refusals = [result for result in mounted.results if isinstance(result, str)]
+        whole = _joined(mounted.results, reconstructed[0], self.size, self.facts.pad)
+        ids = None if whole.ids is None else match_sentences(whole, self.ids, self.facts)[0]
+        scores = score_text(whole, self.ids, self.labels, self.facts)
         attempt = TextAttempt(attacker, whole, scores, ids=ids, refused=len(refusals))
         if _succeeded(scores):
             return attempt
@@ -123,10 +174,10 @@ class _Texts(Task[TextAttack, TextReconstruction, TextAttempt]):
         reasons = reasons or difference_reasons([clause for _, astray in mounted.notes for clause in astray][:1])
         if reasons:
             return replace(attempt, reasons=reasons)
-        return _beyond_its_controls(attempt, target, mounted.first[0], trial)
+        return _with_controls(attempt, self, mounted.first[0], trial)
 
     def _observe(self, attacker: Attacker[TextAttack]) -> Observe:
-        return self.target.statistics[attacker.what] if attacker.what else self.target.observe
+        return self.statistics[attacker.what] if attacker.what else self.observe
 
 
 def _succeeded(scores: TextScores) -> bool:
@@ -134,46 +185,44 @@ def _succeeded(scores: TextScores) -> bool:
     return bool(scores.exact.successes) if scores.exact is not None else bool(scores.recall.eq(1).all())
 
 
-def what_is_left(observe: Observe, target: TextTarget) -> PartialLeakage:
+def partial_leakage(observe: Observe, target: TextTarget) -> PartialLeakage:
     """Labels and numbers of tokens inferred from the messages, compared with the truth."""
-    size, right = len(target.ids) // target.messages, Counter[str]()
-    lengths = target.ids.ne(target.facts.pad).sum(1)
-    for observation, own, true in zip(
-        observe(ThreatModel()), torch.split(lengths, size), torch.split(target.labels, size), strict=True
-    ):
+    size, right = target.size, Counter[str]()
+    lengths = torch.split(target.ids.ne(target.facts.pad).sum(1), size)
+    for observation, length, true in zip(observe(ThreatModel()), lengths, torch.split(target.labels, size), strict=True):
         with suppress(Inapplicable):
             right["labels"] += (Counter(batch_labels(observation).tolist()) & Counter(true.tolist())).total()
         if observation.text is not None:
-            right["longest"] += longest(observation) == int(own.max())
-            right["total"] += total_tokens(observation) == int(own.sum())
-    counts = {"labels": len(target.labels), "longest": target.messages, "total": target.messages}
+            right["longest"] += longest(observation) == int(length.max())
+            right["total"] += total_tokens(observation) == int(length.sum())
+    counts = {"labels": len(target.labels), "longest": target.count, "total": target.count}
     return PartialLeakage(**{name: wilson(right[name], n) for name, n in counts.items()})
 
 
-def _unlike(attacker: Attacker[TextAttack], target: TextTarget, observation: Observation) -> list[str]:
-    """What keeps attacks that match one gradient from finding sentences: a clause each. Of others, why words may be missing among
-    those that the word embedding names."""
+def _differences(attacker: Attacker[TextAttack], target: TextTarget, observation: Observation) -> list[str]:
+    """Clauses on what keeps attacks that match one gradient from finding sentences; for other attacks, why words may be missing
+    among those that the word embedding names."""
     if not (attacker.attack.finds_order or attacker.attack.is_malicious()):
         why = None if observation.text is None else why_estimated(observation, observation.text.words)
         return [why] if why else []
-    found, schedule = list(observation.control_differences), observation.schedule
+    clauses, schedule = list(observation.control_differences), observation.schedule
     if observation.kind == "change" and (schedule is None or schedule.steps > 1):
         behind = "" if schedule is None else f", and behind the message are {schedule.steps}"
-        found.append(f"it reads the change as one step of SGD{behind}")
+        clauses.append(f"it reads the change as one step of SGD{behind}")
     if attacker.threat.top == "initial" and target.trained_apart:
-        found.append("it matches through the initial weights of layers that the client has trained since and not sent")
+        clauses.append("it matches through the initial weights of layers that the client has trained since and not sent")
     harder = attacker.attack.harder(observation)
-    return found if harder is None else [*found, harder]
+    return clauses if harder is None else [*clauses, harder]
 
 
 def _astray(
-    attack: TextAttack, made: TextReconstruction | str, observation: Observation, ids: Tensor, labels: Tensor
+    attack: TextAttack, result: TextReconstruction | str, observation: Observation, ids: Tensor, labels: Tensor
 ) -> list[str]:
-    """A clause where a search did not converge: the true sentences ``(B, L)`` with labels ``(B,)``, which no attack sees, explain
-    a message without noise better than those at which it ended. Then the search failed, and no defence held."""
-    if not attack.finds_order or isinstance(made, str) or observation.altered.variance:
+    """A clause where a search did not converge: the true sentences ``(B, L)`` with labels ``(B,)`` explain a message without
+    noise better than the result. Then the search failed, and no defence held."""
+    if not attack.finds_order or isinstance(result, str) or observation.altered.variance:
         return []
-    left = float(made.loss)
+    left = float(result.loss)
     if not left > COMPUTED:  # nor where it minimises nothing
         return []
     of_truth = unexplained_share(text_case(observation), ids, labels)
@@ -184,39 +233,39 @@ def _astray(
     ]
 
 
-def _beyond_its_controls(made: TextAttempt, target: TextTarget, first: Observation, trial: Trial) -> TextAttempt:
-    """An attempt that failed, with a reason where the attack, with its budget, finds no undefended sentences of that number and
+def _with_controls(attempt: TextAttempt, target: TextTarget, first: Observation, trial: Trial) -> TextAttempt:
+    """A failed attempt, marked inconclusive where the attack, at its budget, recovers no undefended sentences of that number and
     length either: through the small net of its controls or, if it does, through the attacked one.
 
-    That a malicious server altered the net is no exception: its weights are those of the download.
+    After a malicious server, the attacked net has the weights of the altered download.
     """
-    attack, lengths = made.attacker.attack, target.ids.ne(target.facts.pad).sum(1).tolist()
+    attack, lengths = attempt.attacker.attack, target.ids.ne(target.facts.pad).sum(1).tolist()
 
     def because(reason: Reason) -> TextAttempt:
-        return replace(made, reasons=(reason,))
+        return replace(attempt, reasons=(reason,))
 
     if attack.control is None:
         return because(NO_CONTROL)
     steps = 1 if first.kind == "gradient" else None if first.schedule is None else first.schedule.steps
-    if steps != 1:  # who reads more steps as one has been told so
-        return made
+    if steps != 1:  # that it reads more steps as one is among its reasons
+        return attempt
     untried = "it was not tried on undefended messages of this net"
     if target.beside:
         return because(Reason("no control", f"{untried}, which also takes {target.beside} with each text"))
     if attack.finds_order:
         width = int(target.encoder.config.hidden_size)
-        control = sized_control(attack, len(lengths) // target.messages, max(lengths), width, trial.seed)
+        control = sized_control(attack, target.size, max(lengths), width, trial.seed)
         if not control.passed:
             return because(Reason("control failed", control.sentence))
-    if (weights := target.started(made.attacker.what)) is None:
+    if (weights := target.started(attempt.attacker.what)) is None:
         unkept = "the client's private layers were not kept, so that it could not be tried on undefended messages of this net"
         return because(Reason("no control", unkept))
     if (over := trial.cut()) is not None:
         return because(Reason(over.kind, f"{untried} ({over})"))
-    return add_same_net_control(made, sentences_on_same_net(attack, first, weights, lengths, target.frequency, trial.seed))
+    return add_same_net_control(attempt, sentences_on_same_net(attack, first, weights, lengths, target.frequency, trial.seed))
 
 
-def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction, size: int, pad: int) -> TextReconstruction:
+def _joined(results: Sequence[TextReconstruction | str], like: TextReconstruction, size: int, pad: int) -> TextReconstruction:
     """Merge the results of messages; refused ones get empty sentences and no labels."""
     empty = TextReconstruction(
         None if like.ids is None else torch.full((size, 1), pad),
@@ -225,7 +274,7 @@ def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction,
         torch.full((1,), torch.nan),
         ("",),
     )
-    parts = [empty if isinstance(one, str) else one for one in found]
+    parts = [empty if isinstance(result, str) else result for result in results]
     width = max((part.ids.shape[1] for part in parts if part.ids is not None), default=0)
     return TextReconstruction(
         None
@@ -234,6 +283,6 @@ def _joined(found: Sequence[TextReconstruction | str], like: TextReconstruction,
         torch.cat([part.counts for part in parts]),
         torch.cat([part.labels for part in parts]),
         torch.cat([part.loss for part in parts]),
-        tuple(one if isinstance(one, str) else one.notes[0] for one in found),
+        tuple(result if isinstance(result, str) else result.notes[0] for result in results),
         sum(part.cpu_seconds for part in parts),
     )

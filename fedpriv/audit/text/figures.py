@@ -1,4 +1,4 @@
-"""What attempts on texts amount to: their figures and status, a table, and examples."""
+"""The figures and status of attempts on texts, a table, and examples."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from fedpriv.attacks.scoring.scores import Rate
 from fedpriv.attacks.scoring.text_scores import TextScores, random_text, score_text
 from fedpriv.audit.judge.texts import beyond_chance
 from fedpriv.audit.results import TextExample, TextFigures, TextScoreMeans
-from fedpriv.audit.text.attempts import TextAttempt
-from fedpriv.audit.text.target import TextTarget
+from fedpriv.audit.text.attempts import TextAttempt, TextTarget
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,24 +26,24 @@ GUESS = "random words"
 
 def guess(target: TextTarget, seed: int) -> TextScores:
     """The baseline: sentences of the true lengths, of words drawn by their frequency in public texts."""
-    made = random_text(target.ids, target.messages, target.facts, target.words, target.frequency, seed)
-    return score_text(made, target.ids, target.labels, target.facts)
+    guessed = random_text(target.ids, target.count, target.facts, target.words, target.frequency, seed)
+    return score_text(guessed, target.ids, target.labels, target.facts)
 
 
 def text_figures(attempt: TextAttempt, target: TextTarget) -> TextFigures | None:
     """The figures of an attempt; ``None``: it was not mounted."""
-    found = attempt.reconstruction
-    if found is None or attempt.scores is None:
+    result = attempt.reconstruction
+    if result is None or attempt.scores is None:
         return None
     return TextFigures(
         **vars(score_figures(attempt.scores)),
-        by_frequency=by_frequency(found, target),
-        messages=len(found.counts),
+        by_frequency=by_frequency(result, target),
+        messages=len(result.counts),
         refused=attempt.refused,
-        loss_median=_finite(found.loss.nanmedian()),
-        notes=found.notes,
+        loss_median=_finite(result.loss.nanmedian()),
+        notes=result.notes,
         examples=examples(attempt, target),
-        cpu_seconds=found.cpu_seconds,
+        cpu_seconds=result.cpu_seconds,
     )
 
 
@@ -71,7 +70,7 @@ def status_of(attempt: TextAttempt, figures: TextFigures | None, baseline: TextS
     return attempt.status(beyond_chance(figures, baseline) if figures.exact is None else figures.exact.successes > 0)
 
 
-def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:
+def by_frequency(result: TextReconstruction, target: TextTarget) -> float | None:
     """Of as many words as were named of each message, but the most frequent ones of public texts, the share that is right.
 
     ``None``: none was named.
@@ -80,7 +79,7 @@ def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:
     often = target.frequency.clone()
     often[special] = -1
     order = often.argsort(descending=True, stable=True)
-    for counts, ids in zip(found.counts, torch.split(target.ids, len(target.ids) // target.messages), strict=True):
+    for counts, ids in zip(result.counts, torch.split(target.ids, target.size), strict=True):
         words = counts > 0
         words[special] = False
         guessed = order[: int(words.sum())]
@@ -90,11 +89,11 @@ def by_frequency(found: TextReconstruction, target: TextTarget) -> float | None:
 
 def examples(attempt: TextAttempt, target: TextTarget) -> tuple[TextExample, ...]:
     """For the first messages: the true sentences, and the reconstructed ones or the tokens found."""
-    size, shown = len(target.ids) // target.messages, list[TextExample]()
-    for number in range(min(SHOWN, target.messages)):
+    size, shown = target.size, list[TextExample]()
+    for number in range(min(SHOWN, target.count)):
         own = slice(number * size, (number + 1) * size)
-        made = [_words(attempt.reconstruction, number, target)] if attempt.ids is None else target.read(attempt.ids[own])
-        shown.append(TextExample(tuple(target.read(target.ids[own])[:SHOWN]), tuple(made[:SHOWN]), size))
+        texts = [_words(attempt.reconstruction, number, target)] if attempt.ids is None else target.read(attempt.ids[own])
+        shown.append(TextExample(tuple(target.read(target.ids[own])[:SHOWN]), tuple(texts[:SHOWN]), size))
     return tuple(shown)
 
 
@@ -102,15 +101,15 @@ def text_table(attempts: Sequence[TextAttempt], scores: TextScores, target: Text
     """A table of the attackers, then the baseline."""
     from rich.table import Table
 
-    made = Table(title=target.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
-    made.add_column("attacker", no_wrap=True)
+    rows = Table(title=target.title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    rows.add_column("attacker", no_wrap=True)
     for column in ("tokens found", "right", "with counts", "right", "ROUGE-L", "exact", "labels", "CPU s"):
-        made.add_column(column, justify="right", no_wrap=True)
+        rows.add_column(column, justify="right", no_wrap=True)
     for attempt in attempts:
         if attempt.scores is not None and attempt.reconstruction is not None:
-            made.add_row(attempt.attacker.name, *_cells(attempt.scores), f"{attempt.reconstruction.cpu_seconds:.1f}")
-    made.add_row(GUESS, *_cells(scores), style="dim")
-    return made
+            rows.add_row(attempt.attacker.name, *_cells(attempt.scores), f"{attempt.reconstruction.cpu_seconds:.1f}")
+    rows.add_row(GUESS, *_cells(scores), style="dim")
+    return rows
 
 
 def in_lines(attempt: TextAttempt, target: TextTarget) -> list[str]:
@@ -119,7 +118,7 @@ def in_lines(attempt: TextAttempt, target: TextTarget) -> list[str]:
     if attempt.inapplicable is not None:
         left = [] if attempt.left is None else [attempt.left.sentence]
         return [f"{name} cannot be mounted: {attempt.inapplicable}", *left]
-    lines = [f"{name}: {attempt.refused} of {target.messages} messages refused"] if attempt.refused else []
+    lines = [f"{name}: {attempt.refused} of {target.count} messages refused"] if attempt.refused else []
     for number, shown in enumerate(examples(attempt, target), 1):
         lines += [f"message {number}", *(f"  true   {text}" for text in shown.true)]
         if shown.sentences > len(shown.true):
@@ -137,8 +136,8 @@ def _finite(value: Tensor) -> float | None:
 
 
 def _cells(scores: TextScores) -> list[str]:
-    def count(found: Rate | None) -> str:
-        return "–" if found is None else f"{found.successes} of {found.n}"
+    def count(rate: Rate | None) -> str:
+        return "–" if rate is None else f"{rate.successes} of {rate.n}"
 
     shares = [f"{float(getattr(scores, name).nanmean()):.1%}" for name in _PER_MESSAGE]
     return [
@@ -149,10 +148,10 @@ def _cells(scores: TextScores) -> list[str]:
     ]
 
 
-def _words(found: TextReconstruction | None, number: int, target: TextTarget) -> str:
+def _words(result: TextReconstruction | None, number: int, target: TextTarget) -> str:
     """The tokens of a message in alphabetical order."""
-    assert found is not None
-    named = found.counts[number].clone()
+    assert result is not None
+    named = result.counts[number].clone()
     named[target.facts.no_words] = 0
     words = target.encoder.tokenizer.convert_ids_to_tokens(named.nonzero().flatten().tolist())
     return " · ".join(sorted(words))

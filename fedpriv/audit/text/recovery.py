@@ -7,14 +7,15 @@ from functools import partial
 from math import inf
 
 from fedpriv.attacks.attack import TextAttack, text_attacks
-from fedpriv.attacks.lab.trial import Attacker
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.single_images import single_images
+from fedpriv.attacks.lab.trial import Attacker, Trial
 from fedpriv.audit.progress import Say, spent
+from fedpriv.audit.record.base import Record
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import single_samples
 from fedpriv.audit.results import Sender, TargetKind, TextOutcome, TextScoreMeans, TextTargetResult
-from fedpriv.audit.text.attempts import TextAttempt, attempt_text
+from fedpriv.audit.text.attempts import TextAttempt, TextTarget
 from fedpriv.audit.text.figures import guess, score_figures, status_of, text_figures
-from fedpriv.audit.text.target import TextTarget, message, of_messages
+from fedpriv.audit.text.target import message, of_messages
 
 EASIEST = 4
 """Number of texts of the easiest case."""
@@ -27,33 +28,34 @@ def audited() -> list[TextAttack]:
     return [kind(**(kind.audit_options or {})) for kind in kinds]
 
 
-def on_message(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
+def on_message(record: Record, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
     """Attack a client's message of a round."""
-    target = message(evidence, round, client)
-    sender = evidence.sender(round, client)
-    target = replace(target, title=f"round {round}, {sender.named}: {len(target.ids)} training texts")
-    return _attacked(target, "message", round, sender, seed, say)
+    target = message(record, round, client)
+    target = replace(target, title=record.title(round, client, f"{len(target.ids)} training texts"))
+    return _attacked(target, "message", round, record.sender(round, client), seed, say)
 
 
-def on_single_texts(evidence: Evidence, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
+def on_single_texts(record: RunRecord, round: int, client: int, seed: int, say: Say) -> TextTargetResult:
     """Attack the messages of simulated clients that hold one text each."""
-    n = min(EASIEST, len(evidence.labels(client)))
-    results = single_images(evidence, round, client, n)
+    n = min(EASIEST, len(record.labels(client)))
+    results = single_samples(record, round, client, n)
     title = f"clients with one text each, {n} of client {client}'s, in round {round}"
-    ids, labels = evidence.texts(client)[:n], evidence.labels(client)[:n]
-    target = of_messages(evidence, title, results, ids, labels)
+    ids, labels = record.texts(client)[:n], record.labels(client)[:n]
+    target = of_messages(record, title, results, ids, labels)
     return _attacked(target, "single text", round, Sender(client), seed, say)
 
 
 def _attacked(target: TextTarget, kind: TargetKind, round: int, sender: Sender, seed: int, say: Say) -> TextTargetResult:
     tried = [Attacker(attack) for attack in audited()]
     if target.hidden:
-        tried += [replace(one, threat=replace(one.threat, top="initial")) for one in tried if one.attack.finds_order]
-    tried += [replace(one, what=what) for what in target.statistics for one in tried]
+        tried += [
+            replace(attacker, threat=replace(attacker.threat, top="initial")) for attacker in tried if attacker.attack.finds_order
+        ]
+    tried += [replace(attacker, what=what) for what in target.statistics for attacker in tried]
     baseline, outcomes = score_figures(guess(target, seed)), list[TextOutcome]()
     for attacker in tried:
         say(f"{target.title}: {attacker.name}")
-        outcomes.append(_outcome(attempt_text(attacker, target, seed, partial(spent, say)), target, baseline))
+        outcomes.append(_outcome(target.run(attacker, Trial(seed, partial(spent, say))), target, baseline))
     return TextTargetResult(
         title=target.title, kind=kind, round=round, sender=sender, samples=len(target.ids), outcomes=tuple(outcomes),
         baseline=baseline,

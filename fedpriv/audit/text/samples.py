@@ -26,12 +26,12 @@ CLASSES = tuple(verb for verb, *_ in _TOPICS)
 
 def requests() -> tuple[tuple[str, ...], Tensor]:
     """576 distinct sentences of 4 to 17 words, and their labels ``(576,)``, indices into :data:`CLASSES`."""
-    made = [
+    labelled = [
         (f"{beginning} {verb} {thing} {end}", label)
         for label, (verb, *things) in enumerate(_TOPICS)
         for thing in things
         for beginning in _BEGINNINGS
         for end in _ENDS
     ]
-    texts, labels = zip(*made, strict=True)
+    texts, labels = zip(*labelled, strict=True)
     return texts, torch.tensor(labels)

@@ -2,87 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from fedpriv.attacks.core.observation import Observation, TextFacts, ThreatModel
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.statistics import as_gradient, gradient_like, named, steps_behind
-from fedpriv.audit.evidence.text_victim import opening, specials, text_victim
 from fedpriv.audit.fitting import unfit
+from fedpriv.audit.record.base import Message, Record
+from fedpriv.audit.text.attempts import TextTarget
 from fedpriv.audit.text.samples import CLASSES, requests
+from fedpriv.audit.text.victim import text_victim
 from fedpriv.data.sources import load_dataset
 from fedpriv.data.tokens import tokenise
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError
-from fedpriv.models.text.pretrained import Encoder, find_encoder
+from fedpriv.models.text.pretrained import find_encoder
 from fedpriv.models.text.transformer import Tune, features, text_encoder
 from fedpriv.wire import Transform
 
-Observe = Callable[[ThreatModel], Iterator[Observation]]
 LONGEST = 128
 """Largest number of tokens of a sentence in a single step; longer ones are truncated."""
-
-
-@dataclass(frozen=True, eq=False)
-class TextTarget:
-    """Texts to attack.
-
-    Attributes:
-        title: a description for tables.
-        ids, labels: the truth, token ids ``(n, L)`` and ``(n,)``; attacks are scored against it and never see it.
-        messages: ``N``; each stands for ``n / N`` sentences, in order.
-        observe: threat model -> the messages, one at a time.
-        public: token ids of other texts of the same kind ``(m, L)``, for the word frequencies of the baseline.
-        hidden: whether the last layer was not sent, so that it matters what is known of it.
-        trained_apart: whether layers that were never sent may have been trained since round 0, so that the initial ones are not
-            those of the message.
-        unreadable: why no attack can recover sentences from the messages.
-        beside: further inputs of the net besides a text.
-        statistics: statistics that are gradients, by name, as messages like those of ``observe``.
-        started: such a statistic, or empty for what ``observe`` gives -> the weights at which the client of the first message
-            began, by the names of the message, hidden ones too; ``None``: they were not kept. Attacks never get these.
-    """
-
-    title: str
-    ids: Tensor
-    labels: Tensor
-    messages: int
-    encoder: Encoder
-    observe: Observe
-    public: Tensor
-    hidden: bool = False
-    trained_apart: bool = False
-    unreadable: str | None = None
-    beside: str | None = None
-    statistics: Mapping[str, Observe] = field(default_factory=dict)
-    started: Callable[[str], Mapping[str, Tensor] | None] = lambda what: None
-
-    @cached_property
-    def facts(self) -> TextFacts:
-        """The special ids, for scoring; the knowledge of attacks is in their observations."""
-        encoder = self.encoder
-        return TextFacts("", None, encoder.pad, specials(encoder), encoder.length, opening(encoder), encoder.unknown)
-
-    @property
-    def words(self) -> int:
-        """Size of the vocabulary V."""
-        return int(self.encoder.config.vocab_size)
-
-    @property
-    def frequency(self) -> Tensor:
-        """How often each word occurs in public texts ``(V,)``."""
-        return self.public.flatten().long().bincount(minlength=self.words)
-
-    def read(self, ids: Tensor) -> list[str]:
-        """Token ids ``(n, L)`` decoded to text, without special tokens."""
-        kept = [[i for i in row if i not in (self.facts.pad, *self.facts.special)] for row in ids.tolist()]
-        return [str(text) for text in self.encoder.tokenizer.batch_decode(kept)]
 
 
 @dataclass(frozen=True)
@@ -91,7 +34,7 @@ class Steps:
 
     Attributes:
         count, size: number of messages, and of sentences per message.
-        tune, mask_embeddings: as for :func:`fedpriv.audit.evidence.text_victim.text_victim`.
+        tune, mask_embeddings: as for :func:`fedpriv.audit.text.victim.text_victim`.
         masked: number of fully connected layers, from the last, that are not sent.
         noise: variance of Gaussian noise on the message.
     """
@@ -176,60 +119,43 @@ def _unreadable(facts: TextFacts | None) -> str | None:
     )
 
 
-def message(evidence: Evidence, round: int, client: int) -> TextTarget:
-    """A client's real upload in a round of a run; it covers all its training texts.
+def message(record: Record, round: int, client: int) -> TextTarget:
+    """A client's real upload in a round; it covers all its training texts.
 
     Raises:
-        UsageError: the run was trained on images, or the client has no texts.
+        UsageError: the record is not of texts, or the client has none.
     """
-    if "text" not in evidence.modalities:
-        raise unfit(str(evidence.folder.path), "images" if "image" in evidence.modalities else "rows of a table")
-    if evidence.federation.data.lacking(client) == "text":
-        raise UsageError(f"client {client} of {evidence.folder.path} has images alone")
-    ids, labels = evidence.texts(client), evidence.labels(client)
-    title = f"round {round}, client {client} of {evidence.folder.path.name}: {len(labels)} training texts"
-    return of_messages(evidence, title, [evidence.message(round, client)], ids, labels)
+    if "text" not in record.modalities:
+        raise unfit(record.name, "images" if "image" in record.modalities else "rows of a table")
+    if record.lacking(client) == "text":
+        raise UsageError(f"client {client} of {record.name} has images alone")
+    ids, labels = record.texts(client), record.labels(client)
+    title = f"round {round}, client {client} of {record.name}: {len(labels)} training texts"
+    return of_messages(record, title, [record.message(round, client)], ids, labels)
 
 
-def of_messages(evidence: Evidence, title: str, found: Sequence[Message], ids: Tensor, labels: Tensor) -> TextTarget:
-    """Messages of a run, each of which stands for the same number of the texts ``(n, L)``."""
-    encoder, seen = evidence.federation.prepared.encoder, evidence.attacker.observation(found[0], ThreatModel())
-    assert encoder is not None
+def of_messages(record: Record, title: str, messages: Sequence[Message], ids: Tensor, labels: Tensor) -> TextTarget:
+    """Messages, each of which stands for the same number of the texts ``(n, L)``."""
+    first = messages[0]
+    seen = record.observation(first, ThreatModel())
+    assert record.encoder is not None
 
-    def observe(threat: ThreatModel) -> Iterator[Observation]:
-        return (evidence.attacker.observation(one, threat) for one in found)
-
-    def read(what: str, threat: ThreatModel) -> Iterator[Observation]:
-        for one in found:
-            seen, steps = as_gradient(evidence, one, what, threat), steps_behind(evidence, one, what)
+    def observe(threat: ThreatModel, what: str = "") -> Iterator[Observation]:
+        for message in messages:
+            seen, steps = record.observation(message, threat, what), record.steps_behind(message, what) if what else None
             mean = () if steps is None or steps.steps == 1 else (f"it reads the mean of {steps.steps} steps' gradients as one",)
             yield replace(seen, control_differences=(*seen.control_differences, *mean))
 
     def started(what: str) -> Mapping[str, Tensor] | None:
         # In place of private layers that were not kept, those that every client began with: any are as good for a control.
-        of, sent = evidence.attacker.started, _sent(found[0], what)
-        return of(found[0], sent) or of(replace(found[0], first_update=True), sent)
+        return record.started(first, what) or record.started(replace(first, first_update=True), what)
 
     return TextTarget(
-        title, ids, labels, len(found), encoder, observe, evidence.public_texts(),
+        title, ids, labels, len(messages), record.encoder, observe, record.public_texts(),
         hidden=not any(name.startswith("top.") for name in seen.shared),
-        trained_apart=any(_trained_apart(evidence, one) for one in found),
+        trained_apart=any(map(record.trained_apart, messages)),
         unreadable=_unreadable(seen.text),
-        beside="an image" if "image" in evidence.modalities else None,
-        statistics={what: partial(read, what) for what in gradient_like(found[0])},
+        beside="an image" if "image" in record.modalities else None,
+        statistics={what: partial(observe, what=what) for what in record.gradients(first)},
         started=started,
     )  # fmt: skip
-
-
-def _sent(message: Message, what: str) -> Mapping[str, Tensor] | None:
-    """The tensors of a statistic by the net's names; ``None`` for the model."""
-    return named(message.uploaded, what) if what else None
-
-
-def _trained_apart(evidence: Evidence, message: Message) -> bool:
-    """In an earlier local update of the client, or in a phase of this one that changes nothing of what was sent."""
-    federation = evidence.federation
-    sent = {name.partition(".")[0] for name in message.of_model}
-    private = {entry.role for entry in federation.resident.space.entries if entry.name not in message.received} - sent
-    phases = [one.trains for one in federation.method.phases(message.round) if one.trains & private]
-    return bool(phases) and (not message.first_update or any(not trains & sent for trains in phases))

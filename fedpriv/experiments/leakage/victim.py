@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedpriv.attacks.core.altered import Altered
 from fedpriv.attacks.core.observation import Kind, Observation, Schedule, SplitNet, blank
 from fedpriv.attacks.lab.nets import lenet, uniform_
-from fedpriv.audit.evidence.alteration import alteration
+from fedpriv.audit.record.alteration import alteration
 from fedpriv.data.dataset import Dataset
 from fedpriv.defenses import build_transforms
 from fedpriv.errors import UsageError

@@ -18,7 +18,7 @@ from fedpriv.attacks.text.rank import longest
 from fedpriv.attacks.text.rows import why_estimated
 from fedpriv.attacks.text.tokens import find_tokens
 from fedpriv.attacks.text.victims import PAD, SMALL
-from fedpriv.audit.evidence.local_steps import idle_of
+from fedpriv.audit.record.local_steps import LocalSteps
 from fedpriv.config import TrainConfig
 from fedpriv.interfaces import phase
 from tests.attacks.text_client import TEXT, message, trained, whole
@@ -41,7 +41,7 @@ def stepped(lengths: list[int], train: TrainConfig, steps: int) -> tuple[Observa
     method: Any = SimpleNamespace(
         phases=lambda round: [phase(epochs=steps)], objective=SimpleNamespace(batches_per_step=1, smallest_batch=1)
     )
-    idle = idle_of(train, method, 1, ["encoder.word"], len(lengths), 1)
+    idle = LocalSteps(train, method, 1, ["encoder.word"], len(lengths), 1).without_gradient()
     true = counts_of(ids, SMALL.words, PAD) > 0
     return replace(observation, kind="change", shared=change, zero_gradient_change=idle), true
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
-from fedpriv.audit.evidence.earlier_updates import earlier_updates
-from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.attacks.core.observation import Observation, ThreatModel
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.earlier_updates import earlier_updates
 from fedpriv.audit.results import Statistic
 from fedpriv.defenses.mask import Mask
 from fedpriv.defenses.stage import Stage
@@ -30,6 +30,11 @@ from fedpriv.seeding import generator
 from fedpriv.wire import STATISTIC, Payload, TransformContext, statistic
 from fedpriv.wire.coding import base_name, is_model
 
+if TYPE_CHECKING:
+    from fedpriv.audit.record.run import RunRecord
+
+Schema = Mapping[str, tuple[str, Sequence[int]]]
+"""(Data type, shape) of the tensors of a message, by name."""
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 """Bytes of an entry, by safetensors' type names."""
 RUNNING, BUFFERS, CONSTANTS, ASIDE = "running statistics", "buffers", "constants", "layers that give no logits"
@@ -99,75 +104,62 @@ def kinds_of_model(net: Net) -> dict[str, str]:
     if buffers - normal:
         with unchanged(net):
             changed = set(changed_by_data(net.train()))
-    found = {name: RUNNING if name in normal else BUFFERS if name in changed else CONSTANTS for name in buffers}
+    by_kind = {name: RUNNING if name in normal else BUFFERS if name in changed else CONSTANTS for name in buffers}
     aside = [name for name, _ in net.named_parameters() if name.partition(".")[0] not in net.path]
-    aside += [name for name in buffers if name.partition(".")[0] not in net.path and found[name] != CONSTANTS]
-    return found | dict.fromkeys(aside, ASIDE)
+    aside += [name for name in buffers if name.partition(".")[0] not in net.path and by_kind[name] != CONSTANTS]
+    return by_kind | dict.fromkeys(aside, ASIDE)
 
 
-def kinds_besides(evidence: Evidence, names: Iterable[str]) -> list[str]:
-    """The kinds of what is among the names of a message besides the layers that give the logits, each once."""
-    return _kinds(names, kinds_of_model(evidence.federation.resident.net))
+def kinds_besides(names: Iterable[str], of_model: Mapping[str, str]) -> list[str]:
+    """The kinds of what is among the names of a message besides the layers that give the logits, each once.
 
-
-def _kinds(names: Iterable[str], of_model: Mapping[str, str]) -> list[str]:
-    found = (_kind(name, of_model) for name in names)
-    return list(dict.fromkeys(kind for kind in found if kind is not None))
+    Args:
+        of_model: see :func:`kinds_of_model`.
+    """
+    every = (_kind(name, of_model) for name in names)
+    return list(dict.fromkeys(kind for kind in every if kind is not None))
 
 
 def _kind(name: str, of_model: Mapping[str, str]) -> str | None:
     return of_model.get(base_name(name)) if is_model(name) else kind_of(name)
 
 
-def listed(evidence: Evidence) -> tuple[Statistic, ...]:
-    """For each kind of what clients sent besides the layers that give the logits: tensors and bytes per message, and what it
-    reveals of the client."""
-    schemas = (evidence.store.upload(*message).schema for message in evidence.messages())
-    return listed_in(schemas, kinds_of_model(evidence.federation.resident.net))
-
-
-def listed_in(
-    schemas: Iterable[Mapping[str, tuple[str, Sequence[int]]]], of_model: Mapping[str, str] | None = None
-) -> tuple[Statistic, ...]:
-    """The same of messages given by (data type, shape) of each of their tensors.
+def listed(schemas: Iterable[Schema], of_model: Mapping[str, str]) -> tuple[Statistic, ...]:
+    """For each kind of what is sent besides the layers that give the logits: tensors and bytes per message, and what it reveals.
 
     Args:
+        schemas: those of the messages.
         of_model: see :func:`kinds_of_model`.
     """
-    found: dict[str, Statistic] = {}
+    statistics = dict[str, Statistic]()
     for schema in schemas:
-        for what in _kinds(schema, of_model or {}):
-            those = [code for name, code in schema.items() if _kind(name, of_model or {}) == what]
+        for what in kinds_besides(schema, of_model):
+            sizes = [code for name, code in schema.items() if _kind(name, of_model) == what]
             meaning = MEANINGS.get(what, UNKNOWN)
-            one = Statistic(
+            statistic = Statistic(
                 what=what,
-                tensors=len(those),
-                bytes=sum(prod(shape) * BYTES[dtype] for dtype, shape in those),
+                tensors=len(sizes),
+                bytes=sum(prod(shape) * BYTES[dtype] for dtype, shape in sizes),
                 says=meaning.says,
                 known=what in MEANINGS,
                 gradient=bool(meaning.gradient),
                 otherwise=meaning.otherwise,
             )
-            found.setdefault(what, one)
-    return tuple(found.values())
+            statistics.setdefault(what, statistic)
+    return tuple(statistics.values())
 
 
-def gradient_like(message: Message) -> list[str]:
-    """The statistics of a message that can be attacked as gradients."""
-    return [what for what in kinds(message.uploaded) if MEANINGS.get(what, UNKNOWN).gradient]
-
-
-def exposed(evidence: Evidence) -> tuple[str, ...]:
+def exposed(record: RunRecord) -> tuple[str, ...]:
     """The kinds that are sent besides the model unaltered although a defence alters the model.
 
-    Found by applying every transform to a test message, so that it works for any transform.
+    Each transform is applied to a test message, so that this holds for any transform.
     """
-    first, agreement = evidence.message(*evidence.messages()[0]), evidence.federation.agreement
-    draw = generator(evidence.config.seed, "statistics under defences")
+    first, agreement = record.message(*record.messages()[0]), record.federation.agreement
+    noise = generator(record.config.seed, "statistics under defences")
     before: dict[str, Tensor] = {}
     for name, tensor in first.uploaded.items():
         if is_model(name) and name in first.received:
-            tensor = first.received[name] + torch.randn(tensor.shape, generator=draw)  # large enough that clipping alters it
+            tensor = first.received[name] + torch.randn(tensor.shape, generator=noise)  # large enough that clipping alters it
         before[name] = tensor
     alters: set[str] = set()
     for transform in agreement.transforms:
@@ -175,17 +167,17 @@ def exposed(evidence: Evidence) -> tuple[str, ...]:
         if isinstance(transform, Mask) or getattr(transform, "stage", None) is Stage.DIGITS:
             continue
         payload = Payload(before, first.round, first.client, num_examples=first.num_examples)
-        context = TransformContext(first.received, agreement.layers, SeededNoise(draw), agreement.linear)
+        context = TransformContext(first.received, agreement.layers, SeededNoise(noise), agreement.linear)
         after = transform(payload, context).tensors
         alters |= {name for name in before if name not in after or not torch.equal(after[name], before[name])}
-    of_model = kinds_of_model(evidence.federation.resident.net)
+    of_model = kinds_of_model(record.federation.resident.net)
     changed = {_kind(name, of_model) for name in alters}
     if None not in changed:
         return ()
-    return tuple(what for what in _kinds(before, of_model) if what not in changed and what != CONSTANTS)
+    return tuple(what for what in kinds_besides(before, of_model) if what not in changed and what != CONSTANTS)
 
 
-def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatModel) -> Observation:
+def as_gradient(record: RunRecord, message: Message, what: str, threat: ThreatModel) -> Observation:
     """A statistic as the gradient of the mean loss, approximately at the weights that the client was sent.
 
     Changes are summed over the client's local updates; the weight decay in them is subtracted, to first order. AdamW's is not in
@@ -195,24 +187,19 @@ def as_gradient(evidence: Evidence, message: Message, what: str, threat: ThreatM
         UsageError: it is a change, and not all earlier messages of the client were kept; of a sum, or not all were of the same
             clients.
     """
-    gradients = named(message.uploaded, what)
-    if MEANINGS[what].gradient == "change":
+    gradients, is_change = named(message.uploaded, what), MEANINGS[what].gradient == "change"
+    if is_change:
         try:
-            earlier = [named(one.uploaded, what) for one in earlier_updates(evidence, message)]
+            earlier = [named(update.uploaded, what) for update in earlier_updates(record, message)]
         except UsageError as reason:
             raise UsageError(f"{what} is a change since the client's last local update, and {reason}") from None
         for before in earlier:
             gradients = {name: tensor + before[name] if name in before else tensor for name, tensor in gradients.items()}
-        train = evidence.config.train
+        train = record.config.train
         for name, tensor in gradients.items():
             decay = 0.0 if train.optimizer == "adamw" else train.weight_decay if tensor.ndim > 1 else train.weight_decay_bias
             gradients[name] = tensor - decay * message.received[name] if name in message.received else tensor
-    return evidence.attacker.observation(message, threat, gradients, training=MEANINGS[what].gradient == "change")
-
-
-def steps_behind(evidence: Evidence, message: Message, what: str) -> Schedule | None:
-    """The client's steps of whose gradients a statistic is the mean; ``None``: it is of one, or no schedule describes them."""
-    return evidence.attacker.observation(message, ThreatModel()).schedule if MEANINGS[what].gradient == "change" else None
+    return record.attacker.observation(message, threat, gradients, training=is_change)
 
 
 def named(uploaded: Mapping[str, Tensor], what: str) -> dict[str, Tensor]:

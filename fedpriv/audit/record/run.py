@@ -1,29 +1,37 @@
-"""The messages of a run as observations, and the true data to score reconstructions against.
+"""The record of a run: the sealed payloads that its folder keeps.
 
-The messages are the sealed payloads that the run kept. The images, texts and labels behind them are not stored: they are rebuilt
-from the run's config and checked against its partition hash.
+The images, texts and labels behind them are not stored: they are rebuilt from the run's config and checked against its partition
+hash.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from fedpriv.attacks.core.altered import UNALTERED, Altered
-from fedpriv.audit.evidence.alteration import alteration
-from fedpriv.audit.evidence.attacker_view import AttackerView
-from fedpriv.audit.evidence.views import views_of
-from fedpriv.audit.results import Sender
+from fedpriv.attacks.api.label_rules import balanced
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.inference.labels import Samples
+from fedpriv.attacks.scoring.guessing import most_common_share
+from fedpriv.audit.record.alteration import alteration
+from fedpriv.audit.record.attacker_view import AttackerView
+from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
+from fedpriv.audit.record.earlier_updates import plain_change
+from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, as_gradient, kinds, kinds_of_model, listed, named
+from fedpriv.audit.record.views import views_of
+from fedpriv.audit.results import Statistic
 from fedpriv.client.client import check_download
 from fedpriv.data.dataset import Texts
 from fedpriv.data.tokens import tokenise
 from fedpriv.errors import FedprivError, UsageError
 from fedpriv.files import Damaged
-from fedpriv.samples import Modality
+from fedpriv.models.text.pretrained import Encoder
+from fedpriv.samples import Modality, each
 from fedpriv.server.sampling import participants
 from fedpriv.simulation.reopening import damaged_partition, reopened
 from fedpriv.simulation.setup import Federation
@@ -31,63 +39,26 @@ from fedpriv.storage.payloads import PayloadStore
 from fedpriv.storage.records import merged_clients
 from fedpriv.storage.run_folder import RunFolder
 from fedpriv.wire import Sealed
-from fedpriv.wire.coding import decoded, is_model
+from fedpriv.wire.coding import decoded
 from fedpriv.wire.message import Refused
 
-
-@dataclass(frozen=True)
-class Message:
-    """An upload and the download before it, as kept by the run.
-
-    Attributes:
-        received: the tensors that the client was sent in this round, by the net's names.
-        uploaded: the tensors that it sent back, compressed changes decoded into weights.
-        num_examples: its number of samples as the message states it.
-        altered: the effect of the transforms on the change, by the net's names.
-        parts: how many clients it is the mean of.
-        first_update: whether it is known to be of a client that has had no local update before, as simulated ones have not.
-    """
-
-    round: int
-    client: int
-    received: Mapping[str, Tensor]
-    uploaded: Mapping[str, Tensor]
-    num_examples: int | None
-    altered: Altered = UNALTERED
-    parts: int = 1
-    first_update: bool = False
-
-    @property
-    def of_model(self) -> list[str]:
-        """Names of the tensors that it sent back of the model."""
-        return [name for name in self.uploaded if is_model(name)]
-
-    def simulated(self, uploaded: Mapping[str, Tensor]) -> Message:
-        """The message of a simulated client in its place; itself where that is what it uploaded."""
-        return self if uploaded is self.uploaded else replace(self, uploaded=uploaded, first_update=True)
+REFERENCES = 2000
+"""Largest number of public images in the baselines; with more, the nearest one is hardly nearer."""
 
 
-@dataclass(frozen=True)
-class Truth:
-    """The training data behind a message: images ``(n, C, H, W)`` in [0, 1], labels ``(n,)``. Attacks never get it."""
-
-    images: Tensor
-    labels: Tensor
-
-
-class Evidence:
-    """The kept messages of a run.
+class RunRecord(Record):
+    """The kept messages of a run, whose clients can be simulated.
 
     Attributes:
-        summed: whether each is the sum of some clients' uploads (:mod:`fedpriv.audit.evidence.sums`).
-        corrections: of messages by (round, client), as far as they were computed (:mod:`fedpriv.audit.evidence.earlier_updates`).
+        federation: data, net and method, rebuilt from the config; :class:`UsageError` where they are not the run's.
+        corrections: of messages by (round, client), as far as they were computed (:mod:`fedpriv.audit.record.earlier_updates`).
 
     Raises:
         UsageError: there is no run, the data have changed since its training, or it kept no payload.
         Damaged: a file of the run is not what was written.
     """
 
-    summed = False
+    cannot_simulate = None
 
     def __init__(self, run_dir: Path) -> None:
         self.folder = RunFolder.open(run_dir)
@@ -97,14 +68,11 @@ class Evidence:
             raise UsageError(f"{run_dir} kept no payloads, so there is nothing to attack: {again}")
         config = self.folder.config()
         self.config = config.model_copy(update={"executor": config.executor.here()})
+        self.name, self.seed = self.folder.path.name, config.seed
         self.corrections: dict[tuple[int, int], dict[str, Tensor]] = {}
 
     def _stored(self) -> PayloadStore:
         return PayloadStore.of(self.folder)
-
-    def sender(self, round: int, client: int) -> Sender:
-        """Whose message it is: a client's, or a secure sum of several clients'."""
-        return Sender(client)
 
     def of_sums(self) -> list[str]:
         """What the server learns by sums behind masks, in sentences; none without sums."""
@@ -114,6 +82,29 @@ class Evidence:
     def attacker(self) -> AttackerView:
         """The messages as attackers see them."""
         return AttackerView(self)
+
+    def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
+        return as_gradient(self, message, what, threat) if what else self.attacker.observation(message, threat)
+
+    def gradients(self, message: Message) -> list[str]:
+        return [what for what in kinds(message.uploaded) if MEANINGS.get(what, UNKNOWN).gradient]
+
+    def steps_behind(self, message: Message, what: str) -> Schedule | None:
+        return self.observation(message, ThreatModel()).schedule if MEANINGS[what].gradient == "change" else None
+
+    def started(self, message: Message, what: str = "") -> dict[str, Tensor] | None:
+        return self.attacker.started(message, named(message.uploaded, what) if what else None)
+
+    def plain_change(self, message: Message) -> PlainChange:
+        return plain_change(self, message)
+
+    def trained_apart(self, message: Message) -> bool:
+        """In an earlier local update of the client, or in a phase of this one that changes nothing of what was sent."""
+        sent = {name.partition(".")[0] for name in message.of_model}
+        entries = self.federation.resident.space.entries
+        private = {entry.role for entry in entries if entry.name not in message.received} - sent
+        phases = [phase.trains for phase in self.federation.method.phases(message.round) if phase.trains & private]
+        return bool(phases) and (not message.first_update or any(not trains & sent for trains in phases))
 
     @cached_property
     def federation(self) -> Federation:
@@ -133,11 +124,11 @@ class Evidence:
         if round is not None and round not in rounds:
             kept = ", ".join(map(str, rounds))
             raise UsageError(f"no payload of round {round} was kept, only of rounds {kept}; see `fedpriv train --keep-payloads`")
-        found = [(r, c) for r in rounds for c in self.store.clients(r) if round in (None, r) and client in (None, c)]
-        if not found:
+        matching = [(r, c) for r in rounds for c in self.store.clients(r) if round in (None, r) and client in (None, c)]
+        if not matching:
             some = "; ".join(f"round {r}: {', '.join(map(str, self.store.clients(r)))}" for r in rounds if round in (None, r))
             raise UsageError(f"no payload of client {client} was kept; there are those of {some}")
-        return found
+        return matching
 
     def verify(self) -> None:
         """Read everything that an audit reads of the folder and of the data.
@@ -180,13 +171,10 @@ class Evidence:
         return replace(self.read(round, client, sealed, received, num_examples), first_update=True)
 
     def truth(self, client: int) -> Truth:
-        """The client's training data, without augmentation."""
         index = self._held(client)
         return Truth(self.federation.dataset.train_images[index].float() / 255, self.labels(client))
 
     def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
-        """The client's images ``(n, C, H, W)`` and the augmented views of its local update ``(n, V, C, H, W)``; ``None``: without
-        any."""
         return views_of(self.federation, round, self.behind(round, client), self.store.download(round), images)
 
     def trained_clients(self, round: int) -> set[int]:
@@ -207,17 +195,39 @@ class Evidence:
         return [client]
 
     def labels(self, client: int) -> Tensor:
-        """The labels of the client's training data ``(n,)``."""
         return self.federation.data.labels("train").cpu()[self._held(client)]
 
+    def label_sets(self, clients: Sequence[int]) -> Tensor:
+        """Which classes clients hold, ``(n, C)`` bool."""
+        return torch.stack([torch.bincount(self.labels(client), minlength=self.classes) > 0 for client in clients])
+
+    def set_guess(self, true: Tensor) -> float | None:
+        return None if self.summed else most_common_share(self.label_sets(self.federation.data.nonempty))
+
     def texts(self, client: int) -> Tensor:
-        """Token ids ``(n, L)`` of the client's training data, truncated as in training."""
         trained, _ = self._texts()
         return self._tokens([trained[i] for i in self._held(client).tolist()])
 
     def public_texts(self) -> Tensor:
-        """Token ids ``(m, L)`` of the test split."""
         return self._tokens(self._texts()[1])
+
+    def public_images(self) -> PublicImages:
+        return public_images(self.federation.dataset.test_images, self.federation.dataset.test_labels)
+
+    def public_samples(self) -> Samples | None:
+        data = self.federation.data
+        chosen = balanced(data.labels("server"), self.classes)
+        if not len(chosen):
+            return None
+        picked = data.pick("server", chosen)
+        return Samples(each(picked.inputs, lambda part: part.cpu()), picked.labels.cpu())
+
+    def statistics(self) -> tuple[Statistic, ...]:
+        schemas = (self.store.upload(*message).schema for message in self.messages())
+        return listed(schemas, kinds_of_model(self.federation.resident.net))
+
+    def lacking(self, client: int) -> Modality | None:
+        return self.federation.data.lacking(client)
 
     def whole_clients(self, round: int) -> list[int]:
         """The clients with a kept message of that round and complete samples; for pairs, with both images and texts.
@@ -225,14 +235,25 @@ class Evidence:
         Raises:
             FedprivError: there is none.
         """
-        found = [client for client in self.store.clients(round) if self.federation.data.lacking(client) is None]
-        if not found:
+        whole = [client for client in self.clients(round) if self.lacking(client) is None]
+        if not whole:
             raise FedprivError(f"round {round}: every client whose message was kept lacks the images or the texts")
-        return found
+        return whole
 
-    @property
+    @cached_property
+    def classes(self) -> int:
+        return len(self.federation.dataset.classes)
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        return self.federation.resident.net.input_shape
+
+    @cached_property
+    def encoder(self) -> Encoder | None:
+        return self.federation.prepared.encoder
+
+    @cached_property
     def modalities(self) -> tuple[Modality, ...]:
-        """The kind of the run's samples: images, texts, or pairs of both."""
         dataset = self.federation.dataset
         there: dict[Modality, object] = {"image": dataset.images, "text": dataset.texts}
         return tuple(name for name, samples in there.items() if samples is not None)
@@ -247,6 +268,11 @@ class Evidence:
         return texts
 
     def _tokens(self, texts: Sequence[str]) -> Tensor:
-        encoder, longest = self.federation.prepared.encoder, self.federation.config.data.max_tokens
-        assert encoder is not None and longest is not None
-        return tokenise(texts, encoder.tokenizer, longest)[0].long()
+        longest = self.federation.config.data.max_tokens
+        assert self.encoder is not None and longest is not None
+        return tokenise(texts, self.encoder.tokenizer, longest)[0].long()
+
+
+def public_images(images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The first :data:`REFERENCES` of uint8 images ``(N, C, H, W)``, in [0, 1], and their labels."""
+    return images[:REFERENCES].float().cpu() / 255, labels[:REFERENCES].cpu()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
+from itertools import islice
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedpriv.data.federated import FederatedData, Split
+from fedpriv.errors import FedprivError, UsageError
 from fedpriv.samples import Modality, missing_modality
 from fedpriv.secure.layout import Layout
 from fedpriv.secure.protocol_checks import as_sent, expected_mean
@@ -20,17 +22,21 @@ from fedpriv.simulation.setup import Federation
 from fedpriv.wire import Payload, Sealed, seal
 from fedpriv.wire.coding import decoded
 
+if TYPE_CHECKING:
+    from fedpriv.audit.record.base import Message
+    from fedpriv.audit.record.run import RunRecord
+
 DataOf = Callable[[int], Split]
 """A shadow's number -> its training data. May be called more than once for a shadow."""
 
 
 @dataclass(frozen=True)
 class _Shadows:
-    """The data of a federation whose clients are shadows; a shadow's data are made when its local update begins.
+    """The data of a federation whose clients are shadows; a shadow's data are built when its local update begins.
 
     Attributes:
         first: the client number of shadow 0.
-        parts: clients among whom a shadow's data are dealt.
+        parts: clients among whom a shadow's data are split.
     """
 
     of: DataOf
@@ -64,23 +70,22 @@ class ShadowResult:
 
 
 def initial_row(federation: Federation, broadcast: Sealed | None) -> Tensor:
-    """The model ``(p,)`` before the first round as an attacker has it: as it was broadcast, and drawn where it was not."""
-    drawn = federation.method.context.new_row("attacker").to(federation.resident.device)
-    return federation.resident.space.pack({} if broadcast is None else broadcast.tensors(), drawn)
+    """The model ``(p,)`` before the first round as an attacker has it: as broadcast, and random where it was not."""
+    random = federation.method.context.new_row("attacker").to(federation.resident.device)
+    return federation.resident.space.pack({} if broadcast is None else broadcast.tensors(), random)
 
 
 class ShadowUpdates:
     """Local training as in the run (schedule, loss, DP, transforms), from the server's download, on other data.
 
-    A shadow is a client whose number is not in the federation, so its random draws differ from the run's, which the server does
+    A shadow is a client whose number is not in the federation, so its random numbers differ from the run's, which the server does
     not know. Every local update is a client's first, as state that clients keep was never sent. Weights that the server sent
-    neither in round 0 nor in this round are drawn at random. The local updates leave no trace in the run's counters, payloads or
-    ledger.
+    neither in round 0 nor in this round are random. Nothing is written into the run.
 
     Args:
         download: the download of the round.
         broadcast: the download of round 0, if there was one.
-        parts: clients of a secure sum, among whom a shadow's data are dealt; the result is their mean.
+        parts: clients of a secure sum, among whom a shadow's data are split; the result is their mean.
     """
 
     def __init__(self, federation: Federation, round: int, download: Sealed, broadcast: Sealed | None, parts: int = 1) -> None:
@@ -110,7 +115,7 @@ class ShadowUpdates:
                 updates = []
 
     def _mean(self, updates: Sequence[ShadowResult]) -> ShadowResult:
-        """What a server learns of them by a secure sum."""
+        """The result of a secure sum of them."""
         if len(updates) == 1:
             return updates[0]
         method, layout = self.federation.method, Layout(self.federation.agreement, self.received)
@@ -120,3 +125,49 @@ class ShadowUpdates:
         uploaded = as_sent(mean, expected_mean(self.federation.agreement, self.round, self.received, len(updates)))
         sealed = seal(Payload(uploaded, self.round, transforms=updates[0].sealed.transforms))
         return ShadowResult(uploaded, torch.stack([update.model for update in updates]).mean(0), sealed)
+
+
+class NotSimulated(FedprivError):
+    """Clients with a single sample could not be simulated, so what their messages show is not known."""
+
+
+def single_samples(record: RunRecord, round: int, client: int, count: int, federation: Federation | None = None) -> list[Message]:
+    """The messages of simulated clients that hold one sample each, those of :func:`shared_out`.
+
+    They train as in the run, with its schedule, defences and differential privacy, from that round's download.
+
+    Args:
+        federation: the run's, where its augmentation is recorded (:func:`fedpriv.audit.record.views.recorded`).
+
+    Raises:
+        UsageError: the run's loss is not defined for a single sample.
+        NotSimulated: the round's download was not kept, or such a client diverged.
+    """
+    objective = record.federation.method.objective
+    if objective.smallest_batch > 1:
+        raise UsageError(f"a client with a single image cannot train, as {objective.name} contrasts images with each other")
+    if (least := record.config.train.min_batch) > 1:
+        raise UsageError(f"a client with a single image takes no step, as train.min_batch is {least}")
+    download, message = record.store.download(round), record.message(round, client)
+    if download is None:
+        raise NotSimulated(f"what the server sent in round {round} was not kept")
+    updates = ShadowUpdates(federation or record.federation, round, download, record.store.broadcast())
+    data, alone = record.federation.data, shared_out(record, client, count)
+
+    def of(number: int) -> Split:
+        owner, at = alone[number]
+        held = data.train(owner)
+        return held.at(held.labels.new_tensor([at]))
+
+    results = list(updates.run(of, range(len(alone))))
+    if None in results:
+        raise NotSimulated(f"in round {round} a simulated client with a single sample diverged")
+    stated = None if message.num_examples is None else 1
+    return [record.simulated(round, client, result.sealed, message.received, stated) for result in results if result is not None]
+
+
+def shared_out(record: RunRecord, client: int, count: int) -> list[tuple[int, int]]:
+    """At most ``count`` samples as (client, index in its data): this client's, then those of clients with the same modalities."""
+    data, clients = record.federation.data, range(record.config.data.clients)
+    alike = [other for other in clients if other != client and data.lacking(other) == data.lacking(client)]
+    return list(islice(((owner, at) for owner in (client, *alike) for at in range(data.size(owner))), count))

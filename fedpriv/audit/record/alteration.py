@@ -23,15 +23,14 @@ def alteration(sealed: Sealed, received: Mapping[str, Tensor], transforms: Seque
     """
     tensors = sealed.tensors()
     names = dict.fromkeys(base_name(name) for name in tensors if is_model(name))
-    said = declared(names, transforms)
-    variance = {name: said.variance.get(name, 0.0) + error for name, error in _rounding(tensors).items()}
-    kept = {name: _sent(tensors[name + INDICES], received[name].shape) for name in names if name + INDICES in tensors}
-    return replace(said, variance={**said.variance, **variance}, kept=kept)
+    stated = declared(names, transforms)
+    variance = {name: stated.variance.get(name, 0.0) + error for name, error in _rounding(tensors).items()}
+    kept = {name: _kept(tensors[name + INDICES], received[name].shape) for name in names if name + INDICES in tensors}
+    return replace(stated, variance={**stated.variance, **variance}, kept=kept)
 
 
 def declared(names: Iterable[str], transforms: Sequence[Transform]) -> Altered:
-    """What transforms say that they do to tensors of these names: ``rescales``, and ``noise_variance`` per entry; one that says
-    neither is ignored."""
+    """The effect that transforms declare on tensors of these names: ``rescales``, and ``noise_variance`` per entry."""
     noise = float(sum(getattr(transform, "noise_variance", 0.0) for transform in transforms))
     rescaled = any(getattr(transform, "rescales", False) for transform in transforms)
     return Altered(rescaled, dict.fromkeys(names, noise) if noise else {})
@@ -39,22 +38,23 @@ def declared(names: Iterable[str], transforms: Sequence[Transform]) -> Altered:
 
 def _rounding(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     """Variance of an entry's rounding error, by the net's names, for tensors that were rounded."""
-    found = {}
+    variance = {}
     for form, tensor in tensors.items():
         if not is_model(form) or form.endswith((INDICES, SCALE)):
             continue
         if codes := coded(form):  # rounded up or down at random: the error is triangular, at most one step either way
             step = tensors[codes[0] + SCALE].double()
-            found[base_name(form)] = float(step.square().mean()) / 6
+            variance[base_name(form)] = float(step.square().mean()) / 6
         elif tensor.dtype in (torch.float16, torch.bfloat16):  # to the nearest: uniform, at most half a step either way
             kind = torch.finfo(tensor.dtype)
             step = 2.0 ** torch.frexp(tensor.float()).exponent.double() * kind.eps / 2
             step = step.where(tensor != 0, kind.smallest_normal * kind.eps)  # what is smaller is 0
-            found[base_name(form)] = float(step.square().mean()) / 12
-    return found
+            variance[base_name(form)] = float(step.square().mean()) / 12
+    return variance
 
 
-def _sent(indices: Tensor, shape: torch.Size) -> Tensor:
-    found = torch.zeros(shape.numel(), dtype=torch.bool)
-    found[indices.long()] = True
-    return found.view(shape)
+def _kept(indices: Tensor, shape: torch.Size) -> Tensor:
+    """Which entries of a tensor of that shape were sent."""
+    kept = torch.zeros(shape.numel(), dtype=torch.bool)
+    kept[indices.long()] = True
+    return kept.view(shape)

@@ -1,7 +1,7 @@
-"""The sums of a run with secure aggregation, as observations: each is the mean upload of a round's clients.
+"""The record of a run with secure aggregation: its sums, each the mean upload of a round's clients.
 
-To an attacker such a sum is the message of one client that holds all of their samples. So it has a number too: that of the round,
-counted from the number of clients.
+To an attacker such a sum is the message of one client that holds all of their samples. Its number is that of the round
+plus the number of clients.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
-from fedpriv.audit.evidence.messages import Evidence, Message
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
 from fedpriv.audit.results import Sender
 from fedpriv.errors import UsageError
 from fedpriv.files import Damaged
@@ -23,25 +24,25 @@ from fedpriv.wire import Sealed
 from fedpriv.wire.message import Refused
 
 
-def evidence_of(run_dir: Path) -> Evidence:
-    """What the server of a run saw: its clients' messages, or their sums.
+def record_of(run_dir: Path) -> RunRecord:
+    """The record of what the server of a run saw: its clients' messages, or their sums.
 
     Raises:
         UsageError: there is no run, or it kept no payloads.
         Damaged: a file of the run is not what was written.
     """
-    return (Sums if RunFolder.open(run_dir).config().wire.secure_aggregation else Evidence)(run_dir)
+    return (SumRecord if RunFolder.open(run_dir).config().wire.secure_aggregation else RunRecord)(run_dir)
 
 
-class HeldBack(Evidence):
+class HeldBack(RunRecord):
     """The uploads behind the sums of a simulation, which its server never saw."""
 
     def _stored(self) -> PayloadStore:
         return PayloadStore.of(self.folder, uploads="hidden")
 
 
-class Sums(Evidence):
-    """The kept sums of a run; arguments and errors as for :class:`Evidence`."""
+class SumRecord(RunRecord):
+    """The kept sums of a run; arguments and errors as for :class:`RunRecord`."""
 
     summed = True
 
@@ -111,10 +112,7 @@ class Sums(Evidence):
 
     def _members(self, round: int) -> list[int]:
         if (clients := self._clients.get(round)) is None:
-            raise Damaged(
-                f"{self.folder.path}: the record of round {round} does not say whose uploads are in its sum; earlier versions "
-                "did not write this where the sum was left out"
-            )
+            raise Damaged(f"{self.folder.path}: the record of round {round} does not say whose uploads are in its sum")
         return clients
 
     @cached_property
@@ -141,6 +139,6 @@ class _SumStore(PayloadStore):
         return sealed
 
     def report(self, round: int, client: int) -> Sealed | None:
-        """That of the first client of which one was kept."""
-        kept = (super(_SumStore, self).report(round, one) for one in range(self.first))
-        return next((found for found in kept if found is not None), None)
+        """The report of the first client of which one was kept."""
+        kept = (super(_SumStore, self).report(round, client) for client in range(self.first))
+        return next((report for report in kept if report is not None), None)

@@ -1,4 +1,4 @@
-"""What of a run keeps attacks from succeeding that pass their controls, so that their failure on its messages says little."""
+"""In what the messages of a run differ from those of attacks' controls, so that an attack's failure says little."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fedpriv.models.net import Outputs
 from fedpriv.wire import Transform
 
 _BUILT_IN = "fedpriv."
-"""Of the modules whose transforms say all that they do: in the message (a mask, a rounding), or by their attributes."""
+"""Prefix of the modules whose transforms show all that they do: in the message (a mask, a rounding), or by attributes."""
 
 
-def unlike_controls(
+def control_differences(
     config: RunConfig, net: nn.Module, transforms: Sequence[Transform], steps: bool, once: bool, otherwise: bool = False
 ) -> tuple[str, ...]:
-    """In what messages of a run differ from those of every attack's controls, a clause each.
+    """Clauses on how messages of a run differ from those of every attack's controls.
 
     Args:
         net: the client's, in the mode in which it computed what is attacked.
@@ -31,23 +31,23 @@ def unlike_controls(
         once: whether each sample was in one step, as one view of it.
         otherwise: whether the net :func:`trains_otherwise`.
     """
-    found = []
+    clauses = []
     if config.data.augment not in (None, "none") and net.training and not once:
         altered = f"the client may have trained on several altered copies of each image (data.augment {config.data.augment})"
-        found.append(f"{altered}, and attacks look for one image behind all of its steps")
+        clauses.append(f"{altered}, and attacks look for one image behind all of its steps")
     if steps and config.train.optimizer != "sgd":
-        found.append(f"attacks read a change as that of SGD, and the client's steps were {config.train.optimizer}'s")
+        clauses.append(f"attacks read a change as that of SGD, and the client's steps were {config.train.optimizer}'s")
     if config.train.precision != "float32":
-        found.append(f"the client computed in {config.train.precision} (train.precision), and attacks compute in float32")
-    found += in_training(net, otherwise)
+        clauses.append(f"the client computed in {config.train.precision} (train.precision), and attacks compute in float32")
+    clauses += in_training(net, otherwise)
     if undeclared := [str(transform) for transform in transforms if not _declares(transform)]:
         names = ", ".join(undeclared)
-        found.append(f"{names} does not declare what it does to a change (rescales, noise_variance), so attacks do not know it")
-    return tuple(found)
+        clauses.append(f"{names} does not declare what it does to a change (rescales, noise_variance), so attacks do not know it")
+    return tuple(clauses)
 
 
 def in_training(net: nn.Module, otherwise: bool) -> list[str]:
-    """What of a net in the client's mode is unlike the nets of controls, a clause each; see :func:`unlike_controls`."""
+    """Clauses on how a net in the client's mode differs from those of controls; see :func:`control_differences`."""
     drops = [module.p for module in net.modules() if isinstance(module, _DropoutNd) and module.p and module.training]
     if drops:
         # Attacks that also seek the masks succeed where others fail (Scheliga, Maeder & Seeland 2023).
@@ -59,9 +59,9 @@ def in_training(net: nn.Module, otherwise: bool) -> list[str]:
 
 
 def trains_otherwise(net: nn.Module, x: Tensor) -> bool:
-    """Whether the net, in its mode, draws at random, or makes other logits of ``x`` than attacks take it to make.
+    """Whether the net, in its mode, is random, or gives other logits for ``x`` than the net as attacks model it.
 
-    So dropout is found that is no layer of its own, and any layer that attacks do not know.
+    This finds dropout that is no layer of its own, and layers that attacks do not know.
 
     Args:
         net: to logits, or to :class:`fedpriv.models.net.Outputs`; on the processor. It is left as it is.
@@ -70,20 +70,20 @@ def trains_otherwise(net: nn.Module, x: Tensor) -> bool:
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         modelled = _logits(in_clients_mode(trained)(x))
         before = torch.get_rng_state()
-        made = _logits(trained(x))
+        logits = _logits(trained(x))
         drew = not torch.equal(before, torch.get_rng_state())
-    return drew or not torch.allclose(made, modelled, rtol=1e-3, atol=1e-4)
+    return drew or not torch.allclose(logits, modelled, rtol=1e-3, atol=1e-4)
 
 
 def made_up(shape: Sequence[int]) -> Tensor:
-    """Two different inputs of a net, ``(2, *shape)``, not drawn."""
+    """Two different fixed inputs of a net, ``(2, *shape)``."""
     return torch.linspace(-1, 1, 2 * prod(shape)).reshape(2, *shape)
 
 
-def _logits(made: Tensor | Outputs) -> Tensor:
-    return made if isinstance(made, Tensor) else made.logits
+def _logits(outputs: Tensor | Outputs) -> Tensor:
+    return outputs if isinstance(outputs, Tensor) else outputs.logits
 
 
 def _declares(transform: Transform) -> bool:
-    says = hasattr(transform, "rescales") or hasattr(transform, "noise_variance")
-    return says or type(transform).__module__.startswith(_BUILT_IN)
+    does = hasattr(transform, "rescales") or hasattr(transform, "noise_variance")
+    return does or type(transform).__module__.startswith(_BUILT_IN)

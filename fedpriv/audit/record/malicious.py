@@ -1,4 +1,4 @@
-"""A malicious server: a client of a run takes its local update again, on a download that the server has altered."""
+"""A malicious server: a client of a run trains again, from a download that the server has altered."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from torch import Tensor
 from fedpriv.attacks.attack import ImageAttack, TextAttack
 from fedpriv.attacks.core.observation import ThreatModel
 from fedpriv.attacks.core.reconstruction import Inapplicable
-from fedpriv.audit.evidence.messages import Evidence, Message
-from fedpriv.audit.evidence.shadow_updates import ShadowUpdates
-from fedpriv.audit.evidence.views import Recorder, recorded
+from fedpriv.audit.record.base import Message
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.shadow_updates import ShadowUpdates
+from fedpriv.audit.record.views import Recorder, recorded
 from fedpriv.client.client import receive
 from fedpriv.client.suspicion import generator_of_run
 from fedpriv.data.federated import Split
@@ -21,13 +22,13 @@ from fedpriv.wire import Payload, Sealed, seal
 
 @dataclass(frozen=True)
 class Replay:
-    """What a client answers to an altered download.
+    """A client's answer to an altered download.
 
     Attributes:
-        message: the altered tensors as received, and its upload, which it makes without its check of downloads.
+        message: the altered tensors as received, and its upload, made without its check of downloads.
         altered: names of the tensors that the server altered.
-        refusal: what the client's check says; ``None``: it finds nothing, or the run has switched it off.
-        checked: whether the run has not.
+        refusal: the refusal by the client's check; ``None``: it notices nothing, or the run has switched it off.
+        checked: whether the run checks downloads.
         recorder: of the views that it trained on; ``None``: it does not augment.
     """
 
@@ -39,16 +40,16 @@ class Replay:
 
     @property
     def sentence(self) -> str:
-        """On the client's check."""
+        """Whether the client's check refuses the download, in a sentence."""
         unseen = "does not notice" if self.checked else "is switched off in this run"
         return f"the client's check of downloads {unseen if self.refusal is None else f'refuses: {self.refusal}'}"
 
 
-def replay(evidence: Evidence, round: int, client: int, attack: ImageAttack | TextAttack, public: Tensor, seed: int) -> Replay:
-    """Send a client the download of a kept round, altered by the attack, and have it take its turn on its own data.
+def replay(record: RunRecord, round: int, client: int, attack: ImageAttack | TextAttack, public: Tensor, seed: int) -> Replay:
+    """Send a client the download of a kept round, altered by the attack, and let it train on its own data.
 
-    Schedule, loss and transforms are the run's. It is the client's first local update, and its draws differ from the run's, as in
-    :class:`ShadowUpdates`.
+    Schedule, loss and transforms are the run's. It is the client's first local update, and its random numbers differ from the
+    run's, as in :class:`ShadowUpdates`.
 
     Args:
         public: images ``(m, C, H, W)`` in [0, 1], or token ids ``(m, L)``, that the server has.
@@ -56,35 +57,35 @@ def replay(evidence: Evidence, round: int, client: int, attack: ImageAttack | Te
     Raises:
         FedprivError: the attack cannot be mounted on this run, or the client diverged.
     """
-    message, download = evidence.message(round, client), evidence.store.download(round)
-    if evidence.summed or download is None:
+    message, download = record.message(round, client), record.store.download(round)
+    if record.summed or download is None:
         raise FedprivError(f"{attack.name} needs a run whose server sends weights and gets uploads one by one")
-    honest = evidence.attacker.observation(message, ThreatModel())
+    honest = record.observation(message, ThreatModel())
     try:
-        made = attack.alter(honest, public, seed)
+        tensors = attack.alter(honest, public, seed)
     except Inapplicable as reason:
         raise FedprivError(f"{attack.name} cannot be mounted: {reason}") from None
-    names = {cut: name for name, cut in evidence.attacker.victim(message).names.items()}
-    altered = {names.get(name, name): tensor for name, tensor in made.items()}
+    names = {cut: name for name, cut in record.attacker.victim(message).names.items()}
+    altered = {names.get(name, name): tensor for name, tensor in tensors.items()}
     sent = seal(Payload({**download.tensors(), **altered}, round))
-    federation, broadcast = evidence.federation, evidence.store.broadcast()
+    federation, broadcast = record.federation, record.store.broadcast()
     unchecked = replace(federation.agreement, config=federation.config.with_check(False))
     open_to_all, recorder = recorded(replace(federation, agreement=unchecked))
     data: Split = federation.data.train(client)
     answer = next(ShadowUpdates(open_to_all, round, sent, broadcast).run(lambda number: data, [0]))
     if answer is None:
         raise FedprivError(f"client {client} diverged on what {attack.name} sent")
-    found = evidence.simulated(round, client, answer.sealed, sent.tensors(), answer.sealed.num_examples)
-    checked = evidence.config.wire.check_downloads is not False
-    return Replay(found, tuple(sorted(altered)), refused(evidence, round, sent) if checked else None, checked, recorder)
+    message = record.simulated(round, client, answer.sealed, sent.tensors(), answer.sealed.num_examples)
+    checked = record.config.wire.check_downloads is not False
+    return Replay(message, tuple(sorted(altered)), refused(record, round, sent) if checked else None, checked, recorder)
 
 
-def refused(evidence: Evidence, round: int, download: Sealed) -> str | None:
-    """What a client of the run says when it refuses a download; ``None``: it takes it.
+def refused(record: RunRecord, round: int, download: Sealed) -> str | None:
+    """The refusal of a download by a client of the run; ``None``: it takes it.
 
-    Where the config leaves the check open, as a client of a deployment does, although the simulation would only warn.
+    Where the config leaves the check open, the client checks as in a deployment, although the simulation would only warn.
     """
-    federation = evidence.federation
+    federation = record.federation
     checks = replace(federation.agreement, config=federation.config.with_check(True))
     try:
         receive(checks, round, download, federation.initial, generator_of_run(checks, round))

@@ -9,8 +9,8 @@ from math import prod
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedpriv.audit.evidence.messages import Evidence
-from fedpriv.audit.evidence.statistics import BYTES, kinds_besides
+from fedpriv.audit.record.run import RunRecord
+from fedpriv.audit.record.statistics import BYTES, kinds_besides, kinds_of_model
 from fedpriv.audit.results import RoundTraffic, Schema, TensorInfo, Wire
 from fedpriv.wire import STATISTIC, Sealed
 from fedpriv.wire.report import Report
@@ -19,77 +19,77 @@ IN_TRANSIT = (
     "a party that reads the messages in transit: the same messages as the server",
     "a party that sees only encrypted traffic: which clients take part when, and the size of every message",
 )
-"""What outsiders know."""
+"""Their knowledge, in sentences."""
 
 
-def crossed(evidence: Evidence) -> Wire:
-    """What was sent in the kept messages, and the bytes of every round; with the tensors of the net that were never sent."""
-    store = evidence.store
-    ups = [(round, client, store.upload(round, client)) for round, client in evidence.messages()]
-    downs = [found for round in store.rounds() if (found := store.download(round)) is not None]
+def crossed(record: RunRecord) -> Wire:
+    """The tensors of the kept messages and those that were never sent, and the bytes of every round."""
+    store = record.store
+    ups = [(round, client, store.upload(round, client)) for round, client in record.messages()]
+    downs = [sealed for round in store.rounds() if (sealed := store.download(round)) is not None]
     alike: dict[str, list[tuple[Sealed, str]]] = {}
     for round, client, sealed in ups:
-        alike.setdefault(_hash(sealed), []).append((sealed, f"round {round}, {evidence.sender(round, client).named}"))
+        alike.setdefault(_hash(sealed), []).append((sealed, f"round {round}, {record.sender(round, client).named}"))
     return Wire(
-        _tensors(evidence, [sealed for *_, sealed in ups], downs, store.broadcast()),
+        _tensors(record, [sealed for *_, sealed in ups], downs, store.broadcast()),
         _facts(ups[0][2]),
         tuple(
-            RoundTraffic(one["round"], one["metrics"]["bytes_up"], one["metrics"]["bytes_down"])
-            for one in evidence.folder.records()
+            RoundTraffic(line["round"], line["metrics"]["bytes_up"], line["metrics"]["bytes_down"])
+            for line in record.folder.records()
         ),
         tuple(
-            Schema(hash, len(those[0][0].schema), those[0][0].nbytes, tuple(name for _, name in those))
-            for hash, those in alike.items()
+            Schema(hash, len(group[0][0].schema), group[0][0].nbytes, tuple(name for _, name in group))
+            for hash, group in alike.items()
         ),
     )
 
 
-def knowledge(evidence: Evidence) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The threat model of the report: what the server knows, and what outsiders do, in sentences."""
-    sealed = evidence.store.upload(*evidence.messages()[0])
+def knowledge(record: RunRecord) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The knowledge of the server and of outsiders, in sentences."""
+    sealed = record.store.upload(*record.messages()[0])
     server = [
         "follows the protocol and keeps every message of every round (honest but curious)",
         "knows the architecture, the schedule of local training and who took part in which round",
         "knows the weights that it sent to the clients",
     ]
-    if evidence.store.broadcast() is not None:
+    if record.store.broadcast() is not None:
         server.append(
             "knows the initial weights of all layers, even of those that are never shared: it broadcast them in round 0"
         )
     if sealed.num_examples is not None:
         server.append("receives each client's number of training samples")
-    if (report := evidence.store.report(*evidence.messages()[0])) is not None:
+    if (report := record.store.report(*record.messages()[0])) is not None:
         server.append(f"receives a report beside each upload: {', '.join(_contents(report))}")
-    server += evidence.of_sums()
-    if statistics := kinds_besides(evidence, sealed.schema):
+    server += record.of_sums()
+    if statistics := kinds_besides(sealed.schema, kinds_of_model(record.federation.resident.net)):
         server.append(f"receives statistics besides weights: {', '.join(statistics)}")
     if sealed.transforms:
         server.append(f"knows the transforms of an upload: {', '.join(sealed.transforms)}")
     return tuple(server), IN_TRANSIT
 
 
-def conditions(evidence: Evidence) -> tuple[str, ...]:
+def conditions(record: RunRecord) -> tuple[str, ...]:
     """Conditions of the run that make attacks harder or easier by accident."""
-    net, augment = evidence.federation.resident.net, evidence.config.data.augment
-    encoder, tune = evidence.federation.prepared.encoder, evidence.federation.config.model.tune
-    remarks = [
+    net, augment = record.federation.resident.net, record.config.data.augment
+    encoder, tune = record.federation.prepared.encoder, record.federation.config.model.tune
+    notes = [
         "no augmentation"
         if augment == "none"
         else f"augmentation {augment}: clients trained on altered copies; who recovers a copy recovers the image"
     ]
     if encoder is not None:
         learns = {"full": "learns as a whole", "lora": "is frozen but for LoRA's adapters", "head": "is frozen"}
-        remarks.append(f"the text encoder {encoder.name} {learns[tune or 'full']}")
-    return (*remarks, *of_net(net))
+        notes.append(f"the text encoder {encoder.name} {learns[tune or 'full']}")
+    return (*notes, *net_conditions(net))
 
 
-def of_net(net: nn.Module) -> tuple[str, ...]:
-    """The conditions that are the net's."""
+def net_conditions(net: nn.Module) -> tuple[str, ...]:
+    """Those of its net."""
     drops = [module.p for module in net.modules() if isinstance(module, nn.Dropout)]
-    remarks = [f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout"]
+    notes = [f"dropout of {', '.join(f'{p:g}' for p in drops)} while training" if drops else "no dropout"]
     if has_batch_norm(net):
-        remarks.append("BatchNorm: clients and attacks normalise by the batch")
-    return tuple(remarks)
+        notes.append("BatchNorm: clients and attacks normalise by the batch")
+    return tuple(notes)
 
 
 def has_batch_norm(net: nn.Module) -> bool:
@@ -97,10 +97,10 @@ def has_batch_norm(net: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in net.modules())
 
 
-def _tensors(evidence: Evidence, ups: list[Sealed], downs: list[Sealed], broadcast: Sealed | None) -> tuple[TensorInfo, ...]:
+def _tensors(record: RunRecord, ups: list[Sealed], downs: list[Sealed], broadcast: Sealed | None) -> tuple[TensorInfo, ...]:
     up, down = ({name for sealed in group for name in sealed.schema} for group in (ups, downs))
     known = {name: code for sealed in (*([broadcast] if broadcast else []), *downs, *ups) for name, code in sealed.schema.items()}
-    space = evidence.federation.resident.space
+    space = record.federation.resident.space
     for entry in space.entries:
         known.setdefault(entry.name, ("F32", tuple(entry.shape)))
     order = {name: i for i, name in enumerate(space.names)}
@@ -128,11 +128,11 @@ def _facts(sealed: Sealed) -> tuple[str, ...]:
 
 
 def _contents(report: Sealed) -> list[str]:
-    """What a client's report says, in words."""
-    said = Report.of(report)
-    contents = ["the number of training samples", *(["the mean training loss"] if said.loss is not None else [])]
-    contents += ["the sampling rate and the steps of DP-SGD"] if said.spent else []
-    return contents + sorted({name.partition("/")[0] for name in said.numbers})
+    """The contents of a client's report, in words."""
+    opened = Report.of(report)
+    contents = ["the number of training samples", *(["the mean training loss"] if opened.loss is not None else [])]
+    contents += ["the sampling rate and the steps of DP-SGD"] if opened.spent else []
+    return contents + sorted({name.partition("/")[0] for name in opened.numbers})
 
 
 def _hash(sealed: Sealed) -> str:

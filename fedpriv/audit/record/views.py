@@ -1,5 +1,4 @@
-"""What clients that augment their images trained on. A local update's draws depend on the run's seed, so its views can be made
-again."""
+"""The augmented views on which clients trained. They follow from the run's seed, so that a local update can be repeated."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from fedpriv.wire import Sealed
 
 
 class Recorder:
-    """An augmentation that keeps what it makes of each image. Images are known by their pixels.
+    """An augmentation that keeps the views of each image. Images are recognised by their pixels.
 
     Args:
         mean, std: of the images' normalisation, by channel.
@@ -28,18 +27,17 @@ class Recorder:
     def __init__(self, augment: Augment, mean: Sequence[float], std: Sequence[float]) -> None:
         self._augment = augment
         self._mean, self._std = (torch.tensor(tuple(values)).view(-1, 1, 1) for values in (mean, std))
-        self._made: defaultdict[bytes, list[Tensor]] = defaultdict(list)
+        self._views: defaultdict[bytes, list[Tensor]] = defaultdict(list)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        made = self._augment(images, generator)
-        for before, after in zip(self._pictures(images), self._pictures(made), strict=True):
-            self._made[_pixels(before)].append(after)
-        return made
+        views = self._augment(images, generator)
+        for before, after in zip(self._pictures(images), self._pictures(views), strict=True):
+            self._views[_pixels(before)].append(after)
+        return views
 
     def views(self, images: Tensor) -> Tensor:
-        """Each image ``(n, C, H, W)`` in [0, 1] and what was made of it, ``(n, V, C, H, W)``; where that is less than of another,
-        the last one again."""
-        rows = [torch.stack([image, *self._made[_pixels(image)]]) for image in images]
+        """Each image ``(n, C, H, W)`` in [0, 1] with its views, ``(n, V, C, H, W)``; of fewer views the last is repeated."""
+        rows = [torch.stack([image, *self._views[_pixels(image)]]) for image in images]
         most = max(len(row) for row in rows)
         return pad_sequence([torch.cat([row, row[-1:].expand(most - len(row), -1, -1, -1)]) for row in rows], batch_first=True)
 
@@ -52,7 +50,7 @@ def _pixels(image: Tensor) -> bytes:
 
 
 def recorded(federation: Federation) -> tuple[Federation, Recorder | None]:
-    """The federation with an augmentation that is recorded; unchanged, and ``None``, where clients do not augment."""
+    """The federation with a recorded augmentation, and its recorder; unchanged, and ``None``, where clients do not augment."""
     if federation.augment is None:
         return federation, None
     recorder = Recorder(federation.augment, federation.dataset.mean, federation.dataset.std)
@@ -62,10 +60,10 @@ def recorded(federation: Federation) -> tuple[Federation, Recorder | None]:
 def views_of(
     federation: Federation, round: int, clients: Sequence[int], download: Sealed | None, images: Tensor
 ) -> Tensor | None:
-    """The images ``(n, C, H, W)`` of these clients with their views in a round ``(n, V, C, H, W)``: the clients take that turn
-    again. ``None``: they do not augment.
+    """The images ``(n, C, H, W)`` of these clients with their views in a round ``(n, V, C, H, W)``: the clients train again.
+    ``None``: they do not augment.
 
-    What they kept from earlier rounds does not matter, as no draw depends on it. A local update that diverges ends early.
+    Their state from earlier rounds does not matter, as no random number depends on it. A local update that diverges ends early.
     """
     repeated, recorder = recorded(federation)
     if recorder is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from fedpriv.attacks.core.altered import UNALTERED, Altered
-from fedpriv.attacks.core.observation import Observation, Passes, Schedule, SplitNet, ThreatModel, blank, state_names
+from fedpriv.attacks.core.observation import Observation, Schedule, SplitNet, TextFacts, ThreatModel, blank, state_names
 from fedpriv.attacks.gradients.multistep import noise_gain
-from fedpriv.audit.evidence.control_differences import made_up, trains_otherwise, unlike_controls
-from fedpriv.audit.evidence.earlier_updates import PlainChange, plain_change
-from fedpriv.audit.evidence.local_steps import idle_of, passes_of, schedule_of, stands_still
-from fedpriv.audit.evidence.shadow_updates import initial_row
-from fedpriv.audit.evidence.text_victim import text_facts
+from fedpriv.audit.record.base import PlainChange
+from fedpriv.audit.record.control_differences import control_differences, made_up, trains_otherwise
+from fedpriv.audit.record.local_steps import LocalSteps
+from fedpriv.audit.record.shadow_updates import initial_row
 from fedpriv.errors import UsageError
 from fedpriv.models.net import Net
+from fedpriv.models.text.pretrained import Encoder
+from fedpriv.models.text.transformer import TextEncoder
 from fedpriv.wire import STATISTIC
 
 if TYPE_CHECKING:
-    from fedpriv.audit.evidence.messages import Evidence, Message
+    from fedpriv.audit.record.base import Message
+    from fedpriv.audit.record.run import RunRecord
 
 STILL = "the client's only step had a learning rate of 0 (train.warmup_steps), so its message shows nothing of its samples"
 
@@ -46,14 +48,10 @@ class Victim:
 
 
 class AttackerView:
-    """What attackers see of the messages of a run, and know of how they were made.
+    """What attackers see of the messages of a run, and know of how they were made."""
 
-    Args:
-        evidence: the run's messages.
-    """
-
-    def __init__(self, evidence: Evidence) -> None:
-        self._evidence, self._config, self._federation = evidence, evidence.config, evidence.federation
+    def __init__(self, record: RunRecord) -> None:
+        self._record, self._config, self._federation = record, record.config, record.federation
         self._victims: dict[frozenset[str], Victim] = {}
 
     def observation(
@@ -73,25 +71,26 @@ class AttackerView:
         """
         if threat.top == "current":
             raise UsageError("the current private weights of a client are never sent, so a run can only be attacked without them")
-        federation = self._federation
-        plain = plain_change(self._evidence, message) if gradient is None else PlainChange(dict(gradient))
-        dataset, encoder = federation.dataset, federation.prepared.encoder
+        record, method, transforms = self._record, self._federation.method, self._federation.agreement.transforms
+        plain = PlainChange(gradient) if gradient is not None else record.plain_change(message)
+        dataset, encoder, sends_change = self._federation.dataset, record.encoder, gradient is None
         victim = self._victim(frozenset(plain.of))
         net = victim.net if training else copy.deepcopy(victim.net).eval()
         text = None if encoder is None else text_facts(victim.net, encoder)
-        shape = federation.resident.net.input_shape if text is None else (federation.config.data.max_tokens or text.length,)
         known = message.num_examples if threat.num_examples else None
-        schedule = self.schedule(message, known) if threat.schedule and known is not None and gradient is None else None
-        idle = self._idle(message, known) if threat.schedule and known is not None and gradient is None else None
-        buffers = self.buffers(message) if gradient is None else {}
-        passes = self._passes(message, buffers, known) if threat.schedule and known is not None and buffers else None
+        steps = self.steps(message, known) if sends_change and known is not None else None
+        stated = steps if threat.schedule else None
+        schedule = None if stated is None else self.schedule(message, stated.examples)
+        buffers = self.buffers(message) if sends_change else {}
+        # DP-SGD's noise moves weights without a gradient, too.
+        decayed = None if stated is None or self._config.privacy.level == "sample" else stated.without_gradient()
         observation = Observation(
             shared={victim.names[name]: tensor for name, tensor in plain.of.items() if name in victim.names},
-            kind="change" if gradient is None else "gradient",
+            kind="change" if sends_change else "gradient",
             weights=self._weights(message, victim, threat),
             net=net,
-            input_shape=shape,
-            classes=len(dataset.classes),
+            input_shape=record.input_shape if text is None else (self._federation.config.data.max_tokens or text.length,),
+            classes=record.classes,
             threat=threat,
             mean=tuple(dataset.mean) or (0.0,),
             std=tuple(dataset.std) or (1.0,),
@@ -99,55 +98,38 @@ class AttackerView:
             schedule=None if schedule is None else schedule.renamed(victim.names),
             statistics={n: t for n, t in message.uploaded.items() if n.startswith(STATISTIC)},
             text=text,
-            altered=UNALTERED if gradient is not None else self._altered(message).renamed(victim.names),
-            loss=None if (objective := federation.method.objective).labels else f"{objective.name}, which looks at no label",
-            zero_gradient_change=idle,
-            penalty=idle if self._config.train.optimizer == "sgd" else None,
+            altered=self._altered(message).renamed(victim.names) if sends_change else UNALTERED,
+            loss=None if (objective := method.objective).labels else f"{objective.name}, which looks at no label",
+            idle=decayed,
+            penalty=decayed if self._config.train.optimizer == "sgd" else None,
             buffers={victim.names[name]: tensor for name, tensor in buffers.items() if name in victim.names},
-            passes=passes,
+            passes=stated.passes(buffers) if stated is not None and buffers else None,
             control_differences=(
-                *unlike_controls(
-                    self._config, net, federation.agreement.transforms, gradient is None, self._once(message), self._otherwise
-                ),
+                *control_differences(self._config, net, transforms, sends_change, self._once(message), self._trains_otherwise),
                 *([] if plain.open is None else [plain.open]),
-                *([STILL] if gradient is None and known is not None and self._stands_still(message, known) else []),
+                *([STILL] if steps is not None and steps.stand_still() else []),
             ),
         )
-        if not threat.labels:
-            return observation
-        return replace(observation, labels=self._evidence.labels(message.client))
+        return replace(observation, labels=record.labels(message.client)) if threat.labels else observation
 
-    def schedule(self, message: Message, num_examples: int, clipped: bool = True) -> Schedule | None:
-        """See :func:`fedpriv.audit.evidence.local_steps.schedule_of`.
+    def steps(self, message: Message, num_examples: int, clipped: bool = True) -> LocalSteps:
+        """The client's local steps.
 
         Args:
             clipped: ``False``: as if ``train.clip_grad_norm`` had not clipped a gradient.
         """
-        method = self._federation.method
-        plain = method.objective.without_momentum(message.received)
         train = self._config.train if clipped else self._config.train.model_copy(update={"clip_grad_norm": None})
-        return schedule_of(train, method, message.round, message.of_model, num_examples, message.parts, plain)
+        return LocalSteps(train, self._federation.method, message.round, message.of_model, num_examples, message.parts)
 
-    def _idle(self, message: Message, num_examples: int) -> Callable[[Tensor], Tensor] | None:
-        """What the client's steps do to weights that have no gradient, where :meth:`schedule` does not tell."""
-        if self._config.privacy.level == "sample":  # noise moves them, too
-            return None
-        return idle_of(self._config.train, self._federation.method, message.round, message.of_model, num_examples, message.parts)
+    def schedule(self, message: Message, num_examples: int, clipped: bool = True) -> Schedule | None:
+        """See :meth:`fedpriv.audit.record.local_steps.LocalSteps.schedule`."""
+        plain = self._federation.method.objective.without_momentum(message.received)
+        return self.steps(message, num_examples, clipped).schedule(plain)
 
     def buffers(self, message: Message) -> dict[str, Tensor]:
         """The net's buffers that a client sent, such as running means, by the net's names."""
-        held = dict(self._federation.resident.net.named_buffers())
-        return {name: tensor for name, tensor in message.uploaded.items() if name in held and name in message.received}
-
-    def _passes(self, message: Message, buffers: Collection[str], num_examples: int) -> Passes | None:
-        """See :func:`fedpriv.audit.evidence.local_steps.passes_of`."""
-        method = self._federation.method
-        return passes_of(self._config.train, method, message.round, buffers, num_examples, message.parts)
-
-    def _stands_still(self, message: Message, num_examples: int) -> bool:
-        """See :func:`fedpriv.audit.evidence.local_steps.stands_still`."""
-        method = self._federation.method
-        return stands_still(self._config.train, method, message.round, message.of_model, num_examples, message.parts)
+        names = dict(self._federation.resident.net.named_buffers())
+        return {name: tensor for name, tensor in message.uploaded.items() if name in names and name in message.received}
 
     def _once(self, message: Message) -> bool:
         """Whether each of the client's samples was in one local step, as one view of it."""
@@ -175,15 +157,15 @@ class AttackerView:
         return net if self._federation.resident.device.type == "cpu" else copy.deepcopy(net).cpu()
 
     @cached_property
-    def _otherwise(self) -> bool:
+    def _trains_otherwise(self) -> bool:
         """Whether the net computes in training what attacks do not model; of pairs, dropout is seen by its layers alone."""
-        if len(self._evidence.modalities) > 1:
+        if len(self._record.modalities) > 1:
             return False
-        net, encoder = copy.deepcopy(self._net).float().train(), self._federation.prepared.encoder
+        net, encoder = copy.deepcopy(self._net).float().train(), self._record.encoder
         if encoder is None or text_facts(net, encoder) is None:
             return trains_otherwise(net, made_up(net.input_shape))
-        _, client = self._evidence.messages()[0]
-        return trains_otherwise(net, self._evidence.texts(client)[:2])
+        _, client = self._record.messages()[0]
+        return trains_otherwise(net, self._record.texts(client)[:2])
 
     def _altered(self, message: Message) -> Altered:
         """The message's alteration, by the net's names, with DP-SGD's clipping and noise of every step, which are public options.
@@ -212,7 +194,7 @@ class AttackerView:
             ``None``: they were not kept; those of a first local update are the run's initial ones.
         """
         victim = self.victim(message) if sent is None else self._victim(frozenset(sent))
-        broadcast, space = self._evidence.store.broadcast(), self._federation.resident.space
+        broadcast, space = self._record.store.broadcast(), self._federation.resident.space
         initial = space.unpack(initial_row(self._federation, broadcast).cpu()) if message.first_update else {}
         known, wanted = {**initial, **self._public(), **message.received}, set(state_names(victim.net))
         names = {name: cut_name for name, cut_name in victim.names.items() if cut_name in wanted}
@@ -224,15 +206,15 @@ class AttackerView:
         return {name: tensor for name, tensor in held.items() if name not in space and tensor.is_floating_point()}
 
     def _weights(self, message: Message, victim: Victim, threat: ThreatModel) -> dict[str, Tensor]:
-        broadcast, public = self._evidence.store.broadcast(), self._public()
+        broadcast, public = self._record.store.broadcast(), self._public()
         known = {**public, **({} if broadcast is None else broadcast.tensors()), **message.received}
         hidden_too = threat.top == "initial"
-        found = {}
+        weights = {}
         for name, cut_name in victim.names.items():
             is_hidden = cut_name.startswith("top.") and name not in message.uploaded and name not in public
             if name in known and (hidden_too or not is_hidden):
-                found[cut_name] = known[name].clone()
-        return found
+                weights[cut_name] = known[name].clone()
+        return weights
 
 
 def cut(net: Net, sent: Collection[str]) -> Victim:
@@ -268,3 +250,36 @@ def _steps(role: str, module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 def _chain(steps: list[tuple[str, nn.Module]]) -> nn.Sequential:
     return nn.Sequential(OrderedDict((prefix.replace(".", "_"), module) for prefix, module in steps))
+
+
+def text_facts(net: nn.Module, encoder: Encoder) -> TextFacts | None:
+    """The facts of the text encoder in ``net``; ``None`` where the net has none (its inputs are features)."""
+    within = next((module for module in net.modules() if isinstance(module, TextEncoder)), None)
+    if within is None:
+        return None
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    tables = {
+        name.rpartition(".")[2]: module for name, module in within.transformer.named_modules() if isinstance(module, nn.Embedding)
+    }
+    places = tables.get("position_embeddings")
+    return TextFacts(
+        words=names[id(within.transformer.get_input_embeddings().weight)],
+        positions=None if places is None else names[id(places.weight)],
+        pad=encoder.pad,
+        special=specials(encoder),
+        length=encoder.length,
+        opens=opening(encoder),
+        unknown=encoder.unknown,
+    )
+
+
+def specials(encoder: Encoder) -> tuple[int, ...]:
+    """The ids that every sentence has: those of the empty text."""
+    return tuple(encoder.tokenizer("")["input_ids"])
+
+
+def opening(encoder: Encoder) -> int:
+    """How many of :func:`specials` are before the words: of BERT's one, of T5's none."""
+    every, some = specials(encoder), tuple(encoder.tokenizer("a")["input_ids"])
+    fits = (n for n in range(len(every) + 1) if some[:n] == every[:n] and some[len(some) - len(every) + n :] == every[n:])
+    return next(fits, 1)

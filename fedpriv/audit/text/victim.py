@@ -10,49 +10,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpriv.attacks.core.observation import Observation, SplitNet, TextFacts, ThreatModel, blank
+from fedpriv.audit.record.attacker_view import text_facts
 from fedpriv.defenses import build_transforms, sent_names
 from fedpriv.errors import UsageError
 from fedpriv.models.text.pretrained import Encoder
-from fedpriv.models.text.transformer import TextEncoder, Tune, text_encoder
+from fedpriv.models.text.transformer import Tune, text_encoder
 from fedpriv.noise_source import SeededSource
 from fedpriv.seeding import kept_rng
 from fedpriv.wire import Payload, Transform, TransformContext
 
 TRAINED = 0.02
 """Standard deviation of LoRA's matrices B, which start at zero in training; while they are zero, the gradients of A are zero."""
-
-
-def text_facts(net: nn.Module, encoder: Encoder) -> TextFacts | None:
-    """The facts of the text encoder in ``net``; ``None`` where the net has none (its inputs are features)."""
-    within = next((module for module in net.modules() if isinstance(module, TextEncoder)), None)
-    if within is None:
-        return None
-    names = {id(parameter): name for name, parameter in net.named_parameters()}
-    tables = {
-        name.rpartition(".")[2]: module for name, module in within.transformer.named_modules() if isinstance(module, nn.Embedding)
-    }
-    places = tables.get("position_embeddings")
-    return TextFacts(
-        words=names[id(within.transformer.get_input_embeddings().weight)],
-        positions=None if places is None else names[id(places.weight)],
-        pad=encoder.pad,
-        special=specials(encoder),
-        length=encoder.length,
-        opens=opening(encoder),
-        unknown=encoder.unknown,
-    )
-
-
-def specials(encoder: Encoder) -> tuple[int, ...]:
-    """The ids that every sentence has: those of the empty text."""
-    return tuple(encoder.tokenizer("")["input_ids"])
-
-
-def opening(encoder: Encoder) -> int:
-    """How many of :func:`specials` are before the words: of BERT's one, of T5's none."""
-    every, some = specials(encoder), tuple(encoder.tokenizer("a")["input_ids"])
-    fits = (n for n in range(len(every) + 1) if some[:n] == every[:n] and some[len(some) - len(every) + n :] == every[n:])
-    return next(fits, 1)
 
 
 @dataclass(frozen=True, eq=False)

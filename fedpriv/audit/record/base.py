@@ -1,0 +1,211 @@
+"""What an audit reads: the base class of its sources, and the messages that they hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from fedpriv.attacks.core.altered import UNALTERED, Altered
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel
+from fedpriv.attacks.core.status import Reason
+from fedpriv.attacks.inference.labels import Samples
+from fedpriv.audit.results import Part, Sender, Statistic
+from fedpriv.models.text.pretrained import Encoder
+from fedpriv.samples import Modality
+from fedpriv.wire.coding import is_model
+
+PublicImages = tuple[Tensor, Tensor] | tuple[None, None]
+"""Images ``(m, C, H, W)`` in [0, 1] and their labels ``(m,)``, or none."""
+SIMULATED: tuple[Part, ...] = ("membership", "shadow clients", "class centres", "single samples")
+"""The parts of an audit that simulate clients."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a client was sent in a round, and what it sent back.
+
+    Attributes:
+        received: the tensors that the client was sent, by the net's names.
+        uploaded: the tensors that it sent back, compressed changes decoded into weights.
+        num_examples: its number of samples as the message states it.
+        altered: the effect of the transforms on the change, by the net's names.
+        parts: how many clients it is the mean of.
+        first_update: whether it is known to be of a client that has had no local update before, as simulated ones have not.
+    """
+
+    round: int
+    client: int
+    received: Mapping[str, Tensor]
+    uploaded: Mapping[str, Tensor]
+    num_examples: int | None
+    altered: Altered = UNALTERED
+    parts: int = 1
+    first_update: bool = False
+
+    @property
+    def of_model(self) -> list[str]:
+        """Names of the tensors of the model that it sent back."""
+        return [name for name in self.uploaded if is_model(name)]
+
+    def simulated(self, uploaded: Mapping[str, Tensor]) -> Message:
+        """The message of a simulated client in its place; itself where that is what it uploaded."""
+        return self if uploaded is self.uploaded else replace(self, uploaded=uploaded, first_update=True)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """The training data behind a message: images ``(n, C, H, W)`` in [0, 1], labels ``(n,)``. Attacks never get it."""
+
+    images: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class PlainChange:
+    """The changes of the parameters that are sent in both directions, by the net's names, as plain steps would have made them.
+
+    Attributes:
+        open: why a correction may still be in them; ``None``: there is none.
+        corrected: whether all of it is.
+    """
+
+    of: Mapping[str, Tensor]
+    open: str | None = None
+    corrected: bool = False
+
+
+class Record:
+    """The messages that an audit reads, what attackers see of them, and the truth to score attacks against.
+
+    A subclass says where they come from: the folder of a run, or one update of any training loop. A message is named by its round
+    and the number of its sender.
+
+    Attributes:
+        name: on the page, and in the names of pictures.
+        modalities: the kinds of the samples; empty for rows of a table.
+        classes: the number of classes.
+        input_shape: of an image ``(C, H, W)``.
+        seed: of controls on the attacked net.
+        encoder: of texts; ``None``: there are none.
+        summed: whether a message is the sum of several clients' uploads.
+        declared: whether the clients' steps and samples are only declared: a message that they do not explain may be of others.
+        cannot_simulate: why the record's clients cannot be simulated; ``None``: they can.
+    """
+
+    name: str
+    modalities: tuple[Modality, ...]
+    classes: int
+    input_shape: tuple[int, ...]
+    seed: int
+    encoder: Encoder | None = None
+    summed: bool = False
+    declared: bool = False
+    cannot_simulate: Reason | None = Reason("not available", "it needs a run, whose clients can be simulated")
+
+    def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
+        """The (round, client) pairs of all messages, ascending; with arguments, of the matching ones."""
+        raise NotImplementedError
+
+    def message(self, round: int, client: int) -> Message:
+        """One message."""
+        raise NotImplementedError
+
+    def rounds(self) -> list[int]:
+        """The rounds of the messages, ascending."""
+        return list(dict.fromkeys(round for round, _ in self.messages()))
+
+    def clients(self, round: int) -> list[int]:
+        """The senders of a round's messages, ascending."""
+        return [client for _, client in self.messages(round)]
+
+    def sender(self, round: int, client: int) -> Sender:
+        """Whose message it is: a client's, or a secure sum of several clients'."""
+        return Sender(client)
+
+    def title(self, round: int, client: int, samples: str, steps: int | None = None) -> str:
+        """A message in tables: its sender, its samples, and how many local steps it took."""
+        return f"round {round}, {self.sender(round, client).named}: {samples}" + (f", {steps} local steps" if steps else "")
+
+    def picture(self, kind: str, round: int, sender: Sender) -> str:
+        """The file name of a picture of reconstructions."""
+        whose = re.sub(r"\W+", "-", sender.named).strip("-")
+        return f"{self.name}-{kind.replace(' ', '-')}-round-{round}-{whose}.png"
+
+    def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
+        """The model's change, or the statistic ``what`` of :meth:`gradients`, as an attacker under that threat model sees it.
+
+        Raises:
+            UsageError: it cannot be read, or the threat model grants what was never sent.
+        """
+        raise NotImplementedError
+
+    def gradients(self, message: Message) -> Sequence[str]:
+        """The statistics of a message that can be attacked as gradients."""
+        return ()
+
+    def steps_behind(self, message: Message, what: str) -> Schedule | None:
+        """The client's steps of whose gradients a statistic is the mean; ``None``: it is of one, or they are not known."""
+        return None
+
+    def started(self, message: Message, what: str = "") -> Mapping[str, Tensor] | None:
+        """The weights at which the client began, by the names of :meth:`observation`, hidden ones too; ``None``: not kept."""
+        raise NotImplementedError
+
+    def plain_change(self, message: Message) -> PlainChange:
+        """The model's change without what the method added to the client's gradients."""
+        raise NotImplementedError
+
+    def trained_apart(self, message: Message) -> bool:
+        """Whether layers that were never sent may have been trained before those that were."""
+        return False
+
+    def truth(self, client: int) -> Truth:
+        """The client's training images, without augmentation."""
+        raise NotImplementedError
+
+    def views(self, round: int, client: int, images: Tensor) -> Tensor | None:
+        """The client's images and the augmented views of its local update ``(n, V, C, H, W)``; ``None``: it does not augment."""
+        return None
+
+    def labels(self, client: int) -> Tensor:
+        """The labels of the client's training data ``(n,)``."""
+        raise NotImplementedError
+
+    def set_guess(self, true: Tensor) -> float | None:
+        """The share of clients whose set of classes is found by naming one set for all; ``None``: it is not known.
+
+        Args:
+            true: the number of the client's samples by class ``(C,)``.
+        """
+        raise NotImplementedError
+
+    def texts(self, client: int) -> Tensor:
+        """Token ids ``(n, L)`` of the client's training data, truncated as in training."""
+        raise NotImplementedError
+
+    def lacking(self, client: int) -> Modality | None:
+        """Of image-text pairs, what the client has none of; ``None``: it has all."""
+        return None
+
+    def public_images(self) -> PublicImages:
+        """Images of the same kind that are no client's."""
+        return None, None
+
+    def public_texts(self) -> Tensor:
+        """Token ids ``(m, L)`` of texts of the same kind that are no client's."""
+        raise NotImplementedError
+
+    def public_samples(self) -> Samples | None:
+        """The same as the net takes them, some of each class, for rules that infer labels; ``None``: there are none."""
+        return None
+
+    def statistics(self) -> tuple[Statistic, ...]:
+        """What was sent besides the layers that give the logits."""
+        return ()
+
+    def not_run(self) -> dict[Part, Reason]:
+        """The parts of an audit that are left out as the record does not allow them, and why."""
+        return {} if self.cannot_simulate is None else dict.fromkeys(SIMULATED, self.cannot_simulate)

@@ -1,0 +1,197 @@
+"""The record of one update of any training loop: a net, what was sent, and the steps and samples that are declared for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from fedpriv.attacks.api import tensors
+from fedpriv.attacks.api.inversion import observed
+from fedpriv.attacks.api.label_rules import balanced
+from fedpriv.attacks.api.user_net import UserNet
+from fedpriv.attacks.core.observation import Observation, Schedule, ThreatModel, copied
+from fedpriv.attacks.core.status import Reason
+from fedpriv.attacks.inference.labels import Samples
+from fedpriv.audit.record.alteration import declared
+from fedpriv.audit.record.base import Message, PlainChange, PublicImages, Record, Truth
+from fedpriv.audit.record.control_differences import in_training, made_up, trains_otherwise
+from fedpriv.audit.record.statistics import MEANINGS, UNKNOWN, kinds, listed, named
+from fedpriv.audit.record.traffic import IN_TRANSIT, has_batch_norm, net_conditions
+from fedpriv.audit.results import AuditedRun, Cost, Part, Sender, Statistic, TensorInfo, Wire
+from fedpriv.wire import Sealed, Transform
+from fedpriv.wire.sealing import CODES
+
+IN_A_RUN = "it is a change since the client's last local update, and only a run says what came before"
+NO_GRADIENT = Reason("does not apply", "they are no gradient of the loss, and no attack on one message reads them")
+
+
+@dataclass(kw_only=True, eq=False)
+class UpdateRecord(Record):
+    """One update, as the message of client 0 in round 1.
+
+    Attributes:
+        model: from images ``(B, C, H, W)`` to logits, with the client's first weights, in the mode in which it trained.
+        net: the same, cut before its head.
+        sent: the gradient of the mean loss or, with a schedule, the change of the weights.
+        besides: what a payload holds besides the model, by the names on the wire.
+        payload: which held the update; ``None``: it was none.
+        data: the samples that the client trained on.
+        mean, std: of the normalisation, by channel.
+        public: images of the same kind, and their labels.
+        transforms: what the update is known to have gone through.
+    """
+
+    name: str
+    seed: int
+    model: nn.Module
+    net: UserNet
+    sent: tensors.Message
+    besides: Mapping[str, Tensor]
+    payload: Sealed | None
+    data: Truth
+    schedule: Schedule | None
+    mean: Sequence[float] = (0.0,)
+    std: Sequence[float] = (1.0,)
+    public: PublicImages = (None, None)
+    transforms: Sequence[Transform] = ()
+
+    def __post_init__(self) -> None:
+        self.modalities, self.declared = ("image",), True
+        self.classes, self.input_shape = self.net.classes, tuple(self.data.images.shape[1:])
+
+    def messages(self, round: int | None = None, client: int | None = None) -> list[tuple[int, int]]:
+        """The one message."""
+        return [(1, 0)]
+
+    def message(self, round: int, client: int) -> Message:
+        """The update; a gradient stands in the place of new weights."""
+        received = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        return Message(round, client, received, {**self.sent.parameters, **self.besides}, len(self.data.labels))
+
+    def title(self, round: int, client: int, samples: str, steps: int | None = None) -> str:
+        return f"{self.name}: {samples}"
+
+    def picture(self, kind: str, round: int, sender: Sender) -> str:
+        return "update.png"
+
+    def observation(self, message: Message, threat: ThreatModel, what: str = "") -> Observation:
+        if what:
+            seen = self._observed(named(message.uploaded, what), threat, None)
+            return replace(seen, net=seen.net.eval())
+        seen = self._observed(self.sent.parameters, threat, self.schedule)
+        altered = declared(seen.shared, self.transforms)
+        return replace(seen, control_differences=self._differences, altered=altered, statistics=dict(self.besides))
+
+    def _observed(self, sent: Mapping[str, Tensor], threat: ThreatModel, schedule: Schedule | None) -> Observation:
+        return observed(
+            self.model, self.net, sent, threat, input_shape=self.input_shape, n=len(self.data.labels),
+            schedule=schedule, mean=self.mean, std=self.std,
+        )  # fmt: skip
+
+    @cached_property
+    def _differences(self) -> tuple[str, ...]:
+        """In what the message differs from those of every attack's controls, a clause each."""
+        net = copied(self.model).cpu().float()
+        clauses = in_training(net, trains_otherwise(net, made_up(self.input_shape)))
+        known = {str(transform) for transform in self.transforms}
+        unknown = [name for name in self._applied if name not in known and not name.startswith("mask(")]  # a mask is seen
+        if unknown:
+            clauses.append(f"the update went through {', '.join(unknown)}, whose effect attacks do not know (transforms=...)")
+        return tuple(clauses)
+
+    @property
+    def _applied(self) -> tuple[str, ...]:
+        return () if self.payload is None else tuple(self.payload.transforms)
+
+    def gradients(self, message: Message) -> list[str]:
+        """Only whole ones."""
+        return self._kinds("whole")
+
+    def _kinds(self, gradient: str) -> list[str]:
+        """The kinds of statistics that are such a gradient."""
+        return [what for what in kinds(self.besides) if MEANINGS.get(what, UNKNOWN).gradient == gradient]
+
+    def started(self, message: Message, what: str = "") -> Mapping[str, Tensor]:
+        return self._observed(self.sent.parameters, ThreatModel(top="current"), self.schedule).weights
+
+    def plain_change(self, message: Message) -> PlainChange:
+        """The update itself."""
+        return PlainChange(self.sent.parameters)
+
+    def truth(self, client: int) -> Truth:
+        return self.data
+
+    def labels(self, client: int) -> Tensor:
+        return self.data.labels
+
+    def set_guess(self, true: Tensor) -> float:
+        """Of other clients nothing is known: any set of as many classes."""
+        return 1 / math.comb(self.classes, int((true > 0).sum()))
+
+    def public_images(self) -> PublicImages:
+        return self.public
+
+    def public_samples(self) -> Samples | None:
+        images, labels = self.public
+        if images is None or labels is None:
+            return None
+        chosen = balanced(labels.cpu(), self.classes)
+        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.mean, self.std))
+        return Samples((images.cpu().float()[chosen] - mean) / std, labels.cpu()[chosen])
+
+    def statistics(self) -> tuple[Statistic, ...]:
+        return () if self.payload is None else listed([self.payload.schema], {})
+
+    def not_run(self) -> dict[Part, Reason]:
+        parts = super().not_run()
+        if "centers" not in kinds(self.besides):
+            parts["class centres"] = Reason("not available", "an update alone names none")
+        if self.sent.buffers:
+            parts["buffers"] = NO_GRADIENT
+        if changes := self._kinds("change"):
+            parts["statistics"] = Reason("not available", f"{', '.join(changes)}: {IN_A_RUN}")
+        return parts
+
+    def facts(self) -> AuditedRun:
+        """What the update says without attacks."""
+        wire = tuple(self._tensors())
+        return AuditedRun(
+            is_update=True,
+            name=self.name,
+            run_id=self.name,
+            method="one update",
+            title="One update of a training loop",
+            dataset=f"images of {'x'.join(map(str, self.input_shape))}",
+            model=type(self.model).__name__,
+            modalities=self.modalities,
+            seed=self.seed,
+            defence=self._applied,
+            cost=Cost(bytes_up=sum(tensor.bytes for tensor in wire if tensor.up)),
+            wire=Wire(wire),
+            server_knows=(
+                "has the message and the weights that the client began with",
+                "knows the architecture, the number of samples and the schedule that was given",
+            ),
+            outsider_knows=IN_TRANSIT,
+            conditions=net_conditions(self.net.split),
+            batch_norm=has_batch_norm(self.net.split),
+        )
+
+    def _tensors(self) -> Iterator[TensorInfo]:
+        for name, parameter in self.model.named_parameters():
+            role = "head" if name.startswith(f"{self.net.head}.") else "encoder"
+            yield _listed(name, role, parameter.detach().float(), name in self.sent.parameters)
+        for name, tensor in self.sent.buffers.items():
+            yield _listed(name, "buffer", tensor, True)
+
+
+def _listed(name: str, role: str, tensor: Tensor, up: bool) -> TensorInfo:
+    code = next((code for code, dtype in CODES.items() if dtype == tensor.dtype), str(tensor.dtype))
+    return TensorInfo(
+        name=name, role=role, dtype=code, shape=tuple(tensor.shape), bytes=tensor.nbytes, up=up, down=True, broadcast=False
+    )
