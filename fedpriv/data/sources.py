@@ -79,7 +79,7 @@ def load_data(data: DataConfig) -> Dataset:
     if images is None and data.pixels != "standardised":
         raise UsageError(f"data.pixels={data.pixels} is for images, and {source.name} has none")
     mean, std = _scaling(data, source, images[0]) if images else ((), ())
-    found = Dataset(
+    dataset = Dataset(
         name=source.name,
         train_labels=torch.from_numpy(opened.train_labels),
         test_labels=torch.from_numpy(opened.test_labels),
@@ -94,11 +94,11 @@ def load_data(data: DataConfig) -> Dataset:
         owners=opened.owners,
         said=tuple(opened.notes),
     )
-    if data.name not in _SOURCES and (both := found.repeated()):
-        tested = len(found.test_labels)
-        said = f"{both:,} of the {tested:,} test samples are training samples, too, so accuracies are higher than on new ones"
-        found = replace(found, said=(*found.said, said))
-    return found
+    if data.name not in _SOURCES and (both := dataset.repeated()):
+        tested = len(dataset.test_labels)
+        overlap = f"{both:,} of the {tested:,} test samples are training samples, too, so accuracies are higher than on new ones"
+        dataset = replace(dataset, said=(*dataset.said, overlap))
+    return dataset
 
 
 def _scaling(data: DataConfig, source: Source, images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -279,12 +279,12 @@ def hub_source(
                 "or connect to the hub once"
             )
             tables = open_hub(hub_id, name, splits, hint)
-        found = columns or find_columns(tables[0])
+        columns_read = columns or find_columns(tables[0])
         there = tables[0].features
-        for column in found.read:
+        for column in columns_read.read:
             if column not in there:
                 raise UsageError(f"{tables[0].origin} has no column {column!r}; its columns are: {', '.join(there)}")
-        return assemble(name, tables, found, mode, choice)
+        return assemble(name, tables, columns_read, mode, choice)
 
     return open_
 

@@ -101,7 +101,10 @@ def find_columns(
         what = f"texts of column {text}" if image is None else f"images of column {image}"
         notes = (f"the samples are the {what}; not used: {', '.join(unused)}",)
     if vector and label is not None:
-        notes = (*_on_label(table, label, guessed=guessed, others=[one for one in vector if not array_shape(table, one)]), *notes)
+        notes = (
+            *_on_label(table, label, guessed=guessed, others=[name for name in vector if not array_shape(table, name)]),
+            *notes,
+        )
     missing = "label" if label is None else None
     if image is None and text is None and not vector:
         missing = "image or text"

@@ -112,10 +112,10 @@ def choose_features(
 
 def _owners(table: Table, client: str | None) -> list[NDArray[np.int64]]:
     """The number of each row's owner ``(N,)``, by each way to tell owners apart: the clients' folders, and a column."""
-    found = [table.owners()] if isinstance(table, Joined) else []
+    owners = [table.owners()] if isinstance(table, Joined) else []
     if client is not None:
-        found.append(np.unique([str(value) for value in table.column(client).to_pylist()], return_inverse=True)[1])
-    return found
+        owners.append(np.unique([str(value) for value in table.column(client).to_pylist()], return_inverse=True)[1])
+    return owners
 
 
 def is_text(values: pa.ChunkedArray) -> bool:
@@ -140,10 +140,10 @@ def _arrays(rows: Rows, name: str) -> NDArray[np.floating[Any]]:
     table, places = rows
     column, shape = table.column(name).take(places), array_shape(table, name)
     parts = [np.stack(chunk.to_numpy(zero_copy_only=False)) for chunk in column.chunks if len(chunk)]
-    found = np.concatenate(parts).reshape(-1, *shape)
-    if (odd := np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(1))).size:
+    rows = np.concatenate(parts).reshape(-1, *shape)
+    if (odd := np.flatnonzero(~np.isfinite(rows.reshape(len(rows), -1)).all(1))).size:
         raise UsageError(f"{table.at(int(places[odd[0]]))}: column {name!r} holds a NaN or an infinity; mend it, or leave it out")
-    return found
+    return rows
 
 
 def _by_channel(train: Rows, test: Rows, name: str) -> tuple[Tensor, Tensor]:
@@ -177,17 +177,17 @@ def vectors(train: Rows, test: Rows, features: Sequence[str]) -> tuple[Tensor, T
     parts: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     for name in features:
         (seen, rows), (unseen, test_rows) = ((table.column(name), rows) for table, rows in (train, test))
-        one, other = numbers_of(seen), numbers_of(unseen)
-        if (one is None) != (other is None) and unseen.null_count < len(unseen):
+        numbers, other = numbers_of(seen), numbers_of(unseen)
+        if (numbers is None) != (other is None) and unseen.null_count < len(unseen):
             raise UsageError(f"{test[0].origin}: column {name!r} is {unseen.type}, and {seen.type} in {train[0].origin}")
-        if one is not None:
+        if numbers is not None:
             other = other or Numbers(np.full(len(unseen), np.nan))
-            if units_differ(one, other):
+            if units_differ(numbers, other):
                 raise UsageError(
                     f"{test[0].origin}: column {name!r} is written as {other.unit or 'plain numbers'}, and as "
-                    f"{one.unit or 'plain numbers'} in {train[0].origin}"
+                    f"{numbers.unit or 'plain numbers'} in {train[0].origin}"
                 )
-            parts.append(_scaled(_finite(one, name, train[0])[rows], _finite(other, name, test[0])[test_rows]))
+            parts.append(_scaled(_finite(numbers, name, train[0])[rows], _finite(other, name, test[0])[test_rows]))
         else:
             parts.append(_coded([*seen.take(rows).to_pylist()], [*unseen.take(test_rows).to_pylist()]))
     first, second = (np.concatenate(columns, axis=1).astype(np.float32) for columns in zip(*parts, strict=True))
@@ -243,7 +243,7 @@ def _are_row_numbers(name: str, values: pa.ChunkedArray, owners: Sequence[NDArra
     numbers = values.to_numpy()
     if len(np.unique(numbers)) <= MOST_LEVELS:  # a month, or whether a patient was treated in that visit, says more than a place
         owners = ()
-    return any(_number_rows(numbers, one) for one in (np.zeros(len(numbers), dtype=np.int64), *owners))
+    return any(_number_rows(numbers, groups) for groups in (np.zeros(len(numbers), dtype=np.int64), *owners))
 
 
 def _number_rows(numbers: NDArray[np.integer[Any]], owners: NDArray[np.int64]) -> bool:
@@ -267,7 +267,7 @@ def _number_rows(numbers: NDArray[np.integer[Any]], owners: NDArray[np.int64]) -
 
 def _finite(numbers: Numbers, name: str, table: Table) -> NDArray[np.float64]:
     """``(N,)`` with NaN where a number is missing."""
-    found = numbers.values
-    if (infinite := np.flatnonzero(np.isinf(found))).size:
-        raise UsageError(f"{table.at(infinite[0])}: column {name!r} is {found[infinite[0]]}")
-    return found
+    values = numbers.values
+    if (infinite := np.flatnonzero(np.isinf(values))).size:
+        raise UsageError(f"{table.at(infinite[0])}: column {name!r} is {values[infinite[0]]}")
+    return values
