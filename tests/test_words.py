@@ -1,4 +1,5 @@
-"""Names are the field's words: variables are named for the thing, and words of our own that the field has one for do not come back."""
+"""Names are the field's words: variables are named for the thing, and words of our own that the field has one for do not come
+back."""
 
 from __future__ import annotations
 
@@ -55,4 +56,5 @@ def test_variables_are_named_for_the_thing() -> None:
 def test_retired_words_do_not_come_back() -> None:
     assert not places(set(RETIRED))
     modules = {path.stem for path in SOURCES}
-    assert not modules & (set(RETIRED) | {"asked", "called", "dealing", "far_clients", "home", "idle_keys", "leaving", "outside", "own"})
+    assert not modules & (set(RETIRED) | {"asked", "called", "dealing", "far_clients", "home", "idle_keys", "leaving", "outside",
+    "own"})

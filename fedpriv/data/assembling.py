@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedpriv.data.dataset import Opened, Texts, Values
+from fedpriv.data.dataset import Opened, TableRows, Texts, Values
 from fedpriv.data.labels import read_labels, spellings
 from fedpriv.data.subsets import at_most, hold_out
 from fedpriv.data.tables.columns import Columns
@@ -126,12 +126,11 @@ def assemble(
         train, test = (_texts(table, columns.text, rows) for table, rows in parts)
         return train, test
 
-    def vectors() -> tuple[Tensor, Tensor]:
-        from fedpriv.data.user_data.vectors import PUBLIC
-        from fedpriv.data.user_data.vectors import vectors as of_columns
+    def vectors() -> TableRows:
+        from fedpriv.data.user_data.vectors import PUBLIC, encode_tables
 
         notes.append(PUBLIC)
-        return of_columns(parts[0], parts[1], columns.features)
+        return encode_tables(parts[0], parts[1], columns.features)
 
     def column(name: str) -> Values:
         if name not in tables[0].features:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedpriv.config import DataConfig
 from fedpriv.data.assembling import SampleChoice, assemble
-from fedpriv.data.dataset import Dataset, Opened, Source, Texts, Values
+from fedpriv.data.dataset import Dataset, Opened, Source, TableRows, Texts, Values
 from fedpriv.data.disaster import open_disaster
 from fedpriv.data.subsets import hold_out, in_proportion
 from fedpriv.data.synthetic_pairs import open_synthetic
@@ -75,7 +75,7 @@ def load_data(data: DataConfig) -> Dataset:
     source, opened = _find(data.name, data), open_data(data)
     images = opened.images and opened.images(data.image_size or opened.suggests.get("data.image_size"))
     texts = opened.texts and opened.texts()
-    vectors = opened.vectors and opened.vectors()
+    rows = opened.vectors() if opened.vectors else None
     if images is None and data.pixels != "standardised":
         raise UsageError(f"data.pixels={data.pixels} is for images, and {source.name} has none")
     mean, std = _scaling(data, source, images[0]) if images else ((), ())
@@ -87,7 +87,8 @@ def load_data(data: DataConfig) -> Dataset:
         default_model=source.default_model or _usual_model(opened, images and tuple(images[0].shape[1:])),
         images=images,
         texts=texts,
-        vectors=vectors,
+        vectors=None if rows is None else (rows.train, rows.test),
+        columns=() if rows is None else rows.columns,
         mean=mean,
         std=std,
         suggests=opened.suggests,
@@ -191,10 +192,10 @@ def _limited(opened: Opened, limit: int | None, test_limit: int | None) -> Opene
         train, test = opened.texts()
         return tuple(train[i] for i in kept), tuple(test[i] for i in tested)
 
-    def vectors() -> tuple[Tensor, Tensor]:
+    def vectors() -> TableRows:
         assert opened.vectors is not None
-        train, test = opened.vectors()
-        return train[kept], test[tested]
+        train, test, columns = opened.vectors()
+        return TableRows(train[kept], test[tested], columns)
 
     def column(name: str) -> Values:
         assert opened.column is not None

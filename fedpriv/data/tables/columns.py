@@ -143,7 +143,7 @@ def _check_named(
 
 def _are_levels(values: pa.ChunkedArray) -> bool:
     """Whether a column has so few distinct values that it is a category."""
-    from fedpriv.data.user_data.vectors import MOST_LEVELS
+    from fedpriv.data.encoding import MOST_LEVELS
 
     return len(values.unique()) <= MOST_LEVELS
 
